@@ -1,0 +1,1 @@
+"""Tensor mathematics only: no clock, files, network, devices or global random state."""

@@ -1,0 +1,44 @@
+"""Errors a user may see. Each says what is wrong, what was given, and the nearest right thing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OffbeatError(Exception):
+    """Base of every error offbeat raises on purpose; the command line prints it as one line."""
+
+
+class ConfigError(OffbeatError, ValueError):
+    """A setting that cannot be meant: unknown name, wrong type, impossible value."""
+
+
+class ProtocolError(OffbeatError):
+    """A strategy asked for something illegal; nothing of that answer was carried out."""
+
+
+class DataError(OffbeatError, ValueError):
+    """Data that cannot be used: missing, damaged, empty, out of range."""
+
+
+class CheckpointError(OffbeatError):
+    """A checkpoint that cannot be written or read."""
+
+
+class RunError(OffbeatError):
+    """A run that cannot start or go on."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Check a hyper-parameter; the message names it, its value and its range."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    names = sorted(choices)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    return ConfigError(f"unknown {what} {name!r}: {hint}")

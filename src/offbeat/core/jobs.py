@@ -1,0 +1,101 @@
+"""A job is a pure function: (base, work, rule memory, how much data has arrived, random key) -> result.
+
+Purity is what makes it safe to compute a job late, in any process, or twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    ticket: int
+    client: int
+    index: int  # n-th job of this client: with the seed and the client, the random key
+    base: Tensor
+    base_version: int
+    work: LocalWork
+    num_examples: int  # how much of the client's data has arrived
+    memory: Mapping[str, Tensor]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    ticket: int
+    local: Tensor
+    num_examples: int
+    steps: int
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A job that raised."""
+
+    ticket: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlainRule(LocalRule):
+    """The rule of work that names none: the gradient as it is."""
+
+
+PLAIN = PlainRule()
+
+
+class Optimizer(Protocol):
+    def step(self, w: Tensor, d: Tensor, lr: float) -> None:
+        """Move w along -d, in place; w may carry leading client dimensions."""
+        ...
+
+
+def start_job(job: Job, layout: Layout, lr: float) -> LocalJob:
+    """A job as its rule sees it; memory it does not have yet is zero."""
+    rule = job.work.rule or PLAIN
+    start = layout.trainable(job.base)
+    memory = {name: job.memory.get(name, torch.zeros_like(start)) for name in rule.memory}
+    return LocalJob(base=job.base, start=start, layout=layout, lr=lr, extras=job.work.extras, memory=memory)
+
+
+def descend(
+    rule: LocalRule,
+    job: LocalJob,
+    phases: Iterable[Phase],
+    w: Tensor,
+    batches: Callable[[Phase], Iterable[Gradient]],
+    fresh: Callable[[], Optimizer],
+) -> tuple[int, Any]:
+    """Move w in place through all phases; returns (steps taken, the rule's carry). Optimizer state is fresh."""
+    carry = rule.begin(job)
+    steps = 0
+    for phase in phases:
+        optimizer = fresh()
+        lr = job.lr if phase.lr is None else phase.lr
+        frozen = None if phase.slices is None else ~_moving(job, phase.slices)
+        for grad in batches(phase):
+            d, carry = rule.direction(job, w, grad, carry)
+            if frozen is None:
+                optimizer.step(w, d, lr)
+            else:
+                kept = w.clone()
+                optimizer.step(w, d, lr)
+                w.copy_(torch.where(frozen, kept, w))
+            steps += 1
+    return steps, carry
+
+
+def _moving(job: LocalJob, names: tuple[str, ...]) -> Tensor:
+    """Which trainable entries belong to the named slices."""
+    parts = [torch.full((s.stop - s.start,), s.name in names) for s in job.layout.of_kind("param")]
+    return torch.cat(parts).to(job.start.device)

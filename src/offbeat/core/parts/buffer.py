@@ -1,0 +1,36 @@
+"""A running weighted sum of client vectors: what FedAvg averages and FedBuff collects.
+
+Clients are added as they arrive, so the server holds one vector, not one per client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from offbeat.core.parts.statistics import Contributions
+from offbeat.core.vector import Layout
+
+
+@dataclass(slots=True)
+class Buffer:
+    total: Tensor | None = None  # sum of weight * vector
+    weight: float = 0.0
+    count: int = 0
+    statistics: Contributions = field(default_factory=Contributions)
+
+    def add(self, layout: Layout, vector: Tensor, weight: float, local: Tensor) -> None:
+        """Add weight * vector; `local` is the client's model, whose statistics count with the same weight."""
+        if self.total is None:
+            self.total = vector * weight
+        else:
+            self.total.add_(vector, alpha=weight)
+        self.weight += weight
+        self.count += 1
+        self.statistics.add(layout, local, weight)
+
+    def add_delta(self, layout: Layout, base: Tensor, local: Tensor, weight: float) -> None:
+        """Add weight * (local - base)."""
+        self.add(layout, torch.sub(local, base), weight, local)

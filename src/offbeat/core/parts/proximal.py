@@ -1,0 +1,32 @@
+"""The proximal pull of FedProx: a client rule shared by FedProx, FedAsync, FedAT and others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from offbeat.core.errors import require
+from offbeat.core.protocol import Gradient, LocalJob, LocalRule, LocalWork
+
+
+@dataclass(frozen=True)
+class Proximal(LocalRule):
+    """Local loss + (mu / 2) ||w - start||^2: the squared norm, so the gradient gains mu (w - start)."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, f"proximal mu = {self.mu}: must be 0 or more")
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Any) -> tuple[Tensor, Any]:
+        return grad(w).add(w - job.start, alpha=self.mu), carry
+
+
+def with_proximal(work: LocalWork, mu: float) -> LocalWork:
+    """The same work with the pull added; mu = 0 adds nothing and costs nothing."""
+    if mu == 0:
+        return work
+    require(work.rule is None, f"a proximal term of {mu} cannot be added to work that already has the rule {work.rule!r}")
+    return LocalWork(steps=work.steps, epochs=work.epochs, lr=work.lr, rule=Proximal(mu=mu), extras=work.extras)

@@ -1,0 +1,107 @@
+"""Synchronous rounds: sample, wait, close. A synchronous method is one more strategy on the same clock.
+
+A round opens when an instant is over (a timer set for `now`), so that whoever is idle then has the same chance: the
+slowest client of the last round too. It closes when each of its clients is heard or lost, when enough of an
+over-selected sample are heard, or at its deadline. Whoever comes after that is rejected and offered work again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+
+from offbeat.core.draws import sample
+from offbeat.core.errors import require
+from offbeat.core.parts.selection import check_sample, sample_size
+from offbeat.core.protocol import Action, CancelTimer, ClientLost, ClientReady, Event, Reject, SetTimer, TimerFired, UpdateArrived
+
+OPEN, DEADLINE = "round", "deadline"
+
+
+@dataclass(slots=True)
+class Round:
+    """State of the rounds; part of a strategy's state."""
+
+    newcomers: dict[int, None] = field(default_factory=dict)  # clients that were not in World.clients
+    idle: dict[int, None] = field(default_factory=dict)
+    waiting: dict[int, None] = field(default_factory=dict)  # members of the open round not heard yet
+    wanted: int = 0  # answers that close the open round
+    heard: int = 0
+    number: int = 0  # rounds opened so far
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an event means for the rounds."""
+
+    actions: list[Action] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)  # dispatch to these: a round opens
+    counts: bool = False  # this update belongs to the open round
+    closes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    sample: int | float | None = None
+    deadline: float | None = None  # seconds after the round opened
+    over_select: float = 0.0  # sample (1 + this) times as many, close when `sample` are heard
+
+    def __post_init__(self) -> None:
+        check_sample(self.sample)
+        require(self.deadline is None or self.deadline > 0, f"deadline = {self.deadline}: must be a positive number of seconds")
+        require(self.over_select >= 0, f"over_select = {self.over_select}: must be 0 or more")
+
+    def turn(self, rounds: Round, event: Event, clients: Mapping[int, int], seed: int) -> Turn:
+        """Book the event; `clients` are those known at the start."""
+        match event:
+            case ClientReady():
+                rounds.idle[event.client] = None
+                if event.client not in clients:
+                    rounds.newcomers[event.client] = None
+                return Turn(actions=[] if rounds.is_open else [SetTimer(OPEN, event.now)])
+            case UpdateArrived() if event.client in rounds.waiting:
+                del rounds.waiting[event.client]
+                rounds.heard += 1
+                return self._maybe_close(rounds, event.now, counts=True)
+            case UpdateArrived():
+                return Turn(actions=[Reject(event.client, event.ticket, "its round has closed")])
+            case ClientLost(ticket=None):
+                rounds.idle.pop(event.client, None)
+            case ClientLost() if event.client in rounds.waiting:
+                del rounds.waiting[event.client]
+                return self._maybe_close(rounds, event.now, counts=False)
+            case TimerFired(key=key) if key == OPEN and not rounds.is_open and rounds.idle:
+                return self._open(rounds, event.now, len(clients) + len(rounds.newcomers), seed)
+            case TimerFired(key=key) if key == DEADLINE and rounds.is_open:
+                return self._close(rounds, event.now, counts=False)
+        return Turn()
+
+    def _open(self, rounds: Round, now: float, known: int, seed: int) -> Turn:
+        wanted = sample_size(self.sample, known)
+        asked = ceil(wanted * (1 + self.over_select) - 1e-9)
+        chosen = sample(list(rounds.idle), asked, seed, "round", rounds.number)
+        for client in chosen:
+            del rounds.idle[client]
+            rounds.waiting[client] = None
+        rounds.wanted = min(wanted, len(chosen))
+        rounds.heard = 0
+        rounds.number += 1
+        timer: list[Action] = [] if self.deadline is None else [SetTimer(DEADLINE, now + self.deadline)]
+        return Turn(actions=timer, chosen=chosen)
+
+    def _maybe_close(self, rounds: Round, now: float, *, counts: bool) -> Turn:
+        if rounds.heard >= rounds.wanted or not rounds.waiting:
+            return self._close(rounds, now, counts=counts)
+        return Turn(counts=counts)
+
+    def _close(self, rounds: Round, now: float, *, counts: bool) -> Turn:
+        rounds.waiting.clear()
+        rounds.wanted = 0
+        actions: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE)]
+        # the last member is ready again within this instant; the next round waits for it
+        return Turn(actions=[*actions, SetTimer(OPEN, now)], counts=counts, closes=True)

@@ -1,0 +1,140 @@
+"""Who gets work next when clients are served one by one: all at once, or at most C in flight.
+
+With a limit, a seat that falls free is filled uniformly among the clients that are idle and reachable once this
+instant is over (a timer set for `now`): without waiting for it the first to be chosen would always be the lowest ids.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from math import ceil
+
+from offbeat.core.draws import below
+from offbeat.core.errors import require
+from offbeat.core.protocol import Action, ClientLost, ClientReady, Event, SetTimer, TimerFired, UpdateArrived
+
+SELECT = "select"
+
+
+@dataclass(slots=True)
+class Pool:
+    """Idle clients: add, remove and draw in constant time."""
+
+    members: array[int] = field(default_factory=lambda: array("q"))
+    place: dict[int, int] = field(init=False, repr=False)  # client -> its position; rebuilt, never saved
+
+    def __post_init__(self) -> None:
+        self.place = {client: i for i, client in enumerate(self.members)}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def add(self, client: int) -> None:
+        if client not in self.place:
+            self.place[client] = len(self.members)
+            self.members.append(client)
+
+    def remove(self, client: int) -> None:
+        """Take a client out; one that is not here is nothing (it left before it was ready)."""
+        at = self.place.pop(client, None)
+        if at is None:
+            return
+        last = self.members.pop()
+        if last != client:
+            self.members[at] = last
+            self.place[last] = at
+
+    def draw(self, at: int) -> int:
+        client = self.members[at]
+        self.remove(client)
+        return client
+
+
+@dataclass(slots=True)
+class Seats:
+    """State of the selection; part of a strategy's state."""
+
+    idle: Pool = field(default_factory=Pool)
+    flying: int = 0
+    draws: int = 0
+    held: dict[int, bool] = field(default_factory=dict)  # not served until released -> is it ready?
+
+
+def check_limit(concurrency: int | None) -> None:
+    require(concurrency is None or concurrency >= 1, f"concurrency = {concurrency}: at least 1 client in flight, or none for no limit")
+
+
+def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tuple[list[int], list[Action]]:
+    """The clients to dispatch to now, and the timer that may be needed to choose them fairly."""
+    match event:
+        case UpdateArrived():
+            seats.flying -= 1
+        case ClientReady() if event.client in seats.held:
+            seats.held[event.client] = True
+            return [], []
+        case ClientReady():
+            return _serve(seats, [event.client], limit, event.now)
+        case ClientLost(ticket=None) if event.client in seats.held:
+            seats.held[event.client] = False
+        case ClientLost(ticket=None):
+            seats.idle.remove(event.client)
+        case ClientLost():
+            seats.flying -= 1
+        case TimerFired(key=key) if key == SELECT and limit is not None:
+            return _fill(seats, limit, seed), []
+    return [], _select_soon(seats, limit, event.now)
+
+
+def hold(seats: Seats, client: int) -> None:
+    """Do not serve this client until `release`."""
+    seats.held[client] = False
+
+
+def release(seats: Seats, limit: int | None, now: float) -> tuple[list[int], list[Action]]:
+    """Serve the held clients that are ready; the others are served when they become so."""
+    ready = [client for client, is_ready in seats.held.items() if is_ready]
+    seats.held.clear()
+    return _serve(seats, ready, limit, now)
+
+
+def stalled(seats: Seats) -> bool:
+    """Only held clients are left: without a release nobody would ever answer again."""
+    return bool(seats.held) and seats.flying == 0 and len(seats.idle) == 0
+
+
+def _serve(seats: Seats, clients: list[int], limit: int | None, now: float) -> tuple[list[int], list[Action]]:
+    if limit is None:
+        seats.flying += len(clients)
+        return clients, []
+    for client in clients:
+        seats.idle.add(client)
+    return [], _select_soon(seats, limit, now)
+
+
+def _select_soon(seats: Seats, limit: int | None, now: float) -> list[Action]:
+    wanted = limit is not None and seats.flying < limit and len(seats.idle) > 0
+    return [SetTimer(SELECT, now)] if wanted else []
+
+
+def _fill(seats: Seats, limit: int, seed: int) -> list[int]:
+    chosen: list[int] = []
+    while seats.flying < limit and len(seats.idle) > 0:
+        chosen.append(seats.idle.draw(below(len(seats.idle), seed, "selection", seats.draws)))
+        seats.draws += 1
+        seats.flying += 1
+    return chosen
+
+
+def sample_size(sample: int | float | None, known: int) -> int:
+    """How many clients a round samples: a number, a share of the known clients, or all (None)."""
+    if sample is None:
+        return known
+    return max(1, ceil(sample * known - 1e-9)) if isinstance(sample, float) else sample
+
+
+def check_sample(sample: int | float | None) -> None:
+    if isinstance(sample, float):
+        require(0 < sample <= 1, f"sample = {sample}: a share lies in (0, 1]; a number of clients is a whole number")
+    else:
+        require(sample is None or sample >= 1, f"sample = {sample}: at least 1 client a round")

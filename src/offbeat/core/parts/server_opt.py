@@ -1,0 +1,73 @@
+"""Server optimizers: what is done with the aggregated direction d (ascent sign: w + d is plain averaging).
+
+Only trainable entries are adapted; statistics are written afterwards by the `statistics` part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from offbeat.core.errors import require
+
+
+class ServerOptimizer(Protocol):
+    def step(self, memory: Memory, w: Tensor, d: Tensor) -> Tensor:
+        """The next model, a new tensor."""
+        ...
+
+
+@dataclass(slots=True)
+class Memory:
+    """What an optimizer carries from step to step; part of a strategy's state."""
+
+    first: Tensor | None = None
+    second: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"server lr = {self.lr}: must be positive")
+
+    def step(self, memory: Memory, w: Tensor, d: Tensor) -> Tensor:
+        return w.add(d, alpha=self.lr)
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """FedAvgM's: vel := mu vel + d; w := w + vel. No (1 - mu) factor, no Nesterov."""
+
+    mu: float = 0.9
+
+    def __post_init__(self) -> None:
+        require(0 <= self.mu < 1, f"server momentum mu = {self.mu}: must lie in [0, 1)")
+
+    def step(self, memory: Memory, w: Tensor, d: Tensor) -> Tensor:
+        memory.first = d.clone() if memory.first is None else memory.first.mul(self.mu).add_(d)
+        return w + memory.first
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """FedAdam's: no bias correction, and the second moment starts at tau^2."""
+
+    lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0 and self.tau > 0, f"server Adam lr = {self.lr}, tau = {self.tau}: both must be positive")
+        require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, f"server Adam beta1 = {self.beta1}, beta2 = {self.beta2}: both lie in [0, 1)")
+
+    def step(self, memory: Memory, w: Tensor, d: Tensor) -> Tensor:
+        m = d.mul(1 - self.beta1) if memory.first is None else memory.first.mul(self.beta1).add_(d, alpha=1 - self.beta1)
+        s = d.new_full(d.shape, self.tau**2) if memory.second is None else memory.second
+        s = s.mul(self.beta2).addcmul_(d, d, value=1 - self.beta2)
+        memory.first, memory.second = m, s
+        return w.addcdiv(m, s.sqrt().add_(self.tau), value=self.lr)

@@ -1,0 +1,51 @@
+"""Buffers and counters, merged in one way by every method.
+
+BatchNorm's running statistics are values, not directions: they are averaged with the method's own non-negative
+weights and mixed into the server's, never projected, never in a norm. torch.lerp stays between its end points even
+in floating point, so a running mean made of lerps never leaves the hull of its contributors. Counters take the
+maximum over the contributors and the server's own value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offbeat.core.vector import Layout
+
+
+def mix(layout: Layout, new: Tensor, server: Tensor, local: Tensor, omega: float) -> None:
+    """Write the statistics of `new` (not published yet): buffers (1 - omega) server + omega local, counters max."""
+    if layout.plain:
+        return
+    omega = min(max(omega, 0.0), 1.0)
+    for a, b in layout.buffers:
+        torch.lerp(server[a:b], local[a:b], omega, out=new[a:b])
+    for a, b in layout.counters:
+        torch.maximum(server[a:b], local[a:b], out=new[a:b])
+
+
+@dataclass(slots=True)
+class Contributions:
+    """The weighted mean of several clients' statistics, gathered one by one."""
+
+    mean: Tensor | None = None  # whole-vector sized; only buffer and counter entries mean anything
+    weight: float = 0.0
+
+    def add(self, layout: Layout, local: Tensor, weight: float) -> None:
+        if layout.plain or weight <= 0:
+            return
+        self.weight += weight
+        if self.mean is None:
+            self.mean = local.clone()
+            return
+        for a, b in layout.buffers:
+            self.mean[a:b].lerp_(local[a:b], weight / self.weight)
+        for a, b in layout.counters:
+            torch.maximum(self.mean[a:b], local[a:b], out=self.mean[a:b])
+
+    def write(self, layout: Layout, new: Tensor, server: Tensor, omega: float = 1.0) -> None:
+        """Write the statistics of `new`; without a contribution they stay the server's."""
+        mix(layout, new, server, server if self.mean is None else self.mean, omega)

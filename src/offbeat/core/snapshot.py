@@ -1,0 +1,127 @@
+"""A state as plain data plus tensors, and back: what a checkpoint stores. No pickle, no code in the file.
+
+`pack` turns a value into a JSON-able tree in which each distinct tensor is a number; `unpack` turns it back. Tensors
+shared in the state stay shared. Dataclasses are stored by the name of their class and rebuilt through their
+constructor; only classes of modules that are already imported are found again, so a file cannot make anything run.
+Layouts, worlds and callables are not stored: a restored state takes them from `init(world)`.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import CheckpointError
+from offbeat.core.protocol import World
+from offbeat.core.vector import Layout
+
+Tree = Any  # what json can hold
+Put = Callable[[Tensor], int]  # stores a tensor, returns its number
+Get = Callable[[int], Tensor]
+
+
+class TensorTable:
+    """Tensors by number, each distinct one once."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    def put(self, tensor: Tensor) -> int:
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            number = self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)  # keeps it alive, so its id stays its own
+        return number
+
+    def get(self, number: int) -> Tensor:
+        return self.tensors[number]
+
+
+def pack(value: Any, put: Put) -> Tree:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        return {"$tensor": put(value.detach())} if value.requires_grad else {"$tensor": put(value)}
+    if isinstance(value, list):
+        return [pack(v, put) for v in value]
+    if isinstance(value, tuple):
+        return {"$tuple": [pack(v, put) for v in value]}
+    if isinstance(value, deque):
+        return {"$deque": [pack(v, put) for v in value], "maxlen": value.maxlen}
+    if isinstance(value, array):
+        dtype = torch.float64 if value.typecode in "fd" else torch.int64
+        return {"$array": value.typecode, "tensor": put(torch.tensor(value.tolist(), dtype=dtype))}
+    if isinstance(value, Mapping):
+        return {"$map": [[pack(k, put), pack(v, put)] for k, v in value.items()]}
+    if is_dataclass(value) and not isinstance(value, type):
+        cls = type(value)
+        if "<locals>" in cls.__qualname__:
+            raise CheckpointError(f"{cls.__qualname__} cannot be saved: define the class at the top of its module")
+        body = {f.name: pack(getattr(value, f.name), put) for f in fields(cls) if f.init}
+        return {"$class": f"{cls.__module__}:{cls.__qualname__}", "fields": body}
+    if isinstance(value, (set, frozenset)):
+        raise CheckpointError("a set cannot be saved: its order would not survive; use a dict with None values")
+    raise CheckpointError(f"a {type(value).__name__} cannot be saved in a checkpoint")
+
+
+def unpack(tree: Tree, get: Get) -> Any:
+    if isinstance(tree, list):
+        return [unpack(v, get) for v in tree]
+    if not isinstance(tree, dict):
+        return tree
+    match tree:
+        case {"$tensor": int(number)}:
+            return get(number)
+        case {"$tuple": list(items)}:
+            return tuple(unpack(v, get) for v in items)
+        case {"$deque": list(items), "maxlen": maxlen}:
+            return deque((unpack(v, get) for v in items), maxlen)
+        case {"$array": str(code), "tensor": int(number)}:
+            return array(code, get(number).tolist())
+        case {"$map": list(pairs)}:
+            return {unpack(k, get): unpack(v, get) for k, v in pairs}
+        case {"$class": str(name), "fields": dict(body)}:
+            return _find_class(name)(**{k: unpack(v, get) for k, v in body.items()})
+    raise CheckpointError(f"unreadable entry in a checkpoint: {str(tree)[:80]}")
+
+
+def pack_state(state: Any, put: Put) -> Tree:
+    """A strategy's state, field by field, without what comes from `init`."""
+    return {f.name: pack(value, put) for f in fields(state) if not _from_init(value := getattr(state, f.name))}
+
+
+def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
+    """Fill a state just made by `init(world)` with the saved fields."""
+    for name, saved in tree.items():
+        value = unpack(saved, get)
+        held = getattr(fresh, name)
+        if isinstance(held, MutableMapping) and not isinstance(held, dict):
+            held.clear()  # a store of the engine's: keep the store, take the contents
+            held.update(value)
+        else:
+            setattr(fresh, name, value)
+    return fresh
+
+
+def _from_init(value: Any) -> bool:
+    known_clients = isinstance(value, Mapping) and not isinstance(value, MutableMapping)
+    plain_function = callable(value) and not is_dataclass(value) and not isinstance(value, Tensor)
+    return isinstance(value, (Layout, World)) or known_clients or plain_function
+
+
+def _find_class(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise CheckpointError(f"the checkpoint holds a {name}, which this program does not have")
+    return found

@@ -1,0 +1,31 @@
+"""What an engine that simulates asks of the world its clients live in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from offbeat.core.protocol import LocalWork
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """How long one job takes, from dispatch to arrival."""
+
+    duration: float
+    expected: float  # what one would have guessed: time-outs are multiples of it
+    crashes: bool = False  # the client dies on the way and never answers
+
+
+class Surroundings(Protocol):
+    """Pure functions of their arguments: asking twice, or in another order, gives the same answers."""
+
+    def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip: ...
+
+    def next_available(self, client: int, now: float) -> float:
+        """The first time >= now at which the client is reachable; inf if it never is again."""
+        ...
+
+    def num_examples(self, client: int, now: float) -> int:
+        """How much of the client's data has arrived by now."""
+        ...

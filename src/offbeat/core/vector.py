@@ -1,0 +1,192 @@
+"""Flat vectors: every model is one contiguous vector plus a layout that names its slices.
+
+Server arithmetic is then a few passes over memory, whatever the architecture. Slices are told apart by how a
+tensor is registered and by its dtype, never by its name: `param` (trainable float parameters, tied ones once),
+`buffer` (float statistics such as BatchNorm's running mean), `counter` (integers such as num_batches_tracked,
+exact in float32 up to 2^24). Frozen parameters and non-persistent buffers stay in the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.core.errors import ConfigError
+
+Kind = Literal["param", "buffer", "counter"]
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    kind: Kind = "param"
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ConfigError(f"slice {self.name!r}: kind {self.kind!r} is not one of {get_args(Kind)}")
+        if self.stop - self.start != prod(self.shape):
+            raise ConfigError(f"slice {self.name!r}: {self.stop - self.start} entries do not fill shape {tuple(self.shape)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The slices of a flat vector, in order and without gaps. Params come first when made by `Layout.of`."""
+
+    slices: tuple[Slice, ...]
+    size: int = field(init=False, compare=False)
+    params: tuple[Range, ...] = field(init=False, compare=False)  # merged ranges of each kind
+    buffers: tuple[Range, ...] = field(init=False, compare=False)
+    counters: tuple[Range, ...] = field(init=False, compare=False)
+    plain: bool = field(init=False, compare=False)  # nothing but params: the common, fast case
+
+    def __post_init__(self) -> None:
+        end = 0
+        for s in self.slices:
+            if s.start != end:
+                raise ConfigError(f"slice {s.name!r} starts at {s.start}, expected {end}: slices leave no gap and do not overlap")
+            end = s.stop
+        put = object.__setattr__  # a frozen dataclass fills its derived fields this way
+        put(self, "slices", tuple(self.slices))
+        put(self, "size", end)
+        put(self, "params", self._merged("param"))
+        put(self, "buffers", self._merged("buffer"))
+        put(self, "counters", self._merged("counter"))
+        put(self, "plain", not self.buffers and not self.counters)
+
+    def _merged(self, kind: Kind) -> tuple[Range, ...]:
+        ranges: list[Range] = []
+        for s in self.slices:
+            if s.kind != kind or s.start == s.stop:
+                continue
+            if ranges and ranges[-1][1] == s.start:
+                ranges[-1] = (ranges[-1][0], s.stop)
+            else:
+                ranges.append((s.start, s.stop))
+        return tuple(ranges)
+
+    @property
+    def num_params(self) -> int:
+        return sum(stop - start for start, stop in self.params)
+
+    def of_kind(self, kind: Kind) -> Iterator[Slice]:
+        return (s for s in self.slices if s.kind == kind)
+
+    def trainable(self, vector: Tensor) -> Tensor:
+        """The param entries of a vector: a view where they are contiguous (always, for `Layout.of`)."""
+        if len(self.params) == 1:
+            start, stop = self.params[0]
+            return vector[..., start:stop]
+        return torch.cat([vector[..., a:b] for a, b in self.params], dim=-1)
+
+    def with_trainable(self, vector: Tensor, params: Tensor) -> Tensor:
+        """A copy of `vector` whose param entries are `params`."""
+        out = vector.clone()
+        at = 0
+        for a, b in self.params:
+            out[..., a:b] = params[..., at : at + b - a]
+            at += b - a
+        return out
+
+    @staticmethod
+    def of(module: nn.Module) -> Layout:
+        slices: list[Slice] = []
+        end = 0
+        for kind, name, tensor in _travelling(module):
+            slices.append(Slice(name, tuple(tensor.shape), end, end + tensor.numel(), kind))
+            end += tensor.numel()
+        layout = Layout(tuple(slices))
+        if not layout.params:
+            raise ConfigError(f"{type(module).__name__} has no trainable parameters: nothing to learn")
+        return layout
+
+
+def _travelling(module: nn.Module) -> list[tuple[Kind, str, Tensor]]:
+    """What leaves a client, params first. Registration and dtype decide, names never do."""
+    params: list[tuple[Kind, str, Tensor]] = []
+    dtype: torch.dtype | None = None
+    for name, p in module.named_parameters():  # tied parameters appear once
+        if not p.requires_grad:
+            continue
+        if not p.dtype.is_floating_point:
+            raise ConfigError(f"parameter {name!r} is {p.dtype}: trainable parameters must be real floating point")
+        dtype = dtype or p.dtype
+        if p.dtype != dtype:
+            raise ConfigError(f"parameter {name!r} is {p.dtype}, others are {dtype}: a flat vector has one dtype")
+        params.append(("param", name, p))
+    buffers: list[tuple[Kind, str, Tensor]] = []
+    counters: list[tuple[Kind, str, Tensor]] = []
+    seen: set[int] = set()
+    for prefix, m in module.named_modules():
+        for name, b in m._buffers.items():
+            if b is None or name in m._non_persistent_buffers_set or id(b) in seen:
+                continue
+            seen.add(id(b))
+            full = f"{prefix}.{name}" if prefix else name
+            if b.dtype.is_floating_point:
+                buffers.append(("buffer", full, b))
+            elif not b.dtype.is_complex:
+                counters.append(("counter", full, b))
+            else:
+                raise ConfigError(f"buffer {full!r} is {b.dtype}: complex buffers cannot travel")
+    return params + buffers + counters
+
+
+def flatten(module: nn.Module) -> Tensor:
+    """The module's travelling state as one new vector, in the dtype of its parameters."""
+    entries = _travelling(module)
+    dtype = entries[0][2].dtype
+    return torch.cat([t.detach().reshape(-1).to(dtype) for _, _, t in entries])
+
+
+class Binding:
+    """A module that lives inside one flat vector: its parameters are views, so arithmetic on the vector moves it.
+
+    Buffers and counters are copied in and out, since a module may replace them or keep them in another dtype.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.layout = Layout.of(module)
+        self.vector = flatten(module)
+        self.w = self.layout.trainable(self.vector)  # a view: params come first
+        self.params = [p for p in module.parameters() if p.requires_grad]
+        for s, p in zip(self.layout.of_kind("param"), self.params, strict=True):
+            p.data = self.vector[s.start : s.stop].view(s.shape)
+
+    def put(self, vector: Tensor) -> None:
+        """Make the module hold this vector."""
+        if vector.shape != self.vector.shape:
+            raise ConfigError(f"a vector of shape {tuple(vector.shape)} does not fit a model of {self.layout.size} entries")
+        self.vector.copy_(vector)
+        for s, t in self._statistics():
+            t.copy_(vector[s.start : s.stop].view(s.shape))
+
+    def take(self) -> Tensor:
+        """A copy of what the module holds now."""
+        for s, t in self._statistics():
+            self.vector[s.start : s.stop] = t.reshape(-1).to(self.vector.dtype)
+        return self.vector.clone()
+
+    def _statistics(self) -> list[tuple[Slice, Tensor]]:
+        if self.layout.plain:
+            return []
+        tensors = [t for kind, _, t in _travelling(self.module) if kind != "param"]
+        return list(zip((s for s in self.layout.slices if s.kind != "param"), tensors, strict=True))
+
+
+def state_dict(layout: Layout, vector: Tensor, integers: torch.dtype = torch.int64) -> dict[str, Tensor]:
+    """The vector as a plain state_dict of named tensors."""
+    out: dict[str, Tensor] = {}
+    for s in layout.slices:
+        t = vector[s.start : s.stop].reshape(s.shape).clone()
+        out[s.name] = t.to(integers) if s.kind == "counter" else t
+    return out
