@@ -1,0 +1,74 @@
+"""A heap and a tie-breaker: what is due next in virtual time, and the timers.
+
+Events of one instant are ordered by (time, kind, client): arrivals, losses, clients coming back, timers in the order
+they were set, evaluation. A timer set for `now` therefore fires when everything else of this instant is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+
+ARRIVE, LOST, READY, TIMER, EVALUATE = range(5)  # the order within one instant
+NOBODY = -1
+
+Due = tuple[float, int, int, int]  # (time, kind, client or order of the timer, ticket)
+
+
+@dataclass(slots=True)
+class Clock:
+    now: float = 0.0
+    heap: list[Due] = field(default_factory=list)
+    orders: int = 0
+    live: dict[str, int] = field(default_factory=dict)  # timer key -> its order; a moved or cancelled one is not here
+    keys: dict[int, str] = field(default_factory=dict)  # order -> key
+    at: dict[str, float] = field(default_factory=dict)
+
+    def push(self, at: float, kind: int, who: int, ticket: int = NOBODY) -> None:
+        heappush(self.heap, (at, kind, who, ticket))
+
+    def pop(self, horizon: float) -> Due | None:
+        """Advance to what is due next; None if that lies beyond the horizon or nothing is due any more."""
+        heap = self.heap
+        while heap:
+            due = heap[0]
+            if due[1] == TIMER and due[2] not in self.keys:
+                heappop(heap)  # moved or cancelled
+                continue
+            if due[0] > horizon or (due[1] == EVALUATE and len(heap) == 1):
+                return None
+            heappop(heap)
+            self.now = due[0]
+            return due
+        return None
+
+    @property
+    def over(self) -> bool:
+        """Nothing but evaluations of a model that will not change any more."""
+        return all(due[1] == EVALUATE or (due[1] == TIMER and due[2] not in self.keys) for due in self.heap)
+
+    def set_timer(self, key: str, at: float) -> None:
+        if self.at.get(key) == at:
+            return
+        self.cancel_timer(key)
+        self.live[key] = self.orders
+        self.keys[self.orders] = key
+        self.at[key] = at
+        heappush(self.heap, (at, TIMER, self.orders, NOBODY))
+        self.orders += 1
+
+    def cancel_timer(self, key: str) -> None:
+        """Cancelling an unknown timer is nothing."""
+        order = self.live.pop(key, None)
+        if order is not None:
+            del self.keys[order], self.at[key]
+
+    def fired(self, order: int) -> str:
+        """The key of a timer that was popped; a fired timer is gone."""
+        key = self.keys[order]
+        self.cancel_timer(key)
+        return key
+
+    def next_time(self) -> float:
+        return self.heap[0][0] if self.heap else inf

@@ -1,0 +1,81 @@
+"""When a run ends: after so many virtual seconds, so many updates, or when a metric reaches a target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+from offbeat.core.errors import ConfigError, require
+
+LOWER_IS_BETTER = ("loss", "mae", "mse", "smape")
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A metric and the value it must reach; tested on the evaluation grid."""
+
+    metric: str
+    value: float
+
+    def __post_init__(self) -> None:
+        require(isfinite(self.value), f"target {self.metric}={self.value}: must be a finite number")
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        if self.metric not in metrics:
+            raise ConfigError(f"target metric {self.metric!r} is not measured here: {', '.join(sorted(metrics)) or 'nothing'} is")
+        value = metrics[self.metric]
+        return value <= self.value if self.metric in LOWER_IS_BETTER else value >= self.value
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Whatever comes first. A target alone could run for ever, so seconds or updates bound it."""
+
+    seconds: float | None = None
+    updates: int | None = None
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        positive = self.seconds is None or (self.seconds > 0 and isfinite(self.seconds))
+        require(positive, f"until {self.seconds}s: must be positive and finite")
+        require(self.updates is None or self.updates >= 1, f"until {self.updates} updates: at least 1")
+        if self.seconds is None and self.updates is None:
+            given = f" ({self.target} alone may never be reached)" if self.target else ""
+            raise ConfigError(f"until needs a number of seconds or updates{given}: '3600s', '500updates' or '3600s,acc=0.9'")
+
+    def __str__(self) -> str:
+        seconds = f"{self.seconds:.15g}s" if self.seconds is not None else ""
+        updates = f"{self.updates}updates" if self.updates is not None else ""
+        return ",".join(filter(None, (seconds, updates, str(self.target) if self.target else "")))
+
+
+def parse_until(text: str, bounds: Until | None = None) -> Until:
+    """Read '3600s', '2h', '500updates', 'acc=0.9' or several with commas; a target alone keeps the given bounds."""
+    seconds: float | None = None
+    updates: int | None = None
+    target: Target | None = None
+    for part in filter(None, (p.strip() for p in str(text).split(","))):
+        if match := re.fullmatch(r"(\w+)\s*=\s*([-+.\deE]+)", part):
+            target = Target(match[1], _number(match[2], part))
+        elif match := re.fullmatch(r"([\d_]+)\s*updates?", part):
+            updates = int(match[1])
+        elif match := re.fullmatch(r"([-+.\deE]+)\s*([smhd]?)", part):
+            seconds = _number(match[1], part) * _UNITS[match[2]]
+        else:
+            raise ConfigError(f"until {part!r} is not understood: '3600s', '2h', '500updates', 'acc=0.9', or several with commas")
+    if seconds is None and updates is None and bounds is not None:
+        seconds, updates = bounds.seconds, bounds.updates
+    return Until(seconds=seconds, updates=updates, target=target)
+
+
+def _number(text: str, part: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"until {part!r}: {text!r} is not a number") from None
