@@ -1,0 +1,110 @@
+"""From an experiment to an engine that is ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.client.data import ClientData
+from offbeat.client.evaluation import Evaluator
+from offbeat.client.task import Loss, Task
+from offbeat.client.training import Trainer
+from offbeat.core.protocol import LocalWork, World
+from offbeat.core.vector import Binding, Layout, flatten
+from offbeat.engines.checkpoint import Checkpoints
+from offbeat.engines.gate import Gate
+from offbeat.engines.trace import Trace
+from offbeat.engines.until import Until
+from offbeat.engines.virtual import VirtualEngine
+from offbeat.engines.workers.inline import Inline
+from offbeat.experiment.config import Experiment
+from offbeat.scenario.data import DATASETS
+from offbeat.scenario.delays import Delays
+from offbeat.scenario.surroundings import SimulatedWorld
+
+Evaluate = Callable[[Tensor], Mapping[str, float]]
+POINTS = 50  # evaluations in a run whose grid is not given
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything about an experiment that does not depend on when or where it runs."""
+
+    module: nn.Module
+    world: World
+    surroundings: SimulatedWorld
+    trainer: Trainer
+    evaluator: Evaluate
+    every: float
+
+    @property
+    def layout(self) -> Layout:
+        return self.world.layout
+
+    def state_dict(self, model: Tensor) -> dict[str, Tensor]:
+        """The whole module with this model in it, frozen parameters and all; no tensor shares memory."""
+        binding = Binding(self.module)
+        with torch.no_grad():
+            binding.put(model)
+        return {name: t.detach().clone().contiguous() for name, t in self.module.state_dict().items()}
+
+
+def setup(experiment: Experiment) -> Setup:
+    data = DATASETS[experiment.data]()
+    rows = experiment.partition.split(data.y_train, experiment.clients, experiment.seed)
+    clients = ClientData.shared(data.x_train, data.y_train, rows, num_classes=data.num_classes)
+    module = experiment.model.build(data.input_shape, data.num_classes or 1, experiment.seed)
+    evaluator = Evaluator(module, data.x_test, data.y_test)
+    return assemble(module, clients, evaluator, experiment)
+
+
+def assemble(
+    module: nn.Module, clients: ClientData, evaluator: Evaluate, experiment: Experiment, task: Task | Loss | None = None
+) -> Setup:
+    """Put a module and its clients' data into the experiment's world."""
+    trainer = Trainer(module, clients, experiment.training, task)
+    counts = clients.num_examples
+    surroundings = SimulatedWorld(delays=experiment.delays, counts=counts, seed=experiment.seed, steps=trainer.steps)
+    world = World(model=flatten(module), layout=Layout.of(module), clients=counts, seed=experiment.seed)
+    every = experiment.evaluate_every or _grid(experiment.until, experiment.delays, experiment.seed, surroundings, counts)
+    return Setup(module, world, surroundings, trainer, evaluator, every)
+
+
+def _grid(until: Until, delays: Delays, seed: int, surroundings: SimulatedWorld, counts: Mapping[int, int]) -> float:
+    """A fiftieth of the run, or where its length in seconds is not known, of what its updates would take one by one."""
+    if until.seconds is not None:
+        return until.seconds / POINTS
+    assert until.updates is not None
+    some = list(counts)[:1000]
+    mean = fmean(surroundings.trip(c, 0, LocalWork(), counts[c], 0.0).expected for c in some)
+    return max(until.updates * mean / len(counts) / POINTS, 1e-9)
+
+
+def engine(
+    made: Setup,
+    experiment: Experiment,
+    *,
+    trace: Trace | None = None,
+    checkpoints: Checkpoints | None = None,
+    checkpoint_every: float = 30.0,
+    watch: Callable[[VirtualEngine], None] | None = None,
+) -> VirtualEngine:
+    return VirtualEngine(
+        experiment.strategy,
+        made.world,
+        made.surroundings,
+        Inline(made.trainer),
+        until=experiment.until,
+        evaluate=made.evaluator,
+        every=made.every,
+        gate=Gate(made.layout, made.world.model.dtype, experiment.max_norm),
+        trace=trace,
+        checkpoints=checkpoints,
+        checkpoint_every=checkpoint_every,
+        timeout=experiment.timeout,
+        watch=watch,
+    )

@@ -1,0 +1,69 @@
+"""An experiment is a value: what is trained, by whom, how fast, with which strategy, until when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from offbeat.client.training import Training
+from offbeat.core.errors import require
+from offbeat.core.parts.staleness import STALENESS
+from offbeat.core.protocol import Strategy
+from offbeat.core.strategies import REGISTRY
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.engines.until import Target, Until
+from offbeat.scenario.data import DATASETS
+from offbeat.scenario.delays import DELAYS, Delays, Uniform
+from offbeat.scenario.models import MODELS, Cnn, Model
+from offbeat.scenario.partition import PARTITIONS, Dirichlet, Partition
+from offbeat.scenario.registry import find
+
+# the settings that are a choice by name, wherever they stand: setting -> (name -> class)
+CHOICES: dict[str, Mapping[str, type]] = {
+    "strategy": REGISTRY,
+    "model": MODELS,
+    "partition": PARTITIONS,
+    "delays": DELAYS,
+    "staleness": STALENESS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    name: str = "experiment"
+    data: str = "digits"
+    model: Model = Cnn()
+    clients: int = 20
+    partition: Partition = Dirichlet()
+    delays: Delays = Uniform(low=10.0, high=100.0)
+    training: Training = Training()
+    strategy: Strategy = FedAsync()
+    until: Until = Until(seconds=3600.0)
+    target: Target | None = None  # what "time to target" in a table means; it does not end the run
+    evaluate_every: float | None = None  # virtual seconds; None: a fiftieth of the run
+    max_norm: float | None = None  # admission gate: refuse updates that moved further than this
+    timeout: float = 10.0  # a ticket expires after this many times its expected duration
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        find("data set", DATASETS, self.data)
+        require(self.clients >= 1, f"clients = {self.clients}: at least 1 client is needed")
+        require(self.seed >= 0, f"seed = {self.seed}: must be 0 or more")
+        require(self.timeout > 1, f"timeout = {self.timeout}: must be more than 1 times the expected duration")
+        every = self.evaluate_every
+        require(every is None or (every > 0 and isfinite(every)), f"evaluate_every = {every}: must be a positive number of seconds")
+        require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
+
+
+def name_of(setting: str, value: Any) -> str:
+    """The registry name of a choice."""
+    for name, cls in CHOICES[setting].items():
+        if type(value) is cls:
+            return name
+    return type(value).__name__
+
+
+def strategy_name(experiment: Experiment) -> str:
+    return name_of("strategy", experiment.strategy)

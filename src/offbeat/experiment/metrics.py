@@ -1,0 +1,142 @@
+"""What a run amounts to, read off its trace."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.errors import RunError
+from offbeat.engines.until import Target
+
+ENDS = ("arrive", "refuse", "lost")  # how a ticket ends
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric on the evaluation grid."""
+
+    seconds: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One job: who trained, from when to when, and how it ended ('open': the run ended first)."""
+
+    client: int
+    started: float
+    ended: float
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run in numbers. Times are virtual seconds, bytes are what models and extras would cost on a network."""
+
+    ended: str
+    seconds: float
+    updates: int
+    versions: int
+    metrics: dict[str, float]
+    time_to_target: float | None
+    staleness_mean: float
+    staleness_max: int
+    bytes_down: int
+    bytes_up: int
+    idle_share: float
+    clients: int
+    refused: dict[str, int] = field(default_factory=dict)  # by the gate: reason -> how many
+    rejected: int = 0  # by the strategy
+    lost: int = 0
+    late: int = 0
+    server_seconds: float = nan  # host time inside the strategy
+    wall_seconds: float = nan  # host time of the run, over all its resumes
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def open_trace(path: Path) -> sqlite3.Connection:
+    """A run's trace, for reading only; the run may still be going on."""
+    if not path.is_file():
+        raise RunError(f"{path.parent} is not a run folder: it has no {path.name}")
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        db.execute("SELECT seq FROM trace LIMIT 1")
+    except sqlite3.DatabaseError as error:
+        raise RunError(f"{path} is not a readable trace: {error}") from None
+    return db
+
+
+def curve(db: sqlite3.Connection, metric: str) -> Curve:
+    rows = db.execute("SELECT now, value FROM metrics WHERE key = ? ORDER BY seq", (metric,)).fetchall()
+    return Curve([now for now, _ in rows], [nan if value is None else value for _, value in rows])
+
+
+def metric_names(db: sqlite3.Connection) -> list[str]:
+    return [key for (key,) in db.execute("SELECT key FROM metrics GROUP BY key ORDER BY MIN(rowid)")]
+
+
+def staleness(db: sqlite3.Connection) -> list[int]:
+    """Of every update that arrived, in order."""
+    return [u for (u,) in db.execute("SELECT version - base_version FROM trace WHERE kind = 'arrive' ORDER BY seq")]
+
+
+def spans(db: sqlite3.Connection, end: float) -> list[Span]:
+    """Every job, in the order of dispatch."""
+    started: dict[int, tuple[int, float]] = {}
+    ended: dict[int, tuple[float, str]] = {}
+    for kind, client, ticket, now in db.execute("SELECT kind, client, ticket, now FROM trace WHERE ticket IS NOT NULL ORDER BY seq"):
+        if kind == "dispatch":
+            started[ticket] = (client, now)
+        elif kind in ENDS:
+            ended[ticket] = (now, kind)
+    return [Span(client, now, *ended.get(ticket, (end, "open"))) for ticket, (client, now) in started.items()]
+
+
+def time_to(db: sqlite3.Connection, target: Target | None) -> float | None:
+    """The first point of the grid at which the target is reached."""
+    if target is None:
+        return None
+    points = curve(db, target.metric)
+    return next((now for now, value in zip(points.seconds, points.values, strict=True) if target.reached({target.metric: value})), None)
+
+
+def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None) -> Summary:
+    facts = dict(db.execute("SELECT key, value FROM facts"))
+    last = db.execute("SELECT MAX(now) FROM (SELECT now FROM trace UNION ALL SELECT now FROM metrics)").fetchone()[0] or 0.0
+    stop = db.execute("SELECT now, detail FROM trace WHERE kind = 'stop'").fetchone()
+    seconds, ended = stop if stop else (last, "not finished")
+    kinds = Counter(dict(db.execute("SELECT kind, COUNT(*) FROM trace GROUP BY kind")))
+    moved = dict(db.execute("SELECT kind, SUM(bytes) FROM trace WHERE bytes IS NOT NULL GROUP BY kind"))
+    ages = staleness(db)
+    busy = sum(span.ended - span.started for span in spans(db, seconds))
+    return Summary(
+        ended=ended,
+        seconds=seconds,
+        updates=kinds["arrive"] - kinds["reject"],
+        versions=kinds["commit"],
+        metrics=_last_metrics(db),
+        time_to_target=time_to(db, target),
+        staleness_mean=sum(ages) / len(ages) if ages else 0.0,
+        staleness_max=max(ages, default=0),
+        bytes_down=moved.get("dispatch", 0),
+        bytes_up=moved.get("arrive", 0) + moved.get("late", 0),
+        idle_share=max(0.0, 1 - busy / (clients * seconds)) if clients * seconds else 0.0,
+        clients=clients,
+        refused=dict(db.execute("SELECT detail, COUNT(*) FROM trace WHERE kind = 'refuse' GROUP BY detail ORDER BY 2 DESC")),
+        rejected=kinds["reject"],
+        lost=kinds["lost"],
+        late=kinds["late"],
+        server_seconds=float(facts.get("server_seconds", nan)),
+        wall_seconds=float(facts.get("wall_seconds", nan)),
+    )
+
+
+def _last_metrics(db: sqlite3.Connection) -> dict[str, float]:
+    rows = db.execute("SELECT key, value FROM metrics WHERE seq = (SELECT MAX(seq) FROM metrics) ORDER BY rowid")
+    return {key: nan if value is None else value for key, value in rows}

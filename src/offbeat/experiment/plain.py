@@ -1,0 +1,135 @@
+"""Experiments as plain data and back: what an experiment file holds.
+
+Pydantic checks the leaves; the walk over named choices is ours, so that every mistake gets one line that says where
+it is, what was given and the nearest right name. Impossible values are refused by the settings themselves.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_origin
+
+from offbeat.core.errors import ConfigError, OffbeatError, unknown
+from offbeat.core.protocol import LocalWork
+from offbeat.engines.until import Target, Until, parse_until
+from offbeat.experiment.config import CHOICES, Experiment, name_of
+
+HIDDEN = {LocalWork: ("rule", "extras")}  # code, not settings: a file cannot give them
+TEXT = (Until, Target)  # settings written as one word
+
+
+def to_plain(value: Any, setting: str | None = None) -> Any:
+    """Dataclasses become mappings, choices get their name."""
+    if isinstance(value, TEXT):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = [f.name for f in fields(value) if f.init and f.name not in HIDDEN.get(type(value), ())]
+        body = {name: to_plain(getattr(value, name), name) for name in shown}
+        return {"name": name_of(setting, value), **body} if setting in CHOICES else body
+    if isinstance(value, tuple):
+        return [to_plain(v) for v in value]
+    return value
+
+
+def from_plain(tree: Any) -> Experiment:
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"an experiment file holds settings like 'clients: 20', not a {type(tree).__name__}")
+    made = _build(Experiment, tree, "")
+    assert isinstance(made, Experiment)
+    return made
+
+
+def _build(cls: type, tree: Mapping[str, Any], path: str) -> Any:
+    """Make a dataclass from plain data; `path` says where we are, for the messages."""
+    known = {f.name: f for f in fields(cls) if f.init and f.name not in HIDDEN.get(cls, ())}
+    hints = _hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key not in known:
+            raise ConfigError(f"{path or 'experiment'}: {unknown('setting', str(key), known)}")
+        values[key] = _value(hints[key], key, value, f"{path}.{key}" if path else key)
+    missing = [name for name, f in known.items() if name not in values and f.default is MISSING and f.default_factory is MISSING]
+    if missing:
+        raise ConfigError(f"{path}: {', '.join(missing)} must be given")
+    try:
+        return cls(**values)
+    except OffbeatError as error:
+        raise ConfigError(f"{path}: {error}" if path else str(error)) from None
+
+
+def _value(hint: Any, key: str, value: Any, path: str) -> Any:
+    if key in CHOICES:
+        return _choice(key, value, path)
+    for part in get_args(hint) or (hint,):
+        if part is Until:
+            return _word(parse_until, value, path)
+        if part is Target and value is not None:
+            return _word(_parse_target, value, path)
+        if isinstance(part, type) and is_dataclass(part) and isinstance(value, Mapping):
+            return _build(part, value, path)
+    return _leaf(hint, value, path)
+
+
+def _choice(setting: str, value: Any, path: str) -> Any:
+    """A named choice: 'dirichlet', or {name: dirichlet, alpha: 0.3}."""
+    registry = CHOICES[setting]
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise ConfigError(f"{path}: {value!r} names no {setting}; known: {', '.join(sorted(registry))}")
+    name = value["name"]
+    if name not in registry:
+        raise unknown(setting, name, registry)
+    return _build(registry[name], {k: v for k, v in value.items() if k != "name"}, path)
+
+
+def _word(parse: Any, value: Any, path: str) -> Any:
+    try:
+        return parse(str(value))
+    except OffbeatError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _parse_target(text: str) -> Target:
+    target = parse_until(text, Until(updates=1)).target
+    if target is None:
+        raise ConfigError(f"target {text!r} is not understood: write 'acc=0.9'")
+    return target
+
+
+def _leaf(hint: Any, value: Any, path: str) -> Any:
+    from pydantic import TypeAdapter, ValidationError
+
+    if isinstance(value, bool) and bool not in (get_args(hint) or (hint,)) and hint is not Any:
+        raise ConfigError(f"{path} = {str(value).lower()}: expected {_name(hint)}")
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        choices = _literals(hint)
+        if choices and isinstance(value, str):
+            raise ConfigError(f"{path}: {unknown('value', value, choices)}") from None
+        raise ConfigError(f"{path} = {value!r}: expected {_name(hint)} ({error.errors()[0]['msg'].lower()})") from None
+
+
+def _literals(hint: Any) -> list[str]:
+    if get_origin(hint) is typing.Literal:
+        return [str(v) for v in get_args(hint)]
+    return [name for part in get_args(hint) if get_origin(part) is typing.Literal for name in _literals(part)]
+
+
+def _name(hint: Any) -> str:
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return " or ".join(_name(part) for part in get_args(hint))
+    if get_origin(hint) is typing.Literal:
+        return " or ".join(repr(v) for v in get_args(hint))
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    return words.get(hint, str(hint))
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
