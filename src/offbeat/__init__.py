@@ -1,0 +1,36 @@
+"""Asynchronous federated learning for PyTorch that you can read, simulate and deploy.
+
+    import offbeat
+    result = offbeat.simulate(model, clients=[(x, y), ...], strategy=offbeat.FedBuff(k=5), until="3600s")
+
+Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PUBLIC = {
+    "simulate": "offbeat.experiment.simulate",
+    "Simulation": "offbeat.experiment.simulate",
+    "Experiment": "offbeat.experiment.config",
+    "Training": "offbeat.client.training",
+    "FedAvg": "offbeat.core.strategies.fedavg",
+    "FedAsync": "offbeat.core.strategies.fedasync",
+    "FedBuff": "offbeat.core.strategies.fedbuff",
+    "OffbeatError": "offbeat.core.errors",
+}
+
+__version__ = "0.1.0.dev0"
+__all__ = sorted([*_PUBLIC, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'offbeat' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

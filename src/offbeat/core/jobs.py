@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from offbeat.core.errors import unknown
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 
 
@@ -97,5 +98,9 @@ def descend(
 
 def _moving(job: LocalJob, names: tuple[str, ...]) -> Tensor:
     """Which trainable entries belong to the named slices."""
+    known = [s.name for s in job.layout.of_kind("param")]
+    for name in names:
+        if name not in known:
+            raise unknown("slice", name, known)
     parts = [torch.full((s.stop - s.start,), s.name in names) for s in job.layout.of_kind("param")]
     return torch.cat(parts).to(job.start.device)

@@ -3,7 +3,7 @@
 Server arithmetic is then a few passes over memory, whatever the architecture. Slices are told apart by how a
 tensor is registered and by its dtype, never by its name: `param` (trainable float parameters, tied ones once),
 `buffer` (float statistics such as BatchNorm's running mean), `counter` (integers such as num_batches_tracked,
-exact in float32 up to 2^24). Frozen parameters and non-persistent buffers stay in the module.
+exact in float32 up to 2^24, in bfloat16 up to 256). Frozen parameters and non-persistent buffers stay in the module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -161,6 +161,9 @@ class Binding:
         self.params = [p for p in module.parameters() if p.requires_grad]
         for s, p in zip(self.layout.of_kind("param"), self.params, strict=True):
             p.data = self.vector[s.start : s.stop].view(s.shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Binding, (self.module,)  # a pickled view is a copy: in another process parameters are bound anew
 
     def put(self, vector: Tensor) -> None:
         """Make the module hold this vector."""

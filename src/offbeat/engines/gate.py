@@ -36,19 +36,18 @@ class Gate:
     def inspect(self, answers: Sequence[Result | Failure], open_tickets: Mapping[int, Ticket]) -> list[Verdict]:
         """A verdict for each answer, in order. Nothing raises, whatever was sent."""
         verdicts = [self._shape_of(answer, open_tickets.get(answer.ticket)) for answer in answers]
-        sound = [i for i, verdict in enumerate(verdicts) if isinstance(verdict, Result)]
-        norms = _squared_norms([verdicts[i].local for i in sound])  # type: ignore[union-attr]
-        for i, squared in zip(sound, norms, strict=True):
-            if not isfinite(squared):
-                verdicts[i] = "numbers that are not finite"
-            elif self.max_norm is not None:
-                verdicts[i] = self._bounded(verdicts[i], open_tickets, self.max_norm)  # type: ignore[arg-type]
-        return verdicts
+        vectors = [verdict.local for verdict in verdicts if not isinstance(verdict, str)]
+        norms = iter(_squared_norms(vectors))
+        return [v if isinstance(v, str) else self._number_of(v, next(norms), open_tickets) for v in verdicts]
 
-    def _bounded(self, result: Result, open_tickets: Mapping[int, Ticket], bound: float) -> Verdict:
+    def _number_of(self, result: Result, squared_norm: float, open_tickets: Mapping[int, Ticket]) -> Verdict:
+        if not isfinite(squared_norm):
+            return "numbers that are not finite"
+        if self.max_norm is None:
+            return result
         delta = result.local - open_tickets[result.ticket].base
         moved = float(torch.linalg.vector_norm(self.layout.trainable(delta)))
-        return result if moved <= bound else f"moved by {moved:.4g}, over the bound of {bound:g}"
+        return result if moved <= self.max_norm else f"moved by {moved:.4g}, over the bound of {self.max_norm:g}"
 
     def _shape_of(self, answer: Result | Failure, ticket: Ticket | None) -> Verdict:
         if ticket is None:
@@ -92,7 +91,7 @@ def _squared_norms(vectors: list[Tensor]) -> list[float]:
 
 def _squared_norm(vector: Tensor) -> float:
     if vector.dtype in (torch.float32, torch.float64):
-        return float(torch.dot(vector, vector))
+        return torch.dot(vector, vector).item()
     return float(torch.linalg.vector_norm(vector, dtype=_wide(vector.dtype)).square())
 
 

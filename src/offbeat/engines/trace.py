@@ -95,7 +95,8 @@ class Trace:
         for i in range(0, len(rows), TOGETHER):
             block = rows[i : i + TOGETHER]
             one = "(" + ",".join("?" * len(block[0])) + ")"
-            self.db.execute(f"INSERT INTO {table} VALUES {','.join([one] * len(block))}", list(chain.from_iterable(block)))
+            statement = f"INSERT INTO {table} VALUES {','.join([one] * len(block))}"  # kept prepared by sqlite3
+            self.db.execute(statement, tuple(chain.from_iterable(block)))
 
     def cut(self, seq: int) -> None:
         """Forget everything from `seq` on: what happened after the checkpoint will happen again."""

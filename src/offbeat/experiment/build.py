@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -47,10 +48,10 @@ class Setup:
 
     def state_dict(self, model: Tensor) -> dict[str, Tensor]:
         """The whole module with this model in it, frozen parameters and all; no tensor shares memory."""
-        binding = Binding(self.module)
+        binding = Binding(deepcopy(self.module))  # the module may be the user's own
         with torch.no_grad():
             binding.put(model)
-        return {name: t.detach().clone().contiguous() for name, t in self.module.state_dict().items()}
+        return {name: t.detach().clone().contiguous() for name, t in binding.module.state_dict().items()}
 
 
 def setup(experiment: Experiment) -> Setup:

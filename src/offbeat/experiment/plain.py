@@ -18,7 +18,7 @@ from offbeat.core.protocol import LocalWork
 from offbeat.engines.until import Target, Until, parse_until
 from offbeat.experiment.config import CHOICES, Experiment, name_of
 
-HIDDEN = {LocalWork: ("rule", "extras")}  # code, not settings: a file cannot give them
+HIDDEN: dict[type, tuple[str, ...]] = {LocalWork: ("rule", "extras")}  # code, not settings: a file cannot give them
 TEXT = (Until, Target)  # settings written as one word
 
 

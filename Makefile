@@ -1,0 +1,43 @@
+# Every target makes what it needs: only Python 3.11 or newer and the package registry have to be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types unit resume bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+# torch first and alone, so that no resolver is tempted by its several gigabytes of CUDA packages
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "offbeat needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+demo: $(READY) ## Compare FedAvg, FedAsync and FedBuff on digits: a table, a figure and a page, in about a minute
+	$(BIN)/offbeat compare quickstart
+
+test: lint types unit resume ## Everything that must hold: lint, types, tests, kill-and-resume
+
+lint: $(READY) ## Style and formatting rules (ruff)
+	$(BIN)/ruff check .
+
+types: $(READY) ## Static types, strictly (mypy)
+	$(BIN)/mypy
+
+unit: $(READY) ## Unit tests, laws, architecture, command line, docs
+	$(BIN)/pytest -m "not slow"
+
+resume: $(READY) ## Kill runs at random moments and resume them
+	$(BIN)/pytest -m slow
+
+bench: $(READY) ## Measure the engine: event rate, memory, overhead over a plain PyTorch loop
+	$(BIN)/python bench/engine.py
+
+clean: ## Remove what was built (runs are kept)
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,0 +1,158 @@
+"""What the virtual-time engine costs: event rate, memory of idle clients, overhead over a plain PyTorch loop.
+
+    python bench/engine.py              all three
+    python bench/engine.py rate         one of rate, memory, overhead
+
+Ratios and memory carry over to other machines; rates do not, so they are printed with the machine's.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from offbeat.client.data import ClientData
+from offbeat.client.training import Trainer, Training
+from offbeat.core.jobs import Job, Result
+from offbeat.core.protocol import World
+from offbeat.core.strategies import FedAsync
+from offbeat.core.vector import Layout, Slice, flatten
+from offbeat.engines.trace import Trace
+from offbeat.engines.until import Until
+from offbeat.engines.virtual import VirtualEngine
+from offbeat.engines.workers.inline import Inline
+from offbeat.scenario.counts import Counts
+from offbeat.scenario.data import DATASETS
+from offbeat.scenario.delays import Uniform
+from offbeat.scenario.models import Cnn
+from offbeat.scenario.partition import Dirichlet
+from offbeat.scenario.surroundings import SimulatedWorld
+
+TEN = Layout((Slice("w", (10,), 0, 10, "param"),))
+ALTERNATIONS = 31
+
+
+def null_training(job: Job) -> Result:
+    return Result(job.ticket, job.base, job.num_examples, 1)
+
+
+def null_engine(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> VirtualEngine:
+    counts = Counts.constant(clients, 10)
+    world = World(model=torch.zeros(10), layout=TEN, clients=counts)
+    surroundings = SimulatedWorld(delays=Uniform(low=10.0, high=100.0), counts=counts, seed=0)
+    return VirtualEngine(strategy, world, surroundings, Inline(null_training), until=Until(updates=updates), trace=trace)
+
+
+def rate(updates: int = 100_000, repeats: int = 7) -> None:
+    """Updates a second with null training: FedAsync, 10 parameters, 1,000 clients, gate and trace on."""
+    rates = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(repeats):
+            trace = Trace(Path(folder) / f"{i}.sqlite")
+            engine = null_engine(1_000, updates, trace, FedAsync())
+            began = time.perf_counter()
+            engine.run()
+            rates.append(updates / (time.perf_counter() - began))
+            trace.close()
+    low, high = interval(rates)
+    print(f"rate: {statistics.median(rates):,.0f} updates/s (median of {repeats}; 95 % interval {low:,.0f} to {high:,.0f})")
+
+
+def memory(clients: int = 1_000_000) -> None:
+    """Peak memory of a fresh process that holds a million clients, 1,000 of them in flight."""
+    code = f"import bench_engine as b; b.hold({clients})"
+    here = Path(__file__)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "bench_engine.py").symlink_to(here.resolve())
+        out = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
+    print(f"memory: {out.strip()}")
+
+
+def hold(clients: int) -> None:
+    empty = peak_mb()
+    null_engine(clients, 10_000, Trace(), FedAsync(concurrency=1_000)).run()
+    print(f"{peak_mb():.0f} MB in all with {clients:,} clients, 1,000 in flight ({empty:.0f} MB of it before the first client)")
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def overhead(jobs: int = 40) -> None:
+    """CPU time of the engine over a plain PyTorch loop that does the same local trainings, digits CNN, alternating."""
+    data = DATASETS["digits"]()
+    rows = Dirichlet(alpha=0.3).split(data.y_train, 20, seed=0)
+    clients = ClientData.shared(data.x_train, data.y_train, rows)
+    module = Cnn().build(data.input_shape, 10, seed=0)
+    training = Training(lr=0.05, batch=32, epochs=2)
+    trainer = Trainer(module, clients, training)
+    counts = clients.num_examples
+    world = World(model=flatten(module), layout=Layout.of(module), clients=counts)
+    surroundings = SimulatedWorld(delays=Uniform(low=10.0, high=100.0), counts=counts, seed=0)
+    order: list[int] = []
+
+    def with_engine() -> None:
+        trace = Trace(Path(folder) / f"{time.monotonic_ns()}.sqlite")
+        engine = VirtualEngine(FedAsync(rho=0.0), world, surroundings, Inline(trainer), until=Until(updates=jobs), trace=trace)
+        engine.run()
+        order[:] = [client for (client,) in trace.rows("SELECT client FROM trace WHERE kind = 'arrive' ORDER BY seq")]
+        trace.close()
+
+    def with_a_loop() -> None:
+        plain_loop(copy.deepcopy(module), [(data.x_train[rows[c]], data.y_train[rows[c]]) for c in order], training)
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch.set_num_threads(1)
+        with_engine()  # warm up both, and learn who trains
+        with_a_loop()
+        ratios = [cpu(with_engine) / cpu(with_a_loop) for _ in range(ALTERNATIONS)]
+    low, high = interval(ratios)
+    middle = statistics.median(ratios)
+    print(f"overhead: engine / plain loop = {middle:.3f} (median of {ALTERNATIONS}; 95 % interval {low:.3f} to {high:.3f})")
+
+
+def plain_loop(model: nn.Module, jobs: list[tuple[torch.Tensor, torch.Tensor]], training: Training) -> None:
+    """What one would write without a framework: each job starts from the same weights."""
+    start = copy.deepcopy(model.state_dict())
+    assert training.epochs is not None
+    for x, y in jobs:
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=training.lr)
+        for _ in range(training.epochs):
+            order = torch.randperm(len(x))
+            for i in range(0, len(x), training.batch):
+                batch = order[i : i + training.batch]
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+                optimizer.step()
+
+
+def cpu(work: object) -> float:
+    began = time.process_time()
+    work()  # type: ignore[operator]
+    return time.process_time() - began
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """A distribution-free 95 % interval of the median: ranks n/2 -+ 0.98 sqrt(n)."""
+    ranked = sorted(values)
+    half = 0.98 * len(ranked) ** 0.5
+    low, high = int(len(ranked) / 2 - half), int(len(ranked) / 2 + half)
+    return ranked[max(low, 0)], ranked[min(high, len(ranked) - 1)]
+
+
+if __name__ == "__main__":
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
+    measures = {"rate": rate, "memory": memory, "overhead": overhead}
+    for name in sys.argv[1:] or measures:
+        measures[name]()

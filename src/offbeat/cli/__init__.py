@@ -1,0 +1,55 @@
+"""The command line: one file a verb. Heavy imports wait until a verb runs, so that help answers at once."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from offbeat import __version__
+from offbeat.cli import check, compare, export, listing, run, show
+
+app = typer.Typer(
+    name="offbeat",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("list")(listing.list_names)
+app.command("show")(show.show)
+app.command("check")(check.check)
+app.command("export")(export.export)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"offbeat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def offbeat(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+    """Asynchronous federated learning for PyTorch: simulate, compare, check."""
+
+
+def main() -> None:
+    """Every mistake is one line on standard error: exit 2 for what was asked, 1 for what went wrong, 130 for Ctrl-C."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        from offbeat.core.errors import ConfigError, DataError, OffbeatError
+
+        if not isinstance(error, OffbeatError):
+            raise
+        typer.echo(f"offbeat: {error}", err=True)
+        sys.exit(2 if isinstance(error, (ConfigError, DataError)) else 1)

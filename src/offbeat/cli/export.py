@@ -1,0 +1,28 @@
+"""offbeat export: the model, for people who do not have offbeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [default: RUN.safetensors].")] = None,
+) -> None:
+    """Write a run's model as a plain state_dict in safetensors; it loads without offbeat.
+
+    module.load_state_dict(safetensors.torch.load_file(FILE)). An unfinished run gives the model of its last checkpoint.
+    """
+    from offbeat.core.errors import RunError
+    from offbeat.engines.checkpoint import write_whole
+    from offbeat.experiment.run import Run
+
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder")
+    path = out or Path(f"{folder.resolve().name}.safetensors")
+    data = Run(folder).export()
+    write_whole(path, data)
+    typer.echo(f"{path} ({len(data)} bytes)")

@@ -1,0 +1,52 @@
+"""What several verbs understand: an experiment by preset name or file, changes to it, a folder for a new run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from offbeat.presets import Preset
+
+Source = Annotated[str | None, typer.Argument(metavar="PRESET|FILE", help="A preset (see 'offbeat list presets') or an experiment file.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SETTING=VALUE", help="Change a setting: strategy=fedbuff, strategy.k=5, training.lr=0.1. Repeatable."),
+]
+UntilText = Annotated[str | None, typer.Option("--until", help="3600s, 2h, 500updates, acc=0.9 or several with commas.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def load(source: str, changes: list[str] | None, until: str | None) -> Preset:
+    """A preset, or a file as one without settings of its own, with the changes made."""
+    from dataclasses import replace
+
+    from offbeat import presets
+    from offbeat.core.errors import unknown
+    from offbeat.engines.until import parse_until
+    from offbeat.experiment import files
+
+    path = Path(source)
+    if source in presets.names():
+        preset = presets.load(source)
+    elif path.suffix in (".yaml", ".yml") or path.exists():
+        file = path / "experiment.yaml" if path.is_dir() else path
+        preset = presets.Preset(f"from {file}", files.read(file))
+    else:
+        raise unknown("preset or file", source, presets.names())
+    experiment = files.changed(preset.experiment, changes or [], preset.methods)
+    if until is not None:
+        experiment = replace(experiment, until=parse_until(until, experiment.until))
+    return replace(preset, experiment=experiment)
+
+
+def new_folder(name: str, out: Path | None) -> Path:
+    """`out`, or the first free runs/NAME-1, runs/NAME-2, …"""
+    if out is not None:
+        return out
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return folder

@@ -1,0 +1,74 @@
+"""offbeat run: one experiment, one folder."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offbeat.cli.options import Json, Sets, Source, UntilText, load, new_folder
+
+if TYPE_CHECKING:
+    from offbeat.experiment.run import Run
+
+
+def run(
+    source: Source = None,
+    changes: Sets = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed: same seed, same clients, delays and batches.")] = None,
+    until: UntilText = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/NAME-N].")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that was stopped or killed.")] = None,
+    checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds of computing between checkpoints.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment in virtual time and store it in a folder.
+
+    A run can be stopped with Ctrl-C, or killed, at any moment: --resume gives the same result as if nothing had
+    happened, bit for bit.
+    """
+    from offbeat.core.errors import ConfigError
+    from offbeat.experiment import run as runs
+
+    if (source is None) == (resume is None):
+        raise ConfigError("give a preset or an experiment file to start a run, or --resume DIR to go on with one")
+    if resume is not None:
+        if changes or seed is not None or until is not None or out is not None:
+            raise ConfigError("--resume goes on with a run as it is: --set, --seed, --until and --out belong to a new one")
+        execute(runs.Run(resume), checkpoint_every, as_json)
+        return
+    assert source is not None
+    experiment = load(source, [*(changes or []), *([f"seed={seed}"] if seed is not None else [])], until).experiment
+    folder = new_folder(f"{experiment.name}-{_strategy_name(experiment)}", out)
+    command = shlex.join(["offbeat", *sys.argv[1:]])
+    execute(runs.create(folder, experiment, command), checkpoint_every, as_json)
+
+
+def _strategy_name(experiment: object) -> str:
+    from offbeat.experiment.config import Experiment, strategy_name
+
+    assert isinstance(experiment, Experiment)
+    return strategy_name(experiment)
+
+
+def execute(run: Run, checkpoint_every: float, as_json: bool) -> None:
+    from offbeat.cli.output import run_progress
+    from offbeat.cli.show import print_run
+    from offbeat.core.errors import CheckpointError, RunError
+    from offbeat.engines.virtual import INTERRUPTED
+    from offbeat.experiment import run as runs
+
+    try:
+        with run_progress(str(run.experiment().until)) as watch:
+            outcome = runs.execute(run, watch, checkpoint_every)
+    except (CheckpointError, OSError) as error:
+        raise RunError(f"{error}. What is stored is whole; when that is mended: offbeat run --resume {run.folder}") from None
+    if outcome is not None and outcome.reason == INTERRUPTED:
+        typer.echo(f"stopped at {outcome.now:.0f} s; go on with: offbeat run --resume {run.folder}", err=True)
+        raise typer.Exit(130)
+    if outcome is None:
+        typer.echo("this run was complete already", err=True)
+    print_run(run, as_json)

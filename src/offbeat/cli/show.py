@@ -1,0 +1,91 @@
+"""offbeat show: a run or a comparison in numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from offbeat.cli.options import Json
+
+if TYPE_CHECKING:
+    from offbeat.experiment.compare import Comparison
+    from offbeat.experiment.run import Run
+
+
+def show(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a comparison's.")], as_json: Json = False) -> None:
+    """Show what a run amounts to, finished or not."""
+    from offbeat.core.errors import RunError
+    from offbeat.experiment.compare import MANIFEST, Comparison
+    from offbeat.experiment.run import Run
+
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder")
+    if (folder / MANIFEST).is_file():
+        print_comparison(Comparison(folder), as_json)
+    else:
+        print_run(Run(folder), as_json)
+
+
+def print_run(run: Run, as_json: bool) -> None:
+    from offbeat.cli.output import print_json, print_table
+    from offbeat.experiment.plain import to_plain
+
+    experiment, summary = run.experiment(), run.summary()
+    if as_json:
+        print_json({"folder": str(run.folder), "complete": run.complete, **summary.plain(), "experiment": to_plain(experiment)})
+        return
+    print_table([["", str(run.folder)], *_lines(run, experiment, summary)])
+
+
+def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
+    from offbeat.experiment.config import strategy_name
+    from offbeat.experiment.report import size
+
+    target = experiment.until.target or experiment.target
+    lines = [["strategy", strategy_name(experiment)], ["ended", s.ended]]
+    lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
+    if target is not None:
+        best = _best(run, target.metric)
+        reached = f"{s.time_to_target:.0f} s" if s.time_to_target is not None else f"not reached by {s.seconds:.0f} s (best {best:.4f})"
+        lines.append([f"time to {target}", reached])
+    lines += [
+        ["virtual seconds", f"{s.seconds:.0f}"],
+        ["updates / versions", f"{s.updates} / {s.versions}"],
+        ["staleness mean / max", f"{s.staleness_mean:.2f} / {s.staleness_max}"],
+        ["bytes down / up", f"{size(s.bytes_down)} / {size(s.bytes_up)}"],
+        ["clients, idle share", f"{s.clients}, {s.idle_share:.0%}"],
+        ["server / host seconds", f"{s.server_seconds:.2f} / {s.wall_seconds:.1f}"],
+    ]
+    lines += [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
+    lines += [[name, str(count)] for name, count in (("rejected", s.rejected), ("lost", s.lost), ("late", s.late)) if count]
+    return lines
+
+
+def _best(run: Run, metric: str) -> float:
+    import contextlib
+
+    from offbeat.engines.until import LOWER_IS_BETTER
+    from offbeat.experiment.metrics import curve, open_trace
+
+    with contextlib.closing(open_trace(run.trace_file)) as db:
+        values = [v for v in curve(db, metric).values if v == v]
+    return (min if metric in LOWER_IS_BETTER else max)(values, default=float("nan"))
+
+
+def print_comparison(comparison: Comparison, as_json: bool) -> None:
+    from offbeat.cli.output import print_json, print_table
+    from offbeat.core.errors import RunError
+    from offbeat.experiment import report
+
+    unfinished = [e["folder"] for e in comparison.layout() if not (comparison.folder / e["folder"] / "model.safetensors").is_file()]
+    if unfinished:
+        raise RunError(f"{len(unfinished)} runs are not finished: offbeat compare --resume {comparison.folder}")
+    made = report.write(comparison)
+    if as_json:
+        rows = [row.plain() for row in made.rows]
+        print_json({"folder": str(comparison.folder), "figure": str(made.figure), "page": str(made.page), "rows": rows})
+        return
+    print_table(made.table)
+    typer.echo(f"figure: {made.figure}\nreport: {made.page}")

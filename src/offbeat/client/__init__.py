@@ -1,0 +1,1 @@
+"""How local work is carried out on data: training, evaluation."""

@@ -1,0 +1,156 @@
+"""The examples of each client: rows of tensors all clients share, or tensors of their own.
+
+Shared tensors are stored once and the row numbers of all clients in one vector, so a client costs its row numbers.
+Everything that would fail late, or silently, is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import DataError
+
+Pair = tuple[Tensor, Tensor]
+T = TypeVar("T")
+
+
+class ClientData:
+    """Clients are numbered from 0, or named by the keys of a mapping. Use `shared` or `own`."""
+
+    def __init__(self, clients: Sequence[int], pairs: list[Pair], counts: list[int], rows: Tensor | None) -> None:
+        self._clients = clients
+        self._pairs = pairs  # one for all clients if there are rows, else one a client
+        self._counts = counts
+        self._starts = list(accumulate(counts, initial=0))
+        self._rows = rows
+        self._place = None if isinstance(clients, range) else {client: i for i, client in enumerate(clients)}
+
+    @classmethod
+    def shared(cls, x: Tensor, y: Tensor, rows: Sequence[Tensor] | Mapping[int, Tensor], num_classes: int | None = None) -> ClientData:
+        """Client k holds x[rows[k]], y[rows[k]], in that order."""
+        x, y = checked(x, y, num_classes)
+        clients, parts = _numbered(rows)
+        parts = [torch.as_tensor(p, dtype=torch.int64).reshape(-1) for p in parts]
+        _none_empty(clients, [len(p) for p in parts])
+        flat = torch.cat(parts)
+        if int(flat.min()) < 0 or int(flat.max()) >= len(x):
+            bad = next(c for c, p in zip(clients, parts, strict=True) if int(p.min()) < 0 or int(p.max()) >= len(x))
+            raise DataError(f"client {bad} names rows outside 0..{len(x) - 1}: there are {len(x)} examples")
+        return cls(clients, [(x, y)], [len(p) for p in parts], flat.to(x.device))
+
+    @classmethod
+    def own(cls, pairs: Sequence[Pair] | Mapping[int, Pair], num_classes: int | None = None) -> ClientData:
+        """Client k holds the pair (x, y) of its own."""
+        clients, given = _numbered(pairs)
+        _none_empty(clients, [len(x) for x, _ in given])
+        kept = [checked(x, y, num_classes, f"client {c}: ") for c, (x, y) in zip(clients, given, strict=True)]
+        first = _kind(kept[0])
+        for c, pair in zip(clients, kept, strict=True):
+            if _kind(pair) != first:
+                raise DataError(f"client {c} holds {_kind(pair)}, client {clients[0]} holds {first}: all must be alike")
+        return cls(clients, kept, [len(x) for x, _ in kept], None)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @property
+    def num_examples(self) -> Mapping[int, int]:
+        return dict(zip(self._clients, self._counts, strict=True))
+
+    @property
+    def labels(self) -> torch.dtype:
+        return self._pairs[0][1].dtype
+
+    @property
+    def width(self) -> int:
+        """How many values one input has."""
+        x = self._pairs[0][0]
+        return x.numel() // len(x)
+
+    def size(self, client: int) -> int:
+        return self._counts[self._at(client)]
+
+    def take(self, client: int, positions: Tensor) -> Pair:
+        """The client's examples at these positions (0 is its first), as new tensors."""
+        at = self._at(client)
+        if self._rows is None:
+            x, y = self._pairs[at]
+            positions = positions.to(x.device)
+        else:
+            x, y = self._pairs[0]
+            positions = self._rows[self._starts[at] : self._starts[at + 1]].index_select(0, positions.to(x.device))
+        return x.index_select(0, positions), y.index_select(0, positions)
+
+    def pooled(self) -> Pair:
+        """Everything, client after client."""
+        if self._rows is None:
+            return torch.cat([x for x, _ in self._pairs]), torch.cat([y for _, y in self._pairs])
+        x, y = self._pairs[0]
+        return x.index_select(0, self._rows), y.index_select(0, self._rows)
+
+    def to(self, device: torch.device | str) -> ClientData:
+        rows = None if self._rows is None else self._rows.to(device)
+        return ClientData(self._clients, [(x.to(device), y.to(device)) for x, y in self._pairs], self._counts, rows)
+
+    def _at(self, client: int) -> int:
+        at = client if self._place is None else self._place.get(client, -1)
+        if not 0 <= at < len(self._clients):
+            raise DataError(f"no data for client {client}: there are {len(self)} clients, {_few(self._clients)}")
+        return at
+
+
+def checked(x: Tensor, y: Tensor, num_classes: int | None = None, where: str = "") -> Pair:
+    """The pair, fit for training: finite inputs, one label each, class labels as int64 from 0 up."""
+    if len(x) != len(y):
+        raise DataError(f"{where}{len(x)} inputs but {len(y)} labels")
+    if len(x) == 0:
+        raise DataError(f"{where}no examples")
+    if x.is_floating_point():
+        _finite(x, "inputs", where)
+    if y.is_floating_point():
+        _finite(y, "labels", where)
+        return x, y
+    y = y.to(torch.int64)  # what cross entropy takes
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or (num_classes is not None and high >= num_classes):
+        bad = low if low < 0 else high
+        span = "0 or more" if num_classes is None else f"in 0..{num_classes - 1}"
+        example = int((y == bad).reshape(len(y), -1).any(1).nonzero()[0, 0])
+        raise DataError(f"{where}label {bad} in example {example}: class labels must be {span}")
+    return x, y
+
+
+def _finite(values: Tensor, what: str, where: str) -> None:
+    fine = torch.isfinite(values)
+    if not bool(fine.all()):
+        bad = ~fine.reshape(len(values), -1).all(1)
+        raise DataError(f"{where}{int(bad.sum())} of {len(values)} {what} are not finite, the first in example {int(bad.nonzero()[0, 0])}")
+
+
+def _numbered(given: Sequence[T] | Mapping[int, T]) -> tuple[Sequence[int], list[T]]:
+    if len(given) == 0:
+        raise DataError("no clients: data for at least one is needed")
+    if isinstance(given, Mapping):
+        return list(given.keys()), list(given.values())
+    return range(len(given)), list(given)
+
+
+def _none_empty(clients: Sequence[int], counts: Sequence[int]) -> None:
+    empty = [c for c, n in zip(clients, counts, strict=True) if n == 0]
+    if empty:
+        who = f"client {empty[0]} has" if len(empty) == 1 else f"{len(empty)} clients have ({_few(empty)})"
+        raise DataError(f"{who} no examples: leave such clients out or partition differently")
+
+
+def _kind(pair: Pair) -> str:
+    x, y = pair
+    return f"inputs {tuple(x.shape[1:])} {x.dtype} with labels {tuple(y.shape[1:])} {y.dtype}"
+
+
+def _few(clients: Sequence[int]) -> str:
+    return ", ".join(map(str, clients[:5])) + (", …" if len(clients) > 5 else "")

@@ -1,0 +1,123 @@
+"""The gradient of one batch as a function of the point: what a rule is handed at each step.
+
+Parameters are views into one flat vector w. The step's own evaluation, the first at w, runs the module as it stands
+and moves its batch statistics. Every other evaluation borrows w, then puts w and the statistics back. All evaluations
+of a batch see the same dropout masks: otherwise gradients at two points would differ by the masks as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.client.randomness import generators, restore, states
+from offbeat.client.task import Task
+from offbeat.core.errors import ProtocolError
+from offbeat.core.protocol import LocalJob, LocalRule
+from offbeat.core.vector import Binding
+
+
+def overrides(rule: LocalRule, name: str) -> bool:
+    """Has the rule its own version of this method?"""
+    return getattr(type(rule), name, None) is not getattr(LocalRule, name)
+
+
+class Gradients:
+    """Makes the gradients of one bound module. `serve` says for which rule and job."""
+
+    def __init__(self, binding: Binding, task: Task) -> None:
+        self.w = binding.w
+        self.sources = generators(binding.vector.device)
+        self.rewinds = False
+        self._module = binding.module
+        self._params = binding.params
+        self._task_loss = task.loss
+        self._rule: LocalRule | None = None  # only a rule with a loss of its own
+        self._job: LocalJob | None = None
+        self._features: Tensor | None = None
+
+    @contextmanager
+    def serve(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
+        # only a rule with a direction of its own can ask for a second evaluation
+        self.rewinds = overrides(rule, "direction")
+        if not overrides(rule, "loss"):
+            yield
+            return
+        self._rule, self._job = rule, job
+        hook = head(self._module).register_forward_pre_hook(self._remember)
+        try:
+            yield
+        finally:
+            hook.remove()
+            self._rule = self._job = self._features = None
+
+    def here(self, x: Tensor, y: Tensor) -> Tensor:
+        """The gradient at w; batch statistics move."""
+        outputs = self._module(x)
+        loss = self._task_loss(outputs, y) if self._rule is None else self._rule_loss(outputs, y)
+        grads = torch.autograd.grad(loss, self._params, allow_unused=True, materialize_grads=True)
+        return torch.cat([g.flatten() for g in grads])
+
+    def elsewhere(self, point: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The gradient at any point; nothing moves."""
+        if point.shape != self.w.shape:
+            raise ProtocolError(f"a rule asked for the gradient at shape {tuple(point.shape)}; w has {tuple(self.w.shape)}")
+        kept = self.w.clone()
+        statistics = [(m, name, b, b.clone()) for m in self._module.modules() for name, b in m._buffers.items() if b is not None]
+        try:
+            self.w.copy_(point)
+            return self.here(x, y)
+        finally:
+            self.w.copy_(kept)
+            for m, name, b, value in statistics:
+                m._buffers[name] = b  # a module may have put another tensor there
+                b.copy_(value)
+
+    def _rule_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        assert self._rule is not None
+        assert self._job is not None
+        if self._features is None:
+            raise ProtocolError(f"{type(self._rule).__name__} has a loss on features, but the model never called its head")
+        loss = self._rule.loss(self._job, outputs, self._features, y)
+        return self._task_loss(outputs, y) if loss is None else loss
+
+    def _remember(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._features = inputs[0] if inputs else None
+
+
+class BatchGradient:
+    """grad(point) for one batch."""
+
+    __slots__ = ("_first", "_owner", "_states", "_x", "_y")
+
+    def __init__(self, owner: Gradients, x: Tensor, y: Tensor) -> None:
+        self._owner = owner
+        self._x = x
+        self._y = y
+        self._first = True
+        self._states: list[Tensor] | None = None
+
+    def __call__(self, point: Tensor) -> Tensor:
+        owner = self._owner
+        if owner.rewinds:
+            if self._states is None:
+                self._states = states(owner.sources)
+            else:
+                restore(owner.sources, self._states)
+        if self._first and (point is owner.w or _same(point, owner.w)):
+            self._first = False
+            return owner.here(self._x, self._y)
+        return owner.elsewhere(point, self._x, self._y)
+
+
+def head(module: nn.Module) -> nn.Module:
+    """The last module that has parameters of its own."""
+    return [m for m in module.modules() if any(p is not None for p in m._parameters.values())][-1]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape

@@ -1,0 +1,64 @@
+"""Local optimizers on flat vectors, equal to torch.optim's.
+
+A flat vector needs two or three passes over memory a step, whatever the number of tensors, where torch.optim pays for
+each tensor. All arithmetic is elementwise, so leading client dimensions need no care. A direction is never changed in
+place: the rule that made it may keep it.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import ClassVar
+
+from torch import Tensor
+
+
+class SGD:
+    __slots__ = ("_momentum", "_velocity", "_weight_decay")
+
+    def __init__(self, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self._velocity: Tensor | None = None
+
+    def step(self, w: Tensor, d: Tensor, lr: float) -> None:
+        if self._weight_decay:
+            d = d.add(w, alpha=self._weight_decay)
+        if self._momentum:
+            if self._velocity is None:
+                self._velocity = d.clone()  # as torch does: the first velocity is the whole direction
+            else:
+                self._velocity.mul_(self._momentum).add_(d)
+            d = self._velocity
+        w.add_(d, alpha=-lr)
+
+
+class Adam:
+    __slots__ = ("_beta1", "_beta2", "_eps", "_mean", "_square", "_step", "_weight_decay")
+    decoupled: ClassVar[bool] = False  # does weight decay act on w itself, past the moments?
+
+    def __init__(self, weight_decay: float = 0.0, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
+        self._weight_decay = weight_decay
+        self._beta1, self._beta2, self._eps = beta1, beta2, eps
+        self._step = 0
+        self._mean: Tensor | None = None
+        self._square: Tensor | None = None
+
+    def step(self, w: Tensor, d: Tensor, lr: float) -> None:
+        if self._mean is None or self._square is None:
+            self._mean, self._square = d.new_zeros(d.shape), d.new_zeros(d.shape)
+        self._step += 1
+        if self._weight_decay and self.decoupled:
+            w.mul_(1 - lr * self._weight_decay)
+        elif self._weight_decay:
+            d = d.add(w, alpha=self._weight_decay)
+        self._mean.lerp_(d, 1 - self._beta1)
+        self._square.mul_(self._beta2).addcmul_(d, d, value=1 - self._beta2)
+        unbias = 1 - self._beta1**self._step
+        unbias_square = sqrt(1 - self._beta2**self._step)
+        w.addcdiv_(self._mean, self._square.sqrt().div_(unbias_square).add_(self._eps), value=-lr / unbias)
+
+
+class AdamW(Adam):
+    __slots__ = ()
+    decoupled: ClassVar[bool] = True

@@ -1,0 +1,43 @@
+"""torch's global generators, lent to a computation and given back as they were.
+
+Layers such as dropout draw from global state. Within a job that state is set from the job's key, so nothing leaks in;
+afterwards it is what it was before, so nothing leaks out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def generators(device: torch.device) -> list[torch.Generator]:
+    """The global generators that layers on this device draw from."""
+    found = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found.append(torch.cuda.default_generators[index])
+    return found
+
+
+def states(sources: Sequence[torch.Generator]) -> list[Tensor]:
+    return [g.get_state() for g in sources]
+
+
+def restore(sources: Sequence[torch.Generator], saved: Sequence[Tensor]) -> None:
+    for g, state in zip(sources, saved, strict=True):
+        g.set_state(state)
+
+
+@contextmanager
+def seeded(sources: Sequence[torch.Generator], seed: int) -> Iterator[None]:
+    # torch.manual_seed would also reseed every other device: only these generators are touched
+    saved = states(sources)
+    for g in sources:
+        g.manual_seed(seed)
+    try:
+        yield
+    finally:
+        restore(sources, saved)

@@ -1,0 +1,189 @@
+"""Several methods on the same clients, delays and seeds: one run each, one table, one folder.
+
+The runs are independent, so they fill the cores of the machine; each keeps to one thread and is exact, so the table
+does not depend on how many run at once. A comparison that was stopped is finished by starting it again.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
+from math import nan
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from offbeat.core.errors import ConfigError, RunError
+from offbeat.engines.checkpoint import write_whole
+from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
+from offbeat.experiment import run as runs
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.metrics import Summary
+
+MANIFEST = "compare.json"
+REFERENCE = "fedavg"  # speed-ups are against this one
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over all seeds. A spread is a standard deviation; nan where there is nothing to tell."""
+
+    strategy: str
+    seeds: int
+    metric: str
+    final: float
+    spread: float
+    time_to_target: float  # mean over the seeds that reached it
+    reached: int  # how many did
+    speedup: float  # over the reference, where every seed of both reached the target
+    staleness: float
+    bytes_moved: float
+    idle_share: float
+    updates: float
+
+    def plain(self) -> dict[str, Any]:
+        return {key: None if value != value else value for key, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    folder: Path
+
+    def layout(self) -> list[dict[str, Any]]:
+        """The runs: strategy, seed and folder each."""
+        path = self.folder / MANIFEST
+        try:
+            listed: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
+            return listed
+        except FileNotFoundError:
+            raise RunError(f"{self.folder} is not a comparison: it has no {MANIFEST}") from None
+        except (ValueError, KeyError) as error:
+            raise RunError(f"{path} is damaged: {error}") from None
+
+    def runs(self, strategy: str) -> list[runs.Run]:
+        return [runs.Run(self.folder / entry["folder"]) for entry in self.layout() if entry["strategy"] == strategy]
+
+    def strategies(self) -> list[str]:
+        return list(dict.fromkeys(entry["strategy"] for entry in self.layout()))
+
+    def rows(self) -> list[Row]:
+        summaries = {name: [run.summary() for run in self.runs(name)] for name in self.strategies()}
+        reference = _time_of_all(summaries.get(REFERENCE, []))
+        return [_row(name, given, reference) for name, given in summaries.items()]
+
+
+def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int]) -> Comparison:
+    """Make the folders of all runs; `experiments` are one a strategy, alike in all else."""
+    if not experiments or not seeds:
+        raise ConfigError("a comparison needs at least one strategy and one seed")
+    if (folder / MANIFEST).exists():
+        raise RunError(f"{folder} already holds a comparison: finish it with 'offbeat compare --resume {folder}', or choose another --out")
+    entries = []
+    for name, experiment in experiments.items():
+        for seed in seeds:
+            sub = f"{name}-seed{seed}"
+            runs.create(folder / sub, replace(experiment, seed=seed))
+            entries.append({"strategy": name, "seed": seed, "folder": sub})
+    write_whole(folder / MANIFEST, json.dumps({"runs": entries}, indent=2).encode())
+    return Comparison(folder)
+
+
+def execute(comparison: Comparison, jobs: int | None = None, on_progress: Callable[[list[float]], None] | None = None) -> bool:
+    """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each run."""
+    folders = [str(comparison.folder / entry["folder"]) for entry in comparison.layout()]
+    context = multiprocessing.get_context("spawn")
+    shares: Any = context.Array("d", len(folders))
+    stop = context.Event()
+    workers = min(jobs or os.cpu_count() or 1, len(folders))
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_set_up, initargs=(shares, stop)) as pool:
+        waiting: set[Future[bool]] = {pool.submit(_execute, i, folder) for i, folder in enumerate(folders)}
+        try:
+            return all(list(_as_they_finish(waiting, lambda: on_progress and on_progress(list(shares)))))
+        except KeyboardInterrupt:
+            stop.set()  # whoever is running writes a checkpoint and returns
+            pool.shutdown(wait=True, cancel_futures=True)
+            return False
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _as_they_finish(waiting: set[Future[bool]], tick: Callable[[], Any]) -> Iterator[bool]:
+    while waiting:
+        done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+        tick()
+        for future in done:
+            yield future.result()
+
+
+_shares: Any = None  # in a child: the progress of all runs,
+_stop: Any = None  # and whether to stop
+
+
+def _set_up(shares: Any, stop: Any) -> None:
+    global _shares, _stop
+    _shares, _stop = shares, stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+
+
+def _execute(index: int, folder: str) -> bool:
+    """In a child process: one run."""
+
+    def watch(engine: VirtualEngine) -> None:
+        _shares[index] = share_done(engine)
+        engine.interrupt |= _stop.is_set()
+
+    if _stop.is_set():
+        return False
+    outcome = runs.execute(runs.Run(Path(folder)), watch)
+    if outcome is not None and outcome.reason == INTERRUPTED:
+        return False
+    _shares[index] = 1.0
+    return True
+
+
+def share_done(engine: VirtualEngine) -> float:
+    """How far a run is, between 0 and 1."""
+    until, shares = engine.until, [0.0]
+    if until.seconds is not None:
+        shares.append(engine.clock.now / until.seconds)
+    if until.updates is not None:
+        shares.append(engine.progress.updates / until.updates)
+    return min(1.0, max(shares))
+
+
+def _row(name: str, summaries: list[Summary], reference: float) -> Row:
+    metric = _headline(summaries[0])
+    finals = [s.metrics.get(metric, nan) for s in summaries]
+    times = [s.time_to_target for s in summaries if s.time_to_target is not None]
+    return Row(
+        strategy=name,
+        seeds=len(summaries),
+        metric=metric,
+        final=fmean(finals),
+        spread=stdev(finals) if len(finals) > 1 else nan,
+        time_to_target=fmean(times) if times else nan,
+        reached=len(times),
+        speedup=reference / _time_of_all(summaries),
+        staleness=fmean(s.staleness_mean for s in summaries),
+        bytes_moved=fmean(s.bytes_down + s.bytes_up for s in summaries),
+        idle_share=fmean(s.idle_share for s in summaries),
+        updates=fmean(s.updates for s in summaries),
+    )
+
+
+def _time_of_all(summaries: list[Summary]) -> float:
+    """Mean time to target; nan unless every seed reached it, since a mean over the lucky ones would flatter."""
+    return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries) if summaries else nan
+
+
+def _headline(summary: Summary) -> str:
+    """The metric a table shows: accuracy where there is one."""
+    names = list(summary.metrics)
+    return "acc" if "acc" in names else (names[-1] if names else "loss")

@@ -1,0 +1,80 @@
+"""One self-contained HTML page of a comparison: no server, no network, interactive figures."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from offbeat.engines.checkpoint import write_whole
+from offbeat.engines.until import Target
+from offbeat.experiment.series import Method
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; } p.note { color: #666; }
+"""
+
+
+def save(methods: list[Method], table: list[list[str]], metric: str, target: Target | None, title: str, path: Path) -> None:
+    """`table`: a heading row and one row a method, already formatted."""
+    figures = [_curves(methods, metric, target), _timeline(methods), _staleness(methods)]
+    parts = [f.to_html(full_html=False, include_plotlyjs="inline" if i == 0 else False) for i, f in enumerate(figures)]
+    page = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style></head>
+<body><h1>{escape(title)}</h1>{_table(table)}
+<p class="note">Curves: mean over seeds, band from lowest to highest. Timeline: the first seed's run.</p>
+{"".join(parts)}</body></html>"""
+    write_whole(path, page.encode())
+
+
+def _table(rows: list[list[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _curves(methods: list[Method], metric: str, target: Target | None) -> Any:
+    from plotly.graph_objects import Figure, Scatter
+
+    figure = Figure()
+    for m in methods:
+        band_x = [*m.seconds, *m.seconds[::-1]]
+        band_y = [*m.high, *m.low[::-1]]
+        figure.add_trace(Scatter(x=band_x, y=band_y, fill="toself", fillcolor=m.colour, opacity=0.15, line_width=0,
+                                 legendgroup=m.name, showlegend=False, hoverinfo="skip"))  # fmt: skip
+        figure.add_trace(Scatter(x=m.seconds, y=m.mean, name=m.name, line_color=m.colour, legendgroup=m.name))
+    if target is not None and target.metric == metric:
+        figure.add_hline(y=target.value, line_dash="dot", line_color="grey", annotation_text=f"target {target}")
+    figure.update_layout(title=f"{metric} against virtual time", xaxis_title="virtual seconds", yaxis_title=metric, template="plotly_white")
+    return figure
+
+
+def _timeline(methods: list[Method]) -> Any:
+    """Who trained when; a menu chooses the method."""
+    from plotly.graph_objects import Bar, Figure
+
+    figure = Figure()
+    for i, m in enumerate(methods):
+        lengths = [s.ended - s.started for s in m.spans]
+        figure.add_trace(Bar(y=[s.client for s in m.spans], x=lengths, base=[s.started for s in m.spans], orientation="h",
+                             marker_color=m.colour, marker_line={"color": "white", "width": 1}, name=m.name, visible=i == 0,
+                             hovertext=[s.outcome for s in m.spans]))  # fmt: skip
+    buttons = [
+        {"label": m.name, "method": "update", "args": [{"visible": [j == i for j in range(len(methods))]}]} for i, m in enumerate(methods)
+    ]
+    end = max((m.end for m in methods), default=0.0) / 10
+    figure.update_layout(title="who trained when (drag to see the rest)", xaxis={"title": "virtual seconds", "range": [0, end]},
+                         yaxis_title="client", barmode="overlay", template="plotly_white", showlegend=False,
+                         updatemenus=[{"buttons": buttons, "x": 1.0, "y": 1.15}])  # fmt: skip
+    return figure
+
+
+def _staleness(methods: list[Method]) -> Any:
+    from plotly.graph_objects import Bar, Figure
+
+    figure = Figure([Bar(x=list(m.staleness), y=list(m.staleness.values()), name=m.name, marker_color=m.colour) for m in methods])
+    figure.update_layout(title="how old updates are", xaxis_title="staleness (versions committed since dispatch)",
+                         yaxis_title="share of updates", barmode="group", template="plotly_white")  # fmt: skip
+    return figure

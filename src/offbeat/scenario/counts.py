@@ -1,0 +1,62 @@
+"""How many examples each client holds, for a million clients: bytes per client, not objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.core.errors import DataError
+
+_WHOLE = (int, np.integer)
+
+
+class Counts(Mapping[int, int]):
+    """Client -> examples for the clients 0..n-1; cannot be changed."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Iterable[int]) -> None:
+        wide = np.array(values if isinstance(values, np.ndarray) else list(values), dtype=np.int64)
+        if wide.ndim != 1 or len(wide) == 0:
+            raise DataError("no clients: a count for at least one is needed")
+        if wide.min() < 0:
+            raise DataError(f"client {int(wide.argmin())} has {int(wide.min())} examples: counts are 0 or more")
+        self._values: NDArray[np.integer] = wide.astype(np.int32) if wide.max() < 2**31 else wide
+        self._values.setflags(write=False)
+
+    @classmethod
+    def constant(cls, clients: int, examples: int) -> Counts:
+        """The same number for all; one number is stored, however many clients there are."""
+        if clients < 1:
+            raise DataError(f"{clients} clients: at least one is needed")
+        counts = cls([examples])
+        counts._values = np.broadcast_to(counts._values, (clients,))
+        return counts
+
+    def __getitem__(self, client: int) -> int:
+        if client not in self:
+            raise KeyError(client)
+        return int(self._values[client])
+
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, int | np.integer) and bool(0 <= client < len(self._values))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._values)))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Counts):
+            return np.array_equal(self._values, other._values)
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a dict
+
+    def __repr__(self) -> str:
+        low, high = int(self._values.min()), int(self._values.max())
+        span = f"{low}" if low == high else f"{low} to {high}"
+        return f"Counts({len(self)} clients, {span} examples each)"

@@ -1,0 +1,33 @@
+"""The public test kit: drive a strategy by hand, or put it through the laws every strategy keeps.
+
+By hand, with numbers worked out on paper:
+
+    from offbeat.core.strategies import REGISTRY
+    from offbeat.testing import ScriptedEngine, tiny_world
+
+    engine = ScriptedEngine(REGISTRY["fedasync"](alpha=0.5), tiny_world(clients=2))
+    engine.start()
+    engine.arrive(1, at=3.0)
+    print(engine)
+
+By law, on random scripts of arrivals, losses, refusals and newcomers; what breaks one is shrunk:
+
+    from offbeat.testing import check
+
+    for finding in check(MyStrategy()):
+        assert finding.passed, finding
+"""
+
+from offbeat.testing.checking import Finding, check, random_scripts, tiny_worlds
+from offbeat.testing.compare import identical, reloaded
+from offbeat.testing.laws import LAWS, Crashed, LawBroken, meaning
+from offbeat.testing.script import Entry, ScriptedEngine, ScriptError
+from offbeat.testing.steps import MOODS, Script, Step, play, random_script, read, show, shrink
+from offbeat.testing.tell import plain, tell
+from offbeat.testing.worlds import CopyingStore, TinyClients, hand_world, layout_of, optimum, tiny_layout, tiny_world
+
+__all__ = [
+    "CopyingStore", "Crashed", "Entry", "Finding", "LAWS", "LawBroken", "MOODS", "Script", "ScriptError", "ScriptedEngine",
+    "Step", "TinyClients", "check", "hand_world", "identical", "layout_of", "meaning", "optimum", "plain", "play", "random_script",
+    "random_scripts", "read", "reloaded", "show", "shrink", "tell", "tiny_layout", "tiny_world", "tiny_worlds",
+]  # fmt: skip

@@ -1,0 +1,148 @@
+"""Tiny worlds: a model of nine numbers, a handful of clients, and a client half that really trains.
+
+Every number is a multiple of 1/16 and every rate a power of two, so that local training is exact in float64: the
+same bits on every machine, and values short enough to be worked out by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from offbeat.core.draws import below
+from offbeat.core.jobs import PLAIN, Job, Result, descend, start_job
+from offbeat.core.protocol import Gradient, Phase, World
+from offbeat.core.vector import Kind, Layout, Slice
+
+PARAMS: tuple[tuple[str, tuple[int, ...], Kind], ...] = (
+    ("body.weight", (2, 2), "param"),
+    ("body.bias", (2,), "param"),
+    ("head.weight", (1, 2), "param"),
+    ("head.bias", (1,), "param"),
+)
+STATISTICS: tuple[tuple[str, tuple[int, ...], Kind], ...] = (
+    ("norm.mean", (2,), "buffer"),
+    ("norm.seen", (), "counter"),
+)
+
+
+def layout_of(entries: Iterable[tuple[str, tuple[int, ...], Kind]]) -> Layout:
+    """A layout from (name, shape, kind), one after another."""
+    slices: list[Slice] = []
+    end = 0
+    for name, shape, kind in entries:
+        slices.append(Slice(name, shape, end, end + prod(shape), kind))
+        end += prod(shape)
+    return Layout(tuple(slices))
+
+
+def tiny_layout(buffers: bool = False, in_the_middle: bool = False) -> Layout:
+    """Statistics come last, as `Layout.of` puts them, or between the params, as a layout made by hand may."""
+    if not buffers:
+        return layout_of(PARAMS)
+    return layout_of((*PARAMS[:2], *STATISTICS, *PARAMS[2:]) if in_the_middle else (*PARAMS, *STATISTICS))
+
+
+def sixteenths(count: int, dtype: torch.dtype, seed: int, purpose: str, *counters: int) -> Tensor:
+    """`count` multiples of 1/16 in [-1, 1]."""
+    return torch.tensor([(below(33, seed, purpose, *counters, i) - 16) / 16 for i in range(count)], dtype=dtype)
+
+
+def tiny_world(
+    clients: int = 3,
+    dtype: torch.dtype = torch.float64,
+    buffers: bool = False,
+    seed: int = 0,
+    *,
+    in_the_middle: bool = False,
+    probe: Callable[[Tensor], Tensor] | None = None,
+) -> World:
+    """Clients 0, 1, ... with 10, 20, ... examples."""
+    layout = tiny_layout(buffers, in_the_middle)
+    model = sixteenths(layout.size, dtype, seed, "tiny model")
+    for a, b in layout.counters:
+        model[a:b] = 0.0
+    examples = MappingProxyType({client: 10 * (client + 1) for client in range(clients)})
+    return World(model=model, layout=layout, clients=examples, seed=seed, probe=probe)
+
+
+def hand_world(model: Sequence[float], clients: Mapping[int, int], *, statistics: bool = False, seed: int = 0) -> World:
+    """A float64 world for numbers worked by hand: params `w`, and with `statistics` a last buffer and a last counter."""
+    entries: list[tuple[str, tuple[int, ...], Kind]] = [("w", (len(model) - 2 * statistics,), "param")]
+    if statistics:
+        entries += [("mean", (1,), "buffer"), ("seen", (), "counter")]
+    return World(model=torch.tensor(model, dtype=torch.float64), layout=layout_of(entries), clients=clients, seed=seed)
+
+
+class CopyingStore(MutableMapping[int, Tensor]):
+    """Per-client tensors copied in and out, as from disk: whoever changes one in place must put it back."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Tensor] = {}
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self._held[client].clone()
+
+    def __setitem__(self, client: int, value: Tensor) -> None:
+        self._held[client] = value.clone()
+
+    def __delitem__(self, client: int) -> None:
+        del self._held[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd:
+    """w := w - lr d."""
+
+    def step(self, w: Tensor, d: Tensor, lr: float) -> None:
+        w.add_(d, alpha=-lr)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyClients:
+    """Clients that train for real: client k minimises 0.5 ||w - c_k||^2 by a few SGD steps, whatever the rule.
+
+    Called with a job, returns its result, like any worker's `train`. Buffers move by at most 1/2, counters count steps.
+    """
+
+    layout: Layout
+    lr: float = 0.125
+    steps: int = 2  # of a job that names none, and of one epoch
+
+    def __call__(self, job: Job) -> Result:
+        rule = job.work.rule or PLAIN
+        lr = self.lr if job.work.lr is None else job.work.lr
+        local_job = start_job(job, self.layout, lr)
+        centre = optimum(job.seed, job.client, self.layout.num_params, job.base.dtype)
+        w = local_job.start.clone()
+
+        def batches(phase: Phase) -> Iterable[Gradient]:
+            steps = phase.steps if phase.steps is not None else self.steps * (phase.epochs or 1)
+            return [lambda point: point - centre] * steps
+
+        steps, carry = descend(rule, local_job, rule.phases(job.work), w, batches, Sgd)
+        local = self.layout.with_trainable(job.base, w)
+        for a, b in self.layout.buffers:
+            local[a:b] += sixteenths(b - a, local.dtype, job.seed, "tiny buffer", job.client, job.index) / 2
+        for a, b in self.layout.counters:
+            local[a:b] += steps
+        extras, memory = rule.end(local_job, local, carry)
+        return Result(job.ticket, local, job.num_examples, steps, extras, memory)
+
+
+@lru_cache(maxsize=1024)
+def optimum(seed: int, client: int, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """c_k, where the client's own loss is smallest. Shared: do not change it."""
+    return sixteenths(size, dtype, seed, "tiny optimum", client)

@@ -1,0 +1,99 @@
+"""What an engine learns about its clients."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.protocol import LocalRule, LocalWork
+from offbeat.core.surroundings import Surroundings, Trip
+from offbeat.scenario.availability import Always
+from offbeat.scenario.counts import Counts
+from offbeat.scenario.delays import Constant, Uniform
+from offbeat.scenario.surroundings import SimulatedWorld
+
+
+@dataclass(frozen=True)
+class ThreeGradients(LocalRule):
+    cost: ClassVar[float] = 3.0
+
+
+def test_a_trip_takes_what_the_delays_say() -> None:
+    delays = Uniform(low=5.0, high=50.0, jitter=0.2)
+    world: Surroundings = SimulatedWorld(delays=delays, counts=Counts.constant(4, 10), seed=7)
+    trip = world.trip(2, 3, LocalWork(), 10, started=100.0)
+    assert trip.expected == delays.expected(7, 2, steps=1)
+    assert trip.duration == delays.seconds(7, 2, 3, steps=1)
+    assert not trip.crashes
+    assert world.trip(2, 3, LocalWork(), 10, started=999.0) == trip
+
+
+def test_a_rule_with_three_gradients_a_step_takes_three_times_as_long() -> None:
+    for unit, steps in (("job", None), ("step", lambda client, work, num_examples: num_examples // 5)):
+        world = SimulatedWorld(delays=Constant(mean=2.0, jitter=0.0, unit=unit), counts=Counts([10]), seed=1, steps=steps)
+        per_job = 2.0 if unit == "job" else 2.0 * 2
+        assert world.trip(0, 0, LocalWork(), 10, 0.0) == Trip(per_job, per_job)
+        assert world.trip(0, 0, LocalWork(rule=ThreeGradients()), 10, 0.0) == Trip(3 * per_job, 3 * per_job)
+
+
+def test_delays_per_step_need_the_steps() -> None:
+    with pytest.raises(ConfigError, match="delays per step need to know the steps"):
+        SimulatedWorld(delays=Constant(unit="step"), counts=Counts([1]), seed=1)
+
+
+def test_clients_are_always_available_and_hold_all_their_data() -> None:
+    world = SimulatedWorld(delays=Constant(), counts=Counts([4, 9]), seed=1)
+    assert world.next_available(0, 12.5) == Always().next_available(0, 12.5) == 12.5
+    assert world.num_examples(1, now=0.0) == 9
+    with pytest.raises(DataError, match="no data for client 2: there are 2 clients"):
+        world.num_examples(2, now=0.0)
+
+
+def test_counts_are_a_mapping() -> None:
+    counts = Counts([3, 1, 2])
+    assert dict(counts) == {0: 3, 1: 1, 2: 2}
+    assert counts == {0: 3, 1: 1, 2: 2} == counts
+    assert counts == Counts(np.array([3, 1, 2]))
+    assert counts != Counts([3, 1, 3])
+    assert (len(counts), sum(counts.values()), 2 in counts, 3 in counts, -1 in counts, "0" in counts) == (3, 6, True, False, False, False)
+    assert type(counts[0]) is int
+    assert pickle.loads(pickle.dumps(counts)) == counts
+    for missing in (3, -1):
+        with pytest.raises(KeyError):
+            counts[missing]
+
+
+def test_counts_cannot_be_changed_from_outside() -> None:
+    values = np.array([3, 1])
+    counts = Counts(values)
+    values[0] = 99
+    assert counts[0] == 3
+    with pytest.raises(ValueError, match="read-only"):
+        counts._values[0] = 5
+
+
+def test_a_million_clients_cost_four_bytes_each_or_less() -> None:
+    assert Counts(np.arange(1_000_000))._values.nbytes == 4_000_000
+    constant = Counts.constant(1_000_000, 20)
+    assert (len(constant), constant[999_999], constant._values.base is not None) == (1_000_000, 20, True)
+    assert repr(constant) == "Counts(1000000 clients, 20 examples each)"
+    assert constant == Counts.constant(1_000_000, 20)
+    assert Counts([2**40])[0] == 2**40
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Counts([]), "no clients"),
+        (lambda: Counts([4, -2]), "client 1 has -2 examples"),
+        (lambda: Counts.constant(0, 5), "0 clients: at least one"),
+    ],
+)
+def test_impossible_counts_are_refused(make: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make()  # type: ignore[operator]
