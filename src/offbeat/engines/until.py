@@ -30,7 +30,7 @@ class Target:
         return value <= self.value if self.metric in LOWER_IS_BETTER else value >= self.value
 
     def __str__(self) -> str:
-        return f"{self.metric}={self.value:g}"
+        return f"{self.metric}={_exact(self.value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Until:
             raise ConfigError(f"until needs a number of seconds or updates{given}: '3600s', '500updates' or '3600s,acc=0.9'")
 
     def __str__(self) -> str:
-        seconds = f"{self.seconds:.15g}s" if self.seconds is not None else ""
+        seconds = f"{_exact(self.seconds)}s" if self.seconds is not None else ""
         updates = f"{self.updates}updates" if self.updates is not None else ""
         return ",".join(filter(None, (seconds, updates, str(self.target) if self.target else "")))
 
@@ -72,6 +72,12 @@ def parse_until(text: str, bounds: Until | None = None) -> Until:
     if seconds is None and updates is None and bounds is not None:
         seconds, updates = bounds.seconds, bounds.updates
     return Until(seconds=seconds, updates=updates, target=target)
+
+
+def _exact(number: float) -> str:
+    """As short as possible, but read back as the same number."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def _number(text: str, part: str) -> float:

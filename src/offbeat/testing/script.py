@@ -95,7 +95,8 @@ class ScriptedEngine:
     def start(self) -> None:
         """Everyone known reports ready."""
         for client in sorted(self.world.clients):
-            self.ready(client)
+            if self.stopped is None:
+                self.ready(client)
 
     def ready(self, client: int, *, at: float | None = None, num_examples: int | None = None) -> None:
         """A known client that was not reachable (nobody is before the start) can take work."""

@@ -1,0 +1,177 @@
+"""A run stopped at any moment and resumed is the run that was never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Surroundings, make_engine
+
+from offbeat.client.training import Training
+from offbeat.core import draws
+from offbeat.core.jobs import Result
+from offbeat.core.strategies import REGISTRY, FedAsync, FedAvg, FedBuff
+from offbeat.engines.checkpoint import Checkpoints
+from offbeat.engines.trace import Trace
+from offbeat.engines.until import Until
+from offbeat.experiment import run as runs
+from offbeat.experiment.config import Experiment
+from offbeat.scenario.models import Mlp
+
+VARIANTS = {
+    "fedavg": FedAvg(),
+    "fedavg sampled": FedAvg(sample=2, over_select=0.5, deadline=4.0),
+    "fedasync": FedAsync(),
+    "fedasync limited": FedAsync(concurrency=2),
+    "fedasync weighted": FedAsync(mode="delta", client_weight="examples"),
+    "fedbuff": FedBuff(k=3),
+    "fedbuff excluding": FedBuff(k=3, exclude_buffered=True, concurrency=3),
+}
+
+
+def world() -> Surroundings:
+    """Three speeds, crashes, a slow job and a client that comes and goes."""
+    return Surroundings(
+        {0: 1.0, 1: 1.7, 2: 3.1, 3: 2.3},
+        crashes={(0, 3), (2, 1)},
+        slow={(1, 2): 40.0},
+        away={3: [(5.0, 9.0), (20.0, 26.0)]},
+    )
+
+
+def engine_in(folder: Path, strategy, seconds=60.0):
+    def training(job):
+        noise = draws.uniform(0, "training", job.client, job.index)
+        return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, memory={"m": job.base * noise})
+
+    folder.mkdir(exist_ok=True)
+    trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint")
+    settings = {"train": training, "trace": trace, "checkpoints": checkpoints, "checkpoint_every": 1e9, "every": 2.5}
+    return make_engine(strategy, world(), until=Until(seconds=seconds), evaluate=lambda m: {"acc": float(m[0])}, **settings)
+
+
+def finish(engine):
+    outcome = engine.run()
+    digest = engine.trace.digest()
+    engine.trace.close()
+    return digest, outcome.model.tolist(), outcome.reason
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_stopped_after_any_number_of_events_it_goes_on_as_if_nothing_had_happened(tmp_path, name):
+    strategy = VARIANTS[name]
+    whole = finish(engine_in(tmp_path / "whole", strategy))
+    deaths, result = 0, None
+    while result is None:
+        engine = engine_in(tmp_path / "stopped", strategy)
+        engine.checkpoint_every = 0.0  # after every event
+        engine.restore()
+        die_after(engine, events=5)
+        try:
+            result = finish(engine)
+        except KeyboardInterrupt:
+            deaths += 1
+            engine.trace.flush()  # rows the checkpoint does not know of
+            engine.trace.db.close()
+    assert deaths >= 10
+    assert result == whole
+
+
+def die_after(engine, events):
+    """The process dies when the last of these events is handled and no checkpoint knows of it yet."""
+    handle, left = engine._handle, events
+
+    def counting(*due):
+        nonlocal left
+        handle(*due)
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+
+    engine._handle = counting
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
+    whole = finish(engine_in(tmp_path / "whole", FedAsync()))
+    stopped = engine_in(tmp_path / "stopped", FedAsync(), seconds=7.0)
+    stopped.run()
+    stopped.trace.close()
+    again = engine_in(tmp_path / "stopped", FedAsync())
+    again.restore()
+    assert finish(again) == whole
+
+
+def test_the_variants_cover_the_registry():
+    assert {type(s) for s in VARIANTS.values()} == set(REGISTRY.values())
+
+
+# ---------------------------------------------------------------- the real thing: SIGKILL
+
+
+def _child(folder: str) -> None:
+    runs.execute(runs.Run(Path(folder)), checkpoint_every=0.02)
+
+
+def _start(folder: Path) -> multiprocessing.process.BaseProcess:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["offbeat.experiment.run", "sklearn.datasets"])
+    child = context.Process(target=_child, args=(str(folder),))
+    child.start()
+    return child
+
+
+KILLS = 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [FedAsync(concurrency=6), FedBuff(k=3), FedAvg(sample=4)], ids=lambda s: type(s).__name__)
+def test_killed_at_twenty_random_moments_the_digest_is_the_same(tmp_path, strategy):
+    """Twenty SIGKILLs over one run: each falls in training, evaluation, trace or checkpoint, wherever it happens to be."""
+    training, until = Training(epochs=2), Until(seconds=1500.0)
+    experiment = Experiment(clients=8, model=Mlp(hidden=(16,)), training=training, strategy=strategy, until=until, evaluate_every=20.0)
+    whole = runs.create(tmp_path / "whole", experiment)
+    began = time.monotonic()
+    runs.execute(whole)
+    length = time.monotonic() - began
+    killed = runs.create(tmp_path / "killed", experiment)
+    kills = 0
+    for i in range(10 * KILLS):
+        child = _start(killed.folder)
+        if kills < KILLS:
+            # from right at the start to about a tenth of the run, so that some progress is made between kills
+            child.join(timeout=0.05 + draws.uniform(0, "kill", i) * max(0.1, length / 10))
+            if child.is_alive():
+                os.kill(child.pid, signal.SIGKILL)
+                kills += 1
+        child.join()
+        if killed.complete:
+            break
+    assert kills == KILLS
+    assert killed.digest() == whole.digest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("i", range(20))
+def test_killed_once_at_a_random_moment_the_digest_is_the_same(tmp_path, i, reference):
+    experiment, whole, length = reference
+    killed = runs.create(tmp_path / "killed", experiment)
+    child = _start(killed.folder)
+    child.join(timeout=draws.uniform(1, "moment", i) * length)
+    if child.is_alive():
+        os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    runs.execute(killed)
+    assert killed.digest() == whole
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    experiment = Experiment(clients=6, model=Mlp(hidden=(16,)), strategy=FedAsync(), until=Until(seconds=900.0), evaluate_every=20.0)
+    whole = runs.create(tmp_path_factory.mktemp("reference") / "whole", experiment)
+    began = time.monotonic()
+    runs.execute(whole, checkpoint_every=0.02)
+    return experiment, whole.digest(), time.monotonic() - began
