@@ -1,0 +1,70 @@
+"""Named random draws."""
+
+import torch
+
+from offbeat.core.draws import below, bits, exponential, generator, lognormal, normal, sample, uniform
+
+
+def test_bits_are_blake2b_of_the_key_on_every_machine() -> None:
+    # printf '7/delay/(3, 0)' | b2sum -l 64  ->  63aae36c0f39d1a6, read as a little-endian number
+    assert bits(7, "delay", 3, 0) == int.from_bytes(bytes.fromhex("63aae36c0f39d1a6"), "little")
+    # printf '0/x/()' | b2sum -l 64  ->  df1b150e2b5182bf
+    assert bits(0, "x") == int.from_bytes(bytes.fromhex("df1b150e2b5182bf"), "little")
+
+
+def test_a_draw_depends_on_seed_purpose_and_every_counter() -> None:
+    keys = [(0, "a", 1, 2), (1, "a", 1, 2), (0, "b", 1, 2), (0, "a", 2, 1), (0, "a", 12), (0, "a", 1, 2, 0)]
+    assert len({bits(*key) for key in keys}) == len(keys)
+    assert bits(0, "a", 1, 2) == bits(0, "a", 1, 2)
+
+
+def test_uniform_lies_strictly_inside_zero_and_one_and_is_even() -> None:
+    drawn = [uniform(0, "u", i) for i in range(4000)]
+    assert all(0 < u < 1 for u in drawn)
+    for low in (0.0, 0.25, 0.5, 0.75):
+        share = sum(low <= u < low + 0.25 for u in drawn) / 4000
+        assert abs(share - 0.25) < 0.03  # 4 standard deviations: 4 sqrt(.25 * .75 / 4000) = 0.027
+
+
+def test_below_reaches_every_number_and_no_other() -> None:
+    drawn = [below(7, 3, "b", i) for i in range(700)]
+    assert set(drawn) == set(range(7))
+
+
+def test_normal_exponential_and_lognormal_have_their_middle_where_they_should() -> None:
+    # medians: 0 for a standard normal, mean * ln 2 for an exponential, the given one for a lognormal
+    middle = [sorted(draw)[500] for draw in (
+        [normal(0, "n", i) for i in range(1001)],
+        [exponential(0, "e", i, mean=10.0) for i in range(1001)],
+        [lognormal(0, "l", i, median=5.0, sigma=0.5) for i in range(1001)],
+    )]  # fmt: skip
+    assert abs(middle[0]) < 0.16  # 4 sqrt(pi / 2 / 1001)
+    assert abs(middle[1] - 6.93) < 1.3
+    assert abs(middle[2] - 5.0) < 0.4
+
+
+def test_a_sample_has_no_repeats_comes_in_order_and_ignores_the_order_of_the_items() -> None:
+    drawn = sample([5, 1, 4, 2, 3], 3, 0, "s", 0)
+    assert drawn == sorted(set(drawn))
+    assert len(drawn) == 3
+    assert drawn == sample([1, 2, 3, 4, 5], 3, 0, "s", 0)
+
+
+def test_a_sample_larger_than_the_items_is_all_of_them() -> None:
+    assert sample([3, 1, 2], 9, 0, "s", 0) == [1, 2, 3]
+    assert sample([], 2, 0, "s", 0) == []
+
+
+def test_everybody_is_sampled_equally_often() -> None:
+    counts = dict.fromkeys(range(5), 0)
+    for n in range(2000):
+        for client in sample(range(5), 2, 0, "fair", n):
+            counts[client] += 1
+    # each is in 2 of 5: 800 expected, 4 standard deviations are 4 sqrt(2000 * .4 * .6) = 88
+    assert all(abs(count - 800) < 88 for count in counts.values())
+
+
+def test_generators_of_one_key_draw_the_same_tensor() -> None:
+    one, two, other = (torch.rand(4, generator=generator(0, "g", i)) for i in (1, 1, 2))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)

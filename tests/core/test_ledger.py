@@ -1,0 +1,101 @@
+"""The books every engine keeps, and what they allow."""
+
+import copy
+
+import pytest
+import torch
+
+from offbeat.core.ledger import Ledger
+from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, LocalWork, Note, ProtocolError, Reject, SetTimer, Stop
+
+MODEL = torch.zeros(2)
+
+
+def books() -> Ledger:
+    """Client 0 is at work, 1 is idle, 2 is away, 7 joined and is idle."""
+    ledger = Ledger({0: 10, 1: 20, 2: 30})
+    ledger.dispatch(Dispatch(0, MODEL), 0.0, 10)
+    ledger.leave(2)
+    ledger.join(7, 40)
+    return ledger
+
+
+def check(*actions: Action, arrived: int | None = None) -> None:
+    books().check(list(actions), size=2, arrived=arrived, now=5.0)
+
+
+def test_idle_means_known_reachable_and_without_work() -> None:
+    ledger = books()
+    assert [client for client in (0, 1, 2, 7, 99) if ledger.idle(client)] == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("actions", "why"),
+    [
+        ([Dispatch(0, MODEL)], "still works on ticket 0"),
+        ([Dispatch(2, MODEL)], "not reachable"),
+        ([Dispatch(99, MODEL)], "no such client"),
+        ([Dispatch(1, MODEL), Dispatch(1, MODEL)], "twice in one answer"),
+        ([Dispatch(1, torch.zeros(3))], r"shape \(3,\): a model is a flat vector of 2"),
+        ([Dispatch(1, torch.zeros(2, 1))], r"shape \(2, 1\)"),
+        ([Commit(None)], "NoneType"),  # type: ignore[arg-type]
+        ([SetTimer("t", 4.9)], "at or after"),
+        ([SetTimer("t", float("inf"))], "at or after"),
+        ([SetTimer("t", float("nan"))], "at or after"),
+        ([Reject(0, 0, "too old")], "only the update being answered"),
+        (["Commit"], "is not an action"),
+        ([Stop], "is not an action"),  # the class, not a Stop
+    ],
+)
+def test_an_illegal_action_is_named(actions: list[Action], why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        check(*actions)
+
+
+def test_legal_actions_of_every_kind_pass() -> None:
+    check(
+        Commit(MODEL), Dispatch(1, MODEL), Dispatch(7, MODEL), SetTimer("t", 5.0), CancelTimer("nothing"), Reject(3, 12, "old"),
+        Note({"x": 1.0}), Stop("done"), arrived=12,
+    )  # fmt: skip
+
+
+def test_checking_books_nothing_even_when_only_the_last_action_is_illegal() -> None:
+    ledger = books()
+    before = copy.copy(ledger)
+    facts = (ledger.version, ledger.next_ticket, dict(ledger.open), dict(ledger.busy), dict(ledger.jobs), dict(ledger.absent))
+    with pytest.raises(ProtocolError):
+        ledger.check([Commit(MODEL), Dispatch(1, MODEL), Dispatch(0, MODEL)], 2, None, 0.0)
+    assert facts == (ledger.version, ledger.next_ticket, ledger.open, ledger.busy, ledger.jobs, ledger.absent)
+    assert before == ledger
+
+
+def test_a_ticket_says_what_was_sent_when_and_under_which_version() -> None:
+    ledger = books()
+    ledger.version = 4
+    work = LocalWork(steps=3)
+    ticket = ledger.dispatch(Dispatch(1, MODEL, work), now=2.5, num_examples=20)
+    assert (ticket.number, ticket.client, ticket.base_version, ticket.started, ticket.num_examples) == (1, 1, 4, 2.5, 20)
+    assert ticket.base is MODEL
+    assert ticket.work is work
+
+
+def test_tickets_are_numbered_globally_and_jobs_by_client() -> None:
+    ledger = Ledger({0: 1, 1: 1})
+    one = [ledger.close(ledger.dispatch(Dispatch(client, MODEL), 0.0, 1).number) for client in (0, 1, 0, 0)]
+    assert [ticket.number for ticket in one] == [0, 1, 2, 3]
+    assert [ticket.index for ticket in one] == [0, 0, 1, 2]
+
+
+def test_a_ticket_is_consumed_once() -> None:
+    ledger = books()
+    assert ledger.close(0).client == 0
+    assert ledger.idle(0)
+    with pytest.raises(KeyError):
+        ledger.close(0)
+
+
+def test_a_client_that_comes_back_is_no_newcomer() -> None:
+    ledger = books()
+    ledger.join(2, 99)
+    assert ledger.idle(2)
+    assert ledger.joined == {7: 40}

@@ -1,0 +1,185 @@
+"""Synchronous rounds: sample, wait, close."""
+
+import pytest
+
+from offbeat.core.errors import ConfigError
+from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds, Turn
+from offbeat.core.protocol import CancelTimer, ClientLost, ClientReady, Event, Reject, SetTimer, TimerFired, UpdateArrived
+
+CLIENTS = {0: 10, 1: 10, 2: 10, 3: 10}
+
+
+class Bench:
+    """Rounds with their state, driven event by event."""
+
+    def __init__(self, seed: int = 0, **settings: object) -> None:
+        self.rounds, self.state, self.seed = Rounds(**settings), Round(), seed  # type: ignore[arg-type]
+
+    def turn(self, event: Event) -> Turn:
+        return self.rounds.turn(self.state, event, CLIENTS, self.seed)
+
+    def ready(self, client: int, now: float = 0.0) -> Turn:
+        return self.turn(ClientReady(now, client, 10))
+
+    def arrive(self, client: int, now: float = 1.0) -> Turn:
+        return self.turn(UpdateArrived(now, client, 70 + client, 0, None, None, 10, 1, 0.0))  # type: ignore[arg-type]
+
+    def lose(self, client: int, now: float = 1.0) -> Turn:
+        return self.turn(ClientLost(now, client, 70 + client))
+
+    def fire(self, key: str, now: float = 0.0) -> Turn:
+        return self.turn(TimerFired(now, key))
+
+    def opened(self) -> list[int]:
+        for client in CLIENTS:
+            self.ready(client)
+        return self.fire(OPEN).chosen
+
+
+def test_a_round_opens_when_the_instant_is_over_with_everybody_who_is_idle() -> None:
+    bench = Bench()
+    assert bench.ready(0).actions == [SetTimer(OPEN, 0.0)]
+    bench.ready(2)
+    assert bench.fire(OPEN).chosen == [0, 2]
+
+
+def test_a_round_closes_when_each_of_its_clients_is_heard_or_lost() -> None:
+    bench = Bench()
+    bench.opened()
+    assert bench.arrive(0) == Turn(counts=True)
+    assert bench.lose(1) == Turn()
+    assert bench.arrive(2) == Turn(counts=True)
+    last = bench.arrive(3)
+    assert (last.counts, last.closes) == (True, True)
+    assert last.actions == [SetTimer(OPEN, 1.0)]  # the next one waits for the end of this instant
+
+
+def test_a_round_that_loses_its_last_client_closes() -> None:
+    bench = Bench()
+    bench.opened()
+    for client in (0, 1, 2):
+        bench.arrive(client)
+    last = bench.lose(3)
+    assert (last.counts, last.closes) == (False, True)
+
+
+def test_the_client_that_closed_a_round_can_be_in_the_next() -> None:
+    bench = Bench(sample=4)
+    bench.opened()
+    for client in CLIENTS:
+        bench.arrive(client)
+        bench.ready(client, 1.0)
+    assert bench.fire(OPEN, 1.0).chosen == [0, 1, 2, 3]
+    assert bench.state.number == 2
+
+
+def test_nobody_idle_opens_no_round_until_somebody_is() -> None:
+    bench = Bench()
+    assert bench.fire(OPEN) == Turn()
+    assert bench.ready(1, 5.0).actions == [SetTimer(OPEN, 5.0)]
+
+
+def test_while_a_round_is_open_the_ready_wait() -> None:
+    bench = Bench(sample=2)
+    bench.opened()
+    assert bench.ready(9, 1.0) == Turn()
+    assert bench.fire(OPEN, 1.0) == Turn()
+
+
+def test_a_client_that_left_is_not_sampled() -> None:
+    bench = Bench()
+    bench.ready(0)
+    bench.ready(1)
+    bench.turn(ClientLost(0.0, 0))
+    assert bench.fire(OPEN).chosen == [1]
+
+
+def test_a_share_is_of_all_known_clients_newcomers_too() -> None:
+    bench = Bench(sample=0.5)
+    assert len(bench.opened()) == 2  # of 4
+    bench = Bench(sample=0.5)
+    for newcomer in (4, 5):
+        bench.ready(newcomer)
+        bench.turn(ClientLost(0.0, newcomer))  # gone again, but known
+    assert len(bench.opened()) == 3  # of 6
+
+
+def test_at_its_deadline_a_round_closes_with_whoever_answered() -> None:
+    bench = Bench(deadline=5.0)
+    for client in CLIENTS:
+        bench.ready(client)
+    opened = bench.fire(OPEN)
+    assert opened.actions == [SetTimer(DEADLINE, 5.0)]
+    bench.arrive(1)
+    closed = bench.fire(DEADLINE, 5.0)
+    assert closed.closes
+    assert not closed.counts
+    assert closed.actions[-1] == SetTimer(OPEN, 5.0)
+
+
+def test_a_round_that_closes_early_cancels_its_deadline() -> None:
+    bench = Bench(deadline=5.0)
+    bench.opened()
+    for client in (0, 1, 2):
+        bench.arrive(client)
+    assert CancelTimer(DEADLINE) in bench.arrive(3).actions
+
+
+def test_whoever_answers_after_the_round_closed_is_rejected() -> None:
+    bench = Bench(deadline=5.0)
+    bench.opened()
+    bench.fire(DEADLINE, 5.0)
+    late = bench.arrive(2, 6.0)
+    assert late.actions == [Reject(2, 72, "its round has closed")]
+    assert not late.counts
+
+
+def test_a_late_client_of_the_last_round_does_not_count_in_the_next() -> None:
+    bench = Bench(deadline=5.0)
+    bench.opened()
+    bench.arrive(0)
+    bench.ready(0, 1.0)
+    bench.fire(DEADLINE, 5.0)
+    assert bench.fire(OPEN, 5.0).chosen == [0]
+    assert not bench.arrive(1, 6.0).counts
+    assert not bench.lose(2, 6.0).closes
+    assert bench.arrive(0, 7.0).closes
+
+
+def test_an_over_selected_round_closes_when_enough_are_heard() -> None:
+    bench = Bench(sample=2, over_select=0.5)
+    chosen = bench.opened()
+    assert len(chosen) == 3  # ceil(2 * 1.5)
+    assert not bench.arrive(chosen[0]).closes
+    assert bench.arrive(chosen[2]).closes
+    assert isinstance(bench.arrive(chosen[1], 2.0).actions[0], Reject)
+
+
+def test_an_over_selected_round_survives_the_loss_of_its_spare_client() -> None:
+    bench = Bench(sample=2, over_select=0.5)
+    chosen = bench.opened()
+    assert not bench.lose(chosen[0]).closes
+    assert not bench.arrive(chosen[1]).closes
+    assert bench.arrive(chosen[2]).closes
+
+
+def test_fewer_idle_than_asked_for_is_a_smaller_round() -> None:
+    bench = Bench(sample=3)
+    bench.ready(1)
+    assert bench.fire(OPEN).chosen == [1]
+    assert bench.arrive(1).closes
+
+
+def test_over_many_seeds_every_client_is_in_the_first_sample_equally_often() -> None:
+    counts = dict.fromkeys(CLIENTS, 0)
+    for seed in range(1000):
+        for client in Bench(seed=seed, sample=1).opened():
+            counts[client] += 1
+    # 250 expected, 4 standard deviations are 4 sqrt(1000 * .25 * .75) = 55
+    assert all(abs(count - 250) < 55 for count in counts.values())
+
+
+@pytest.mark.parametrize("settings", [{"sample": 0}, {"sample": 1.5}, {"deadline": 0.0}, {"over_select": -0.1}])
+def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Rounds(**settings)

@@ -1,0 +1,134 @@
+"""Golden traces: event order, times and scripted float64 arithmetic of every strategy, to the last bit.
+
+A change that moves numbers on purpose records them anew, and says so in its change note:
+
+    OFFBEAT_RECORD_GOLDEN=1 pytest tests/test_golden.py
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offbeat.core.protocol import Commit, Dispatch
+from offbeat.core.strategies import REGISTRY
+from offbeat.testing import plain, play, tiny_world
+
+FOLDER = Path(__file__).parent / "golden"
+RECORD = bool(os.environ.get("OFFBEAT_RECORD_GOLDEN"))
+
+# a little of everything: stale updates, one instant shared, losses, a refusal, leaving and coming back, a newcomer
+SCRIPT = """
+wait 2
+arrive 2
+wait 1
+arrive 0
+arrive 1
+wait 0.5
+lose 0
+wait 1
+arrive 1
+wait 0.25
+arrive+leave 0
+join
+wait 2
+refuse 0
+arrive 1
+wait 1
+back 0
+expire 0
+wait 4
+arrive 0
+arrive 0
+wait 1
+lose+leave 1
+wait 1
+arrive 1
+arrive 0
+back 0
+wait 8
+arrive 2
+wait 1
+arrive 1
+arrive 0
+arrive 2
+wait 1
+arrive 0
+"""
+
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "fedavg": {"all": {}, "deadline": {"sample": 2, "over_select": 0.5, "deadline": 3.0}},
+    "fedasync": {"mix": {}, "delta": {"mode": "delta", "client_weight": "examples", "concurrency": 2, "max_staleness": 2}},
+    "fedbuff": {"two": {"k": 2}, "excluded": {"k": 3, "exclude_buffered": True}},
+}
+CASES = [(name, label, settings) for name in REGISTRY for label, settings in SETTINGS.get(name, {"default": {}}).items()]
+
+
+def trace_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    engine = play(REGISTRY[name](**settings), SCRIPT, tiny_world(clients=3, buffers=True))
+    versions = {id(engine.world.model): "version 0"}
+    entries = []
+    for entry in engine.log:
+        version = entry.version - sum(isinstance(action, Commit) for action in entry.actions)
+        actions = []
+        for action in entry.actions:
+            told = plain(action)
+            if isinstance(action, Commit):
+                version += 1
+                versions[id(action.model)] = f"version {version}"
+            elif isinstance(action, Dispatch):  # the numbers only where they are not those of a Commit
+                told["model"] = versions.get(id(action.model), told["model"])
+            actions.append(told)
+        event = {key: value for key, value in plain(entry.event).items() if key != "base"}  # a Dispatch has shown it
+        entries.append({"event": event, "actions": actions})
+    # on another instruction set torch may fuse a multiplication and an addition: equal within rounding, not in bits
+    cpu = torch.backends.cpu.get_cpu_capability()
+    return {"strategy": name, "settings": settings, "cpu": cpu, "version": engine.ledger.version, "trace": entries}
+
+
+@pytest.mark.parametrize(("name", "label", "settings"), CASES, ids=[f"{name}-{label}" for name, label, _ in CASES])
+def test_the_trace_is_what_it_was(name: str, label: str, settings: dict[str, Any]) -> None:
+    path = FOLDER / f"{name}-{label}.json"
+    trace = trace_of(name, settings)
+    if RECORD:
+        path.write_text(written(trace))
+    golden = json.loads(path.read_text())
+    if golden["cpu"] == trace["cpu"]:
+        assert first_difference(golden, trace) is None
+    else:
+        golden["cpu"] = trace["cpu"]
+        assert first_difference(golden, trace, rounding=1e-12) is None
+
+
+def test_every_strategy_has_its_golden_trace_and_every_trace_its_strategy() -> None:
+    assert sorted(path.stem for path in FOLDER.glob("*.json")) == sorted(f"{name}-{label}" for name, label, _ in CASES)
+
+
+def written(trace: dict[str, Any]) -> str:
+    """One event a line, so that a change shows where it begins."""
+    *head, (_, entries) = trace.items()
+    lines = ",\n".join(json.dumps(entry) for entry in entries)
+    return json.dumps(dict(head))[:-1] + ', "trace": [\n' + lines + "\n]}\n"
+
+
+def first_difference(golden: Any, now: Any, rounding: float = 0.0, where: str = "") -> str | None:
+    """None if equal; otherwise where the first difference lies, and both values."""
+    if isinstance(golden, dict) and isinstance(now, dict) and golden.keys() == now.keys():
+        found = (first_difference(golden[key], now[key], rounding, f"{where}.{key}") for key in golden)
+    elif isinstance(golden, list) and isinstance(now, list) and len(golden) == len(now):
+        found = (first_difference(a, b, rounding, f"{where}[{i}]") for i, (a, b) in enumerate(zip(golden, now, strict=True)))
+    elif isinstance(golden, float) and isinstance(now, float) and abs(golden - now) <= rounding * max(1.0, abs(golden)):
+        return None
+    else:
+        return None if golden == now else f"{where}: was {golden}, is {now}"
+    return next((difference for difference in found if difference is not None), None)
+
+
+def test_a_difference_in_the_last_bit_is_noticed() -> None:
+    golden, now = {"a": [1.0, {"b": 0.1}]}, {"a": [1.0, {"b": 0.1 + 2**-56}]}
+    assert first_difference(golden, now) == ".a[1].b: was 0.1, is 0.10000000000000002"
+    assert first_difference(golden, now, rounding=1e-12) is None
+    assert first_difference(golden, golden) is None
