@@ -299,7 +299,7 @@ BROKEN: list[tuple[Strategy, str, int, str]] = [
     (KeepsAnotherModel(), "versions", 1, "equal, but another tensor"),
     (DispatchesBeforeItCommits(), "base versions", 1, "the model of version 1 under version 0"),
     (DependsOnTheOutside(), "same actions", 1, "played a second time, it answered otherwise"),
-    (HidesState(), "resume", 4, "saved and loaded"),
+    (HidesState(), "resume", 5, "saved and loaded"),
     (KeepsASet(), "resume", 1, "a set cannot be saved"),
     (KeepsADefault(), "resume", 1, "KeyError"),
     (ExtrapolatesBuffers(), "buffers and counters", 3, "its contributors lie within"),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.vector import Binding, Layout, Slice, flatten, state_dict
+from offbeat.core.vector import Binding, Layout, Slice, flatten
 
 
 def normed() -> nn.Module:
@@ -189,14 +189,3 @@ def test_a_bound_module_still_gets_gradients() -> None:
 def test_a_vector_of_the_wrong_length_does_not_fit() -> None:
     with pytest.raises(ConfigError, match=r"shape \(3,\) does not fit a model of 22"):
         Binding(normed()).put(torch.zeros(3))
-
-
-def test_a_vector_reads_as_a_state_dict_the_module_loads() -> None:
-    module = normed()
-    vector = flatten(module)
-    named = state_dict(Layout.of(module), vector)
-    assert named["1.num_batches_tracked"].dtype == torch.int64
-    other = normed()
-    nn.init.zeros_(other[0].weight)
-    other.load_state_dict(named)
-    assert torch.equal(flatten(other), vector)

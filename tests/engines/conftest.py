@@ -39,7 +39,7 @@ class Surroundings:
                 return end
         return now
 
-    def num_examples(self, client: int, now: float) -> int:
+    def num_examples(self, client: int, index: int, now: float) -> int:
         return 10
 
 

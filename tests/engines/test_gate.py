@@ -28,7 +28,7 @@ class Sketching(LocalRule):
 def open_tickets(rule: LocalRule | None = None, count: int = 4):
     ledger = Ledger(dict.fromkeys(range(count), 1))
     for client in range(count):
-        ledger.dispatch(Dispatch(client, torch.zeros(2), LocalWork(rule=rule)), 0.0, 1)
+        ledger.dispatch(Dispatch(client, torch.zeros(2), LocalWork(rule=rule)), 0.0, 1, {})
     return ledger.open
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -41,15 +42,26 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+        _end("interrupted", 130)
     except Exception as error:
         from offbeat.core.errors import ConfigError, DataError, OffbeatError
 
-        if not isinstance(error, OffbeatError):
+        if isinstance(error, OffbeatError):
+            _end(str(error), 2 if isinstance(error, (ConfigError, DataError)) else 1)
+        if isinstance(error, OSError):
+            _end(str(error), 1)
+        if sys.flags.dev_mode:
             raise
-        typer.echo(f"offbeat: {error}", err=True)
-        sys.exit(2 if isinstance(error, (ConfigError, DataError)) else 1)
+        _end(f"a bug in offbeat: {type(error).__name__}: {error} ({_place(error)}); 'python -X dev -m offbeat …' shows more", 1)
+
+
+def _end(message: str, status: int) -> NoReturn:
+    typer.echo(f"offbeat: {' '.join(message.split())}", err=True)
+    sys.exit(status)
+
+
+def _place(error: BaseException) -> str:
+    import traceback
+
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}"

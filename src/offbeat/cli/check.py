@@ -75,22 +75,27 @@ def _load(path: Path) -> ModuleType:
 
     if path.suffix != ".py" or not path.is_file():
         raise ConfigError(f"{path} is not a Python file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"offbeat_checks_{path.stem}"  # a name of its own: a file may well be called random.py
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # saved states name their classes by module
+    sys.modules[name] = module  # saved states name their classes by module
+    sys.path.insert(0, str(path.resolve().parent))  # it may import its neighbours, as when Python runs it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        line = getattr(error, "lineno", None) or _line_in(error, path)
-        raise ConfigError(f"{path}{f' line {line}' if line else ''}: {type(error).__name__}: {error}") from None
+    except (Exception, SystemExit) as error:
+        line = _line_in(error, path)
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise ConfigError(f"{path}{f' line {line}' if line else ''}: {type(error).__name__}: {reason}") from None
     return module
 
 
 def _line_in(error: BaseException, path: Path) -> int | None:
     import traceback
 
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines else None
 
@@ -100,5 +105,6 @@ def _instance(cls: type) -> Any:
 
     try:
         return cls()
-    except TypeError as error:
-        raise ConfigError(f"{cls.__name__}() needs settings ({error}): give every hyper-parameter a default") from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{cls.__name__}() cannot be made ({reason}): every hyper-parameter needs a default that works") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,40 +29,76 @@ def compare(
 
     Also writes a figure (PNG) and a self-contained page (HTML) into the folder.
     """
-    from offbeat.cli.output import runs_progress
-    from offbeat.cli.show import print_comparison
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import compare as comparing
+    from offbeat.experiment.compare import Comparison
 
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
-        comparison = comparing.Comparison(resume)
+        if changes or strategies is not None or seeds is not None or until is not None or out is not None:
+            raise ConfigError("--resume finishes a comparison as it is: --strategies, --seeds, --set, --until, --out belong to a new one")
+        comparison = Comparison(resume)
     else:
         assert source is not None
         comparison = _create(source, strategies, seeds, changes, until, out)
+    execute(comparison, jobs, as_json)
+
+
+def execute(comparison: Comparison, jobs: int | None, as_json: bool) -> None:
+    from offbeat.cli.output import runs_progress
+    from offbeat.cli.show import print_comparison
+    from offbeat.core.errors import RunError
+    from offbeat.experiment import compare as comparing
+    from offbeat.experiment.run import Unfinished
+
+    again = shlex.join(["offbeat", "compare", "--resume", str(comparison.folder)])
     names = [entry["folder"] for entry in comparison.layout()]
-    with runs_progress(names) as watch:
-        finished = comparing.execute(comparison, jobs, watch)
+    try:
+        with runs_progress(names) as watch:
+            finished = comparing.execute(comparison, jobs, watch)
+    except Unfinished as error:
+        raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None
+    except KeyboardInterrupt:
+        finished = False
     if not finished:
-        typer.echo(f"stopped; finish it with: offbeat compare --resume {comparison.folder}", err=True)
+        typer.echo(f"stopped; finish it with: {again}", err=True)
         raise typer.Exit(130)
-    print_comparison(comparison, as_json)
+    print_comparison(comparison, as_json, write=True)
 
 
 def _create(
     source: str, strategies: str | None, seeds: int | None, changes: list[str] | None, until: str | None, out: Path | None
 ) -> Comparison:
-    from offbeat.core.errors import ConfigError
-    from offbeat.experiment import compare as comparing
-    from offbeat.experiment.config import strategy_name
+    from dataclasses import replace
 
-    for change in changes or []:
-        if change.startswith(("strategy=", "strategy.")):
-            raise ConfigError(f"--set {change}: a comparison has several strategies; choose them with --strategies")
+    from offbeat.experiment import build
+    from offbeat.experiment import compare as comparing
+
+    _refuse_per_run(changes or [])
     preset = load(source, changes, until)
-    given = [name.strip() for name in (strategies or "").split(",") if name.strip()]
-    names = given or list(preset.methods) or [strategy_name(preset.experiment)]
-    experiments = {name: preset.with_strategy(name) for name in names}
-    folder = new_folder(f"compare-{preset.experiment.name}", out)
-    return comparing.create(folder, experiments, list(range(seeds or preset.seeds)))
+    experiments = {name: preset.with_strategy(name) for name in _names(strategies) or preset.methods}
+    numbers = list(range(seeds or preset.seeds))
+    for seed in numbers:
+        build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made
+    return comparing.create(new_folder(f"compare-{preset.experiment.name}", out), experiments, numbers)
+
+
+def _refuse_per_run(changes: list[str]) -> None:
+    """What a comparison sets for each of its runs would silently win over these."""
+    from offbeat.core.errors import ConfigError
+    from offbeat.experiment.files import split_change
+
+    instead = {"strategy": "a comparison has several strategies; choose them with --strategies", "seed": "choose how many with --seeds"}
+    for change in changes:
+        setting = split_change(change)[0][0]
+        if setting in instead:
+            raise ConfigError(f"--set {change}: {instead[setting]}")
+
+
+def _names(strategies: str | None) -> list[str]:
+    from offbeat.core.errors import ConfigError
+
+    names = [name.strip() for name in (strategies or "").split(",") if name.strip()]
+    if strategies is not None and not names:
+        raise ConfigError(f"--strategies {strategies!r} names none: write fedavg,fedasync; see 'offbeat list strategies'")
+    return names

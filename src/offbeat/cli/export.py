@@ -16,12 +16,12 @@ def export(
 
     module.load_state_dict(safetensors.torch.load_file(FILE)). An unfinished run gives the model of its last checkpoint.
     """
-    from offbeat.core.errors import RunError
+    from offbeat.core.errors import ConfigError
     from offbeat.engines.checkpoint import write_whole
     from offbeat.experiment.run import Run
 
     if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder")
+        raise ConfigError(f"{folder} is not a folder")
     path = out or Path(f"{folder.resolve().name}.safetensors")
     data = Run(folder).export()
     write_whole(path, data)

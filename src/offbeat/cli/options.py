@@ -20,33 +20,50 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def load(source: str, changes: list[str] | None, until: str | None) -> Preset:
-    """A preset, or a file as one without settings of its own, with the changes made."""
+    """A preset, or a file as one whose only method is its own, with the changes made."""
     from dataclasses import replace
 
     from offbeat import presets
-    from offbeat.core.errors import unknown
+    from offbeat.core.errors import ConfigError, unknown
     from offbeat.engines.until import parse_until
     from offbeat.experiment import files
+    from offbeat.experiment.config import strategy_name
 
     path = Path(source)
     if source in presets.names():
         preset = presets.load(source)
     elif path.suffix in (".yaml", ".yml") or path.exists():
         file = path / "experiment.yaml" if path.is_dir() else path
-        preset = presets.Preset(f"from {file}", files.read(file))
+        experiment = files.read(file)
+        preset = presets.Preset(f"from {file}", experiment, {strategy_name(experiment): experiment.strategy})
     else:
         raise unknown("preset or file", source, presets.names())
     experiment = files.changed(preset.experiment, changes or [], preset.methods)
     if until is not None:
+        if not until.strip(" ,"):
+            raise ConfigError("--until says nothing: write 3600s, 2h, 500updates, acc=0.9 or several with commas")
         experiment = replace(experiment, until=parse_until(until, experiment.until))
     return replace(preset, experiment=experiment)
 
 
 def new_folder(name: str, out: Path | None) -> Path:
-    """`out`, or the first free runs/NAME-1, runs/NAME-2, …"""
+    """`out`, or the first free runs/NAME-1, runs/NAME-2, …, made at once: commands started together get one each."""
+    import re
+
+    from offbeat.core.errors import RunError
+
     if out is not None:
         return out
+    base = re.sub(r"[^\w.-]+", "-", name).strip("-.")  # a name is free text
     number = 1
-    while (folder := Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return folder
+    while True:
+        folder = Path("runs") / f"{base}-{number}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            if not Path("runs").is_dir():
+                raise RunError("cannot make the folder 'runs' here: a file has that name; choose another with --out") from None
+            number += 1
+        except OSError as error:
+            raise RunError(f"cannot make the folder {folder}: {error.strerror or error}; choose another with --out") from None

@@ -16,39 +16,33 @@ if TYPE_CHECKING:
 
 def print_json(value: Any) -> None:
     """Strict JSON: what is not a number becomes null."""
-    typer.echo(json.dumps(_finite(value), indent=2))
+    from offbeat.experiment.metrics import without_nan
+
+    typer.echo(json.dumps(without_nan(value), indent=2, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
-
-
-def print_table(rows: list[list[str]], left: bool = False) -> None:
-    """Headings first; numbers stand on the right, `left` is for text. Plain when output is not a terminal."""
+def print_table(rows: list[list[str]], left: bool = False, headings: bool = True) -> None:
+    """Numbers stand on the right, `left` is for text. Plain when output is not a terminal; nothing is ever cut off."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    table = Table(box=_box() if console.is_terminal else None)
-    for i, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="left" if left or i == 0 else "right", no_wrap=not left)
-    for row in rows[1:]:
+    console = Console(markup=False, emoji=False, highlight=False)  # names and paths are what they are
+    plain = not console.is_terminal
+    columns = [column if headings else ("", *column) for column in zip(*rows, strict=True)]
+    widths = [max(map(len, [*column[0].split(), *column[1:]])) for column in columns]  # headings may be wrapped
+    if left:
+        widths[-1] = 20  # and so may prose
+    width = 200 if plain else console.width  # a log has no width of its own
+    gap = 2 if sum(widths) + 2 * len(widths) <= width else 1
+    table = Table(box=None if plain else SIMPLE_HEAD, show_header=headings, show_edge=False, pad_edge=False)
+    table.padding = (0, gap if plain else gap - 1, 0, 0)  # the box has one blank of its own
+    for i, column in enumerate(columns):
+        table.add_column(column[0], justify="left" if left or i == 0 else "right", min_width=widths[i])
+    for row in rows[headings:]:
         table.add_row(*row)
-    if not console.is_terminal:
-        console.width = 200  # a log has no width of its own
+    console.width = max(width, sum(widths) + gap * len(widths))
     console.print(table)
-
-
-def _box() -> Any:
-    from rich import box
-
-    return box.SIMPLE_HEAD
 
 
 @contextmanager
@@ -64,20 +58,22 @@ def run_progress(total: str) -> Iterator[Callable[[VirtualEngine], None] | None]
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
-    began, drawn = time.monotonic(), 0.0
+    began, drawn, before = time.monotonic(), 0.0, -1
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"0 of {total}", total=1.0)
 
         def watch(engine: VirtualEngine) -> None:
-            nonlocal drawn
+            nonlocal drawn, before
+            p = engine.progress
+            if before < 0:
+                before = p.updates  # a resumed run did these earlier
             if time.monotonic() - drawn < 0.1:
                 return
             drawn = time.monotonic()
-            p = engine.progress
             measured = " ".join(f"{k} {v:.3f}" for k, v in p.metrics.items())
             ages = [engine.ledger.version - job.base_version for job in engine.ledger.open.values()]
             age = f" staleness {sum(ages) / len(ages):.1f}" if ages else ""
-            rate = p.updates / max(drawn - began, 1e-9)
+            rate = (p.updates - before) / max(drawn - began, 1e-9)
             text = f"{engine.clock.now:.0f} s of {total}, {p.updates} updates ({rate:.0f}/s) {measured}{age}"
             bar.update(task, completed=share_done(engine), description=text)
 

@@ -31,7 +31,9 @@ def run(
     happened, bit for bit.
     """
     from offbeat.core.errors import ConfigError
+    from offbeat.experiment import build
     from offbeat.experiment import run as runs
+    from offbeat.experiment.config import strategy_name
 
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to start a run, or --resume DIR to go on with one")
@@ -42,32 +44,30 @@ def run(
         return
     assert source is not None
     experiment = load(source, [*(changes or []), *([f"seed={seed}"] if seed is not None else [])], until).experiment
-    folder = new_folder(f"{experiment.name}-{_strategy_name(experiment)}", out)
+    build.setup(experiment)  # what cannot be built is refused before a folder is made
+    folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
     execute(runs.create(folder, experiment, command), checkpoint_every, as_json)
-
-
-def _strategy_name(experiment: object) -> str:
-    from offbeat.experiment.config import Experiment, strategy_name
-
-    assert isinstance(experiment, Experiment)
-    return strategy_name(experiment)
 
 
 def execute(run: Run, checkpoint_every: float, as_json: bool) -> None:
     from offbeat.cli.output import run_progress
     from offbeat.cli.show import print_run
-    from offbeat.core.errors import CheckpointError, RunError
+    from offbeat.core.errors import RunError
     from offbeat.engines.virtual import INTERRUPTED
     from offbeat.experiment import run as runs
 
+    again = shlex.join(["offbeat", "run", "--resume", str(run.folder)])
     try:
         with run_progress(str(run.experiment().until)) as watch:
             outcome = runs.execute(run, watch, checkpoint_every)
-    except (CheckpointError, OSError) as error:
-        raise RunError(f"{error}. What is stored is whole; when that is mended: offbeat run --resume {run.folder}") from None
+    except runs.Unfinished as error:
+        raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None
+    except KeyboardInterrupt:  # before the first event, or a second one: the last checkpoint stands
+        typer.echo(f"stopped; go on with: {again}", err=True)
+        raise typer.Exit(130) from None
     if outcome is not None and outcome.reason == INTERRUPTED:
-        typer.echo(f"stopped at {outcome.now:.0f} s; go on with: offbeat run --resume {run.folder}", err=True)
+        typer.echo(f"stopped at {outcome.now:.0f} s; go on with: {again}", err=True)
         raise typer.Exit(130)
     if outcome is None:
         typer.echo("this run was complete already", err=True)

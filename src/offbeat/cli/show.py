@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 def show(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a comparison's.")], as_json: Json = False) -> None:
     """Show what a run amounts to, finished or not."""
-    from offbeat.core.errors import RunError
+    from offbeat.core.errors import ConfigError
     from offbeat.experiment.compare import MANIFEST, Comparison
     from offbeat.experiment.run import Run
 
     if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder")
+        raise ConfigError(f"{folder} is not a folder")
     if (folder / MANIFEST).is_file():
         print_comparison(Comparison(folder), as_json)
     else:
@@ -36,7 +36,8 @@ def print_run(run: Run, as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(run.folder), "complete": run.complete, **summary.plain(), "experiment": to_plain(experiment)})
         return
-    print_table([["", str(run.folder)], *_lines(run, experiment, summary)])
+    typer.echo(run.folder)
+    print_table(_lines(run, experiment, summary), headings=False)
 
 
 def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
@@ -56,36 +57,40 @@ def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
         ["staleness mean / max", f"{s.staleness_mean:.2f} / {s.staleness_max}"],
         ["bytes down / up", f"{size(s.bytes_down)} / {size(s.bytes_up)}"],
         ["clients, idle share", f"{s.clients}, {s.idle_share:.0%}"],
-        ["server / host seconds", f"{s.server_seconds:.2f} / {s.wall_seconds:.1f}"],
     ]
+    if s.wall_seconds == s.wall_seconds:  # a killed run did not get to say
+        lines.append(["server / host seconds", f"{s.server_seconds:.2f} / {s.wall_seconds:.1f}"])
     lines += [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
     lines += [[name, str(count)] for name, count in (("rejected", s.rejected), ("lost", s.lost), ("late", s.late)) if count]
     return lines
 
 
 def _best(run: Run, metric: str) -> float:
-    import contextlib
-
     from offbeat.engines.until import LOWER_IS_BETTER
     from offbeat.experiment.metrics import curve, open_trace
 
-    with contextlib.closing(open_trace(run.trace_file)) as db:
+    with open_trace(run.trace_file) as db:
         values = [v for v in curve(db, metric).values if v == v]
     return (min if metric in LOWER_IS_BETTER else max)(values, default=float("nan"))
 
 
-def print_comparison(comparison: Comparison, as_json: bool) -> None:
+def print_comparison(comparison: Comparison, as_json: bool, write: bool = False) -> None:
+    """`write` makes the figure and the page as well; showing only reads."""
     from offbeat.cli.output import print_json, print_table
     from offbeat.core.errors import RunError
     from offbeat.experiment import report
+    from offbeat.experiment.run import Run
 
-    unfinished = [e["folder"] for e in comparison.layout() if not (comparison.folder / e["folder"] / "model.safetensors").is_file()]
-    if unfinished:
-        raise RunError(f"{len(unfinished)} runs are not finished: offbeat compare --resume {comparison.folder}")
-    made = report.write(comparison)
+    left = [entry["folder"] for entry in comparison.layout() if not Run(comparison.folder / entry["folder"]).complete]
+    if left:
+        raise RunError(f"{len(left)} of {len(comparison.layout())} runs are not finished: offbeat compare --resume {comparison.folder}")
+    made = (report.write if write else report.read)(comparison)
+    there = {path.name: str(path) for path in (made.figure, made.page) if path.is_file()}
+    figure, page = there.get(made.figure.name), there.get(made.page.name)
     if as_json:
-        rows = [row.plain() for row in made.rows]
-        print_json({"folder": str(comparison.folder), "figure": str(made.figure), "page": str(made.page), "rows": rows})
+        print_json({"folder": str(comparison.folder), "figure": figure, "page": page, "rows": [row.plain() for row in made.rows]})
         return
     print_table(made.table)
-    typer.echo(f"figure: {made.figure}\nreport: {made.page}")
+    for name, path in (("figure", figure), ("report", page)):
+        if path:
+            typer.echo(f"{name}: {path}")

@@ -19,7 +19,7 @@ _SCALE = 2.0**-53
 
 def bits(seed: int, purpose: str, *counters: int) -> int:
     """64 random bits for this key."""
-    key = f"{seed}/{purpose}/{counters}".encode()
+    key = f"{seed:d}/{purpose}{'/%d' * len(counters) % counters}".encode()  # %d: numpy's whole numbers draw the same
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
 
 

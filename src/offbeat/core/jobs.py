@@ -18,6 +18,8 @@ from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWo
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """What one ticket stands for."""
+
     ticket: int
     client: int
     index: int  # n-th job of this client: with the seed and the client, the random key
@@ -25,8 +27,9 @@ class Job:
     base_version: int
     work: LocalWork
     num_examples: int  # how much of the client's data has arrived
-    memory: Mapping[str, Tensor]
+    memory: Mapping[str, Tensor]  # what the client's rule kept from its last accepted job
     seed: int
+    started: float = 0.0  # dispatch time
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,31 +12,19 @@ from math import isfinite
 
 from torch import Tensor
 
-from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, LocalWork, Note, ProtocolError, Reject, SetTimer, Stop
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """One dispatched job."""
-
-    number: int
-    client: int
-    index: int  # n-th job of this client, from 0: the random key of a job, unlike the globally counted number
-    base: Tensor
-    base_version: int
-    started: float
-    num_examples: int
-    work: LocalWork
+from offbeat.core.jobs import Job
+from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, Note, ProtocolError, Reject, SetTimer, Stop
 
 
 @dataclass(slots=True)
 class Ledger:
     clients: Mapping[int, int]  # known at the start; never copied, so a million idle clients cost nothing here
+    seed: int = 0
     version: int = 0
     next_ticket: int = 0
     joined: dict[int, int] = field(default_factory=dict)  # newcomers: client -> number of examples
     absent: dict[int, None] = field(default_factory=dict)  # known but not reachable now
-    open: dict[int, Ticket] = field(default_factory=dict)
+    open: dict[int, Job] = field(default_factory=dict)
     busy: dict[int, int] = field(default_factory=dict)  # client -> its one open ticket
     jobs: dict[int, int] = field(default_factory=dict)  # client -> how many jobs it was sent
 
@@ -55,16 +43,16 @@ class Ledger:
     def leave(self, client: int) -> None:
         self.absent[client] = None
 
-    def close(self, number: int) -> Ticket:
+    def close(self, ticket: int) -> Job:
         """The ticket is answered or dead: each is consumed once."""
-        ticket = self.open.pop(number)
-        del self.busy[ticket.client]
-        return ticket
+        job = self.open.pop(ticket)
+        del self.busy[job.client]
+        return job
 
-    def check(self, actions: list[Action], size: int, arrived: int | None, now: float) -> None:
+    def check(self, actions: list[Action], like: Tensor, arrived: Job | None, now: float) -> None:
         """Raise ProtocolError if any action of this answer is illegal; book nothing.
 
-        `arrived` is the ticket of the update being answered, the only one that may be rejected.
+        `like` is what a model looks like, `arrived` the job whose update is answered: only that may be rejected.
         """
         sent: set[int] = set()
         for action in actions:
@@ -73,15 +61,15 @@ class Ledger:
                 if client in sent or not self.idle(client):
                     raise ProtocolError(f"Dispatch to client {client}: {self._why_not_idle(client, sent)}")
                 sent.add(client)
-                _check_vector("Dispatch", action.model, size)
+                _check_model("Dispatch", action.model, like)
             elif isinstance(action, Commit):
-                _check_vector("Commit", action.model, size)
+                _check_model("Commit", action.model, like)
             elif isinstance(action, SetTimer):
                 if not isfinite(action.at) or action.at < now:
                     raise ProtocolError(f"SetTimer({action.key!r}, at={action.at}): now is {now}, a timer lies at or after it")
             elif isinstance(action, Reject):
-                if action.ticket != arrived:
-                    raise ProtocolError(f"Reject of ticket {action.ticket}: only the update being answered ({arrived}) can be rejected")
+                if arrived is None or (action.client, action.ticket) != (arrived.client, arrived.ticket):
+                    raise ProtocolError(f"Reject of client {action.client}'s ticket {action.ticket}: not the update being answered")
             elif not isinstance(action, (CancelTimer, Note, Stop)):
                 raise ProtocolError(f"{action!r} is not an action")
 
@@ -92,19 +80,21 @@ class Ledger:
             return f"it still works on ticket {self.busy[client]}"
         return "it is not reachable" if self.known(client) else "no such client is known"
 
-    def dispatch(self, action: Dispatch, now: float, num_examples: int) -> Ticket:
+    def dispatch(self, action: Dispatch, now: float, num_examples: int, memory: Mapping[str, Tensor]) -> Job:
         """Book a checked Dispatch; it carries the version after the Commits listed before it."""
-        client = action.client
+        ticket, client = self.next_ticket, action.client
         index = self.jobs.get(client, 0)
-        ticket = Ticket(self.next_ticket, client, index, action.model, self.version, now, num_examples, action.work)
-        self.next_ticket += 1
+        job = Job(ticket, client, index, action.model, self.version, action.work, num_examples, memory, self.seed, now)
+        self.next_ticket = ticket + 1
         self.jobs[client] = index + 1
-        self.open[ticket.number] = ticket
-        self.busy[client] = ticket.number
-        return ticket
+        self.open[ticket] = job
+        self.busy[client] = ticket
+        return job
 
 
-def _check_vector(what: str, model: object, size: int) -> None:
-    if not isinstance(model, Tensor) or model.dim() != 1 or model.numel() != size:
+def _check_model(what: str, model: object, like: Tensor) -> None:
+    if not isinstance(model, Tensor) or model.dim() != 1 or model.numel() != like.numel():
         given = f"shape {tuple(model.shape)}" if isinstance(model, Tensor) else type(model).__name__
-        raise ProtocolError(f"{what} with {given}: a model is a flat vector of {size} entries")
+        raise ProtocolError(f"{what} with {given}: a model is a flat vector of {like.numel()} entries")
+    if model.dtype != like.dtype:
+        raise ProtocolError(f"{what} with {model.dtype}: strategies compute in the dtype of the model they are given, {like.dtype}")

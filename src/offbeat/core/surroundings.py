@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from offbeat.core.protocol import LocalWork
 
 
-@dataclass(frozen=True, slots=True)
-class Trip:
+class Trip(NamedTuple):
     """How long one job takes, from dispatch to arrival."""
 
     duration: float
@@ -26,6 +24,6 @@ class Surroundings(Protocol):
         """The first time >= now at which the client is reachable; inf if it never is again."""
         ...
 
-    def num_examples(self, client: int, now: float) -> int:
-        """How much of the client's data has arrived by now."""
+    def num_examples(self, client: int, index: int, now: float) -> int:
+        """How much of the client's data has arrived by now, before its job number `index`."""
         ...

@@ -184,12 +184,3 @@ class Binding:
             return []
         tensors = [t for kind, _, t in _travelling(self.module) if kind != "param"]
         return list(zip((s for s in self.layout.slices if s.kind != "param"), tensors, strict=True))
-
-
-def state_dict(layout: Layout, vector: Tensor, integers: torch.dtype = torch.int64) -> dict[str, Tensor]:
-    """The vector as a plain state_dict of named tensors."""
-    out: dict[str, Tensor] = {}
-    for s in layout.slices:
-        t = vector[s.start : s.stop].reshape(s.shape).clone()
-        out[s.name] = t.to(integers) if s.kind == "counter" else t
-    return out

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import require
-from offbeat.core.jobs import Failure, Result
-from offbeat.core.ledger import Ticket
+from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.vector import Layout
 
 TOGETHER = 4096  # vectors up to this length are stacked: above it, a copy costs more than a call
@@ -33,24 +32,23 @@ class Gate:
     def __post_init__(self) -> None:
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
 
-    def inspect(self, answers: Sequence[Result | Failure], open_tickets: Mapping[int, Ticket]) -> list[Verdict]:
-        """A verdict for each answer, in order. Nothing raises, whatever was sent."""
-        verdicts = [self._shape_of(answer, open_tickets.get(answer.ticket)) for answer in answers]
-        vectors = [verdict.local for verdict in verdicts if not isinstance(verdict, str)]
-        norms = iter(_squared_norms(vectors))
-        return [v if isinstance(v, str) else self._number_of(v, next(norms), open_tickets) for v in verdicts]
+    def inspect(self, answers: Sequence[Result | Failure], jobs: Mapping[int, Job]) -> list[Verdict]:
+        """A verdict for each answer, in order, given the open jobs. Nothing raises, whatever was sent."""
+        verdicts = [self._shape_of(answer, jobs.get(answer.ticket)) for answer in answers]
+        norms = iter(_squared_norms([v.local for v in verdicts if not isinstance(v, str)]))
+        return [v if isinstance(v, str) else self._number_of(v, next(norms), jobs) for v in verdicts]
 
-    def _number_of(self, result: Result, squared_norm: float, open_tickets: Mapping[int, Ticket]) -> Verdict:
+    def _number_of(self, result: Result, squared_norm: float, jobs: Mapping[int, Job]) -> Verdict:
         if not isfinite(squared_norm):
             return "numbers that are not finite"
         if self.max_norm is None:
             return result
-        delta = result.local - open_tickets[result.ticket].base
+        delta = result.local - jobs[result.ticket].base
         moved = float(torch.linalg.vector_norm(self.layout.trainable(delta)))
         return result if moved <= self.max_norm else f"moved by {moved:.4g}, over the bound of {self.max_norm:g}"
 
-    def _shape_of(self, answer: Result | Failure, ticket: Ticket | None) -> Verdict:
-        if ticket is None:
+    def _shape_of(self, answer: Result | Failure, job: Job | None) -> Verdict:
+        if job is None:
             return "unknown ticket"
         if isinstance(answer, Failure):
             return f"failed: {answer.reason}"
@@ -65,7 +63,7 @@ class Gate:
             return f"num_examples {answer.num_examples!r} is not a positive whole number"
         if type(answer.steps) is not int or answer.steps < 1:
             return f"steps {answer.steps!r} is not a positive whole number"
-        rule = ticket.work.rule
+        rule = job.work.rule
         promised = {} if rule is None else rule.uploads(self.layout)
         if not promised:
             return replace(answer, extras={}) if answer.extras else answer

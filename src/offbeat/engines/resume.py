@@ -1,6 +1,6 @@
 """What a virtual run is, as plain data: the queue, timers, in-flight work, rule memory and the strategy's state.
 
-Jobs in flight are kept as their tickets and computed again after a resume; results a worker computed ahead of time
+Jobs in flight are kept as they are and computed again after a resume; results a worker computed ahead of time
 are kept too, since not every worker repeats them bit for bit.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offbeat.core.errors import RunError
-from offbeat.core.ledger import Ticket
+from offbeat.core.jobs import Job
 from offbeat.core.snapshot import Get, Put, Tree, pack, pack_state, unpack, unpack_state
 from offbeat.engines.clock import Clock
 
@@ -26,7 +26,7 @@ def tree_of(engine: VirtualEngine, put: Put) -> Tree:
         "trace": engine.trace.seq,
         "clock": {"now": clock.now, "orders": clock.orders, "live": clock.live, "at": clock.at, "heap": clock.heap},
         "ledger": {name: pack(getattr(engine.ledger, name), put) for name in LEDGER},
-        "open": [pack(ticket, put) for ticket in engine.ledger.open.values()],
+        "open": [pack(job, put) for job in engine.ledger.open.values()],
         "progress": pack(engine.progress, put),
         "model": pack(engine.model, put),
         "memories": pack(engine.memories, put),
@@ -51,8 +51,6 @@ def fill(engine: VirtualEngine, tree: Tree, get: Get) -> None:
     engine.verdicts = unpack(tree["verdicts"], get)
     engine.state = unpack_state(engine.state, tree["state"], get)
     for saved in tree["open"]:
-        ticket: Ticket = unpack(saved, get)
-        engine.ledger.open[ticket.number] = ticket
-        engine.ledger.busy[ticket.client] = ticket.number
-        if ticket.number not in engine.verdicts:
-            engine.jobs[ticket.number] = engine.job_of(ticket)
+        job: Job = unpack(saved, get)
+        engine.ledger.open[job.ticket] = job
+        engine.ledger.busy[job.client] = job.ticket

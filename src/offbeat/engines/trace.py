@@ -37,6 +37,7 @@ class Trace:
         self.path = path
         self.seq = 0
         self._rows: list[Row] = []
+        self._append = self._rows.append  # called three times an update
         self._notes: list[tuple[int, float, int | None, str, float]] = []
         self._metrics: list[tuple[int, float, int, int, str, float]] = []
         try:
@@ -61,9 +62,10 @@ class Trace:
         size: int | None = None,
         detail: str | None = None,
     ) -> None:
-        self._rows.append((self.seq, now, kind, client, ticket, version, base_version, steps, examples, size, detail))
-        self.seq += 1
-        if len(self._rows) >= BLOCK:
+        seq = self.seq
+        self._append((seq, now, kind, client, ticket, version, base_version, steps, examples, size, detail))
+        self.seq = seq + 1
+        if seq % BLOCK == 0:
             self.flush()
 
     def note(self, now: float, ticket: int | None, values: Mapping[str, float]) -> None:
@@ -88,7 +90,8 @@ class Trace:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
             raise RunError(f"cannot write the trace {self.path}: {error}") from None
-        self._rows, self._notes, self._metrics = [], [], []
+        for rows in (self._rows, self._notes, self._metrics):
+            rows.clear()
 
     def _insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Many rows a statement: a quarter cheaper than one by one."""

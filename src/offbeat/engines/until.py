@@ -63,7 +63,7 @@ def parse_until(text: str, bounds: Until | None = None) -> Until:
     for part in filter(None, (p.strip() for p in str(text).split(","))):
         if match := re.fullmatch(r"(\w+)\s*=\s*([-+.\deE]+)", part):
             target = Target(match[1], _number(match[2], part))
-        elif match := re.fullmatch(r"([\d_]+)\s*updates?", part):
+        elif match := re.fullmatch(r"(\d+(?:_\d+)*)\s*updates?", part):
             updates = int(match[1])
         elif match := re.fullmatch(r"([-+.\deE]+)\s*([smhd]?)", part):
             seconds = _number(match[1], part) * _UNITS[match[2]]

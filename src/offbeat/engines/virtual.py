@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import RunError
-from offbeat.core.jobs import Job
-from offbeat.core.ledger import Ledger, Ticket
+from offbeat.core.jobs import Job, Result
+from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import (
     CancelTimer,
     ClientLost,
@@ -51,8 +51,10 @@ log = logging.getLogger("offbeat")
 
 PATIENCE = 3  # refusals in a row after which a client is offered work with back-off
 HOPELESS = 10  # failed jobs and not one success: the fault is not the clients'
+RESTLESS = 10_000  # timers at one instant after which it is taken to be endless
 INTERRUPTED = "interrupted"
 OVER = "nothing left to happen"
+NOTHING: Mapping[str, Tensor] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,12 @@ class VirtualEngine:
         self.interrupt = False
         self.state: Any = strategy.init(world)
         self.model = world.model  # of the last Commit: what is evaluated
-        self.clock, self.ledger, self.progress = Clock(), Ledger(world.clients), Progress()
+        self.clock, self.ledger, self.progress = Clock(), Ledger(world.clients, world.seed), Progress()
         self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
-        self.jobs: dict[int, Job] = {}  # dispatched and not computed
         self.verdicts: dict[int, Verdict] = {}  # computed before their arrival was due
         self._reason: str | None = None
         self._started = False
+        self._fired = (-1.0, 0)  # timers fired at this instant
         self._model_bytes = world.model.nbytes
 
     # ------------------------------------------------------------ running
@@ -142,13 +144,13 @@ class VirtualEngine:
         """Everyone who is there is ready at time 0, in order of id; the rest when they come."""
         self._started = True
         self.clock.push(0.0, EVALUATE, NOBODY)
-        for client in sorted(self.world.clients):
-            when = self.surroundings.next_available(client, 0.0)
-            if when <= 0.0:
-                if self.ledger.idle(client):
-                    self._deliver(ClientReady(0.0, client, self.surroundings.num_examples(client, 0.0)))
-            else:
+        clients = sorted(self.world.clients)
+        for client in clients:  # first who is away: nobody may be sent work before they come
+            if (when := self.surroundings.next_available(client, 0.0)) > 0:
                 self._come_back(client, when)
+        for client in clients:
+            if self.ledger.idle(client):
+                self._deliver(ClientReady(0.0, client, self._examples(client)))
 
     def _run_out(self, horizon: float) -> None:
         self._reason = OVER if self.clock.over else "seconds"
@@ -177,9 +179,7 @@ class VirtualEngine:
         elif kind == READY:
             self._back(who, ticket)
         elif kind == TIMER:
-            key = self.clock.fired(who)
-            self.trace.add(now, "timer", self.ledger.version, detail=key)
-            self._deliver(TimerFired(now, key))
+            self._fire(now, who)
         else:
             self._evaluate()
             self.progress.evaluations += 1
@@ -187,76 +187,85 @@ class VirtualEngine:
 
     # ------------------------------------------------------------ events
 
-    def _arrive(self, number: int) -> None:
-        verdict = self._verdict(number)
-        ticket = self.ledger.close(number)
+    def _fire(self, now: float, order: int) -> None:
+        key = self.clock.fired(order)
+        self._fired = (now, self._fired[1] + 1 if self._fired[0] == now else 1)
+        if self._fired[1] > RESTLESS:
+            raise ProtocolError(f"timer {key!r} is set for now, {now}, again and again: this instant never ends")
+        self.trace.add(now, "timer", self.ledger.version, detail=key)
+        self._deliver(TimerFired(now, key))
+
+    def _arrive(self, ticket: int) -> None:
+        verdict = self._verdict(ticket)
+        job = self.ledger.close(ticket)
         if isinstance(verdict, str):
-            self._refuse(ticket, verdict)
+            self._refuse(job, verdict)
             return
-        now, client, version = self.clock.now, ticket.client, self.ledger.version
+        now, client = self.clock.now, job.client
         self.progress.refusals.pop(client, None)
         size = self._model_bytes + _extras_bytes(verdict.extras)
-        self.trace.add(now, "arrive", version, client, number, ticket.base_version, verdict.steps, verdict.num_examples, size)
+        self.trace.add(now, "arrive", self.ledger.version, client, ticket, job.base_version, verdict.steps, verdict.num_examples, size)
         event = UpdateArrived(
-            now, client, number, ticket.base_version, ticket.base, verdict.local, verdict.num_examples, verdict.steps, ticket.started,
-            verdict.extras,
-        )  # fmt: skip
-        rejected = self._deliver(event, number)
-        if not rejected:
-            self.progress.updates += 1
-            if verdict.memory:
-                self.memories[client] = verdict.memory
-            if self.progress.updates == self.until.updates:
-                self._reason = "updates"
+            now, client, ticket, job.base_version, job.base, verdict.local, verdict.num_examples, verdict.steps, job.started, verdict.extras
+        )
+        self._deliver(event, job, verdict)
+        if self.progress.updates == self.until.updates:
+            self._reason = "updates"
         self._offer(client)
         if self.watch is not None and self.progress.updates % 64 == 0:
             self.watch(self)
 
-    def _verdict(self, number: int) -> Verdict:
-        if number not in self.verdicts:
-            answers = self.worker.compute(self.jobs[number], self.jobs.values())
-            for answer, verdict in zip(answers, self.gate.inspect(answers, self.ledger.open), strict=True):
-                del self.jobs[answer.ticket]
-                self.verdicts[answer.ticket] = verdict
-        return self.verdicts.pop(number)
+    def _verdict(self, ticket: int) -> Verdict:
+        if ticket not in self.verdicts:
+            open_jobs = self.ledger.open
+            pending = [job for number, job in open_jobs.items() if number not in self.verdicts] if self.worker.batches else ()
+            answers = self.worker.compute(open_jobs[ticket], pending)
+            if len(answers) == 1:
+                return self.gate.inspect(answers, open_jobs)[0]
+            self.verdicts.update(zip((a.ticket for a in answers), self.gate.inspect(answers, open_jobs), strict=True))
+        return self.verdicts.pop(ticket)
 
-    def _refuse(self, ticket: Ticket, reason: str) -> None:
-        now, client, p = self.clock.now, ticket.client, self.progress
-        self.trace.add(now, "refuse", self.ledger.version, client, ticket.number, ticket.base_version, detail=reason)
+    def _refuse(self, job: Job, reason: str) -> None:
+        now, client, p = self.clock.now, job.client, self.progress
+        self.trace.add(now, "refuse", self.ledger.version, client, job.ticket, job.base_version, detail=reason)
         if reason.startswith("failed: "):
             p.failures += 1
             if p.failures >= HOPELESS and p.updates == 0:
                 raise RunError(f"the first {HOPELESS} local trainings all {reason}")
         p.refusals[client] = p.refusals.get(client, 0) + 1
-        self._deliver(ClientLost(now, client, ticket.number))
-        if p.refusals[client] < PATIENCE:
-            self._offer(client)
-        elif self.ledger.idle(client):
-            wait = (now - ticket.started) * 2 ** min(p.refusals[client] - PATIENCE, 6)
-            self._come_back(client, self.surroundings.next_available(client, now + wait))
+        patience = p.refusals[client] - PATIENCE
+        wait = 0.0 if patience < 0 else (now - job.started) * 2 ** min(patience, 6)
+        self._lose(job, self.surroundings.next_available(client, now + wait))
 
-    def _expire(self, number: int) -> None:
+    def _expire(self, ticket: int) -> None:
         """A crash is noticed, or a client took too long: the ticket is dead."""
-        self.verdicts.pop(number, None)
-        self.jobs.pop(number, None)
-        ticket = self.ledger.close(number)
-        now, client = self.clock.now, ticket.client
-        self.trace.add(now, "lost", self.ledger.version, client, number, ticket.base_version)
-        trip = self.surroundings.trip(client, ticket.index, ticket.work, ticket.num_examples, ticket.started)
-        if not trip.crashes:  # it still trains; what it sends then comes too late
-            self._come_back(client, ticket.started + trip.duration, number)
-        self._deliver(ClientLost(now, client, number))
+        self.verdicts.pop(ticket, None)
+        job = self.ledger.close(ticket)
+        now, client = self.clock.now, job.client
+        self.trace.add(now, "lost", self.ledger.version, client, ticket, job.base_version)
+        trip = self.surroundings.trip(client, job.index, job.work, job.num_examples, job.started)
         if trip.crashes:
-            self._offer(client)
+            self._lose(job, self.surroundings.next_available(client, now))
+        else:  # it still trains; what it sends then comes too late
+            self._lose(job, job.started + trip.duration, late=ticket)
+
+    def _lose(self, job: Job, back: float, late: int = NOBODY) -> None:
+        """Tell that the ticket is dead; the client is ready again when it is `back`."""
+        now, client = self.clock.now, job.client
+        if back > now:
+            self._come_back(client, back, late)
+        self._deliver(ClientLost(now, client, job.ticket))
+        if self.ledger.idle(client):
+            self._deliver(ClientReady(now, client, self._examples(client)))
 
     def _offer(self, client: int) -> None:
-        """A client that was heard or lost and is still idle: ready again at once, or gone for a while."""
+        """A client that was heard and is still idle: ready again at once, or gone for a while."""
         if not self.ledger.idle(client) or self._reason is not None:
             return
         now = self.clock.now
         when = self.surroundings.next_available(client, now)
         if when <= now:
-            self._deliver(ClientReady(now, client, self.surroundings.num_examples(client, now)))
+            self._deliver(ClientReady(now, client, self._examples(client)))
         else:
             self.trace.add(now, "left", self.ledger.version, client)
             self._come_back(client, when)
@@ -275,7 +284,7 @@ class VirtualEngine:
         if when > now:
             self._come_back(client, when)
             return
-        num_examples = self.surroundings.num_examples(client, now)
+        num_examples = self._examples(client)
         self.ledger.join(client, num_examples)
         self.trace.add(now, "back", self.ledger.version, client)
         self._deliver(ClientReady(now, client, num_examples))
@@ -293,16 +302,15 @@ class VirtualEngine:
 
     # ------------------------------------------------------------ actions
 
-    def _deliver(self, event: Event, arrived: int | None = None) -> bool:
-        """Hand an event to the strategy and carry out its answer; True if it rejected the update."""
+    def _deliver(self, event: Event, arrived: Job | None = None, result: Result | None = None) -> None:
+        """Hand an event to the strategy and carry out its answer."""
         began = time.perf_counter()
         actions = self.strategy.on_event(self.state, event)
         self.progress.server_seconds += time.perf_counter() - began
-        if not actions:
-            return False
         now, ledger = self.clock.now, self.ledger
-        ledger.check(actions, self.world.layout.size, arrived, now)
-        rejected = False
+        ledger.check(actions, self.world.model, arrived, now)
+        if result is not None and Reject not in map(type, actions):
+            self._accept(event, result)  # before the answer is carried out: it may send the client its next job
         for action in actions:
             match action:
                 case Dispatch():
@@ -316,7 +324,6 @@ class VirtualEngine:
                 case CancelTimer():
                     self.clock.cancel_timer(action.key)
                 case Reject():
-                    rejected = True
                     self.trace.add(now, "reject", ledger.version, action.client, action.ticket, detail=action.reason)
                 case Note():
                     self.trace.note(now, action.ticket, action.values)
@@ -324,29 +331,30 @@ class VirtualEngine:
                     self._reason = action.reason
         if self.state.version != ledger.version:
             raise ProtocolError(f"state.version is {self.state.version} after {ledger.version} commits: a strategy counts them too")
-        return rejected
+
+    def _accept(self, event: Event, result: Result) -> None:
+        assert isinstance(event, UpdateArrived)
+        self.progress.updates += 1
+        if result.memory:
+            self.memories[event.client] = result.memory
+
+    def _examples(self, client: int) -> int:
+        return self.surroundings.num_examples(client, self.ledger.jobs.get(client, 0), self.clock.now)
 
     def _dispatch(self, action: Dispatch) -> None:
         now, client = self.clock.now, action.client
-        num_examples = self.surroundings.num_examples(client, now)
-        ticket = self.ledger.dispatch(action, now, num_examples)
-        trip = self.surroundings.trip(client, ticket.index, action.work, num_examples, now)
+        num_examples = self._examples(client)
+        job = self.ledger.dispatch(action, now, num_examples, self.memories.get(client, NOTHING))
+        trip = self.surroundings.trip(client, job.index, action.work, num_examples, now)
         if not (trip.duration >= 0 and isfinite(trip.duration)):
-            raise RunError(f"client {client} would take {trip.duration} s for its job {ticket.index}: durations are finite, 0 or more")
+            raise RunError(f"client {client} would take {trip.duration} s for its job {job.index}: durations are finite, 0 or more")
         size = self._model_bytes + _extras_bytes(action.work.extras)
-        self.trace.add(now, "dispatch", self.ledger.version, client, ticket.number, size=size)
-        self.jobs[ticket.number] = self.job_of(ticket)
+        self.trace.add(now, "dispatch", self.ledger.version, client, job.ticket, size=size)
         patience = self.timeout * trip.expected
         if trip.crashes or trip.duration > patience:
-            self.clock.push(now + patience, LOST, client, ticket.number)
+            self.clock.push(now + patience, LOST, client, job.ticket)
         else:
-            self.clock.push(now + trip.duration, ARRIVE, client, ticket.number)
-
-    def job_of(self, ticket: Ticket) -> Job:
-        return Job(
-            ticket.number, ticket.client, ticket.index, ticket.base, ticket.base_version, ticket.work, ticket.num_examples,
-            self.memories.get(ticket.client, {}), self.world.seed,
-        )  # fmt: skip
+            self.clock.push(now + trip.duration, ARRIVE, client, job.ticket)
 
     # ------------------------------------------------------------ checkpoints
 

@@ -14,6 +14,7 @@ from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.task import Loss, Task
 from offbeat.client.training import Trainer
+from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.protocol import LocalWork, World
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.checkpoint import Checkpoints
@@ -27,7 +28,6 @@ from offbeat.scenario.data import DATASETS
 from offbeat.scenario.delays import Delays
 from offbeat.scenario.surroundings import SimulatedWorld
 
-Evaluate = Callable[[Tensor], Mapping[str, float]]
 POINTS = 50  # evaluations in a run whose grid is not given
 
 
@@ -39,7 +39,7 @@ class Setup:
     world: World
     surroundings: SimulatedWorld
     trainer: Trainer
-    evaluator: Evaluate
+    evaluator: Evaluator
     every: float
 
     @property
@@ -64,15 +64,23 @@ def setup(experiment: Experiment) -> Setup:
 
 
 def assemble(
-    module: nn.Module, clients: ClientData, evaluator: Evaluate, experiment: Experiment, task: Task | Loss | None = None
+    module: nn.Module, clients: ClientData, evaluator: Evaluator, experiment: Experiment, task: Task | Loss | None = None
 ) -> Setup:
     """Put a module and its clients' data into the experiment's world."""
+    _check_targets(experiment, [metric.name for metric in evaluator.metrics])
     trainer = Trainer(module, clients, experiment.training, task)
     counts = clients.num_examples
     surroundings = SimulatedWorld(delays=experiment.delays, counts=counts, seed=experiment.seed, steps=trainer.steps)
     world = World(model=flatten(module), layout=Layout.of(module), clients=counts, seed=experiment.seed)
     every = experiment.evaluate_every or _grid(experiment.until, experiment.delays, experiment.seed, surroundings, counts)
     return Setup(module, world, surroundings, trainer, evaluator, every)
+
+
+def _check_targets(experiment: Experiment, measured: list[str]) -> None:
+    """A misspelt metric would only look like a target that is never reached."""
+    for target in (experiment.until.target, experiment.target):
+        if target is not None and target.metric not in measured:
+            raise ConfigError(f"target {target}: {unknown('metric', target.metric, measured)}")
 
 
 def _grid(until: Until, delays: Delays, seed: int, surroundings: SimulatedWorld, counts: Mapping[int, int]) -> float:

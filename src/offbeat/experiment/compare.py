@@ -10,8 +10,11 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import nan
 from pathlib import Path
@@ -25,7 +28,7 @@ from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.metrics import Summary
 
-MANIFEST = "compare.json"
+MANIFEST = runs.COMPARISON
 REFERENCE = "fedavg"  # speed-ups are against this one
 
 
@@ -59,11 +62,11 @@ class Comparison:
         path = self.folder / MANIFEST
         try:
             listed: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
-            return listed
-        except FileNotFoundError:
-            raise RunError(f"{self.folder} is not a comparison: it has no {MANIFEST}") from None
-        except (ValueError, KeyError) as error:
-            raise RunError(f"{path} is damaged: {error}") from None
+            return [{"strategy": str(e["strategy"]), "seed": int(e["seed"]), "folder": str(e["folder"])} for e in listed]
+        except (FileNotFoundError, NotADirectoryError):
+            raise ConfigError(f"{self.folder} is not a comparison: it has no {MANIFEST}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
     def runs(self, strategy: str) -> list[runs.Run]:
         return [runs.Run(self.folder / entry["folder"]) for entry in self.layout() if entry["strategy"] == strategy]
@@ -82,7 +85,9 @@ def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int]) -
     if not experiments or not seeds:
         raise ConfigError("a comparison needs at least one strategy and one seed")
     if (folder / MANIFEST).exists():
-        raise RunError(f"{folder} already holds a comparison: finish it with 'offbeat compare --resume {folder}', or choose another --out")
+        raise ConfigError(f"{folder} already holds a comparison: 'offbeat compare --resume {folder}' finishes it; or choose another --out")
+    if runs.Run(folder).experiment_file.exists():
+        raise ConfigError(f"{folder} already holds a run: choose another --out")
     entries = []
     for name, experiment in experiments.items():
         for seed in seeds:
@@ -95,23 +100,42 @@ def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int]) -
 
 def execute(comparison: Comparison, jobs: int | None = None, on_progress: Callable[[list[float]], None] | None = None) -> bool:
     """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each run."""
-    folders = [str(comparison.folder / entry["folder"]) for entry in comparison.layout()]
+    folders = [comparison.folder / entry["folder"] for entry in comparison.layout()]
+    todo = {i: str(folder) for i, folder in enumerate(folders) if not runs.Run(folder).complete}
+    if not todo:
+        return True
     context = multiprocessing.get_context("spawn")
-    shares: Any = context.Array("d", len(folders))
+    shares: Any = context.Array("d", [float(i not in todo) for i in range(len(folders))])
     stop = context.Event()
-    workers = min(jobs or os.cpu_count() or 1, len(folders))
+    workers = min(jobs or os.cpu_count() or 1, len(todo))
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_set_up, initargs=(shares, stop)) as pool:
-        waiting: set[Future[bool]] = {pool.submit(_execute, i, folder) for i, folder in enumerate(folders)}
         try:
+            with _deaf_children():
+                waiting: set[Future[bool]] = {pool.submit(_execute, i, folder) for i, folder in todo.items()}
             return all(list(_as_they_finish(waiting, lambda: on_progress and on_progress(list(shares)))))
         except KeyboardInterrupt:
             stop.set()  # whoever is running writes a checkpoint and returns
             pool.shutdown(wait=True, cancel_futures=True)
             return False
+        except BrokenProcessPool:
+            raise runs.Unfinished("a process of the comparison died (out of memory?)") from None
         except BaseException:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes started in here ignore Ctrl-C from their first moment on: the parent says when to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _as_they_finish(waiting: set[Future[bool]], tick: Callable[[], Any]) -> Iterator[bool]:
@@ -129,7 +153,7 @@ _stop: Any = None  # and whether to stop
 def _set_up(shares: Any, stop: Any) -> None:
     global _shares, _stop
     _shares, _stop = shares, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _execute(index: int, folder: str) -> bool:

@@ -15,7 +15,7 @@ from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.engines.until import Target, Until
 from offbeat.scenario.data import DATASETS
-from offbeat.scenario.delays import DELAYS, Delays, Uniform
+from offbeat.scenario.delays import DELAYS, Delays, PerClient, Uniform
 from offbeat.scenario.models import MODELS, Cnn, Model
 from offbeat.scenario.partition import PARTITIONS, Dirichlet, Partition
 from offbeat.scenario.registry import find
@@ -55,6 +55,9 @@ class Experiment:
         every = self.evaluate_every
         require(every is None or (every > 0 and isfinite(every)), f"evaluate_every = {every}: must be a positive number of seconds")
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
+        if isinstance(self.delays, PerClient):
+            given = len(self.delays.means)
+            require(given >= self.clients, f"delays: {given} means for {self.clients} clients: one for each is needed")
 
 
 def name_of(setting: str, value: Any) -> str:

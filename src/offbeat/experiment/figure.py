@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.until import Target
 from offbeat.experiment.series import Method
 
@@ -12,10 +14,7 @@ TIMELINES = 4  # methods whose timeline fits the picture
 
 
 def save(methods: list[Method], metric: str, target: Target | None, title: str, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     shown = methods[:TIMELINES]
     figure = Figure(figsize=(11, 6.2), layout="constrained")
@@ -28,7 +27,9 @@ def save(methods: list[Method], metric: str, target: Target | None, title: str, 
     for axis, method in zip(axes, shown, strict=True):
         _timeline(axis, method)
     axes[0].set_ylabel("client")
-    figure.savefig(path, dpi=130)
+    image = BytesIO()
+    figure.savefig(image, dpi=130, format="png")
+    write_whole(path, image.getvalue())
 
 
 def _curves(axis: Any, methods: list[Method], metric: str, target: Target | None) -> None:

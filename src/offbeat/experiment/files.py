@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.errors import ConfigError
+from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.engines.checkpoint import write_whole
 from offbeat.experiment.config import CHOICES, Experiment
 from offbeat.experiment.plain import from_plain, to_plain
@@ -16,7 +15,7 @@ from offbeat.experiment.plain import from_plain, to_plain
 def dump(experiment: Experiment) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(to_plain(experiment), sort_keys=False, default_flow_style=None, width=120)
+    text: str = yaml.safe_dump(to_plain(experiment), sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
     return text
 
 
@@ -29,6 +28,8 @@ def parse(text: str, where: str = "experiment file") -> Experiment:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{where}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
+    except (ValueError, RecursionError) as error:  # a date such as 2020-99-99, a thousand brackets
+        raise ConfigError(f"{where}: not YAML ({error})") from None
     try:
         return from_plain(tree)
     except ConfigError as error:
@@ -46,7 +47,15 @@ def read(path: Path) -> Experiment:
 
 
 def write(path: Path, experiment: Experiment) -> None:
-    write_whole(path, dump(experiment).encode())
+    """Only what reads back as itself: a run is repeated and resumed from its file, so nothing may be lost in it."""
+    text = dump(experiment)
+    try:
+        whole = parse(text) == experiment
+    except OffbeatError:
+        whole = False
+    if not whole:
+        raise ConfigError(f"{experiment.name!r} holds what a file cannot (a strategy of your own, a rule): use offbeat.simulate")
+    write_whole(path, text.encode())
 
 
 def changed(experiment: Experiment, changes: Iterable[str], methods: Mapping[str, Any] | None = None) -> Experiment:
@@ -60,27 +69,60 @@ def changed(experiment: Experiment, changes: Iterable[str], methods: Mapping[str
     return from_plain(tree)
 
 
-def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any]) -> None:
-    import yaml
-
+def split_change(change: str) -> tuple[list[str], str]:
+    """'strategy.k=5' as (['strategy', 'k'], '5'); 'strategy.name=fedbuff' is another way to write 'strategy=fedbuff'."""
     path, equals, text = change.partition("=")
-    keys = path.strip().split(".")
+    keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
         raise ConfigError(f"--set {change!r} is not understood: write setting=value, such as strategy.alpha=0.4")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = text
-    if keys == ["strategy"] and value in methods:
+    if len(keys) > 1 and keys[-1] == "name" and keys[-2] in CHOICES:
+        keys.pop()
+    return keys, text
+
+
+def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any]) -> None:
+    keys, text = split_change(change)
+    value = _read_value(text)
+    if keys == ["strategy"] and isinstance(value, str) and value in methods:
         value = to_plain(methods[value], "strategy")
-    here: Any = tree
+    if keys[0] not in tree:
+        _look_deeper(tree, keys[0], change)
+    here = tree
     for depth, key in enumerate(keys[:-1]):
-        below = here.get(key)
-        if isinstance(below, str) and key in CHOICES:
-            here[key] = below = {"name": below}
-        if not isinstance(below, dict):
-            if key not in here:
-                from_plain({**copy.deepcopy(tree), key: None})  # raises with the nearest right name
+        if key not in here:
+            here[key] = None
+            from_plain(tree)  # raises with the nearest right name
+        if key in CHOICES:
+            here[key] = _with_defaults(key, here[key])
+        if not isinstance(here[key], dict):
             raise ConfigError(f"--set {change}: {'.'.join(keys[: depth + 1])} has no settings of its own")
-        here = below
+        here = here[key]
     here[keys[-1]] = value
+
+
+def _read_value(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text  # whatever it is for will say that it is not right
+
+
+def _with_defaults(setting: str, given: Any) -> Any:
+    """A choice by name with all its settings, so that 'strategy=fedbuff' can be followed by 'strategy.staleness.a=1'."""
+    body = {"name": given} if isinstance(given, str) else given
+    name = body.get("name") if isinstance(body, dict) else None
+    if not isinstance(name, str) or name not in CHOICES[setting]:
+        return given
+    try:
+        return {**to_plain(CHOICES[setting][name](), setting), **body}
+    except TypeError:  # it has settings without a default, which have to be given
+        return body
+
+
+def _look_deeper(tree: dict[str, Any], key: str, change: str) -> None:
+    """'lr=0.1' alone is most likely meant for the section that has an lr."""
+    homes = [f"{section}.{key}" for section, body in tree.items() if isinstance(body, dict) and key in body]
+    if homes:
+        raise ConfigError(f"--set {change}: unknown setting {key!r}: did you mean {' or '.join(map(repr, homes))}?")

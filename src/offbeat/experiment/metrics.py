@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +59,30 @@ class Summary:
     wall_seconds: float = nan  # host time of the run, over all its resumes
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON: what is not a number becomes None."""
+        made: dict[str, Any] = without_nan(asdict(self))
+        return made
 
 
-def open_trace(path: Path) -> sqlite3.Connection:
+def without_nan(value: Any) -> Any:
+    """JSON has neither nan nor infinity: None stands for them."""
+    if isinstance(value, dict):
+        return {str(k): without_nan(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(v) for v in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+@contextmanager
+def open_trace(path: Path) -> Iterator[sqlite3.Connection]:
     """A run's trace, for reading only; the run may still be going on."""
     if not path.is_file():
         raise RunError(f"{path.parent} is not a run folder: it has no {path.name}")
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
-        db.execute("SELECT seq FROM trace LIMIT 1")
-    except sqlite3.DatabaseError as error:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            yield db
+    except sqlite3.Error as error:
         raise RunError(f"{path} is not a readable trace: {error}") from None
-    return db
 
 
 def curve(db: sqlite3.Connection, metric: str) -> Curve:

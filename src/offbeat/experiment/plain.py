@@ -37,7 +37,8 @@ def to_plain(value: Any, setting: str | None = None) -> Any:
 
 def from_plain(tree: Any) -> Experiment:
     if not isinstance(tree, Mapping):
-        raise ConfigError(f"an experiment file holds settings like 'clients: 20', not a {type(tree).__name__}")
+        given = "nothing" if tree is None else "a list" if isinstance(tree, list) else _shown(tree)
+        raise ConfigError(f"an experiment file holds settings like 'clients: 20', this one {given}")
     made = _build(Experiment, tree, "")
     assert isinstance(made, Experiment)
     return made
@@ -58,20 +59,31 @@ def _build(cls: type, tree: Mapping[str, Any], path: str) -> Any:
     try:
         return cls(**values)
     except OffbeatError as error:
-        raise ConfigError(f"{path}: {error}" if path else str(error)) from None
+        told = not path or str(error).startswith(path)  # some settings name themselves in full
+        raise ConfigError(str(error) if told else f"{path}: {error}") from None
 
 
 def _value(hint: Any, key: str, value: Any, path: str) -> Any:
     if key in CHOICES:
         return _choice(key, value, path)
-    for part in get_args(hint) or (hint,):
+    parts = _parts(hint)
+    if value is None and type(None) in parts:
+        return None
+    for part in parts:
         if part is Until:
             return _word(parse_until, value, path)
-        if part is Target and value is not None:
+        if part is Target:
             return _word(_parse_target, value, path)
-        if isinstance(part, type) and is_dataclass(part) and isinstance(value, Mapping):
-            return _build(part, value, path)
+        if isinstance(part, type) and is_dataclass(part):
+            return _build(part, _settings(part, value, path), path)
     return _leaf(hint, value, path)
+
+
+def _settings(cls: type, value: Any, path: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    known = [f.name for f in fields(cls) if f.name not in HIDDEN.get(cls, ())]
+    raise ConfigError(f"{path} = {_shown(value)}: it has settings of its own: {', '.join(known)}")
 
 
 def _choice(setting: str, value: Any, path: str) -> Any:
@@ -80,7 +92,7 @@ def _choice(setting: str, value: Any, path: str) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ConfigError(f"{path}: {value!r} names no {setting}; known: {', '.join(sorted(registry))}")
+        raise ConfigError(f"{path}: {_shown(value)} names no {setting}; known: {', '.join(sorted(registry))}")
     name = value["name"]
     if name not in registry:
         raise unknown(setting, name, registry)
@@ -91,41 +103,60 @@ def _word(parse: Any, value: Any, path: str) -> Any:
     try:
         return parse(str(value))
     except OffbeatError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(str(error) if str(error).startswith(path) else f"{path}: {error}") from None
 
 
 def _parse_target(text: str) -> Target:
-    target = parse_until(text, Until(updates=1)).target
-    if target is None:
-        raise ConfigError(f"target {text!r} is not understood: write 'acc=0.9'")
-    return target
+    if "=" in text and "," not in text:
+        target = parse_until(text, Until(updates=1)).target
+        if target is not None:
+            return target
+    raise ConfigError(f"target {text!r} is not understood: write 'acc=0.9'")
 
 
 def _leaf(hint: Any, value: Any, path: str) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
-    if isinstance(value, bool) and bool not in (get_args(hint) or (hint,)) and hint is not Any:
-        raise ConfigError(f"{path} = {str(value).lower()}: expected {_name(hint)}")
     try:
+        if _has_bool(value) and bool not in _parts(hint):  # pydantic would take true for 1
+            raise TypeError
         return TypeAdapter(hint).validate_python(value)
-    except ValidationError as error:
+    except (TypeError, ValidationError):
         choices = _literals(hint)
         if choices and isinstance(value, str):
             raise ConfigError(f"{path}: {unknown('value', value, choices)}") from None
-        raise ConfigError(f"{path} = {value!r}: expected {_name(hint)} ({error.errors()[0]['msg'].lower()})") from None
+        raise ConfigError(f"{path} = {_shown(value)}: expected {_name(hint)}") from None
+
+
+def _has_bool(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list) and any(map(_has_bool, value)))
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; any other type is alone."""
+    return get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
 def _literals(hint: Any) -> list[str]:
-    if get_origin(hint) is typing.Literal:
-        return [str(v) for v in get_args(hint)]
-    return [name for part in get_args(hint) if get_origin(part) is typing.Literal for name in _literals(part)]
+    return [str(v) for part in _parts(hint) if get_origin(part) is typing.Literal for v in get_args(part)]
+
+
+def _shown(value: Any) -> str:
+    """A value as a file would write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _name(hint: Any) -> str:
-    if get_origin(hint) in (types.UnionType, typing.Union):
-        return " or ".join(_name(part) for part in get_args(hint))
+    parts = _parts(hint)
+    if len(parts) > 1:
+        return " or ".join(_name(part) for part in parts if part is not int or float not in parts)
     if get_origin(hint) is typing.Literal:
         return " or ".join(repr(v) for v in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list, each entry {_name(get_args(hint)[0])}"
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     return words.get(hint, str(hint))
 

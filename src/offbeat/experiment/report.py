@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from offbeat.engines.until import Target
 from offbeat.experiment import figure, page, series
 from offbeat.experiment.compare import Comparison, Row
+from offbeat.experiment.config import Experiment
 
 HEADINGS = ["strategy", "final", "time to target", "speed-up", "staleness", "moved", "idle", "updates"]
 
@@ -19,18 +21,33 @@ class Report:
     page: Path
 
 
-def write(comparison: Comparison) -> Report:
-    rows = comparison.rows()
-    first = comparison.runs(comparison.strategies()[0])[0].experiment()
-    target = first.until.target or first.target
-    metric = rows[0].metric
-    title = f"{first.name}: {metric} over {rows[0].seeds} seed{'s' if rows[0].seeds != 1 else ''}"
+def read(comparison: Comparison) -> Report:
+    """The numbers; the figure and the page are where `write` put them."""
+    rows, target = comparison.rows(), _target(comparison)
     table = [headings(rows, str(target) if target else None), *map(cells, rows)]
+    return Report(rows, table, comparison.folder / "figure.png", comparison.folder / "report.html")
+
+
+def write(comparison: Comparison) -> Report:
+    """The same, with the figure and the page made."""
+    report, target = read(comparison), _target(comparison)
+    rows, metric = report.rows, report.rows[0].metric
+    name = _first(comparison).name
+    title = f"{name}: {metric} over {rows[0].seeds} seed{'s' if rows[0].seeds != 1 else ''}"
     methods = series.collect(comparison, metric)
-    report = Report(rows, table, comparison.folder / "figure.png", comparison.folder / "report.html")
     figure.save(methods, metric, target, title, report.figure)
-    page.save(methods, table, metric, target, title, report.page)
+    page.save(methods, report.table, metric, target, title, report.page)
     return report
+
+
+def _first(comparison: Comparison) -> Experiment:
+    """All are alike but for strategy and seed."""
+    return comparison.runs(comparison.strategies()[0])[0].experiment()
+
+
+def _target(comparison: Comparison) -> Target | None:
+    first = _first(comparison)
+    return first.until.target or first.target
 
 
 def headings(rows: list[Row], target: str | None) -> list[str]:
@@ -57,7 +74,7 @@ def cells(row: Row) -> list[str]:
 def _time(row: Row) -> str:
     if row.reached == 0:
         return "not reached"
-    share = "" if row.reached == row.seeds else f" ({row.reached}/{row.seeds} seeds)"
+    share = "" if row.reached == row.seeds else f" ({row.reached} of {row.seeds})"
     return f"{row.time_to_target:.0f} s{share}"
 
 

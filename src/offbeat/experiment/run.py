@@ -15,6 +15,7 @@ import os
 import platform
 import shlex
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from typing import Any
 
 from safetensors.torch import save
 
-from offbeat.core.errors import RunError
+from offbeat.core.errors import CheckpointError, ConfigError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.trace import Trace
@@ -35,6 +36,12 @@ from offbeat.experiment import build, files, metrics
 from offbeat.experiment.config import Experiment
 
 Watch = Callable[[VirtualEngine], None]
+COMPARISON = "compare.json"  # what makes a folder one of several runs, not a run
+OWN = ("experiment.yaml", "run.sqlite", "model.safetensors", "checkpoint", "environment.json", "command.txt", COMPARISON)
+
+
+class Unfinished(RunError):
+    """A run that an error stopped. What is stored is whole: it can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,17 @@ class Run:
         return self.model_file.is_file()
 
     def experiment(self) -> Experiment:
+        if (self.folder / COMPARISON).is_file():
+            raise ConfigError(f"{self.folder} is a comparison: finish it with 'offbeat compare --resume', or name one of the runs in it")
         if not self.experiment_file.is_file():
-            raise RunError(f"{self.folder} is not a run folder: it has no experiment.yaml")
+            raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
         return files.read(self.experiment_file)
 
     def summary(self) -> metrics.Summary:
         experiment = self.experiment()
-        with contextlib.closing(metrics.open_trace(self.trace_file)) as db:
+        if not self.trace_file.is_file():
+            raise RunError(f"{self.folder} has not begun: start it with 'offbeat run --resume {self.folder}'")
+        with metrics.open_trace(self.trace_file) as db:
             return metrics.summarize(db, experiment.clients, experiment.until.target or experiment.target)
 
     def digest(self) -> str:
@@ -82,29 +93,43 @@ class Run:
         """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint."""
         if self.complete:
             return self.model_file.read_bytes()
+        experiment = self.experiment()
         checkpoints = Checkpoints(self.folder / "checkpoint")
-        made = build.setup(self.experiment())
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
         tree, get = checkpoints.load()
-        return save(made.state_dict(unpack(tree["model"], get)))
+        return save(build.setup(experiment).state_dict(unpack(tree["model"], get)))
 
 
 def create(folder: Path, experiment: Experiment, command: str | None = None) -> Run:
     """Make a run folder. Nothing that is there already is touched."""
     run = Run(folder)
-    if run.experiment_file.exists():
-        raise RunError(f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out")
+    held = next((name for name in OWN if (folder / name).exists()), None)
+    if held == "experiment.yaml":
+        raise ConfigError(f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out")
+    if held is not None:
+        raise ConfigError(f"{folder} already holds a {held}: choose another --out")
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "environment.json", json.dumps(environment(), indent=2).encode())
-        repeat = command or f"offbeat run {shlex.quote(str(run.experiment_file))} --seed {experiment.seed}"
-        write_whole(folder / "command.txt", f"{repeat}\n".encode())
+        write_whole(folder / "command.txt", _repeat(run, command).encode())
         files.write(run.experiment_file, experiment)  # last: with it the folder is a run
-    except (OSError, RunError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+    except (OSError, OffbeatError) as error:
+        with contextlib.suppress(OSError):  # leave nothing half made
+            for name in ("environment.json", "command.txt"):
+                (folder / name).unlink(missing_ok=True)
+            if made:
+                folder.rmdir()
+        reason = error.strerror or error if isinstance(error, OSError) else error
         raise RunError(f"cannot make the run folder {folder}: {reason}") from None
     return run
+
+
+def _repeat(run: Run, command: str | None) -> str:
+    """What a preset or a file said may change with time; the resolved experiment does not."""
+    repeat = f"offbeat run {shlex.quote(str(run.experiment_file))}\n"
+    return f"{repeat}# it was made by: {command}\n" if command else repeat
 
 
 def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0) -> Outcome | None:
@@ -119,19 +144,42 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
         made = build.setup(experiment)
         trace = Trace(run.trace_file)
         try:
-            before = _seconds_so_far(trace)
-            began = time.monotonic()
+            before, began = _seconds_so_far(trace), time.monotonic()
             checkpoints = Checkpoints(run.folder / "checkpoint")
             engine = build.engine(made, experiment, trace=trace, checkpoints=checkpoints, checkpoint_every=checkpoint_every, watch=watch)
-            engine.restore()
-            with _interruptible(engine):
+            _restore(run, engine)
+            with _resumable(), _interruptible(engine):
                 outcome = engine.run()
-            trace.set_facts({"wall_seconds": before + time.monotonic() - began, "server_seconds": outcome.server_seconds})
+                trace.set_facts({"wall_seconds": before + time.monotonic() - began, "server_seconds": outcome.server_seconds})
+                if outcome.reason != INTERRUPTED:
+                    write_whole(run.model_file, save(made.state_dict(outcome.model)))
         finally:
-            trace.close()
-        if outcome.reason != INTERRUPTED:
-            write_whole(run.model_file, save(made.state_dict(outcome.model)))
+            with contextlib.suppress(OffbeatError):  # nothing is held back here but after an error, which says more
+                trace.flush()
+            trace.db.close()
         return outcome
+
+
+def _restore(run: Run, engine: VirtualEngine) -> None:
+    try:
+        engine.restore()
+        written = engine.trace.db.execute("SELECT COUNT(*) FROM trace").fetchone()[0]
+    except sqlite3.Error as error:
+        raise RunError(f"cannot read the trace {run.trace_file}: {error}") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. Nothing was changed; to start over, remove {run.folder / 'checkpoint'}") from None
+    if engine.trace.seq and not written:
+        raise RunError(f"{run.trace_file} is gone, and the checkpoint is of row {engine.trace.seq}: put it back, or start over")
+
+
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unfinished(f"{error.strerror or error}") from None
+    except (OffbeatError, sqlite3.Error) as error:
+        raise Unfinished(str(error)) from None
 
 
 def environment() -> dict[str, Any]:
@@ -155,15 +203,19 @@ def _alone(folder: Path) -> Iterator[None]:
     with open(folder / "lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise RunError(f"{folder} is being run by another process") from None
         yield
 
 
 @contextlib.contextmanager
 def _interruptible(engine: VirtualEngine) -> Iterator[None]:
-    """Ctrl-C asks the engine to stop between two events; a second one stops at once (the last checkpoint stays)."""
-    if threading.current_thread() is not threading.main_thread():
+    """Ctrl-C asks the engine to stop between two events; a second one stops at once (the last checkpoint stays).
+
+    Who ignores Ctrl-C (a job in the background, one of several runs) goes on ignoring it.
+    """
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield
         return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from dataclasses import dataclass
 
@@ -41,7 +40,7 @@ def _method(comparison: Comparison, name: str, metric: str, index: int) -> Metho
     spans: list[Span] = []
     end = 0.0
     for number, run in enumerate(runs):
-        with contextlib.closing(metrics.open_trace(run.trace_file)) as db:
+        with metrics.open_trace(run.trace_file) as db:
             curves.append(metrics.curve(db, metric))
             ages.update(metrics.staleness(db))
             if number == 0:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
+import os
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -18,7 +20,7 @@ from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.task import Loss, Task
 from offbeat.client.training import Training
-from offbeat.core.errors import ConfigError, RunError
+from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import find
 from offbeat.engines.checkpoint import write_whole
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 Pair = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # what a prompt shows is the result in words, not its tensors
 class Simulation:
     """What came out: print it, plot it, save it, take the model."""
 
@@ -80,27 +82,31 @@ class Simulation:
     def save(self, folder: str | Path) -> Path:
         """A folder with the model (a plain state_dict), the trace and the summary."""
         out = Path(folder)
-        if (out / "run.sqlite").exists():
-            raise RunError(f"{out} already holds a run: choose another folder")
+        names = ("model.safetensors", "summary.json", "run.sqlite")
+        held = next((name for name in names if (out / name).exists()), None)
+        if held is not None:
+            raise ConfigError(f"{out} already holds a {held}: choose another folder")
         try:
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make {out}: {error.strerror or error}") from None
+            self._copy_trace(out / "run.sqlite")
+        except (OSError, sqlite3.Error) as error:
+            raise RunError(f"cannot write to {out}: {getattr(error, 'strerror', None) or error}") from None
+        write_whole(out / "summary.json", json.dumps(self.summary.plain(), indent=2, allow_nan=False).encode())
         write_whole(out / "model.safetensors", save(self.state_dict()))
-        write_whole(out / "summary.json", json.dumps(self.summary.plain(), indent=2).encode())
-        partial = out / "run.sqlite.tmp"
-        target = sqlite3.connect(partial)
-        self._db.backup(target)
-        target.close()
-        shutil.move(partial, out / "run.sqlite")
         return out
+
+    def _copy_trace(self, path: Path) -> None:
+        partial = path.with_name(f"{path.name}.tmp")
+        with contextlib.closing(sqlite3.connect(partial)) as target:
+            self._db.backup(target)
+        os.replace(partial, path)
 
     @property
     def _db(self) -> sqlite3.Connection:
         self.trace.flush()
         return self.trace.db
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         s = self.summary
         measured = ", ".join(f"{name} {value:.4f}" for name, value in s.metrics.items())
         return (
@@ -116,7 +122,7 @@ def simulate(
     strategy: Strategy | str = "fedasync",
     *,
     delays: Delays | float | Sequence[float] = 60.0,
-    until: Until | str = "3600s",
+    until: Until | str | float = "3600s",
     test: Pair | None = None,
     training: Training | None = None,
     loss: Task | Loss | None = None,
@@ -131,34 +137,66 @@ def simulate(
     test: what to evaluate on; without it, the clients' data. loss: a function (outputs, labels) -> scalar; by default
     cross entropy for whole-number labels and squared error for real ones. The model itself is left as it is.
     """
-    data = ClientData.own(clients)
+    began = time.monotonic()
+    data = ClientData.own(_pairs(clients))
     experiment = Experiment(
         name="simulation",
         clients=len(data),
-        delays=_delays(delays, len(data)),
+        delays=_delays(delays, list(data.num_examples)),
         training=training or Training(),
-        strategy=find(strategy)() if isinstance(strategy, str) else strategy,
-        until=parse_until(until) if isinstance(until, str) else until,
+        strategy=_strategy(strategy),
+        until=until if isinstance(until, Until) else parse_until(str(until)),
         evaluate_every=evaluate_every,
         max_norm=max_norm,
         seed=seed,
     )
-    x, y = test if test is not None else data.pooled()
+    x, y = data.pooled() if test is None else _pair(test, "test")
     evaluator = Evaluator(model, x, y, loss)
     made = build.assemble(model, data, evaluator, experiment, loss)
     engine = build.engine(made, experiment)
     outcome = engine.run()
-    engine.trace.set_facts({"server_seconds": outcome.server_seconds, "wall_seconds": nan})
-    engine.trace.flush()
+    engine.trace.set_facts({"server_seconds": outcome.server_seconds, "wall_seconds": time.monotonic() - began})
     summary = metrics.summarize(engine.trace.db, len(data), experiment.until.target)
     return Simulation(experiment, outcome, summary, engine.trace, made)
 
 
-def _delays(given: Delays | float | Sequence[float], clients: int) -> Delays:
-    if isinstance(given, (int, float)):
-        return Constant(mean=float(given))
-    if isinstance(given, Sequence):
-        if len(given) != clients:
-            raise ConfigError(f"{len(given)} delays for {clients} clients: give one number, or one for each client")
-        return PerClient(means=tuple(float(s) for s in given))
+def _pairs(clients: Sequence[Pair] | Mapping[int, Pair]) -> Sequence[Pair] | Mapping[int, Pair]:
+    if isinstance(clients, Mapping):
+        for client in clients:
+            if not isinstance(client, int) or client < 0:
+                raise DataError(f"client {client!r}: clients are numbered, 0 or more")
+        return {client: _pair(pair, f"client {client}") for client, pair in clients.items()}
+    return [_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
+
+
+def _pair(given: Any, whose: str) -> Pair:
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise DataError(f"{whose}: give (inputs, labels), not {type(given).__name__}")
+    for part, tensor in zip(("inputs", "labels"), given, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise DataError(f"{whose}: {part} are a {type(tensor).__name__}: give tensors, torch.as_tensor makes them")
+    return given[0], given[1]
+
+
+def _strategy(given: Strategy | str) -> Strategy:
+    if isinstance(given, str):
+        made: Strategy = find(given)()
+        return made
+    if isinstance(given, type) or not isinstance(given, Strategy):
+        hint = f"write {given.__name__}()" if isinstance(given, type) else "a strategy has init and on_event"
+        raise ConfigError(f"strategy = {given!r} is not a strategy: {hint}")
     return given
+
+
+def _delays(given: Delays | float | Sequence[float], clients: list[int]) -> Delays:
+    if isinstance(given, (int, float, np.number)):
+        return Constant(mean=float(given))
+    if isinstance(given, str):
+        raise ConfigError(f"delays = {given!r}: give seconds, a list of them, or a law such as Uniform(low=10, high=100)")
+    if not isinstance(given, (Sequence, np.ndarray, Tensor)):
+        return given
+    if len(given) != len(clients):
+        raise ConfigError(f"{len(given)} delays for {len(clients)} clients: give one number, or one for each client")
+    if clients != list(range(len(clients))):
+        raise ConfigError("a list of delays goes with a list of clients: for clients numbered your own way give one number or a law")
+    return PerClient(means=tuple(float(s) for s in given))

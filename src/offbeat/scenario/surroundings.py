@@ -47,7 +47,7 @@ class SimulatedWorld:
     def next_available(self, client: int, now: float) -> float:
         return self.availability.next_available(client, now)
 
-    def num_examples(self, client: int, now: float) -> int:
+    def num_examples(self, client: int, index: int, now: float) -> int:
         try:
             return self.counts[client]
         except KeyError:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.jobs import Job, Result
-from offbeat.core.ledger import Ledger, Ticket
+from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
@@ -84,7 +84,7 @@ class ScriptedEngine:
     _last: tuple[int, int] = field(init=False, default=(-1, -1))  # (kind, client) of this instant's last event
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(clients=self.world.clients, absent=dict.fromkeys(self.world.clients))
+        self.ledger = Ledger(self.world.clients, self.world.seed, absent=dict.fromkeys(self.world.clients))
         self.examples = dict(self.world.clients)
         self.model = self.world.model
         self.train = self.train or TinyClients(self.world.layout)
@@ -128,18 +128,16 @@ class ScriptedEngine:
     ) -> None:
         """The client's update arrives: what it trained, or the `local` given. Unreachable: then it is gone."""
         self._happens(ARRIVE, client, at)
-        ticket = self._ticket(client)
-        result = self._answer(ticket) if local is None else self._given(ticket, local)
-        self.ledger.close(ticket.number)
+        job = self._job(client)
+        result = self._answer(job) if local is None else self._given(job, local)
+        self.ledger.close(job.ticket)
         event = UpdateArrived(
-            now=self.now, client=client, ticket=ticket.number, base_version=ticket.base_version, base=ticket.base, local=result.local,
+            now=self.now, client=client, ticket=job.ticket, base_version=job.base_version, base=job.base, local=result.local,
             num_examples=result.num_examples if num_examples is None else num_examples,
-            steps=result.steps if steps is None else steps, started=ticket.started,
+            steps=result.steps if steps is None else steps, started=job.started,
             extras=result.extras if extras is None else extras,
         )  # fmt: skip
-        answer = self._deliver(event)
-        if result.memory and not any(isinstance(action, Reject) for action in answer):
-            self.memory[client] = result.memory  # memory becomes the client's only when its update is accepted
+        self._deliver(event, job, result.memory)
         self._follow(client, reachable)
 
     def lose(self, client: int, *, at: float | None = None, reachable: bool = True) -> None:
@@ -155,7 +153,7 @@ class ScriptedEngine:
         """The client answers, the admission gate refuses it: the strategy hears of a loss, the work is for nothing."""
         if at is not None:
             self.move(at)
-        self._answer(self._ticket(client))
+        self._answer(self._job(client))
         self.lose(client)
 
     def leave(self, client: int, *, at: float | None = None) -> None:
@@ -210,11 +208,11 @@ class ScriptedEngine:
 
     def _lost(self, client: int, at: float | None, reachable: bool) -> None:
         self._happens(LOST, client, at)
-        ticket = self._ticket(client)
-        self.ledger.close(ticket.number)
+        job = self._job(client)
+        self.ledger.close(job.ticket)
         if not reachable:
             self.ledger.leave(client)  # before the answer: nobody can be sent work who is known to be gone
-        self._deliver(ClientLost(self.now, client, ticket.number))
+        self._deliver(ClientLost(self.now, client, job.ticket))
 
     def _follow(self, client: int, reachable: bool) -> None:
         """If it is still idle, ClientReady or ClientLost(None) follows at once, before any other event."""
@@ -235,24 +233,24 @@ class ScriptedEngine:
 
     # ------------------------------------------------------------ answers
 
-    def _deliver(self, event: Event) -> list[Action]:
+    def _deliver(self, event: Event, arrived: Job | None = None, memory: Mapping[str, Tensor] | None = None) -> None:
         """Hand over the event and carry out the answer: all of it, or nothing if any of it is illegal."""
-        arrived = event.ticket if isinstance(event, UpdateArrived) else None
         try:
             actions = self.strategy.on_event(self.state, event)
             if not isinstance(actions, list):
                 raise ProtocolError(f"on_event returned a {type(actions).__name__}: it returns a list of actions")
-            self.ledger.check(actions, self.world.layout.size, arrived, self.now)
+            self.ledger.check(actions, self.world.model, arrived, self.now)
         except Exception as error:
             error.add_note(f"while answering: {tell(event)}")
             raise
+        if arrived is not None and memory and not any(isinstance(action, Reject) for action in actions):
+            self.memory[arrived.client] = memory  # the client's only when its update is accepted; its next job may need it
         for action in actions:
             self._carry_out(action)
         entry = Entry(event, tuple(actions), self.ledger.version)
         self.log.append(entry)
         if self.watch is not None:
             self.watch(self, entry)
-        return actions
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -260,7 +258,7 @@ class ScriptedEngine:
                 self.ledger.version += 1
                 self.model = action.model
             case Dispatch():
-                self.ledger.dispatch(action, self.now, self.examples[action.client])
+                self.ledger.dispatch(action, self.now, self.examples[action.client], self.memory.get(action.client, {}))
             case SetTimer() if self.timers.get(action.key) != action.at:
                 self.timers.pop(action.key, None)  # moved: it now counts as the last one set
                 self.timers[action.key] = action.at
@@ -269,23 +267,19 @@ class ScriptedEngine:
             case Stop():
                 self.stopped = action.reason
 
-    def _ticket(self, client: int) -> Ticket:
+    def _job(self, client: int) -> Job:
         if client not in self.ledger.busy:
             raise ScriptError(f"client {client} has no work: in flight are {sorted(self.ledger.busy)}")
         return self.ledger.open[self.ledger.busy[client]]
 
-    def _answer(self, ticket: Ticket) -> Result:
+    def _answer(self, job: Job) -> Result:
         assert self.train is not None
-        job = Job(
-            ticket=ticket.number, client=ticket.client, index=ticket.index, base=ticket.base, base_version=ticket.base_version,
-            work=ticket.work, num_examples=ticket.num_examples, memory=self.memory.get(ticket.client, {}), seed=self.world.seed,
-        )  # fmt: skip
         return self.train(job)
 
-    def _given(self, ticket: Ticket, local: Tensor | Sequence[float]) -> Result:
+    def _given(self, job: Job, local: Tensor | Sequence[float]) -> Result:
         if not isinstance(local, Tensor):
             local = torch.tensor(local, dtype=self.world.model.dtype)
-        return Result(ticket.number, local, ticket.num_examples, steps=1, memory=self.memory.get(ticket.client, {}))
+        return Result(job.ticket, local, job.num_examples, steps=1, memory=job.memory)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.log))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.engines.workers import Answer
@@ -12,6 +13,7 @@ from offbeat.engines.workers import Answer
 @dataclass(frozen=True, slots=True)
 class Inline:
     train: Callable[[Job], Result]
+    batches: ClassVar[bool] = False
 
     def compute(self, needed: Job, pending: Collection[Job]) -> list[Answer]:
         try:
