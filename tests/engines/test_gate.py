@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LAYOUT, Eager, Surroundings, make_engine
 from hypothesis import given
 from hypothesis import strategies as st
+from small_world import LAYOUT, Eager, Surroundings, make_engine
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Failure, Result

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Surroundings, make_engine
+from small_world import Surroundings, make_engine
 
 from offbeat.client.training import Training
 from offbeat.core import draws

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 import torch
-from conftest import Eager, Surroundings, add_one, make_engine
+from small_world import Eager, Surroundings, add_one, make_engine
 
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result

@@ -1,0 +1,81 @@
+"""A small world for engine tests: durations by the script, training that adds one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from offbeat.core.jobs import Job, Result
+from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, Layout, LocalWork, Slice, UpdateArrived, World
+from offbeat.core.surroundings import Trip
+from offbeat.engines.until import Until
+from offbeat.engines.virtual import VirtualEngine
+from offbeat.engines.workers.inline import Inline
+
+LAYOUT = Layout((Slice("w", (2,), 0, 2, "param"),))
+
+
+@dataclass
+class Surroundings:
+    """Client k's jobs take durations[k] seconds; crashes and absences as listed."""
+
+    durations: dict[int, float]
+    crashes: set[tuple[int, int]] = field(default_factory=set)  # (client, n-th job)
+    slow: dict[tuple[int, int], float] = field(default_factory=dict)  # jobs that take another time than expected
+    away: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # client -> [from, to)
+
+    def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
+        expected = self.durations[client]
+        return Trip(self.slow.get((client, index), expected), expected, (client, index) in self.crashes)
+
+    def next_available(self, client: int, now: float) -> float:
+        for start, end in self.away.get(client, []):
+            if start <= now < end:
+                return end
+        return now
+
+    def num_examples(self, client: int, index: int, now: float) -> int:
+        return 10
+
+
+def add_one(job: Job) -> Result:
+    return Result(job.ticket, job.base + 1, job.num_examples, steps=1)
+
+
+@dataclass
+class State:
+    model: torch.Tensor
+    version: int
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Dispatch to whoever is ready, take over what arrives; tells what it saw."""
+
+    seen: list[tuple[Any, ...]] = field(default_factory=list)
+    answer: Callable[[Any, Event], list[Action] | None] | None = None
+
+    def init(self, world: World) -> State:
+        return State(world.model, 0)
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        fields = [getattr(event, name) for name in ("now", "client", "ticket", "key") if hasattr(event, name)]
+        self.seen.append((type(event).__name__, *fields))
+        if self.answer is not None and (given := self.answer(state, event)) is not None:
+            return given
+        match event:
+            case ClientReady():
+                return [Dispatch(event.client, state.model)]
+            case UpdateArrived():
+                state.model, state.version = event.local, state.version + 1
+                return [Commit(event.local)]
+        return []
+
+
+def make_engine(strategy: Any, surroundings: Surroundings, *, until: Until, train: Any = add_one, **settings: Any) -> VirtualEngine:
+    clients = dict.fromkeys(surroundings.durations, 10)
+    world = World(model=torch.zeros(2), layout=LAYOUT, clients=clients)
+    return VirtualEngine(strategy, world, surroundings, Inline(train), until=until, **settings)
