@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.digits import digits
+from offbeat.scenario.data.idx import fashion_mnist, mnist
 
 __all__ = ["DATASETS", "Dataset"]
 
-DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits, "mnist": mnist, "fashion-mnist": fashion_mnist}

@@ -1,0 +1,103 @@
+"""MNIST and Fashion-MNIST from IDX files: small ones made here, the real ones where OFFBEAT_DATA has them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from offbeat.core.errors import DataError
+from offbeat.scenario.data import DATASETS, idx
+from offbeat.scenario.data.idx import FILES, read_idx
+
+
+def idx_bytes(values: torch.Tensor, code: int = 0x08) -> bytes:
+    shape = values.shape
+    return bytes([0, 0, code, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + values.numpy().tobytes()
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Five training and two test images of 2x3 pixels, in the published layout."""
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
+    monkeypatch.setattr(idx, "MNIST", (None,) * 4)  # these are not the published files
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    images = torch.arange(30, dtype=torch.uint8).reshape(5, 2, 3)
+    labels = torch.tensor([0, 1, 2, 3, 9], dtype=torch.uint8)
+    for name, values in zip(FILES, (images, labels, images[:2], labels[:2]), strict=True):
+        (folder / f"{name}.gz").write_bytes(gzip.compress(idx_bytes(values)))
+    return folder
+
+
+def test_images_and_labels_are_read_and_standardised(root):
+    data = DATASETS["mnist"]()
+    assert data.x_train.shape == (5, 1, 2, 3)
+    assert data.y_train.tolist() == [0, 1, 2, 3, 9]
+    assert data.num_classes == 10
+    assert data.x_train.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert data.x_train.std().item() == pytest.approx(1.0, abs=1e-6)
+    assert torch.equal(data.x_test, data.x_train[:2])  # the same pixels, scaled by the training images' mean
+
+
+def test_files_that_are_not_gzipped_are_read_too(root):
+    for path in list(root.iterdir()):
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    assert len(DATASETS["mnist"]().x_train) == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not an IDX file"),
+        (b"hello world", "not an IDX file"),
+        (bytes([0, 0, 0x08, 3, 0, 0]), "cut short: its header says 3 dimensions"),
+        (idx_bytes(torch.zeros(3, dtype=torch.uint8))[:-1], "holds 2 bytes of data, its header says 3"),
+        (idx_bytes(torch.zeros(3, dtype=torch.uint8)) + b"x", "holds 4 bytes of data, its header says 3"),
+        (gzip.compress(idx_bytes(torch.zeros(300, dtype=torch.uint8)))[:-9], "cut short or damaged"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, data, message):
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        read_idx(path)
+
+
+def test_numbers_of_every_type_are_big_endian(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes([0, 0, 0x0C, 1, 0, 0, 0, 2]) + bytes([0, 0, 1, 0, 255, 255, 255, 255]))  # 256 and -1
+    assert read_idx(path).tolist() == [256, -1]
+
+
+def test_a_missing_file_says_where_to_put_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"mnist/train-images-idx3-ubyte.gz is missing: put the file there, or set OFFBEAT_DATA"):
+        DATASETS["mnist"]()
+
+
+def test_a_tampered_file_is_refused(root, monkeypatch):
+    monkeypatch.setattr(idx, "MNIST", ("0" * 32,) * 4)
+    with pytest.raises(DataError, match="is damaged: its MD5 is"):
+        DATASETS["mnist"]()
+
+
+def test_labels_out_of_range_are_refused(root):
+    (root / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(torch.tensor([0, 1, 2, 3, 10], dtype=torch.uint8))))
+    with pytest.raises(DataError, match="labels must be one number from 0 to 9"):
+        DATASETS["mnist"]()
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_published_files_have_their_published_counts(name):
+    given = os.environ.get("OFFBEAT_DATA")
+    if not given or not (Path(given) / name).is_dir():
+        pytest.skip(f"OFFBEAT_DATA does not point at {name}: the real files were not read")
+    data = DATASETS[name]()
+    assert (len(data.x_train), len(data.x_test)) == (60000, 10000)
+    assert data.y_train.bincount(minlength=10).min() >= 5421  # the rarest digit of MNIST, a five
