@@ -16,7 +16,7 @@ from offbeat.core.errors import unknown
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one is made for every update: freezing them would cost the engine a twentieth
 class Job:
     """What one ticket stands for."""
 
@@ -32,7 +32,7 @@ class Job:
     started: float = 0.0  # dispatch time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
     ticket: int
     local: Tensor
@@ -64,12 +64,12 @@ class Optimizer(Protocol):
         ...
 
 
-def start_job(job: Job, layout: Layout, lr: float) -> LocalJob:
+def start_job(job: Job, layout: Layout, lr: float, probe: Callable[[Tensor], Tensor] | None = None) -> LocalJob:
     """A job as its rule sees it; memory it does not have yet is zero."""
     rule = job.work.rule or PLAIN
     start = layout.trainable(job.base)
     memory = {name: job.memory.get(name, torch.zeros_like(start)) for name in rule.memory}
-    return LocalJob(base=job.base, start=start, layout=layout, lr=lr, extras=job.work.extras, memory=memory)
+    return LocalJob(base=job.base, start=start, layout=layout, lr=lr, extras=job.work.extras, memory=memory, probe=probe)
 
 
 def descend(

@@ -52,7 +52,7 @@ class Ledger:
     def check(self, actions: list[Action], like: Tensor, arrived: Job | None, now: float) -> None:
         """Raise ProtocolError if any action of this answer is illegal; book nothing.
 
-        `like` is what a model looks like, `arrived` the job whose update is answered: only that may be rejected.
+        `like` is the current model, `arrived` the job whose update is answered: only that may be rejected.
         """
         sent: set[int] = set()
         for action in actions:
@@ -61,9 +61,11 @@ class Ledger:
                 if client in sent or not self.idle(client):
                     raise ProtocolError(f"Dispatch to client {client}: {self._why_not_idle(client, sent)}")
                 sent.add(client)
-                _check_model("Dispatch", action.model, like)
+                if action.model is not like:
+                    _check_model("Dispatch", action.model, like)
             elif isinstance(action, Commit):
                 _check_model("Commit", action.model, like)
+                like = action.model  # what is dispatched next, as a rule
             elif isinstance(action, SetTimer):
                 if not isfinite(action.at) or action.at < now:
                     raise ProtocolError(f"SetTimer({action.key!r}, at={action.at}): now is {now}, a timer lies at or after it")

@@ -19,10 +19,12 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS trace (
     seq INTEGER PRIMARY KEY, now REAL, kind TEXT, client INTEGER, ticket INTEGER, version INTEGER,
     base_version INTEGER, steps INTEGER, examples INTEGER, bytes INTEGER, detail TEXT);
+CREATE TABLE IF NOT EXISTS commits (seq INTEGER PRIMARY KEY, now REAL, version INTEGER);
 CREATE TABLE IF NOT EXISTS notes (seq INTEGER, now REAL, ticket INTEGER, key TEXT, value REAL);
 CREATE TABLE IF NOT EXISTS metrics (seq INTEGER, now REAL, version INTEGER, updates INTEGER, key TEXT, value REAL);
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT);
 """
+TABLES = ("trace", "commits", "notes", "metrics")
 BLOCK = 20_000  # rows held back at most
 TOGETHER = 100  # rows a statement
 
@@ -30,14 +32,16 @@ Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None
 
 
 class Trace:
-    """Kinds of rows: dispatch, arrive, commit, reject (by the strategy), refuse (by the gate), lost, late, left,
-    back, timer, stop. `version` is the version when the row was written, `bytes` what travelled."""
+    """Kinds of rows: dispatch, arrive, reject (by the strategy), refuse (by the gate), lost, late, left, back, timer,
+    stop. `version` is the version when the row was written, `bytes` what travelled. Commits have a table of their own;
+    `seq` runs through all tables, in the order in which things happened."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.seq = 0
         self._rows: list[Row] = []
-        self._append = self._rows.append  # called three times an update
+        self._append = self._rows.append  # called twice an update
+        self._commits: list[tuple[int, float, int]] = []
         self._notes: list[tuple[int, float, int | None, str, float]] = []
         self._metrics: list[tuple[int, float, int, int, str, float]] = []
         try:
@@ -65,8 +69,12 @@ class Trace:
         seq = self.seq
         self._append((seq, now, kind, client, ticket, version, base_version, steps, examples, size, detail))
         self.seq = seq + 1
-        if seq % BLOCK == 0:
+        if len(self._rows) >= BLOCK:
             self.flush()
+
+    def commit(self, now: float, version: int) -> None:
+        self._commits.append((self.seq, now, version))
+        self.seq += 1
 
     def note(self, now: float, ticket: int | None, values: Mapping[str, float]) -> None:
         self._notes.extend((self.seq, now, ticket, key, float(value)) for key, value in values.items())
@@ -78,22 +86,22 @@ class Trace:
 
     def flush(self) -> None:
         """Make everything so far durable."""
-        if not (self._rows or self._notes or self._metrics):
+        waiting: tuple[list[Any], ...] = (self._rows, self._commits, self._notes, self._metrics)
+        if not any(waiting):
             return
         try:
             self.db.execute("BEGIN")
-            self._insert("trace", self._rows)
-            self._insert("notes", self._notes)
-            self._insert("metrics", self._metrics)
+            for table, rows in zip(TABLES, waiting, strict=True):
+                self._insert(table, rows)
             self.db.execute("COMMIT")
         except sqlite3.Error as error:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
             raise RunError(f"cannot write the trace {self.path}: {error}") from None
-        for rows in (self._rows, self._notes, self._metrics):
+        for rows in waiting:
             rows.clear()
 
-    def _insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _insert(self, table: str, rows: Sequence[Any]) -> None:
         """Many rows a statement: a quarter cheaper than one by one."""
         for i in range(0, len(rows), TOGETHER):
             block = rows[i : i + TOGETHER]
@@ -104,7 +112,7 @@ class Trace:
     def cut(self, seq: int) -> None:
         """Forget everything from `seq` on: what happened after the checkpoint will happen again."""
         self.db.execute("BEGIN")
-        for table in ("trace", "notes", "metrics"):
+        for table in TABLES:
             self.db.execute(f"DELETE FROM {table} WHERE seq >= ?", (seq,))
         self.db.execute("DELETE FROM facts")
         self.db.execute("COMMIT")
@@ -121,7 +129,7 @@ class Trace:
     def digest(self) -> str:
         """A hash over every row: equal digests mean equal runs."""
         sha = hashlib.sha256()
-        for table in ("trace", "notes", "metrics"):
+        for table in TABLES:
             for row in self.rows(f"SELECT * FROM {table} ORDER BY seq, rowid"):
                 sha.update(repr(row).encode())
         return sha.hexdigest()

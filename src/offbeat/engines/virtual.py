@@ -308,7 +308,7 @@ class VirtualEngine:
         actions = self.strategy.on_event(self.state, event)
         self.progress.server_seconds += time.perf_counter() - began
         now, ledger = self.clock.now, self.ledger
-        ledger.check(actions, self.world.model, arrived, now)
+        ledger.check(actions, self.model, arrived, now)
         if result is not None and Reject not in map(type, actions):
             self._accept(event, result)  # before the answer is carried out: it may send the client its next job
         for action in actions:
@@ -318,7 +318,7 @@ class VirtualEngine:
                 case Commit():
                     ledger.version += 1
                     self.model = action.model
-                    self.trace.add(now, "commit", ledger.version)
+                    self.trace.commit(now, ledger.version)
                 case SetTimer():
                     self.clock.set_timer(action.key, action.at)
                 case CancelTimer():

@@ -36,12 +36,15 @@ class Counts(Mapping[int, int]):
         return counts
 
     def __getitem__(self, client: int) -> int:
-        if client not in self:
+        if client < 0:  # numpy would count from the end
             raise KeyError(client)
-        return int(self._values[client])
+        try:
+            return self._values.item(client)
+        except (IndexError, TypeError):
+            raise KeyError(client) from None
 
     def __contains__(self, client: object) -> bool:
-        return isinstance(client, int | np.integer) and bool(0 <= client < len(self._values))
+        return isinstance(client, (int, np.integer)) and bool(0 <= client < len(self._values))
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self._values)))

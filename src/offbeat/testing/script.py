@@ -41,7 +41,7 @@ from offbeat.core.protocol import (
     World,
 )  # fmt: skip
 from offbeat.testing.tell import tell
-from offbeat.testing.worlds import TinyClients
+from offbeat.testing.worlds import TinyClients, with_probe
 
 ARRIVE, LOST, READY = range(3)  # the order within one instant
 ENDLESS = 1000  # timers at one instant before it counts as never ending
@@ -87,7 +87,8 @@ class ScriptedEngine:
         self.ledger = Ledger(self.world.clients, self.world.seed, absent=dict.fromkeys(self.world.clients))
         self.examples = dict(self.world.clients)
         self.model = self.world.model
-        self.train = self.train or TinyClients(self.world.layout)
+        self.world = with_probe(self.world, self.strategy)
+        self.train = self.train or TinyClients(self.world.layout, probe=self.world.probe)
         self.state = self.strategy.init(self.world)
 
     # ------------------------------------------------------------ what may happen
@@ -239,7 +240,7 @@ class ScriptedEngine:
             actions = self.strategy.on_event(self.state, event)
             if not isinstance(actions, list):
                 raise ProtocolError(f"on_event returned a {type(actions).__name__}: it returns a list of actions")
-            self.ledger.check(actions, self.world.model, arrived, self.now)
+            self.ledger.check(actions, self.model, arrived, self.now)
         except Exception as error:
             error.add_note(f"while answering: {tell(event)}")
             raise
