@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import NoReturn
 
 import typer
@@ -39,17 +40,24 @@ def offbeat(version: bool = typer.Option(False, "--version", callback=_version, 
 
 def main() -> None:
     """Every mistake is one line on standard error: exit 2 for what was asked, 1 for what went wrong, 130 for Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± still gets its table
     try:
         app()
     except KeyboardInterrupt:
         _end("interrupted", 130)
     except Exception as error:
+        import sqlite3
+
         from offbeat.core.errors import ConfigError, DataError, OffbeatError
 
         if isinstance(error, OffbeatError):
             _end(str(error), 2 if isinstance(error, (ConfigError, DataError)) else 1)
-        if isinstance(error, OSError):
+        if isinstance(error, (OSError, sqlite3.Error)):
             _end(str(error), 1)
+        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("offbeat"):
+            _end(f"{error.name} is not installed: the command line needs all that 'pip install offbeat' brings", 1)
         if sys.flags.dev_mode:
             raise
         _end(f"a bug in offbeat: {type(error).__name__}: {error} ({_place(error)}); 'python -X dev -m offbeat …' shows more", 1)

@@ -81,7 +81,7 @@ def _load(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # saved states name their classes by module
-    sys.path.insert(0, str(path.resolve().parent))  # it may import its neighbours, as when Python runs it
+    sys.path.append(str(path.absolute().parent))  # it may import its neighbours, but not hide libraries from us
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -94,9 +94,10 @@ def _load(path: Path) -> ModuleType:
 def _line_in(error: BaseException, path: Path) -> int | None:
     import traceback
 
-    if isinstance(error, SyntaxError) and error.filename == str(path):
+    here = str(path.absolute())  # as the import system calls it
+    if isinstance(error, SyntaxError) and error.filename == here:
         return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == here]
     return lines[-1] if lines else None
 
 

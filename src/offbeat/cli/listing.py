@@ -9,11 +9,11 @@ import typer
 
 from offbeat.cli.options import Json
 
-WHAT = ("strategies", "presets", "datasets", "models", "delays", "partitions")
+WHAT = ("strategies", "presets", "datasets", "models", "delays", "partitions", "streams")
 
 
 def list_names(what: Annotated[str, typer.Argument(metavar="|".join(WHAT))], as_json: Json = False) -> None:
-    """List strategies, presets, datasets, models, delays or partitions."""
+    """List strategies, presets, datasets, models, delays, partitions or streams."""
     from offbeat.core.errors import unknown
 
     if what not in WHAT:
@@ -40,8 +40,11 @@ def _entries(what: str) -> dict[str, str]:
     from offbeat.scenario.delays import DELAYS
     from offbeat.scenario.models import MODELS
     from offbeat.scenario.partition import PARTITIONS
+    from offbeat.scenario.streaming import STREAMS
 
-    registries: dict[str, Mapping[str, Any]] = {"datasets": DATASETS, "models": MODELS, "delays": DELAYS, "partitions": PARTITIONS}
+    registries: dict[str, Mapping[str, Any]] = {
+        "datasets": DATASETS, "models": MODELS, "delays": DELAYS, "partitions": PARTITIONS, "streams": STREAMS,
+    }  # fmt: skip
     return summaries(registries[what])
 
 

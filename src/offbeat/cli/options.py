@@ -62,8 +62,6 @@ def new_folder(name: str, out: Path | None) -> Path:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            if not Path("runs").is_dir():
-                raise RunError("cannot make the folder 'runs' here: a file has that name; choose another with --out") from None
             number += 1
         except OSError as error:
             raise RunError(f"cannot make the folder {folder}: {error.strerror or error}; choose another with --out") from None

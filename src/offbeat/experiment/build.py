@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
-from offbeat.client.task import Loss, Task
+from offbeat.client.sensitivity import make_probe
+from offbeat.client.task import Loss, Task, as_task
 from offbeat.client.training import Trainer
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.protocol import LocalWork, World
@@ -56,7 +57,8 @@ class Setup:
 
 def setup(experiment: Experiment) -> Setup:
     data = DATASETS[experiment.data]()
-    rows = experiment.partition.split(data.y_train, experiment.clients, experiment.seed)
+    parts = experiment.partition.split(data.y_train, experiment.clients, experiment.seed)
+    rows = [experiment.streaming.order(experiment.seed, client, part) for client, part in enumerate(parts)]
     clients = ClientData.shared(data.x_train, data.y_train, rows, num_classes=data.num_classes)
     module = experiment.model.build(data.input_shape, data.num_classes or 1, experiment.seed)
     evaluator = Evaluator(module, data.x_test, data.y_test)
@@ -68,10 +70,15 @@ def assemble(
 ) -> Setup:
     """Put a module and its clients' data into the experiment's world."""
     _check_targets(experiment, [metric.name for metric in evaluator.metrics])
-    trainer = Trainer(module, clients, experiment.training, task)
+    task = as_task(task, clients.labels)
+    sketcher = getattr(experiment.strategy, "sketcher", None)  # a method that compares models by what they do
+    probe = None if sketcher is None else make_probe(sketcher, module, clients, task, experiment.seed)
+    trainer = Trainer(module, clients, experiment.training, task, probe)
     counts = clients.num_examples
-    surroundings = SimulatedWorld(delays=experiment.delays, counts=counts, seed=experiment.seed, steps=trainer.steps)
-    world = World(model=flatten(module), layout=Layout.of(module), clients=counts, seed=experiment.seed)
+    seed, streaming = experiment.seed, experiment.streaming
+    surroundings = SimulatedWorld(delays=experiment.delays, counts=counts, seed=seed, steps=trainer.steps, streaming=streaming)
+    arrived = {client: surroundings.num_examples(client, 0, 0.0) for client in counts}  # what clients register with
+    world = World(model=flatten(module), layout=Layout.of(module), clients=arrived, seed=seed, probe=probe)
     every = experiment.evaluate_every or _grid(experiment.until, experiment.delays, experiment.seed, surroundings, counts)
     return Setup(module, world, surroundings, trainer, evaluator, every)
 

@@ -19,6 +19,7 @@ from offbeat.scenario.delays import DELAYS, Delays, PerClient, Uniform
 from offbeat.scenario.models import MODELS, Cnn, Model
 from offbeat.scenario.partition import PARTITIONS, Dirichlet, Partition
 from offbeat.scenario.registry import find
+from offbeat.scenario.streaming import STREAMS, Static, Stream
 
 # the settings that are a choice by name, wherever they stand: setting -> (name -> class)
 CHOICES: dict[str, Mapping[str, type]] = {
@@ -26,6 +27,7 @@ CHOICES: dict[str, Mapping[str, type]] = {
     "model": MODELS,
     "partition": PARTITIONS,
     "delays": DELAYS,
+    "streaming": STREAMS,
     "staleness": STALENESS,
 }
 
@@ -38,6 +40,7 @@ class Experiment:
     clients: int = 20
     partition: Partition = Dirichlet()
     delays: Delays = Uniform(low=10.0, high=100.0)
+    streaming: Stream = Static()  # does the clients' data arrive over time?
     training: Training = Training()
     strategy: Strategy = FedAsync()
     until: Until = Until(seconds=3600.0)

@@ -18,7 +18,7 @@ def save(methods: list[Method], metric: str, target: Target | None, title: str, 
 
     shown = methods[:TIMELINES]
     figure = Figure(figsize=(11, 6.2), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title.replace("$", r"\$"))  # a name is not a formula
     top, bottom = figure.subfigures(2, 1, height_ratios=(3, 2)).flat  # type: ignore[union-attr]
     left, right = top.subplots(1, 2, width_ratios=(5, 2))
     _curves(left, methods, metric, target)

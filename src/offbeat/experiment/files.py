@@ -15,7 +15,7 @@ from offbeat.experiment.plain import from_plain, to_plain
 def dump(experiment: Experiment) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(to_plain(experiment), sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+    text: str = yaml.safe_dump(to_plain(experiment), sort_keys=False, default_flow_style=None, width=120)
     return text
 
 

@@ -117,6 +117,8 @@ def _parse_target(text: str) -> Target:
 def _leaf(hint: Any, value: Any, path: str) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
+    if isinstance(value, bool) and (word := "on" if value else "off") in _literals(hint):
+        return word  # YAML reads these words as true and false
     try:
         if _has_bool(value) and bool not in _parts(hint):  # pydantic would take true for 1
             raise TypeError

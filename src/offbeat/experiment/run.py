@@ -108,7 +108,7 @@ def create(folder: Path, experiment: Experiment, command: str | None = None) -> 
     if held == "experiment.yaml":
         raise ConfigError(f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out")
     if held is not None:
-        raise ConfigError(f"{folder} already holds a {held}: choose another --out")
+        raise ConfigError(f"{folder} already holds {held}: choose another --out")
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

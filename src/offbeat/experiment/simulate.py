@@ -31,6 +31,7 @@ from offbeat.experiment import build, metrics
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.metrics import Curve, Summary
 from offbeat.scenario.delays import Constant, Delays, PerClient
+from offbeat.scenario.streaming import Static, Stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +86,7 @@ class Simulation:
         names = ("model.safetensors", "summary.json", "run.sqlite")
         held = next((name for name in names if (out / name).exists()), None)
         if held is not None:
-            raise ConfigError(f"{out} already holds a {held}: choose another folder")
+            raise ConfigError(f"{out} already holds {held}: choose another folder")
         try:
             out.mkdir(parents=True, exist_ok=True)
             self._copy_trace(out / "run.sqlite")
@@ -122,6 +123,7 @@ def simulate(
     strategy: Strategy | str = "fedasync",
     *,
     delays: Delays | float | Sequence[float] = 60.0,
+    streaming: Stream | None = None,
     until: Until | str | float = "3600s",
     test: Pair | None = None,
     training: Training | None = None,
@@ -133,9 +135,11 @@ def simulate(
     """Train `model` on the clients' own tensors in virtual time.
 
     clients: one (inputs, labels) pair each. strategy: an object, or its name for the defaults. delays: a law from
-    offbeat.scenario.delays, seconds a job for all, or for each client. until: '3600s', '500updates', 'acc=0.9,3600s'.
-    test: what to evaluate on; without it, the clients' data. loss: a function (outputs, labels) -> scalar; by default
-    cross entropy for whole-number labels and squared error for real ones. The model itself is left as it is.
+    offbeat.scenario.delays, seconds a job for all, or for each client. streaming: a law from offbeat.scenario.streaming
+    if the clients' data arrives over time, in the order given; without it all is there. until: '3600s', '500updates',
+    'acc=0.9,3600s'. test: what to evaluate on; without it, the clients' data. loss: a function (outputs, labels) ->
+    scalar; by default cross entropy for whole-number labels and squared error for real ones. The model itself is left
+    as it is.
     """
     began = time.monotonic()
     data = ClientData.own(_pairs(clients))
@@ -143,6 +147,7 @@ def simulate(
         name="simulation",
         clients=len(data),
         delays=_delays(delays, list(data.num_examples)),
+        streaming=streaming or Static(),
         training=training or Training(),
         strategy=_strategy(strategy),
         until=until if isinstance(until, Until) else parse_until(str(until)),

@@ -26,9 +26,10 @@ class Preset:
 
 
 def _registry() -> dict[str, Callable[[], Preset]]:
+    from offbeat.presets.methods import digits, mnist
     from offbeat.presets.quickstart import quickstart
 
-    return {"quickstart": quickstart}
+    return {"quickstart": quickstart, "digits": digits, "mnist": mnist}
 
 
 def names() -> list[str]:

@@ -1,0 +1,279 @@
+"""offbeat compare: one table, one figure, one page, from runs that do not depend on how they were made."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from command_line import TINY, answer, contents, refused, start
+
+from offbeat.core.strategies.fedbuff import FedBuff
+from offbeat.experiment import compare as comparing
+from offbeat.experiment import files
+from offbeat.experiment import run as runs
+from offbeat.experiment.run import Run
+from offbeat.presets import load
+
+PAIR = ["--strategies", "fedavg,fedasync", "--seeds", 2]
+FOLDERS = ["fedavg-seed0", "fedavg-seed1", "fedasync-seed0", "fedasync-seed1"]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {name: Run(folder / name).digest() for name in FOLDERS}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A comparison two at a time, and what it printed."""
+    folder = tmp_path_factory.mktemp("compared") / "both"
+    with pytest.MonkeyPatch.context() as patch:
+        capture = _Capture(patch)
+        given = answer(patch, capture, "compare", "quickstart", *PAIR, *TINY, "--set", "target=acc=0.2", "--jobs", 2, "--out", folder)
+    assert given.status == 0, given
+    return folder, given
+
+
+class _Capture:
+    """What capsys is for one test, for the fixture of a whole module."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.streams = (io.StringIO(), io.StringIO())
+        patch.setattr(sys, "stdout", self.streams[0])
+        patch.setattr(sys, "stderr", self.streams[1])
+
+    def readouterr(self) -> SimpleNamespace:
+        out, err = (stream.getvalue() for stream in self.streams)
+        return SimpleNamespace(out=out, err=err)
+
+
+def test_it_prints_one_row_a_strategy_and_where_the_pictures_are(compared):
+    folder, given = compared
+    heading, fedavg, fedasync, figure, report = given.out.splitlines()
+    assert heading.split("  ")[0] == "strategy"
+    for word in ("final acc", "time to acc=0.2", "speed-up", "staleness", "moved", "idle", "updates"):
+        assert word in heading
+    assert fedavg.startswith("fedavg")
+    assert fedasync.startswith("fedasync")
+    assert "±" in fedavg
+    assert figure == f"figure: {folder}/figure.png"
+    assert report == f"report: {folder}/report.html"
+    assert given.err == ""
+
+
+def test_the_figure_is_a_png(compared):
+    assert (compared[0] / "figure.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+class Fetches(HTMLParser):
+    """What a browser would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.texts: list[str] = []
+        self.inside = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.inside = tag
+        self.found += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "data", "action") and value]
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.inside == "style" and ("@import" in data or "url(" in data):
+            self.found.append(data)
+
+
+def test_the_page_stands_on_its_own(compared):
+    page = Fetches()
+    page.feed((compared[0] / "report.html").read_text())
+    assert page.found == []
+    text = " ".join(page.texts)
+    for word in ("fedavg", "fedasync", "time to acc=0.2", "against virtual time", "who trained when", "how old updates are"):
+        assert word in text
+    assert "Plotly.newPlot" in text
+
+
+def test_show_tells_the_same_as_json_and_only_reads(compared, offbeat):
+    folder, given = compared
+    before = contents(folder)
+    assert offbeat("show", folder).out == given.out
+    told = json.loads(offbeat("show", folder, "--json").out, parse_constant=pytest.fail)
+    after = contents(folder)
+    assert {name: after[name] for name in before} == before
+    assert [row["strategy"] for row in told["rows"]] == ["fedavg", "fedasync"]
+    fedavg = told["rows"][0]
+    finals = [Run(folder / f"fedavg-seed{seed}").summary().metrics["acc"] for seed in (0, 1)]
+    assert fedavg["final"] == sum(finals) / 2
+    assert fedavg["spread"] == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)  # sample deviation of two values
+    assert fedavg["speedup"] in (1.0, None)
+    assert told["figure"].endswith("figure.png")
+
+
+def test_every_run_is_the_run_it_would_be_alone(compared, offbeat):
+    """Whatever ran beside it: so the table does not depend on --jobs."""
+    for name in FOLDERS:
+        strategy, seed = name.split("-seed")
+        offbeat("run", "quickstart", *TINY, "--set", "target=acc=0.2", "--set", f"strategy={strategy}", "--seed", seed, "--out", name)
+    assert digests(compared[0]) == digests(Path())
+
+
+def test_a_comparison_stopped_in_between_is_finished_by_resume_one_at_a_time(compared, offbeat):
+    folder = Path("half")
+    made = {name: files.read(compared[0] / f"{name}-seed0" / "experiment.yaml") for name in ("fedavg", "fedasync")}
+    comparing.create(folder, made, [0, 1])
+    runs.execute(Run(folder / FOLDERS[0]))
+
+    def stop(engine):
+        engine.interrupt = engine.progress.updates > 0
+
+    runs.execute(Run(folder / FOLDERS[1]), stop)
+    refused(offbeat("show", folder), "3 of 4 runs are not finished", "offbeat compare --resume half", status=1)
+    given = offbeat("compare", "--resume", folder, "--jobs", 1)
+    assert given.status == 0
+    assert given.out.replace("half/", f"{compared[0]}/") == compared[1].out
+    assert digests(folder) == digests(compared[0])
+    assert offbeat("compare", "--resume", folder).out == given.out  # nothing left to do
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_runs_and_resume_finishes_them(offbeat):
+    """As a terminal does it: every process of the group gets the signal, here while all are in the middle of it."""
+    longer = [*TINY, "--until", "6000s", "--set", "evaluate_every=100"]
+    process = start("compare", "quickstart", *PAIR, *longer, "--jobs", 2, "--out", "x", start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(Path("x").glob("*/run.sqlite")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert err == "stopped; finish it with: offbeat compare --resume x\n"
+    assert offbeat("compare", "--resume", "x").status == 0
+    for name in FOLDERS:
+        strategy, seed = name.split("-seed")
+        offbeat("run", "quickstart", *longer, "--set", f"strategy={strategy}", "--seed", seed, "--out", name)
+    assert digests(Path("x")) == digests(Path())
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_processes_are_starting_is_quiet_too(offbeat):
+    process = start("compare", "quickstart", *PAIR, *TINY, "--jobs", 2, "--out", "x", start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not Path("x/compare.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)  # the children are importing torch
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert err == "stopped; finish it with: offbeat compare --resume x\n"
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_one_line_and_the_rest_is_kept(offbeat):
+    process = start("compare", "quickstart", *PAIR, *TINY, "--until", "20000s", "--jobs", 2, "--out", "x", start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(Path("x").glob("*/run.sqlite")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(workers[0], signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "died" in err
+    assert "offbeat compare --resume x" in err
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--strategies", "fedavg,fedbuf"], ["unknown strategy 'fedbuf'", "'fedbuff'"]),
+        (["--strategies", ","], ["--strategies ',' names none"]),
+        (["--set", "strategy=fedbuff"], ["--set strategy=fedbuff", "--strategies"]),
+        (["--set", "strategy.alpha=0.3"], ["--set strategy.alpha=0.3", "--strategies"]),
+        (["--set", " strategy = fedbuff"], ["--strategies"]),
+        (["--set", "seed=3"], ["--set seed=3", "--seeds"]),
+        (["--set", "clients=0"], ["clients = 0"]),
+        (["--set", "clients=100", "--set", "partition.alpha=0.001"], ["dirichlet alpha=0.001"]),
+        (["--set", "target=accuracy=0.9"], ["unknown metric 'accuracy'"]),
+        (["--until", "soon"], ["'soon' is not understood"]),
+    ],
+)  # fmt: skip
+def test_a_comparison_that_cannot_be_meant_is_refused_and_leaves_no_folder(offbeat, arguments, words):
+    refused(offbeat("compare", "quickstart", *TINY, *arguments, "--out", "x"), *words)
+    refused(offbeat("compare", "quickstart", *TINY, *arguments), *words)
+    assert list(Path().iterdir()) == []
+
+
+def test_resume_takes_a_comparison_as_it_is(compared, offbeat):
+    for extra in (["--strategies", "fedavg"], ["--seeds", 1], ["--set", "clients=3"], ["--until", "5s"], ["--out", "y"]):
+        refused(offbeat("compare", "--resume", compared[0], *extra), "--resume finishes a comparison as it is")
+    refused(offbeat("compare"), "or --resume DIR")
+    refused(offbeat("compare", "quickstart", "--resume", compared[0]), "or --resume DIR")
+
+
+def test_a_comparison_or_a_run_that_is_there_is_not_overwritten(compared, offbeat):
+    folder = compared[0]
+    refused(offbeat("compare", "quickstart", *TINY, "--out", folder), "already holds a comparison", "compare --resume")
+    refused(offbeat("compare", "quickstart", *TINY, "--out", folder / "fedavg-seed0"), "already holds a run")
+    refused(offbeat("run", "quickstart", *TINY, "--out", folder), "already holds compare.json")
+    refused(offbeat("run", "--resume", folder), "is a comparison", "offbeat compare --resume")
+
+
+def test_what_is_no_comparison_or_a_damaged_one_is_one_line(offbeat):
+    refused(offbeat("compare", "--resume", "nowhere"), "nowhere is not a comparison: it has no compare.json")
+    Path("x").mkdir()
+    for text in ("", "[1, 2]", '{"runs": 5}', '{"runs": [{"seed": 1}]}', "{"):
+        Path("x/compare.json").write_text(text)
+        refused(offbeat("compare", "--resume", "x"), "x/compare.json is damaged", status=1)
+        refused(offbeat("show", "x"), "x/compare.json is damaged", status=1)
+
+
+def test_an_unwritable_folder_is_one_line(offbeat):
+    Path("file").write_text("mine")
+    refused(offbeat("compare", "quickstart", *TINY, "--out", "file/below"), "file/below", "Not a directory", status=1)
+
+
+def test_a_file_is_compared_with_its_own_settings(offbeat, monkeypatch):
+    """Its strategy as the file has it, the others with their defaults."""
+    offbeat("run", "quickstart", *TINY, "--set", "strategy=fedbuff", "--set", "strategy.k=2", "--out", "first")
+    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    assert offbeat("compare", "first/experiment.yaml", "--out", "alone").status == 130
+    assert offbeat("compare", "first/experiment.yaml", "--strategies", "fedavg,fedbuff", "--out", "both").status == 130
+    for folder in ("alone", "both"):
+        strategy = Run(Path(folder, "fedbuff-seed0")).experiment().strategy
+        assert isinstance(strategy, FedBuff)
+        assert strategy.k == 2
+    assert sorted(p.name for p in Path("alone").iterdir()) == ["compare.json", "fedbuff-seed0", "fedbuff-seed1", "fedbuff-seed2"]
+
+
+def test_a_preset_brings_its_methods_in_their_order_with_their_settings(offbeat, monkeypatch):
+    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    offbeat("compare", "quickstart", *TINY, "--seeds", 1)
+    comparison = comparing.Comparison(Path("runs/compare-quickstart-1"))
+    methods = load("quickstart").methods
+    assert comparison.strategies() == list(methods)
+    for name in methods:
+        assert comparison.runs(name)[0].experiment().strategy == methods[name]

@@ -1,0 +1,169 @@
+"""offbeat list, show and export: what there is to choose from, what a run amounts to, its model for everybody."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import TINY, contents, refused
+
+from offbeat.core.strategies import REGISTRY
+from offbeat.experiment import files
+from offbeat.experiment import run as runs
+from offbeat.experiment.run import Run
+from offbeat.presets import load
+
+
+@pytest.fixture
+def finished(offbeat) -> Path:
+    assert offbeat("run", "quickstart", *TINY, "--out", "finished").status == 0
+    return Path("finished")
+
+
+@pytest.fixture
+def unfinished() -> Path:
+    """Stopped after ten updates, with a checkpoint there."""
+    run = runs.create(Path("unfinished"), files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"]))
+
+    def stop(engine):
+        engine.interrupt = engine.progress.updates >= 10
+
+    runs.execute(run, stop)
+    return run.folder
+
+
+# ---------------------------------------------------------------- list
+
+
+@pytest.mark.parametrize(
+    ("what", "some"),
+    [
+        ("strategies", {"fedavg", "fedasync", "fedbuff"}),
+        ("presets", {"quickstart"}),
+        ("datasets", {"digits"}),
+        ("models", {"linear", "mlp", "cnn"}),
+        ("delays", {"constant", "uniform", "lognormal", "exponential"}),
+        ("partitions", {"iid", "dirichlet"}),
+    ],
+)
+def test_everything_is_listed_with_a_sentence_about_it(offbeat, what, some):
+    listed = json.loads(offbeat("list", what, "--json").out)
+    assert some <= {entry["name"] for entry in listed}
+    assert all(len(entry["summary"]) > 10 for entry in listed)
+    table = offbeat("list", what)
+    assert (table.status, table.err) == (0, "")
+    assert [line.split()[0] for line in table.out.splitlines()[1:]] == [entry["name"] for entry in listed]
+
+
+def test_strategies_are_listed_with_their_papers(offbeat):
+    listed = {entry["name"]: entry["summary"] for entry in json.loads(offbeat("list", "strategies", "--json").out)}
+    assert listed.keys() == REGISTRY.keys()
+    assert "McMahan" in listed["fedavg"]
+
+
+def test_what_cannot_be_listed_is_refused(offbeat):
+    refused(offbeat("list", "strategy"), "'strategy'", "did you mean 'strategies'?")
+
+
+# ---------------------------------------------------------------- show
+
+
+def test_a_finished_run_is_shown(offbeat, finished):
+    shown = offbeat("show", finished)
+    assert (shown.status, shown.err) == (0, "")
+    first, *lines = shown.out.splitlines()
+    assert first == "finished"
+    told = {line[:23].strip(): line[23:].strip() for line in lines}
+    summary = Run(finished).summary()
+    assert told["strategy"] == "fedasync"
+    assert told["ended"] == "seconds"
+    assert told["acc"] == f"{summary.metrics['acc']:.4f}"
+    assert told["updates / versions"] == f"{summary.updates} / {summary.versions}"
+
+
+def test_an_unfinished_run_is_shown_as_far_as_it_got(offbeat, unfinished):
+    told = json.loads(offbeat("show", unfinished, "--json").out)
+    assert told["complete"] is False
+    assert told["ended"] == "not finished"
+    assert told["updates"] >= 10
+    assert offbeat("show", unfinished).status == 0
+
+
+def test_a_killed_run_has_no_host_seconds_to_tell(offbeat, unfinished):
+    import sqlite3
+
+    with sqlite3.connect(unfinished / "run.sqlite") as db:
+        db.execute("DELETE FROM facts")
+    db.close()
+    assert json.loads(offbeat("show", unfinished, "--json").out)["wall_seconds"] is None
+    assert "nan" not in offbeat("show", unfinished).out
+
+
+def test_showing_changes_nothing(offbeat, finished):
+    before = contents(finished)
+    offbeat("show", finished)
+    offbeat("show", finished, "--json")
+    after = contents(finished)
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_run_that_has_not_begun_says_how_to_begin(offbeat):
+    runs.create(Path("new"), load("quickstart").experiment)
+    refused(offbeat("show", "new"), "new has not begun", "offbeat run --resume new", status=1)
+    refused(offbeat("export", "new"), "neither a final model nor a checkpoint", status=1)
+
+
+def test_nonsense_is_not_shown(offbeat):
+    Path("file").write_text("x")
+    Path("folder").mkdir()
+    refused(offbeat("show", "nowhere"), "nowhere is not a folder")
+    refused(offbeat("show", "file"), "file is not a folder")
+    refused(offbeat("show", "folder"), "folder is not a run folder: it has no experiment.yaml")
+
+
+def test_names_in_brackets_are_printed_as_they_are(offbeat):
+    """Some libraries would take them for colours."""
+    offbeat("run", "quickstart", *TINY, "--out", "[red]x[/blue]:smile:")
+    assert offbeat("show", "[red]x[/blue]:smile:").out.splitlines()[0] == "[red]x[/blue]:smile:"
+
+
+# ---------------------------------------------------------------- export
+
+WITHOUT_OFFBEAT = """
+import sys
+sys.modules["offbeat"] = None  # importing it now fails
+import torch
+from safetensors.torch import load_file
+module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+for path in sys.argv[1:]:
+    print(module.load_state_dict(load_file(path)), float(module[1].weight.abs().sum()) > 0)
+"""
+
+
+def test_the_model_loads_without_offbeat_whether_the_run_is_finished_or_not(offbeat, finished, unfinished):
+    assert offbeat("export", finished).out.startswith("finished.safetensors (")
+    assert offbeat("export", unfinished, "--out", "mine.safetensors").status == 0
+    assert Path("finished.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
+    command = [sys.executable, "-c", WITHOUT_OFFBEAT, "finished.safetensors", "mine.safetensors"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines() == ["<All keys matched successfully> True"] * 2
+
+
+def test_an_unfinished_run_exports_the_model_of_its_last_checkpoint(offbeat, unfinished):
+    from safetensors.torch import load_file
+
+    offbeat("export", unfinished, "--out", "before.safetensors")
+    runs.execute(Run(unfinished))
+    offbeat("export", unfinished, "--out", "after.safetensors")
+    before, after = load_file("before.safetensors"), load_file("after.safetensors")
+    assert before.keys() == after.keys() == {"1.weight", "1.bias"}
+    assert not before["1.weight"].equal(after["1.weight"])
+
+
+def test_what_cannot_be_exported_is_one_line(offbeat, finished):
+    refused(offbeat("export", "nowhere"), "nowhere is not a folder")
+    refused(offbeat("export", "."), "is not a run folder")
+    refused(offbeat("export", finished, "--out", "no/such/folder"), "cannot write no/such/folder", status=1)

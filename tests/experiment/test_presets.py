@@ -1,0 +1,42 @@
+"""Named experiments are values that can be built and varied."""
+
+from __future__ import annotations
+
+import pytest
+
+from offbeat import presets
+from offbeat.core.errors import ConfigError
+from offbeat.core.strategies import REGISTRY
+from offbeat.experiment.config import Experiment
+from offbeat.presets import Preset
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_a_preset_says_what_it_is_and_names_known_methods(name):
+    preset = presets.load(name)
+    assert preset.summary
+    assert preset.seeds >= 1
+    assert set(preset.methods) <= set(REGISTRY)
+    for method, strategy in preset.methods.items():
+        assert type(strategy) is REGISTRY[method]
+
+
+def test_the_preset_of_the_newcomer_has_a_ten_fold_spread_and_compares_with_fedavg_first():
+    preset = presets.load("quickstart")
+    assert preset.experiment.delays.high == 10 * preset.experiment.delays.low
+    assert next(iter(preset.methods)) == "fedavg"
+    assert preset.experiment.target is not None
+
+
+def test_a_method_comes_with_the_settings_of_the_preset_or_its_defaults():
+    own = REGISTRY["fedbuff"](k=7)
+    preset = Preset("a test", Experiment(clients=3), {"fedbuff": own})
+    assert preset.with_strategy("fedbuff") == Experiment(clients=3, strategy=own)
+    assert preset.with_strategy("fedavg") == Experiment(clients=3, strategy=REGISTRY["fedavg"]())
+    with pytest.raises(ConfigError, match="unknown strategy 'fedbuf': did you mean 'fedbuff'"):
+        preset.with_strategy("fedbuf")
+
+
+def test_an_unknown_preset_gets_the_nearest():
+    with pytest.raises(ConfigError, match="unknown preset 'quikstart': did you mean 'quickstart'"):
+        presets.load("quikstart")

@@ -1,0 +1,157 @@
+"""Numbers off a trace that was written by hand, so that each can be worked out on paper."""
+
+from __future__ import annotations
+
+import json
+from math import isnan, nan
+from pathlib import Path
+
+import pytest
+
+from offbeat.core.errors import RunError
+from offbeat.engines.trace import Trace
+from offbeat.engines.until import Target
+from offbeat.experiment import compare, metrics, report
+from offbeat.experiment.metrics import Span, Summary
+
+
+@pytest.fixture
+def trace() -> Trace:
+    """Two clients, 100 bytes a model, ten seconds.
+
+    client 0: ticket 0 from 0 to 4, arrives fresh; ticket 2 from 4 to 8, arrives with staleness 1
+    client 1: ticket 1 from 0 to 6, refused; ticket 3 from 7 on, not back when the run ends
+    """
+    trace = Trace()
+    trace.add(0, "dispatch", 0, client=0, ticket=0, size=100)
+    trace.add(0, "dispatch", 0, client=1, ticket=1, size=100)
+    trace.metrics(0, 0, 0, {"loss": 2.0, "acc": 0.1})
+    trace.add(4, "arrive", 0, client=0, ticket=0, base_version=0, steps=5, examples=10, size=110)
+    trace.commit(4, 1)
+    trace.add(4, "dispatch", 1, client=0, ticket=2, size=100)
+    trace.metrics(5, 1, 1, {"loss": 1.0, "acc": 0.6})
+    trace.add(6, "refuse", 1, client=1, ticket=1, detail="numbers that are not finite")
+    trace.commit(7, 2)
+    trace.add(7, "dispatch", 2, client=1, ticket=3, size=100)
+    trace.add(8, "arrive", 2, client=0, ticket=2, base_version=1, steps=5, examples=10, size=110)
+    trace.add(8, "reject", 2, client=0, ticket=2, detail="too old")
+    trace.metrics(10, 2, 1, {"loss": nan, "acc": 0.7})
+    trace.add(10, "stop", 2, detail="seconds")
+    trace.flush()
+    return trace
+
+
+def test_a_summary_is_what_the_rows_amount_to(trace):
+    s = metrics.summarize(trace.db, clients=2, target=Target("acc", 0.6))
+    assert (s.ended, s.seconds, s.clients) == ("seconds", 10.0, 2)
+    assert (s.updates, s.versions, s.rejected, s.lost, s.late) == (1, 2, 1, 0, 0)  # two arrived, one of them rejected
+    assert s.refused == {"numbers that are not finite": 1}
+    assert (s.staleness_mean, s.staleness_max) == (0.5, 1)  # 0 and 1
+    assert (s.bytes_down, s.bytes_up) == (400, 220)
+    assert s.idle_share == pytest.approx(1 - (4 + 4 + 6 + 3) / 20)  # busy 8 s and 9 s of 10 s each
+    assert s.time_to_target == 5.0
+    assert s.metrics["acc"] == 0.7
+    assert isnan(s.metrics["loss"])
+
+
+def test_a_summary_is_strict_json(trace):
+    text = json.dumps(metrics.summarize(trace.db, clients=2).plain(), allow_nan=False)
+    told = json.loads(text)
+    assert told["metrics"] == {"loss": None, "acc": 0.7}
+    assert told["wall_seconds"] is None
+    assert told["time_to_target"] is None  # none was asked for
+
+
+def test_spans_are_who_trained_when(trace):
+    assert metrics.spans(trace.db, end=10.0) == [
+        Span(0, 0.0, 4.0, "arrive"),
+        Span(1, 0.0, 6.0, "refuse"),
+        Span(0, 4.0, 8.0, "arrive"),
+        Span(1, 7.0, 10.0, "open"),
+    ]
+
+
+def test_curves_are_on_the_evaluation_grid(trace):
+    assert metrics.metric_names(trace.db) == ["loss", "acc"]
+    assert metrics.curve(trace.db, "acc") == metrics.Curve([0.0, 5.0, 10.0], [0.1, 0.6, 0.7])
+    assert metrics.time_to(trace.db, Target("acc", 0.65)) == 10.0
+    assert metrics.time_to(trace.db, Target("acc", 0.9)) is None
+    assert metrics.time_to(trace.db, Target("loss", 1.5)) == 5.0  # lower is better; what is not a number reaches nothing
+    assert metrics.time_to(trace.db, Target("loss", 0.5)) is None
+
+
+def test_a_run_that_is_not_over_is_counted_as_far_as_it_is():
+    trace = Trace()
+    trace.add(0, "dispatch", 0, client=0, ticket=0, size=100)
+    trace.add(3, "arrive", 0, client=0, ticket=0, base_version=0, steps=1, examples=1, size=100)
+    trace.flush()
+    s = metrics.summarize(trace.db, clients=1)
+    assert (s.ended, s.seconds, s.updates) == ("not finished", 3.0, 1)
+    assert s.metrics == {}
+
+
+def test_an_empty_trace_is_no_error():
+    s = metrics.summarize(Trace().db, clients=3)
+    assert (s.seconds, s.updates, s.idle_share, s.staleness_mean) == (0.0, 0, 0.0, 0.0)
+
+
+def test_a_trace_that_is_none_is_one_line(tmp_path):
+    path = tmp_path / "run.sqlite"
+    with pytest.raises(RunError, match=r"is not a run folder"), metrics.open_trace(path):
+        pass
+    path.write_bytes(b"something else entirely" * 200)
+    with pytest.raises(RunError, match=r"run\.sqlite is not a readable trace"), metrics.open_trace(path) as db:
+        metrics.summarize(db, 1)
+
+
+def test_a_path_with_odd_characters_is_opened(tmp_path):
+    path = tmp_path / "50% a?b#c" / "run.sqlite"
+    path.parent.mkdir()
+    Trace(path).close()
+    with metrics.open_trace(path) as db:
+        assert metrics.staleness(db) == []
+
+
+# ---------------------------------------------------------------- rows of a comparison
+
+
+def summary(acc: float, reached: float | None) -> Summary:
+    return Summary("seconds", 100.0, 10, 5, {"loss": 1.0, "acc": acc}, reached, 2.0, 4, 1000, 500, 0.25, 3)
+
+
+def row(*given: Summary, reference: float = nan) -> compare.Row:
+    return compare._row("mine", list(given), reference)
+
+
+def test_a_row_is_a_mean_and_a_standard_deviation_over_seeds():
+    made = row(summary(0.5, 20.0), summary(0.7, 40.0), reference=90.0)
+    assert made.final == pytest.approx(0.6)
+    assert made.spread == pytest.approx(0.02**0.5)  # sqrt((0.1^2 + 0.1^2) / (2 - 1))
+    assert (made.time_to_target, made.reached) == (30.0, 2)
+    assert made.speedup == pytest.approx(3.0)
+    assert made.bytes_moved == 1500
+    assert report.cells(made) == ["mine", "0.600 ± 0.141", "30 s", "3.00×", "2.0", "1.5 kB", "25%", "10"]
+
+
+def test_a_seed_that_did_not_reach_the_target_is_not_averaged_away():
+    made = row(summary(0.5, 20.0), summary(0.7, None), reference=90.0)
+    assert (made.time_to_target, made.reached) == (20.0, 1)
+    assert isnan(made.speedup)
+    assert report.cells(made)[2:4] == ["20 s (1 of 2)", "–"]
+    assert made.plain()["speedup"] is None
+
+
+def test_nothing_reached_and_one_seed_are_told_as_such():
+    made = row(summary(0.5, None))
+    assert report.cells(made)[1:4] == ["0.500", "not reached", "–"]
+    assert report.headings([made], "acc=0.9")[:3] == ["strategy", "final acc", "time to acc=0.9"]
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3e12, "3.0 TB")])
+def test_sizes_are_readable(count, text):
+    assert report.size(count) == text
+
+
+def test_nothing_to_compare_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="at least one strategy and one seed"):
+        compare.create(Path(tmp_path), {}, [0])

@@ -1,0 +1,308 @@
+"""The Python door: a model and tensors of one's own."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import offbeat
+from offbeat.core.errors import ConfigError, DataError, RunError
+from offbeat.engines.until import Until
+from offbeat.scenario.delays import Uniform
+
+
+def pairs(clients: int = 4, examples: int = 30, classes: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    source = torch.Generator().manual_seed(0)
+    rule = torch.randn(5, classes, generator=source)
+    xs = [torch.randn(examples, 5, generator=source) for _ in range(clients)]
+    return [(x, (x @ rule).argmax(1)) for x in xs]
+
+
+def net(outputs: int = 3) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, outputs))
+
+
+def simulate(model: nn.Module | None = None, clients=None, strategy="fedasync", **given):
+    given = {"delays": 10.0, "until": "60s", **given}
+    return offbeat.simulate(model or net(), pairs() if clients is None else clients, strategy, **given)
+
+
+# ---------------------------------------------------------------- the result
+
+
+def test_it_learns_and_tells():
+    result = simulate(strategy=offbeat.FedBuff(k=2), delays=[5, 10, 15, 20], until="400s", training=offbeat.Training(lr=0.2, batch=10))
+    assert result.metrics["acc"] > 0.8
+    text = str(result)
+    assert text.startswith("FedBuff: loss ")
+    assert "after 400 virtual seconds" in text
+    assert repr(result) == text  # a prompt shows no tensors
+    assert result.summary.updates == result.outcome.updates > 50
+    points = result.curve("acc")
+    assert points.seconds[0] == 0.0
+    assert points.seconds[-1] == 400.0
+    assert points.values[-1] == result.metrics["acc"]
+    assert result.summary.wall_seconds > 0
+
+
+def test_a_metric_that_was_not_measured_is_refused():
+    with pytest.raises(ConfigError, match="'f1' was not measured; loss, acc were"):
+        simulate().curve("f1")
+
+
+def test_it_plots(tmp_path):
+    result = simulate()
+    figure = result.plot(tmp_path / "acc.png")
+    assert (tmp_path / "acc.png").read_bytes().startswith(b"\x89PNG")
+    assert figure.axes[0].get_ylabel() == "acc"
+    assert result.plot(metric="loss").axes[0].get_ylabel() == "loss"
+
+
+def test_it_saves_a_model_a_trace_and_a_summary(tmp_path):
+    result = simulate()
+    out = result.save(tmp_path / "deep" / "folder")
+    assert sorted(p.name for p in out.iterdir()) == ["model.safetensors", "run.sqlite", "summary.json"]
+    plain = net()
+    plain.load_state_dict(load_file(out / "model.safetensors"))
+    told = json.loads((out / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert told["updates"] == result.summary.updates
+    with sqlite3.connect(out / "run.sqlite") as db:
+        assert db.execute("SELECT COUNT(*) FROM trace WHERE kind = 'arrive'").fetchone()[0] == result.summary.updates
+    db.close()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "run.sqlite", "summary.json"])
+def test_it_saves_over_nothing(tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(ConfigError, match=f"already holds {name}"):
+        simulate().save(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "precious"
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunError, match=r"cannot write to .*file/below: Not a directory"):
+        simulate().save(tmp_path / "file" / "below")
+
+
+def test_the_final_model_goes_back_into_the_users_module():
+    result = simulate()
+    model = net()
+    model.load_state_dict(result.state_dict())
+    x = torch.cat([x for x, _ in pairs()])
+    y = torch.cat([y for _, y in pairs()])
+    accuracy = (model.eval()(x).argmax(1) == y).double().mean().item()
+    assert accuracy == pytest.approx(result.metrics["acc"], abs=1e-9)
+
+
+def test_frozen_parameters_come_back_as_they_were():
+    model = net()
+    model[0].weight.requires_grad_(False)
+    final = simulate(model).state_dict()
+    assert final.keys() == model.state_dict().keys()
+    assert final["0.weight"].equal(model[0].weight)
+    assert not final["4.weight"].equal(model[4].weight)
+
+
+# ---------------------------------------------------------------- what is left alone
+
+
+def test_the_users_model_is_left_as_it_is():
+    model = net().eval()
+    model[0].train()  # a mixture, so that no mode could be put back by accident
+    model(pairs()[0][0]).sum().backward()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    grads = [p.grad.clone() for p in model.parameters()]
+    places = [p.data_ptr() for p in model.parameters()]
+    modes = [m.training for m in model.modules()]
+    simulate(model)
+    assert all(t.equal(before[name]) for name, t in model.state_dict().items())
+    assert all(p.grad.equal(g) for p, g in zip(model.parameters(), grads, strict=True))
+    assert [p.data_ptr() for p in model.parameters()] == places
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_the_users_tensors_and_random_numbers_are_left_as_they_are():
+    clients = pairs()
+    before = [(x.clone(), y.clone()) for x, y in clients]
+    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    threads = torch.get_num_threads()
+    simulate(clients=clients)
+    assert all(x.equal(a) and y.equal(b) for (x, y), (a, b) in zip(clients, before, strict=True))
+    assert torch.get_rng_state().equal(torch_state)
+    assert (np.random.get_state()[1] == numpy_state).all()
+    assert random.getstate() == python_state
+    assert torch.get_num_threads() == threads
+
+
+def test_the_same_seed_gives_the_same_bits_whatever_happened_before():
+    first = simulate(seed=3)
+    torch.rand(7)
+    again, other = simulate(seed=3), simulate(seed=4)
+    assert again.outcome.model.equal(first.outcome.model)
+    assert again.trace.digest() == first.trace.digest()
+    assert not other.outcome.model.equal(first.outcome.model)
+
+
+# ---------------------------------------------------------------- what can be given
+
+
+def test_a_loss_of_ones_own_is_what_is_descended():
+    asked = []
+
+    def loss(outputs, y):
+        asked.append(outputs.requires_grad)
+        return nn.functional.cross_entropy(outputs, y, label_smoothing=0.2)
+
+    own, usual = simulate(loss=loss), simulate()
+    assert any(asked)
+    assert own.metrics["loss"] != usual.metrics["loss"]
+    assert own.metrics.keys() == {"loss", "acc"}
+
+
+def test_real_targets_are_a_regression():
+    clients = [(x, x.sum(1) * 0.1) for x, _ in pairs()]
+    result = simulate(net(1), clients, until="300s")
+    assert result.metrics.keys() == {"loss", "mae"}
+    points = result.curve("loss")
+    assert points.values[-1] < points.values[0] / 2
+    assert result.plot().axes[0].get_ylabel() == "mae"
+
+
+def test_delays_are_a_number_a_list_an_array_or_a_law():
+    # jitter varies every job by some 5 %, so a job of 10 s is over well before 20 s and one of 1000 s is not
+    def arrivals(delays):
+        rows = simulate(delays=delays, until="20s").trace.db.execute("SELECT DISTINCT client FROM trace WHERE kind = 'arrive'")
+        return sorted(client for (client,) in rows)
+
+    assert arrivals(10) == arrivals(np.float32(10)) == [0, 1, 2, 3]
+    for each in ([10, 1000, 10, 1000], np.array([10.0, 1000.0, 10.0, 1000.0]), torch.tensor([10.0, 1000.0, 10.0, 1000.0])):
+        assert arrivals(each) == [0, 2]
+    assert arrivals(Uniform(low=10.0, high=12.0)) == [0, 1, 2, 3]
+
+
+def test_until_is_a_text_a_number_or_a_value():
+    assert simulate(until="3updates").outcome.reason == "updates"
+    for until in (50, 50.0, "50s", Until(seconds=50.0)):
+        assert simulate(until=until).outcome.now == 50.0
+    reached = simulate(until="acc=0.01,1000s", evaluate_every=10.0)
+    assert (reached.outcome.reason, reached.summary.time_to_target) == ("target", 0.0)
+
+
+def test_clients_may_have_numbers_of_their_own():
+    given = dict(zip((7, 100, 3, 0), pairs(), strict=True))
+    result = simulate(clients=given)
+    clients = result.trace.db.execute("SELECT DISTINCT client FROM trace WHERE client IS NOT NULL ORDER BY client").fetchall()
+    assert [client for (client,) in clients] == [0, 3, 7, 100]
+
+
+def test_test_data_of_ones_own_is_what_is_measured():
+    x, y = pairs()[0]
+    result = simulate(test=(x, (y + 1) % 3))  # always wrong labels
+    assert result.metrics["acc"] < 0.5
+
+
+def test_a_strategy_may_be_named():
+    assert simulate(strategy="fedavg").trace.digest() == simulate(strategy=offbeat.FedAvg()).trace.digest()
+
+
+# ---------------------------------------------------------------- what cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"clients": []}, "no clients: data for at least one is needed"),
+        ({"clients": {}}, "no clients"),
+        ({"clients": [*pairs(2), (torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))]}, "client 2 has no examples"),
+        ({"clients": [(torch.zeros(4, 5), torch.zeros(3, dtype=torch.int64))]}, "client 0: 4 inputs but 3 labels"),
+        ({"clients": [(torch.full((4, 5), torch.nan), torch.zeros(4, dtype=torch.int64))]}, "client 0: 4 of 4 inputs are not finite"),
+        ({"clients": [torch.zeros(4, 5)]}, r"client 0: give \(inputs, labels\), not Tensor"),
+        ({"clients": [(np.zeros((4, 5)), np.zeros(4))]}, "client 0: inputs are a ndarray: give tensors"),
+        ({"clients": {"a": pairs(1)[0]}}, "client 'a': clients are numbered"),
+        ({"clients": {-1: pairs(1)[0]}}, "client -1: clients are numbered"),
+        ({"test": torch.zeros(4, 5)}, r"test: give \(inputs, labels\)"),
+        ({"test": (torch.zeros(2, 5), torch.zeros(1, dtype=torch.int64))}, "evaluation data: 2 inputs but 1 labels"),
+        ({"strategy": "fedbuf"}, "unknown strategy 'fedbuf': did you mean 'fedbuff'"),
+        ({"strategy": offbeat.FedBuff}, r"is not a strategy: write FedBuff\(\)"),
+        ({"strategy": 5}, "strategy = 5 is not a strategy"),
+        ({"delays": [1.0, 2.0]}, "2 delays for 4 clients"),
+        ({"delays": 0.0}, "mean = 0.0: must be positive"),
+        ({"delays": [1.0, 2.0, -3.0, 4.0]}, r"means\[2\] = -3.0"),
+        ({"delays": "60"}, "delays = '60': give seconds"),
+        ({"delays": [1.0, 2.0], "clients": dict(zip((5, 6), pairs(2), strict=True))}, "a list of delays goes with a list of clients"),
+        ({"until": "soon"}, "'soon' is not understood"),
+        ({"until": "acc=0.9"}, "alone may never be reached"),
+        ({"until": "accuracy=0.9,50s"}, "unknown metric 'accuracy': did you mean 'acc'"),
+        ({"seed": -1}, "seed = -1"),
+        ({"evaluate_every": 0.0}, "evaluate_every = 0.0"),
+        ({"model": nn.ReLU()}, "ReLU has no trainable parameters"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused_at_once(given, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        simulate(**given)
+
+
+def test_when_every_training_fails_the_reason_is_told():
+    class Broken(nn.Linear):
+        def forward(self, x):
+            if self.training:
+                raise RuntimeError("it does not fit")
+            return super().forward(x)
+
+    with pytest.raises(RunError, match="the first 10 local trainings all failed: RuntimeError: it does not fit"):
+        simulate(Broken(5, 3), until="1000s")
+
+
+def test_a_model_that_learns_nothing_finite_is_told_not_hidden():
+    result = simulate(training=offbeat.Training(lr=1e30), until="100s")
+    assert sum(result.summary.refused.values()) > 0 or isnan(result.metrics["loss"])
+    assert "refused" in str(result)
+
+
+# ---------------------------------------------------------------- where little is installed
+
+BARE = """
+import sys
+ABSENT = {"pydantic", "pydantic_core", "yaml", "typer", "click", "rich", "plotly", "ray", "flwr", "hypothesis"}
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+import torch, offbeat
+x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+clients = [(x[i::4], (x[i::4].sum(1) > 0).long()) for i in range(4)]
+result = offbeat.simulate(torch.nn.Linear(5, 2), clients, offbeat.FedBuff(k=2), delays=[1, 2, 3, 4], until="40s")
+print(result)
+result.plot("acc.png")
+print(sorted(p.name for p in result.save("saved").iterdir()))
+from offbeat.presets import load
+load("quickstart")
+from offbeat.testing import check
+assert all(finding.passed for finding in check(offbeat.FedAvg(), scripts=4))
+"""
+
+
+def test_it_runs_where_only_torch_and_the_scientific_libraries_are_installed(tmp_path):
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("FedBuff: ")
+    assert done.stdout.endswith("['model.safetensors', 'run.sqlite', 'summary.json']\n")
+    assert Path(tmp_path, "acc.png").exists()
