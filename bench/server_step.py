@@ -4,9 +4,10 @@
     python bench/server_step.py orthofl fedasync    some of them
 
 The models have the sizes and layouts of OrthoFL's Table 3 (float32). A step is the strategy's answer to one arriving update;
-a pass is torch.lerp over one vector of the same length, into memory that is already there. Both run on one thread, in turn,
-and the number that counts is their ratio: it carries over to other machines. Clients arrive in rotation, so that each update
-is as stale as there are other clients, and nothing is kept from being freed.
+a pass is torch.lerp over one vector of the same length, into memory that is already there. Both run on one thread, in turn, and
+are measured in CPU time, that of the operating system included (it hands out memory). The number that counts is their ratio:
+it carries over to other machines. Clients arrive in rotation, so that each update is as stale as there are other clients, and
+nothing is kept from being freed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch

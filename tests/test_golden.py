@@ -63,6 +63,27 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "fedavg": {"all": {}, "deadline": {"sample": 2, "over_select": 0.5, "deadline": 3.0}},
     "fedasync": {"mix": {}, "delta": {"mode": "delta", "client_weight": "examples", "concurrency": 2, "max_staleness": 2}},
     "fedbuff": {"two": {"k": 2}, "excluded": {"k": 3, "exclude_buffered": True}},
+    "orthofl": {
+        "ma": {},
+        "chain": {"reference": "chain", "first_alpha": 1.0, "concurrency": 2},
+        "pairwise": {"projection": "pairwise"},
+        "overwritten": {"moving_average": False, "max_staleness": 2},
+    },
+    "aso_fed": {"view": {"lr": 0.125}, "literal": {"lr": 0.125, "beta": 0.5, "feature": "literal", "h_order": "alg2", "concurrency": 2}},
+    "fedpsa": {
+        "softmax": {"buffer": 2, "queue": 3, "gamma": 0.5, "delta": 0.1, "sketch": 4},
+        "excluded": {"buffer": 3, "thermometer": False, "temperature": 0.2, "signal": "parameters", "exclude_buffered": True},
+    },
+    "fed_ogd": {
+        "mean": {"lr_local": 0.125, "lr_global": 0.0625},
+        "sums": {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 1.5, "combine": "sum_of_means", "project": "always", "concurrency": 2},
+        "uncached": {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 2.0, "cache": False},
+        "difference": {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 2.0, "upload": "difference"},
+    },
+    "fedcompass": {
+        "groups": {"q_min": 1, "q_max": 4},
+        "momentum": {"q_min": 1, "q_max": 4, "momentum": True, "normalized": True, "weights": "equal", "discount": "aggregation"},
+    },
 }
 CASES = [(name, label, settings) for name in REGISTRY for label, settings in SETTINGS.get(name, {"default": {}}).items()]
 

@@ -51,6 +51,40 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"k": 3, "client_weight": "examples", "max_staleness": 0},
         {"k": 3, "exclude_buffered": True, "concurrency": 1, "max_staleness": 0},
     ],
+    "orthofl": [
+        {},
+        {"reference": "chain", "first_alpha": 1.0, "concurrency": 2},
+        {"projection": "pairwise"},
+        {"moving_average": False, "concurrency": 1},
+        {"calibrate": False, "max_staleness": 1},
+        {"concurrency": 2, "max_staleness": 0},
+        {"projection": "pairwise", "moving_average": False, "concurrency": 2},
+    ],
+    "aso_fed": [
+        {"lr": 0.125},
+        {"lr": 0.125, "beta": 0.5, "h_order": "alg2", "feature": "literal", "concurrency": 2},
+        {"lr": 0.125, "feature": "off", "dynamic_step": False, "lam": 0.0},
+        {"lr": 0.125, "axis": 0, "concurrency": 1},
+    ],
+    "fedpsa": [
+        {"buffer": 2, "queue": 3},
+        {"buffer": 2, "queue": 3, "gamma": 0.1, "delta": 0.05, "exclude_buffered": True},
+        {"buffer": 20, "exclude_buffered": True, "concurrency": 2, "thermometer": False, "temperature": 0.1},
+        {"buffer": 3, "queue": 2, "signal": "parameters", "sketch": 2, "lr": 0.5, "concurrency": 1},
+    ],
+    "fed_ogd": [
+        {"lr_local": 0.125, "lr_global": 0.0625},
+        {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 1.5, "combine": "sum_of_means"},
+        {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 1.0, "cache": False, "concurrency": 2},
+        {"lr_local": 0.125, "lr_global": 0.0625, "upload": "difference"},
+        {"lr_local": 0.125, "lr_global": 0.0625, "project": "always", "concurrency": 1},
+    ],
+    "fedcompass": [
+        {},
+        {"q_min": 1, "q_max": 4, "momentum": True, "normalized": True, "weights": "equal"},
+        {"q_min": 2, "q_max": 2, "max_staleness": 1, "speed": "average"},
+        {"q_min": 1, "q_max": 6, "latest": 1.0, "create": "latest", "discount": "aggregation", "concurrency": 2},
+    ],
 }
 CASES = [(name, settings) for name in REGISTRY for settings in VARIANTS.get(name, [{}])]
 

@@ -19,6 +19,11 @@ _PUBLIC = {
     "FedAvg": "offbeat.core.strategies.fedavg",
     "FedAsync": "offbeat.core.strategies.fedasync",
     "FedBuff": "offbeat.core.strategies.fedbuff",
+    "OrthoFL": "offbeat.core.strategies.orthofl",
+    "AsoFed": "offbeat.core.strategies.aso_fed",
+    "FedPSA": "offbeat.core.strategies.fedpsa",
+    "FedOGD": "offbeat.core.strategies.fed_ogd",
+    "FedCompass": "offbeat.core.strategies.fedcompass",
     "OffbeatError": "offbeat.core.errors",
 }
 

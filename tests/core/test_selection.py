@@ -5,14 +5,17 @@ import pytest
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts.selection import (
     SELECT,
+    STALLED,
     Pool,
     Seats,
     check_limit,
     check_sample,
     hold,
+    must_step,
     next_clients,
     release,
     sample_size,
+    stall_timer,
     stalled,
 )
 from offbeat.core.protocol import ClientLost, ClientReady, Event, SetTimer, TimerFired, UpdateArrived
@@ -158,6 +161,21 @@ def test_when_only_held_clients_are_left_the_seats_are_stalled() -> None:
         next_clients(seats, arrived(client), None, 0)
         hold(seats, client)
     assert stalled(seats)
+
+
+def test_a_stall_is_a_reason_to_step_once_its_instant_is_over() -> None:
+    seats, _ = seats_of(range(2), None, seed=0)
+    for client in (0, 1):
+        assert stall_timer(seats, arrived(client)) == []
+        next_clients(seats, arrived(client), None, 0)
+        hold(seats, client)
+    assert not must_step(seats, arrived(1), full=False)
+    assert stall_timer(seats, arrived(1)) == [SetTimer(STALLED, 1.0)]
+    assert must_step(seats, TimerFired(1.0, STALLED), full=False)
+    assert not must_step(seats, TimerFired(1.0, SELECT), full=False)
+    next_clients(seats, ready(2, 1.0), None, 0)  # a newcomer in the same instant averts it
+    assert not must_step(seats, TimerFired(1.0, STALLED), full=False)
+    assert must_step(seats, arrived(1), full=True)
 
 
 def test_released_clients_compete_for_seats_where_there_is_a_limit() -> None:

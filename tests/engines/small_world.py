@@ -14,6 +14,7 @@ from offbeat.core.surroundings import Trip
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers.inline import Inline
+from offbeat.testing import with_probe
 
 LAYOUT = Layout((Slice("w", (2,), 0, 2, "param"),))
 
@@ -77,5 +78,5 @@ class Eager:
 
 def make_engine(strategy: Any, surroundings: Surroundings, *, until: Until, train: Any = add_one, **settings: Any) -> VirtualEngine:
     clients = dict.fromkeys(surroundings.durations, 10)
-    world = World(model=torch.zeros(2), layout=LAYOUT, clients=clients)
+    world = with_probe(World(model=torch.zeros(2), layout=LAYOUT, clients=clients), strategy)
     return VirtualEngine(strategy, world, surroundings, Inline(train), until=until, **settings)

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from small_world import Surroundings, make_engine
+import torch
+from small_world import LAYOUT, Surroundings, make_engine
 
 from offbeat.client.training import Training
 from offbeat.core import draws
 from offbeat.core.jobs import Result
-from offbeat.core.strategies import REGISTRY, FedAsync, FedAvg, FedBuff
+from offbeat.core.strategies import REGISTRY, AsoFed, FedAsync, FedAvg, FedBuff, FedCompass, FedOGD, FedPSA, OrthoFL
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
@@ -30,6 +31,20 @@ VARIANTS = {
     "fedasync weighted": FedAsync(mode="delta", client_weight="examples"),
     "fedbuff": FedBuff(k=3),
     "fedbuff excluding": FedBuff(k=3, exclude_buffered=True, concurrency=3),
+    "orthofl": OrthoFL(),
+    "orthofl limited": OrthoFL(concurrency=2, max_staleness=4),
+    "orthofl chain": OrthoFL(reference="chain", first_alpha=1.0),
+    "orthofl pairwise": OrthoFL(projection="pairwise"),
+    "aso_fed": AsoFed(),
+    "aso_fed limited": AsoFed(concurrency=2, dynamic_step=False),
+    "fedpsa": FedPSA(buffer=2, queue=5, gamma=0.5, sketch=3),
+    "fedpsa excluding": FedPSA(buffer=3, thermometer=False, temperature=0.1, exclude_buffered=True, concurrency=3),
+    "fed_ogd": FedOGD(),
+    "fed_ogd limited": FedOGD(epoch=1.5, combine="sum_of_means", concurrency=2),
+    "fed_ogd uncached": FedOGD(cache=False, project="always"),
+    "fed_ogd differences": FedOGD(upload="difference"),
+    "fedcompass": FedCompass(q_min=2, q_max=6),
+    "fedcompass momentum": FedCompass(q_min=2, q_max=6, momentum=True, normalized=True, discount="aggregation", concurrency=3),
 }
 
 
@@ -46,7 +61,9 @@ def world() -> Surroundings:
 def engine_in(folder: Path, strategy, seconds=60.0):
     def training(job):
         noise = draws.uniform(0, "training", job.client, job.index)
-        return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, memory={"m": job.base * noise})
+        promised = {} if job.work.rule is None else job.work.rule.uploads(LAYOUT)
+        extras = {name: torch.linspace(noise, 1.0, length) for name, length in promised.items()}
+        return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, extras, memory={"m": job.base * noise})
 
     folder.mkdir(exist_ok=True)
     trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint")

@@ -67,6 +67,11 @@ class ClientData:
         return self._pairs[0][1].dtype
 
     @property
+    def num_classes(self) -> int | None:
+        """One more than the largest label; None for real targets."""
+        return None if self.labels.is_floating_point else 1 + max(int(y.max()) for _, y in self._pairs)
+
+    @property
     def width(self) -> int:
         """How many values one input has."""
         x = self._pairs[0][0]

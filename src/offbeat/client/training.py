@@ -7,14 +7,14 @@ by copying out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from offbeat.client import batches
 from offbeat.client.data import ClientData
@@ -93,12 +93,18 @@ class Trainer:
     """trainer(job) -> result. A module is copied; a Binding is taken over as it is (no second copy of a big model)."""
 
     def __init__(
-        self, model: nn.Module | Binding, data: ClientData, training: Training | None = None, task: Task | Loss | None = None
+        self,
+        model: nn.Module | Binding,
+        data: ClientData,
+        training: Training | None = None,
+        task: Task | Loss | None = None,
+        probe: Callable[[Tensor], Tensor] | None = None,  # for rules that sketch their model
     ) -> None:
         self.binding = model if isinstance(model, Binding) else Binding(deepcopy(model))
         self.data = data
         self.training = Training() if training is None else training
         self.task = as_task(task, data.labels)
+        self.probe = probe
         self._merge = batches.needs_two(self.binding.module)
         self._gradients = Gradients(self.binding, self.task)
         # what does not travel must be the same before every job, or one job would see traces of another
@@ -112,13 +118,13 @@ class Trainer:
     def __reduce__(self) -> tuple[Any, ...]:
         # a pickled view is a copy: in another process the parameters have to be bound anew
         self._reset_residents()
-        return Trainer, (self.binding.module, self.data, self.training, self.task)
+        return Trainer, (self.binding.module, self.data, self.training, self.task, self.probe)
 
     def __call__(self, job: Job) -> Result:
         self._check(job.client, job.num_examples)
         rule = job.work.rule or PLAIN
         lr = self.training.rate(job.base_version) if job.work.lr is None else job.work.lr
-        local_job = start_job(job, self.binding.layout, lr)
+        local_job = start_job(job, self.binding.layout, lr, self.probe)
         order = draws.generator(job.seed, "batches", job.client, job.index)
         self._reset_residents()
         self.binding.put(job.base)

@@ -51,6 +51,7 @@ class LocalJob:
     lr: float
     extras: Mapping[str, Tensor]
     memory: Mapping[str, Tensor]  # trainable-sized vectors kept from the last accepted job, zeros at first
+    probe: Callable[[Tensor], Tensor] | None = None  # the sketch of a whole model, the same as World.probe
 
 
 class LocalRule(Protocol):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from offbeat.client.training import Training
-from offbeat.core.strategies.fedasync import FedAsync
-from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.engines.until import Target, Until
 from offbeat.experiment.config import Experiment
 from offbeat.presets import Preset
+from offbeat.presets.methods import METHODS, variant
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Cnn
 from offbeat.scenario.partition import Dirichlet
+
+STEPS = 5
 
 
 def quickstart() -> Preset:
@@ -22,12 +22,11 @@ def quickstart() -> Preset:
         model=Cnn(channels=(16, 32)),
         clients=20,
         partition=Dirichlet(alpha=0.3),
-        delays=Uniform(low=10.0, high=100.0, jitter=0.05),  # seconds a job
-        training=Training(optimizer="sgd", lr=0.05, batch=32, epochs=2),
-        strategy=FedAsync(),
-        until=Until(seconds=3600.0),
-        target=Target("acc", 0.9),
+        delays=Uniform(low=2.0, high=20.0, jitter=0.05, unit="step"),  # 10 to 100 seconds a job
+        training=Training(optimizer="sgd", lr=0.05, batch=32, steps=STEPS),
+        until=Until(seconds=1800.0),
+        target=Target("acc", 0.8),
         evaluate_every=60.0,
     )
-    methods = {"fedavg": FedAvg(), "fedasync": FedAsync(), "fedbuff": FedBuff(k=5)}
+    methods = {name: variant(name) for name in METHODS} | {"fedcompass": variant("fedcompass", q_min=1, q_max=STEPS)}
     return Preset("non-IID digits, 20 clients, ten-fold spread of speeds", experiment, methods)

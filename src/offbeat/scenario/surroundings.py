@@ -10,6 +10,7 @@ from offbeat.core.protocol import LocalWork
 from offbeat.core.surroundings import Trip
 from offbeat.scenario.availability import Always, Availability
 from offbeat.scenario.delays import Delays
+from offbeat.scenario.streaming import Static, Stream
 
 Steps = Callable[[int, LocalWork, int], int]  # (client, work, num_examples) -> local steps of that work
 
@@ -23,10 +24,11 @@ class SimulatedWorld:
     """
 
     delays: Delays
-    counts: Mapping[int, int]
+    counts: Mapping[int, int]  # all of each client's data, arrived or not
     seed: int
     steps: Steps | None = None
     availability: Availability = Always()
+    streaming: Stream = Static()
     _means: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)  # of clients met so far
 
     def __post_init__(self) -> None:
@@ -49,6 +51,6 @@ class SimulatedWorld:
 
     def num_examples(self, client: int, index: int, now: float) -> int:
         try:
-            return self.counts[client]
+            return self.streaming.arrived(self.seed, client, self.counts[client], index, now)
         except KeyError:
             raise DataError(f"no data for client {client}: there are {len(self.counts)} clients") from None

@@ -17,7 +17,7 @@ from offbeat.testing.compare import fresh, identical, reloaded
 from offbeat.testing.script import Entry, ScriptedEngine, Watch
 from offbeat.testing.steps import Script, play
 from offbeat.testing.tell import tell
-from offbeat.testing.worlds import CopyingStore, TinyClients, tiny_world
+from offbeat.testing.worlds import CopyingStore, TinyClients, tiny_world, with_probe
 
 Law = Callable[[Strategy, Script, World | None], None]
 
@@ -32,21 +32,21 @@ class Crashed(LawBroken):
 
 def legal_answers(strategy: Strategy, script: Script, world: World | None = None) -> None:
     """it answers every event, and asks only for what is allowed"""
-    _play(strategy, script, _world(world))
+    _play(strategy, script, _world(world, strategy))
 
 
 def same_actions(strategy: Strategy, script: Script, world: World | None = None) -> None:
     """the same events give the same actions, again and in a fresh copy"""
-    first = _play(strategy, script, _world(world)).log
-    _compare(first, lambda: play(strategy, script, _world(world)).log, "played a second time")
+    first = _play(strategy, script, _world(world, strategy)).log
+    _compare(first, lambda: play(strategy, script, _world(world, strategy)).log, "played a second time")
     # a store may hand out copies (from disk, from another device): the method must not notice
-    copying = replace(_world(world), store=lambda name: CopyingStore())
+    copying = replace(_world(world, strategy), store=lambda name: CopyingStore())
     _compare(first, lambda: play(fresh(strategy), script, copying).log, "played by a fresh copy, whose stores copy what they hold")
 
 
 def nothing_in_place(strategy: Strategy, script: Script, world: World | None = None) -> None:
     """a tensor that was published or received is never changed in place"""
-    world = _world(world)
+    world = _world(world, strategy)
     held: dict[int, tuple[str, Tensor, Tensor]] = {}
 
     def hold(what: str, tensor: Tensor) -> None:
@@ -73,14 +73,14 @@ def nothing_in_place(strategy: Strategy, script: Script, world: World | None = N
             hold(f"{name!r} of client {job.client}, ticket {job.ticket}", extra)
         return result
 
-    clients = TinyClients(world.layout)
+    clients = TinyClients(world.layout, probe=world.probe)
     hold("the initial model", world.model)
     _play(strategy, script, world, train=train, watch=watch)
 
 
 def versions_agree(strategy: Strategy, script: Script, world: World | None = None) -> None:
     """state.version counts the Commits, and state.model is the tensor of the last one"""
-    world = _world(world)
+    world = _world(world, strategy)
     seen = 0
 
     def watch(engine: ScriptedEngine, entry: Entry) -> None:
@@ -103,7 +103,7 @@ def versions_agree(strategy: Strategy, script: Script, world: World | None = Non
 
 def no_base_from_the_future(strategy: Strategy, script: Script, world: World | None = None) -> None:
     """no update's base is newer than the version it was sent under"""
-    world = _world(world)
+    world = _world(world, strategy)
     known = 0  # state.version before the event
     born: dict[int, int] = {id(world.model): 0}  # committed tensor -> its first version
     kept: list[Tensor] = []  # alive, so that no other tensor takes over an id
@@ -133,7 +133,7 @@ def no_base_from_the_future(strategy: Strategy, script: Script, world: World | N
 
 def statistics_in_hull(strategy: Strategy, script: Script, world: World | None = None) -> None:
     """buffers stay between the smallest and largest contributor, counters never fall or overshoot"""
-    world = _world(world)
+    world = _world(world, strategy)
     layout = world.layout
     low, high = world.model.clone(), world.model.clone()
     committed = world.model
@@ -168,7 +168,7 @@ def statistics_in_hull(strategy: Strategy, script: Script, world: World | None =
 
 def no_client_leaks(strategy: Strategy, script: Script, world: World | None = None, *, turns: int | None = None) -> None:
     """every reachable client is offered work again, whoever was lost, refused, left or joined before"""
-    engine = _play(strategy, script, _world(world))
+    engine = _play(strategy, script, _world(world, strategy))
     try:
         _serve_everyone(engine, turns, "after the script")
         for client in sorted(engine.ledger.absent):
@@ -183,19 +183,19 @@ def no_client_leaks(strategy: Strategy, script: Script, world: World | None = No
 
 def resume_continues(strategy: Strategy, script: Script, world: World | None = None) -> None:
     """a state saved and loaded after every event goes on as if nothing had happened"""
-    whole = _play(strategy, script, _world(world)).log
+    whole = _play(strategy, script, _world(world, strategy)).log
 
     def watch(engine: ScriptedEngine, entry: Entry) -> None:
         engine.strategy = fresh(strategy)
         engine.state = reloaded(engine.strategy, engine.state, engine.world)
 
-    _compare(whole, lambda: play(strategy, script, _world(world), watch=watch).log, "saved and loaded after every event")
+    _compare(whole, lambda: play(strategy, script, _world(world, strategy), watch=watch).log, "saved and loaded after every event")
 
 
 def client_half_keeps_its_word(strategy: Strategy, script: Script, world: World | None = None) -> None:
     """a job uploads the extras its rule promised, keeps the memory it named, and gives the same result twice"""
-    world = _world(world)
-    clients = TinyClients(world.layout)
+    world = _world(world, strategy)
+    clients = TinyClients(world.layout, probe=world.probe)
 
     def train(job: Job) -> Result:
         result, again = clients(job), clients(job)
@@ -237,9 +237,10 @@ def meaning(law: Law) -> str:
 # ---------------------------------------------------------------- how the laws look at a strategy
 
 
-def _world(world: World | None) -> World:
+def _world(world: World | None, strategy: Strategy) -> World:
     """The world with a model of its own: a strategy that spoils it must not spoil the next play."""
-    return tiny_world(buffers=True) if world is None else replace(world, model=world.model.clone())
+    own = tiny_world(buffers=True) if world is None else replace(world, model=world.model.clone())
+    return with_probe(own, strategy)
 
 
 def _play(

@@ -7,10 +7,11 @@ same bits on every machine, and values short enough to be worked out by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +81,24 @@ def hand_world(model: Sequence[float], clients: Mapping[int, int], *, statistics
     return World(model=torch.tensor(model, dtype=torch.float64), layout=layout_of(entries), clients=clients, seed=seed)
 
 
+def with_probe(world: World, strategy: Any) -> World:
+    """The world as it is; with the probe that the strategy's `sketcher` asks for, if it has one and the world none."""
+    sketcher = getattr(strategy, "sketcher", None)
+    if sketcher is None or world.probe is not None:
+        return world
+    layout, seed = world.layout, world.seed
+    centre = sixteenths(layout.num_params, world.model.dtype, seed, "tiny calibration")
+
+    def probe(vector: Tensor) -> Tensor:
+        w = layout.trainable(vector)
+        g = w - centre  # of one calibration example, with the loss 0.5 ||w - centre||^2
+        s = w if sketcher.signal == "parameters" else (g * w - g.square() * w.square() / 2).abs()
+        sketch: Tensor = sketcher.sketch(s, seed)
+        return sketch
+
+    return replace(world, probe=probe)
+
+
 class CopyingStore(MutableMapping[int, Tensor]):
     """Per-client tensors copied in and out, as from disk: whoever changes one in place must put it back."""
 
@@ -120,11 +139,12 @@ class TinyClients:
     layout: Layout
     lr: float = 0.125
     steps: int = 2  # of a job that names none, and of one epoch
+    probe: Callable[[Tensor], Tensor] | None = None  # the world's
 
     def __call__(self, job: Job) -> Result:
         rule = job.work.rule or PLAIN
         lr = self.lr if job.work.lr is None else job.work.lr
-        local_job = start_job(job, self.layout, lr)
+        local_job = start_job(job, self.layout, lr, self.probe)
         centre = optimum(job.seed, job.client, self.layout.num_params, job.base.dtype)
         w = local_job.start.clone()
 

@@ -14,7 +14,7 @@ from offbeat.core.draws import below
 from offbeat.core.errors import require
 from offbeat.core.protocol import Action, ClientLost, ClientReady, Event, SetTimer, TimerFired, UpdateArrived
 
-SELECT = "select"
+SELECT, STALLED = "select", "stalled"
 
 
 @dataclass(slots=True)
@@ -101,6 +101,16 @@ def release(seats: Seats, limit: int | None, now: float) -> tuple[list[int], lis
 def stalled(seats: Seats) -> bool:
     """Only held clients are left: without a release nobody would ever answer again."""
     return bool(seats.held) and seats.flying == 0 and len(seats.idle) == 0
+
+
+def must_step(seats: Seats, event: Event, *, full: bool) -> bool:
+    """Must a buffered method step? Its buffer is full, or an instant is over that left only held clients."""
+    return full or (event == TimerFired(event.now, STALLED) and stalled(seats))
+
+
+def stall_timer(seats: Seats, event: Event) -> list[Action]:
+    """Ask again when this instant is over: somebody may still come in it."""
+    return [SetTimer(STALLED, event.now)] if stalled(seats) and not isinstance(event, TimerFired) else []
 
 
 def _serve(seats: Seats, clients: list[int], limit: int | None, now: float) -> tuple[list[int], list[Action]]:

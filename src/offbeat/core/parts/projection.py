@@ -1,0 +1,97 @@
+"""Orthogonal projection, layer by layer: a layer is one param slice. Statistics are never projected.
+
+A vector of (almost) no length has no direction: the projection on it is zero. That is a squared norm of at most 1e-12
+an element, and in float64, where nothing smaller is lost, of exactly 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from offbeat.core.parts.memory import new_vector
+from offbeat.core.vector import Layout
+
+BLOCK = 1 << 18  # entries worked on at once: short layers share the calls, and long vectors stay in the caches
+NEGLIGIBLE = 1e-12  # squared, an element
+DEPENDENT = 1e-6  # of a vector's length: what is left of it then is rounding, not a direction
+
+
+class Overlap(NamedTuple):
+    """What a projection found, over all layers."""
+
+    share: float  # sum <D, d> / sum <d, d>: how far D goes along d, against it where negative
+    removed: float  # ||D - D_perp||
+
+
+def add_orthogonal(layout: Layout, Y: Tensor, C: Tensor, now: Tensor, then: Tensor) -> tuple[Tensor, Overlap]:
+    """Y + D_perp: D = now - then without what lies, in each layer, along d = Y - C. Statistics are those of Y."""
+    new = new_vector(Y)
+    blocks = list(_blocks(layout))
+    scratch = new_vector(Y[: max(stop - start for start, stop, _ in blocks)])
+    along = squared = removed = 0.0
+    for start, stop, sizes in blocks:
+        Y_b = Y[start:stop]
+        D = torch.sub(now[start:stop], then[start:stop], out=new[start:stop])  # D = now - then
+        d = torch.sub(Y_b, C[start:stop], out=scratch[: stop - start])  # d = Y - C
+        for c, Dd, dd in _remove_along_(D, d, sizes):
+            along, squared, removed = along + Dd, squared + dd, removed + c * Dd
+        D.add_(Y_b)  # Y + D_perp
+    for a, b in (*layout.buffers, *layout.counters):
+        new[a:b] = Y[a:b]
+    return new, Overlap(along / squared if squared > 0 else 0.0, removed**0.5)
+
+
+def _remove_along_(D: Tensor, d: Tensor, sizes: list[int]) -> list[tuple[float, float, float]]:
+    """In place, in layers of these sizes: D := D - c d, c = <D, d> / <d, d>. Returns c, <D, d>, <d, d> of each."""
+    layers = list(zip(D.split_with_sizes(sizes), d.split_with_sizes(sizes), strict=True))
+    dots = torch.stack([dot for D_l, d_l in layers for dot in (torch.dot(D_l, d_l), torch.dot(d_l, d_l))])
+    numbers = dots.tolist()  # one transfer for all
+    negligible = _negligible(D.dtype)
+    found: list[tuple[float, float, float]] = []
+    for (D_l, d_l), size, Dd, dd in zip(layers, sizes, numbers[::2], numbers[1::2], strict=True):
+        c = Dd / dd if dd > negligible * size else 0.0
+        D_l.sub_(d_l, alpha=c)
+        found.append((c, Dd, dd))
+    return found
+
+
+def _blocks(layout: Layout) -> Iterator[tuple[int, int, list[int]]]:
+    """Neighbouring params up to BLOCK entries, or one that is longer: start, stop, sizes."""
+    start, stop, sizes = 0, 0, list[int]()
+    for s in layout.of_kind("param"):
+        if sizes and (s.start != stop or s.stop - start > BLOCK):
+            yield start, stop, sizes
+            sizes = []
+        start, stop = start if sizes else s.start, s.stop
+        sizes.append(s.stop - s.start)
+    yield start, stop, sizes
+
+
+def remove_span_(layout: Layout, d: Tensor, others: Sequence[Tensor]) -> None:
+    """In place, in every layer: d := d - sum_j <d, q_j> q_j, where the q_j span the same as the others."""
+    for s in layout.of_kind("param"):
+        d_l = d[s.start : s.stop]
+        for q in orthonormal(u[s.start : s.stop] for u in others):
+            d_l.sub_(q, alpha=float(torch.dot(d_l, q)))
+
+
+def orthonormal(vectors: Iterable[Tensor]) -> list[Tensor]:
+    """Modified Gram-Schmidt; a vector that (almost) lies in the span of those before it is dropped."""
+    basis: list[Tensor] = []
+    for u in vectors:
+        length = float(torch.linalg.vector_norm(u))
+        rest = u.clone()
+        for q in basis:
+            rest.sub_(q, alpha=float(torch.dot(rest, q)))
+        left = float(torch.linalg.vector_norm(rest))
+        if left**2 > _negligible(u.dtype) * u.numel() and left >= DEPENDENT * length:
+            basis.append(rest.div_(left))
+    return basis
+
+
+def _negligible(dtype: torch.dtype) -> float:
+    return 0.0 if dtype == torch.float64 else NEGLIGIBLE

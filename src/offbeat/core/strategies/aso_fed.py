@@ -1,0 +1,211 @@
+"""
+Paper:    Chen, Ning, Slawski, Rangwala, "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data", IEEE Big Data 2020.
+Follows:  Algorithm 2; eq. (4) server step, (5)-(6) feature learning, (7)-(10) local update, (11) dynamic step size.
+Notation: w -> state.w; w_k^t -> base; w_k^(t+1) -> local; n'_k, N' -> census; grad s_k -> g; grad s_k^pre, v_k -> vprev; h_k^pre -> h;
+          grad zeta_k -> zeta; lambda -> lam; beta -> beta; eta-bar -> lr; r_k -> multiplier; d_k -> seconds; alpha_(1), w_(1) -> alpha, a.
+Deviates: 1. eq. (6) shrinks the first layer at every step until nothing is left of it. feature="view" (default) never writes it back:
+             the server sums updates in raw weights w, and only the copy it commits and sends is attended, each row keeping its norm.
+             The first jobs are sent that view of the initial model too; version 0, which is evaluated, is the initial model as it was
+             given. feature="literal" writes back as printed, after each server step. A model without a matrix is left alone.
+          2. eqs. (8)-(9) and Algorithm 2 disagree about the order of h: h_order="eq" refreshes h before it is used. In the order of
+             "alg2" and with a small beta zeta is g_r - g_(r-1) + g_(r-2), which bears a third of plain SGD's largest rate.
+          3. "previous gradients" are those of the previous local step; they outlive the job. w_k^t is the download, so the proximal
+             term acts from the second local step on.
+          4. the paper says neither log of what nor when durations count: natural log of seconds, dispatch to accepted arrival, the
+             mean over all of a client's completed jobs; 1 before the first.
+          5. the paper prints "element [i, j] in column [j]" but sums over j: axis=1, attention over the inputs of a unit.
+          6. epochs and batch are the experiment's (the paper: 2 epochs), the optimizer is meant to be plain SGD.
+Checked:  tests/strategies/test_aso_fed.py (hand-worked), the laws; beta = lam = 0 without feature and dynamic step is weighted async SGD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import e, isfinite, log
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import require
+from offbeat.core.parts import statistics
+from offbeat.core.parts.selection import Seats, check_limit, next_clients
+from offbeat.core.parts.weights import Census
+from offbeat.core.protocol import (
+    Action,
+    ClientReady,
+    Commit,
+    Dispatch,
+    Event,
+    Gradient,
+    LocalJob,
+    LocalRule,
+    LocalWork,
+    Note,
+    UpdateArrived,
+    World,
+)  # fmt: skip
+from offbeat.core.vector import Layout, Slice
+
+Feature = Literal["view", "literal", "off"]
+Order = Literal["eq", "alg2"]
+Carry = tuple[Tensor, Tensor]  # (vprev, h)
+
+
+# ---------------------------------------------------------------- the client half
+
+
+@dataclass(frozen=True)
+class DecayedGradients(LocalRule):
+    """Descend the surrogate s = f + (lam / 2) ||w - start||^2 along its gradient, balanced with decayed previous ones."""
+
+    memory: ClassVar[tuple[str, ...]] = ("vprev", "h")
+    beta: float
+    lam: float
+    h_order: Order = "eq"
+
+    def begin(self, job: LocalJob) -> Carry:
+        return job.memory["vprev"], job.memory["h"]
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Carry) -> tuple[Tensor, Carry]:
+        vprev, h = carry
+        g = grad(w).add(w - job.start, alpha=self.lam)  # grad s = grad f(w_k) + lambda (w_k - w)
+        h_new = (self.beta * h).add_(vprev, alpha=1 - self.beta)  # h = beta h + (1 - beta) grad s^pre
+        used = h_new if self.h_order == "eq" else h
+        zeta = g - (vprev - used)  # zeta = grad s - grad s^pre + h; in this order beta = 0 gives g to the last bit
+        return zeta, (g, h_new)
+
+    def end(self, job: LocalJob, local: Tensor, carry: Carry) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        vprev, h = carry
+        return {}, {"vprev": vprev, "h": h}
+
+
+# ---------------------------------------------------------------- feature learning
+
+
+def first_layer(layout: Layout) -> Slice | None:
+    """The first parameter that is a matrix: a vector has no inputs to attend to."""
+    return next((s for s in layout.of_kind("param") if len(s.shape) >= 2 and s.stop > s.start), None)
+
+
+def attend(a: Tensor, axis: int, keep_norm: bool) -> Tensor:
+    """The matrix with each entry weighted by attention along `axis`; `keep_norm`: every row (column) as long as before."""
+    alpha = torch.softmax(a.abs(), dim=axis)  # alpha_ij = exp|a_ij| / sum_j exp|a_ij|
+    new = alpha * a  # a_ij = alpha_ij * a_ij
+    if not keep_norm:
+        return new
+    before, after = (torch.linalg.vector_norm(m, dim=axis, keepdim=True) for m in (a, new))
+    return torch.where(after > 0, new * (before / after), a)  # a row of zeros has nothing to keep
+
+
+# ---------------------------------------------------------------- the server half
+
+
+@dataclass(slots=True)
+class Past:
+    """A client's completed jobs."""
+
+    jobs: int = 0
+    seconds: float = 0.0  # dispatch to arrival, all jobs together
+
+
+@dataclass(slots=True)
+class State:
+    model: Tensor  # what was committed last
+    version: int
+    layout: Layout
+    seed: int
+    census: Census
+    w: Tensor  # raw weights: with feature="view" never what is committed
+    sent: Tensor  # what clients are sent: the model, and before the first Commit the view of the initial one
+    past: dict[int, Past] = field(default_factory=dict)
+    seats: Seats = field(default_factory=Seats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsoFed:
+    beta: float = 0.001  # decay of the previous gradients, in [0, 1)
+    lam: float = 1.0  # the client's proximal pull
+    lr: float = 0.001  # eta-bar, the learning rate of a client that answers fast
+    dynamic_step: bool = True  # slow clients take larger steps; False is ASO-Fed(-D)
+    feature: Feature = "view"  # attention on the first layer; "off" is ASO-Fed(-F)
+    h_order: Order = "eq"
+    axis: int = 1  # attention over the inputs of a unit; 0: over the units of an input
+    concurrency: int | None = None
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < 1, f"beta = {self.beta}: must lie in [0, 1)")
+        require(self.lam >= 0 and isfinite(self.lam), f"lam = {self.lam}: must be 0 or more")
+        require(self.lr > 0 and isfinite(self.lr), f"lr = {self.lr}: must be positive and finite")
+        require(self.feature in ("view", "literal", "off"), f"feature = {self.feature!r}: 'view', 'literal' or 'off'")
+        require(self.h_order in ("eq", "alg2"), f"h_order = {self.h_order!r}: 'eq' or 'alg2'")
+        require(self.axis in (0, 1), f"axis = {self.axis}: 1 (the inputs of a unit) or 0 (the units of an input)")
+        require(self.work.lr is None, f"work.lr = {self.work.lr}: ASO-Fed sets the rate of each job from its own lr, leave this out")
+        require(self.work.rule is None, f"work.rule = {self.work.rule!r}: ASO-Fed has a rule of its own")
+        check_limit(self.concurrency)
+
+    @cached_property
+    def _rule(self) -> DecayedGradients:
+        return DecayedGradients(beta=self.beta, lam=self.lam, h_order=self.h_order)
+
+    def init(self, world: World) -> State:
+        census = Census.of(world.clients, "examples")
+        sent = self._attended(world.layout, world.model) if self.feature == "view" else world.model
+        return State(world.model, 0, world.layout, world.seed, census, w=world.model, sent=sent)
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        self._count(state, event)
+        actions = self._absorb(state, event) if isinstance(event, UpdateArrived) else []
+        clients, timers = next_clients(state.seats, event, self.concurrency, state.seed)
+        return [*actions, *timers, *(Dispatch(client, state.sent, self._work_of(state, client)) for client in clients)]
+
+    def _count(self, state: State, event: Event) -> None:
+        """n_k is what a client last trained on; who has not reported counts as registered."""
+        newcomer = isinstance(event, ClientReady) and event.client not in state.census.examples
+        if newcomer or isinstance(event, UpdateArrived):
+            state.census.hear(event, "examples")
+
+    def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
+        past = state.past.setdefault(event.client, Past())
+        past.jobs += 1
+        past.seconds += event.now - event.started
+        p = state.census.weight(event.client, "examples")  # n'_k / N'
+        w = torch.sub(state.w, event.base - event.local, alpha=p)  # w^(t+1) = w^t - (n'_k / N') (w_k^t - w_k^(t+1))
+        statistics.mix(state.layout, w, state.w, event.local, p)
+        state.model = state.sent = self._attended(state.layout, w)
+        state.w = state.model if self.feature == "literal" else w
+        state.version += 1
+        return [Note(self._told(state, event, p), event.ticket), Commit(state.model)]
+
+    def _attended(self, layout: Layout, w: Tensor) -> Tensor:
+        """Feature learning on the first layer, as a new tensor; biases and all other layers stay."""
+        layer = first_layer(layout)
+        if self.feature == "off" or layer is None:
+            return w
+        model, rows = w.clone(), (layer.shape[0], -1)
+        a = w[layer.start : layer.stop].view(rows)
+        model[layer.start : layer.stop].view(rows).copy_(attend(a, self.axis, keep_norm=self.feature == "view"))
+        return model
+
+    def _multiplier(self, state: State, client: int) -> float:
+        past = state.past.get(client)
+        if past is None or not self.dynamic_step:
+            return 1.0
+        return log(max(e, past.seconds / past.jobs))  # r_k = max(1, ln(mean of d_k)), defined for 0 seconds too
+
+    def _work_of(self, state: State, client: int) -> LocalWork:
+        return replace(self.work, lr=self._multiplier(state, client) * self.lr, rule=self._rule)
+
+    def _told(self, state: State, event: UpdateArrived, p: float) -> dict[str, float]:
+        told = {
+            "weight": p,
+            "total": float(state.census.total),
+            "duration": event.now - event.started,
+            "multiplier": self._multiplier(state, event.client),
+        }
+        layer = first_layer(state.layout)
+        if layer is not None:
+            told["layer_norm"] = float(torch.linalg.vector_norm(state.model[layer.start : layer.stop]))
+        return told

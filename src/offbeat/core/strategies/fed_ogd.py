@@ -1,0 +1,246 @@
+"""
+Paper:    Li, Shen, Liu, Ding, Shen, "Fed-OGD: Mitigating Straggler Effects in Federated Learning via Orthogonal Gradient Descent".
+Follows:  Algorithm 1; eq. 3 (bases), eq. 4 (conditional projection), the membership example and the privacy variant of III-B.
+Notation: eta_l -> lr_local; eta_g -> lr_global; Delta w_k -> G, kept in state.caches; M_i, b_i -> state.active, b_act and b_str (the
+          paper swaps its indices); K -> n, all clients known so far; t -> state.epochs.tick.
+Deviates: 1. G = (base - local) / eta_l: with the printed sign the server would ascend, and eq. 4 would project where both sides agree.
+          2. the step is the mean over all n caches, as in the proof; combine="sum_of_means" is the printed b_1 + b_2.
+          3. an epoch is a length of time (see parts.epochs): reports wait for its end. Without any, the step on the caches is repeated.
+          4. active: the last report took at most one epoch, and nothing was missed, lost or left since. All others are stragglers.
+          5. a group without caches has basis 0, on which nothing is projected (the official code crashes).
+          6. upload="difference" divides by |M_i|, which the paper forgets, and fixes the groups. First uploads are whole gradients.
+          7. statistics: the mean of the caches that exist; with differences the reporters' mean, mixed in by their share of all heard.
+          8. the official code projects always, and on no basis at all; project="always" is the ablation "traditional OGD".
+Checked:  tests/strategies/test_fed_ogd.py (spec vectors, every variant, zero bases reduce to MIFA's cache), the laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import isfinite
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import require
+from offbeat.core.parts.epochs import Epochs, check_epoch
+from offbeat.core.parts.projection import NEGLIGIBLE
+from offbeat.core.parts.running import RunningSum
+from offbeat.core.parts.selection import check_limit
+from offbeat.core.parts.statistics import Contributions
+from offbeat.core.protocol import (
+    Action,
+    ClientLost,
+    ClientReady,
+    Commit,
+    Dispatch,
+    Event,
+    Gradient,
+    LocalJob,
+    LocalRule,
+    LocalWork,
+    Note,
+    UpdateArrived,
+    World,
+)
+from offbeat.core.vector import Layout
+
+# ---------------------------------------------------------------- the client half
+
+
+@dataclass(frozen=True)
+class Orthogonal(LocalRule):
+    """Every gradient, one vector over the whole model, loses what points against the basis."""
+
+    always: bool = False  # lose any component along it: "traditional OGD"
+
+    def begin(self, job: LocalJob) -> tuple[Tensor, Tensor]:
+        b = job.extras["basis"]
+        squared = torch.linalg.vecdot(b, b).unsqueeze(-1)
+        # a basis this small has no direction; in float64 that is one whose square has no inverse
+        nothing = max(0.0 if b.dtype == torch.float64 else NEGLIGIBLE * b.shape[-1], 1.0 / torch.finfo(b.dtype).max)
+        return b, torch.where(squared > nothing, 1.0 / squared, 0.0)
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
+        b, inverse = carry
+        g = grad(w)
+        along = torch.linalg.vecdot(g, b).unsqueeze(-1)  # <g, b>
+        if not self.always:
+            along = torch.where(along < 0, along, 0.0)
+        return torch.addcmul(g, along * inverse, b, value=-1), carry  # g~ = g - <g, b> / ||b||^2 b
+
+
+@dataclass(frozen=True)
+class OrthogonalDifference(Orthogonal):
+    """The privacy variant: only the change of G since the last upload leaves the client."""
+
+    memory: ClassVar[tuple[str, ...]] = ("previous",)  # G^{t-1}, as the server can know it
+
+    def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        previous = job.memory["previous"]
+        G = (job.start - job.layout.trainable(local)) / job.lr
+        sent = job.start - job.lr * (G - previous)
+        local.copy_(job.layout.with_trainable(local, sent))  # in place: what the client trained must not leave it
+        # not G itself: what rounding took from this upload is made up for by the next one, so it cannot pile up in the server's sum
+        return {}, {"previous": previous + (job.start - sent) / job.lr}
+
+
+# ---------------------------------------------------------------- the server half
+
+
+@dataclass(slots=True)
+class State:
+    model: Tensor
+    version: int
+    layout: Layout
+    seed: int
+    clients: Mapping[int, int]  # known at the start
+    caches: MutableMapping[int, Tensor]  # client -> G in the params, its own values in the statistics
+    epochs: Epochs
+    newcomers: dict[int, None] = field(default_factory=dict)
+    heard: dict[int, None] = field(default_factory=dict)  # ever
+    active: dict[int, bool] = field(default_factory=dict)  # False, or not here: a straggler
+    sum_act: RunningSum = field(default_factory=RunningSum)  # of the active's G; what is reported enters at the tick
+    sum_str: RunningSum = field(default_factory=RunningSum)
+
+    def sum_of(self, client: int) -> RunningSum:
+        return self.sum_act if self.active.get(client) else self.sum_str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedOGD:
+    lr_local: float = 0.01  # eta_l, the rate clients train with
+    lr_global: float = 0.003  # eta_g
+    epoch: float | None = None  # seconds between server steps; None: the median of the clients' first jobs
+    cache: bool = True  # False: only what was reported in this epoch counts
+    project: Literal["conflict", "always"] = "conflict"
+    combine: Literal["mean", "sum_of_means"] = "mean"
+    upload: Literal["gradient", "difference"] = "gradient"
+    concurrency: int | None = None
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self) -> None:
+        for name in ("lr_local", "lr_global"):
+            value = getattr(self, name)
+            require(value > 0 and isfinite(value), f"{name} = {value}: must be positive and finite")
+        check_epoch(self.epoch)
+        require(self.project in ("conflict", "always"), f"project = {self.project!r}: 'conflict' or 'always'")
+        require(self.combine in ("mean", "sum_of_means"), f"combine = {self.combine!r}: 'mean' or 'sum_of_means'")
+        require(self.upload in ("gradient", "difference"), f"upload = {self.upload!r}: 'gradient' or 'difference'")
+        require(self.cache or self.upload == "gradient", "upload = 'difference' adds to running means: it needs cache = True")
+        require(self.work.rule is None, f"work.rule = {self.work.rule!r}: fed_ogd's clients have a rule of their own")
+        wrong = f"work.lr = {self.work.lr}: clients train with lr_local = {self.lr_local}, since G = (base - local) / lr_local"
+        require(self.work.lr in (None, self.lr_local), wrong)
+        check_limit(self.concurrency)
+
+    @cached_property
+    def _work(self) -> LocalWork:
+        rule = OrthogonalDifference if self.upload == "difference" else Orthogonal
+        return replace(self.work, lr=self.lr_local, rule=rule(always=self.project == "always"))
+
+    def init(self, world: World) -> State:
+        return State(
+            model=world.model, version=0, layout=world.layout, seed=world.seed, clients=world.clients,
+            caches=world.store("gradients"), epochs=Epochs(self.epoch or 0.0),
+        )  # fmt: skip
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        actions: list[Action] = []
+        ticks = state.epochs.hear(event)
+        match event:
+            case ClientReady() if event.client not in state.clients:
+                state.newcomers[event.client] = None
+            case UpdateArrived():
+                actions = self._receive(state, event)
+            case ClientLost() if event.client not in state.epochs.reports:
+                self._demote(state, event.client)  # a straggler until it reports
+        if ticks and state.epochs.length:
+            actions = self._tick(state)
+        elif ticks:  # first jobs, before the length of an epoch is known: reports wait, and bases are 0
+            nothing = torch.zeros_like(state.layout.trainable(state.model))
+            actions = self._serve(state, nothing, nothing)
+        return actions + state.epochs.timer(event)
+
+    def _receive(self, state: State, event: UpdateArrived) -> list[Action]:
+        client = event.client
+        if client in state.caches:
+            state.sum_of(client).remove(state.caches[client])
+        G = torch.sub(event.base, event.local).div_(self.lr_local)  # G_k = (w^t - w_k) / eta_l
+        for a, b in (*state.layout.buffers, *state.layout.counters):
+            G[a:b] = event.local[a:b]
+        state.caches[client] = G
+        state.heard[client] = None
+        return [Note({"epochs": state.epochs.age(client) or 0}, event.ticket)]
+
+    def _demote(self, state: State, client: int) -> None:
+        if self.upload == "difference" or not state.active.get(client):
+            return
+        if client in state.caches:  # caches follow the client
+            state.sum_act.remove(state.caches[client])
+            state.sum_str.add(state.caches[client])
+        state.active[client] = False
+
+    def _classify(self, state: State) -> None:
+        for client in state.epochs.flying:  # sent work a tick ago or earlier: it takes more than one epoch
+            self._demote(state, client)
+            state.active.setdefault(client, False)
+        for client in state.epochs.reports:
+            if self.upload == "gradient" or client not in state.active:
+                state.active[client] = state.epochs.age(client) == 1
+            state.sum_of(client).add(state.caches[client])
+        for side, running in ((True, state.sum_act), (False, state.sum_str)):
+            if running.worn:
+                running.renew(state.caches[client] for client in state.caches if state.active[client] is side)
+
+    def _tick(self, state: State) -> list[Action]:
+        self._classify(state)
+        n_act, n_str = state.sum_act.count, state.sum_str.count
+        if self.cache:  # a cache that does not exist yet counts as 0, its client as a straggler
+            n_act = sum(state.active.values())
+            n_str = len(state.clients) + len(state.newcomers) - n_act
+        b_act = self._basis(state, state.sum_act, n_act)
+        b_str = self._basis(state, state.sum_str, n_str)
+        actions: list[Action] = [self._note(state, n_act, n_str, b_act, b_str), *self._step(state, n_act, n_str)]
+        if not self.cache:
+            state.sum_act, state.sum_str = RunningSum(), RunningSum()
+        if not self.cache or self.upload == "difference":
+            state.caches.clear()
+        return actions + self._serve(state, b_act, b_str)
+
+    def _serve(self, state: State, b_act: Tensor, b_str: Tensor) -> list[Action]:
+        to_active, to_straggler = (replace(self._work, extras={"basis": b}) for b in (b_str, b_act))
+        chosen = state.epochs.serve(self.concurrency, state.seed)
+        return [Dispatch(client, state.model, to_active if state.active.get(client) else to_straggler) for client in chosen]
+
+    def _basis(self, state: State, running: RunningSum, n: int) -> Tensor:
+        if running.total is None:
+            return torch.zeros_like(state.layout.trainable(state.model))
+        return state.layout.trainable(running.total) / n  # b_i = 1 / |M_i| sum_{k in M_i} G_k
+
+    def _step(self, state: State, n_act: int, n_str: int) -> list[Action]:
+        step: Tensor | None = None
+        for running, members in ((state.sum_act, n_act), (state.sum_str, n_str)):
+            if running.total is not None:
+                part = running.total / (n_act + n_str if self.combine == "mean" else members)  # 1/n sum_k G_k, or b_act + b_str
+                step = part if step is None else step.add_(part)
+        if step is None:
+            return []  # nothing was reported yet, or without caches, in this epoch
+        model = torch.sub(state.model, step, alpha=self.lr_global)  # w^{t+1} = w^t - eta_g Delta w^t
+        statistics = Contributions()
+        if not state.layout.plain:
+            for client in state.caches:
+                statistics.add(state.layout, state.caches[client], 1.0)
+        share = len(state.epochs.reports) / len(state.heard) if self.upload == "difference" else 1.0
+        statistics.write(state.layout, model, state.model, share)
+        state.model = model
+        state.version += 1
+        return [Commit(model)]
+
+    def _note(self, state: State, n_act: int, n_str: int, b_act: Tensor, b_str: Tensor) -> Note:
+        norms = float(torch.linalg.vector_norm(b_act)) * float(torch.linalg.vector_norm(b_str))
+        cosine = float(torch.dot(b_act, b_str)) / norms if norms > 0 else 0.0
+        counts = {"tick": state.epochs.tick, "reports": len(state.epochs.reports), "active": n_act, "stragglers": n_str}
+        return Note({**counts, "cosine": cosine})

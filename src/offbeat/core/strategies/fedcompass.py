@@ -1,0 +1,184 @@
+"""
+Paper:    Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices Using a Computing
+          Power-Aware Scheduler", ICLR 2024.
+Follows:  Algorithm 1 (server and client), Algorithm 3 (GROUPAGGREGATE); Algorithm 2 (ASSIGNGROUP) is parts.compass. +M and +N
+          (server momentum, normalised steps) are named in section 3 and follow the authors' code.
+Notation: Q_min, Q_max -> q_min, q_max; lambda -> latest; st(u) = alpha (u + 1)^-a -> alpha, a; p_i -> weights; mu -> mu;
+          tau_g -> version; C[i].tau -> base_version; Delta_i -> -delta; G[g] -> schedule.groups; Delta-bar_g, Delta-bar -> piles, general.
+Deviates: 1. a late client is not put among the arrived (Algorithm 1, line 14 does), or its group could dispatch it twice.
+          2. a group is over before its members are assigned again (the paper deletes it after): nobody can join it any more.
+          3. a timer that finds no update in its group changes nothing; the general buffer waits for the next group.
+          4. not in the paper: a lost member is waited for no longer; the update of one that leaves while it waits still counts.
+          5. floor and the late test allow 1e-9 for rounding. S is the whole time of a job, transfers included, over the steps assigned.
+          6. statistics: the mean over group and general buffer, weighted like the deltas (st p), mixed in with omega = the sum of those
+             weights, at most 1. The authors replace them by a plain mean; with omega a group of one is FedAsync's delta form here too.
+          7. no flush at the end of a run (the authors' update_all): no event announces it. concurrency and max_staleness are ours.
+          8. the authors' code differs from the paper: speed="average", weights="equal", create="latest", discount="aggregation".
+Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/core/test_compass.py (properties of the schedule), the
+          laws; q_min = q_max reduces to FedAsync's delta form. Appendix B's bound on groups holds only while mu <= Q: see docs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import require
+from offbeat.core.parts import statistics
+from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.compass import Compass, Create, Schedule, Speed, Turn, fastest_first
+from offbeat.core.parts.selection import Seats, check_limit, next_clients
+from offbeat.core.parts.server_opt import Memory, Momentum, Plain
+from offbeat.core.parts.staleness import Polynomial
+from offbeat.core.parts.statistics import Contributions
+from offbeat.core.parts.weights import Census, ClientWeight
+from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, LocalWork, Note, Reject, UpdateArrived, World
+from offbeat.core.vector import Layout
+
+
+@dataclass(slots=True)
+class Pile:
+    """Updates that wait for their group: sums of st p delta (+N: st p delta / Q), and what Q_eff is made of."""
+
+    sums: dict[int, Buffer] = field(default_factory=dict)  # one; with discount="aggregation" one for each base version
+    p: float = 0.0  # sum of p_i
+    pq: float = 0.0  # sum of p_i Q_i
+    count: int = 0
+
+
+@dataclass(slots=True)
+class State:
+    model: Tensor
+    version: int
+    layout: Layout
+    seed: int
+    census: Census
+    seats: Seats = field(default_factory=Seats)
+    schedule: Schedule = field(default_factory=Schedule)
+    piles: dict[int, Pile] = field(default_factory=dict)  # group -> its buffer
+    general: Pile = field(default_factory=Pile)  # late updates: they go with the next group
+    momentum: Memory = field(default_factory=Memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCompass:
+    q_min: int = 20  # fewest local steps; the first job of every client
+    q_max: int = 100
+    latest: float = 1.2  # lambda: a group waits this many times as long as expected
+    alpha: float = 0.9  # weight of a fresh update, in (0, 1]
+    a: float = 0.5  # exponent of the staleness discount
+    mu: float = 0.9  # server momentum; counts only with momentum=True
+    momentum: bool = False  # +M
+    normalized: bool = False  # +N
+    weights: ClientWeight = "examples"  # p_i = n_i / n, or 1 / m
+    speed: Speed = "replace"  # "average": 0.1 old + 0.9 new, as in the authors' code
+    create: Create = "expected"  # a new group follows the T_a of an open one; "latest": its T_max, as in the authors' code
+    discount: Literal["arrival", "aggregation"] = "arrival"  # when st(u) is taken; the authors' newer code: at aggregation
+    max_staleness: int | None = None
+    concurrency: int | None = None  # without a seat a client is in no group
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha <= 1, f"alpha = {self.alpha}: must lie in (0, 1]")
+        require(self.a >= 0, f"a = {self.a}: must be 0 or more (a negative one would reward staleness)")
+        require(0 <= self.mu < 1, f"mu = {self.mu}: must lie in [0, 1)")
+        require(self.weights in ("examples", "equal"), f"weights = {self.weights!r}: 'examples' or 'equal'")
+        require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
+        require(self.discount in ("arrival", "aggregation"), f"discount = {self.discount!r}: 'arrival' or 'aggregation'")
+        given = self.work.steps or self.work.epochs
+        require(given is None, f"work: {given} steps or epochs: the scheduler sets the steps, between q_min and q_max")
+        check_limit(self.concurrency)
+        assert self._compass  # checks its own settings
+
+    @cached_property
+    def _compass(self) -> Compass:
+        return Compass(q_min=self.q_min, q_max=self.q_max, latest=self.latest, speed=self.speed, create=self.create)
+
+    def init(self, world: World) -> State:
+        census = Census.of(world.clients, self.weights)
+        return State(model=world.model, version=0, layout=world.layout, seed=world.seed, census=census)
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        state.census.hear(event, self.weights)
+        turn = self._compass.turn(state.schedule, event)
+        actions: list[Action] = list(turn.timers)
+        if isinstance(event, UpdateArrived):
+            actions += self._absorb(state, event, turn)
+        if turn.closed is not None:
+            actions += self._aggregate(state, turn.closed)
+        return actions + self._serve(state, event, turn.ready)
+
+    def _absorb(self, state: State, event: UpdateArrived, turn: Turn) -> list[Action]:
+        u = state.version - event.base_version
+        if self.max_staleness is not None and u > self.max_staleness:
+            return [Reject(event.client, event.ticket, f"staleness {u} is over {self.max_staleness}")]
+        p = state.census.weight(event.client, self.weights)  # over all clients known, never renormalised in a group
+        st, speed = self._st(u), state.schedule.speeds[event.client]
+        place = {"group": float(turn.group or 0), "late": float(turn.place == "late"), "steps": float(turn.steps)}
+        note = Note({"staleness": float(u), "weight": st * p, "seconds_per_step": speed, **place}, event.ticket)
+        delta = torch.sub(event.local, event.base)
+        if turn.place == "first" or turn.group is None:
+            model = delta.mul_(st * p).add_(state.model)  # w := w - st(u) p_i Delta_i
+            statistics.mix(state.layout, model, state.model, event.local, st * p)
+            return [note, self._commit(state, model)]
+        pile = state.general if turn.place == "late" else state.piles.setdefault(turn.group, Pile())
+        if self.normalized:
+            delta.div_(turn.steps)
+        key, weight = (0, st * p) if self.discount == "arrival" else (event.base_version, p)
+        # Delta-bar_g := Delta-bar_g + st(u) p_i Delta_i, or Delta-bar of those who are late
+        pile.sums.setdefault(key, Buffer()).add(state.layout, delta, weight, event.local)
+        pile.p += p
+        pile.pq += p * turn.steps
+        pile.count += 1
+        return [note]
+
+    def _st(self, u: int) -> float:
+        return self.alpha * Polynomial(a=self.a)(u)  # st(u) = alpha (u + 1)^-a
+
+    def _aggregate(self, state: State, number: int) -> list[Action]:
+        """GROUPAGGREGATE, but for the new assignments."""
+        group = state.piles.pop(number, None)
+        if group is None:
+            return []  # nobody was in time: the general buffer waits for the next group
+        late, state.general = state.general, Pile()
+        d, values, omega = torch.zeros_like(state.model), Contributions(), 0.0
+        for base_version, part in (*group.sums.items(), *late.sums.items()):
+            assert part.total is not None
+            st = 1.0 if self.discount == "arrival" else self._st(state.version - base_version)
+            d.add_(part.total, alpha=st)  # Delta-bar_g + Delta-bar
+            omega += st * part.weight  # for a group of one, what FedAsync's delta form mixes with
+            if part.statistics.mean is not None:
+                values.add(state.layout, part.statistics.mean, st * part.weight)
+        p, pq = group.p + late.p, group.pq + late.pq
+        q_eff = pq / p if p > 0 else 0.0  # Q_eff = sum p_i Q_i / sum p_i
+        if self.normalized:
+            d.mul_(q_eff)
+        optimizer = Momentum(mu=self.mu) if self.momentum else Plain()  # m := mu m + d
+        model = optimizer.step(state.momentum, state.model, d)  # w := w - (Delta-bar_g + Delta-bar); +M: w - m
+        values.write(state.layout, model, state.model, omega)
+        told = {"group": float(number), "updates": float(group.count), "late_updates": float(late.count), "omega": omega}
+        note = Note({**told, "q_eff": q_eff, "open_groups": float(len(state.schedule.groups))})
+        return [self._commit(state, model), note]
+
+    def _commit(self, state: State, model: Tensor) -> Action:
+        state.model = model
+        state.version += 1
+        return Commit(model)
+
+    def _serve(self, state: State, event: Event, ready: list[int]) -> list[Action]:
+        chosen: list[int] = []
+        actions: list[Action] = []
+        # to those who count seats, a client that waits for its group becomes ready when the group lets it go
+        told = [ClientReady(event.now, client, 0) for client in ready]
+        for one in told if isinstance(event, ClientReady) else [event, *told]:
+            clients, timers = next_clients(state.seats, one, self.concurrency, state.seed)
+            chosen += clients
+            actions += timers
+        for client in fastest_first(state.schedule, chosen):
+            task = self._compass.assign(state.schedule, client, event.now)
+            actions += [*task.timers, Dispatch(client, state.model, replace(self.work, steps=task.steps))]
+        return actions

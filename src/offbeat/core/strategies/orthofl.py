@@ -1,0 +1,170 @@
+"""
+Paper:    Zhang, Li, Huang, Yu, Gupta, Shang, "Orthogonal Calibration for Asynchronous Federated Learning" (OrthoFL).
+Follows:  Algorithm 1; eq. 2 and 4 (moving average), 5-8 (calibration); the ablations of section 4.4. The client half is plain SGD.
+Notation: W^(t) -> state.model; t -> t, one more than state.version; tau -> state.tau; W^(tau+) -> state.snapshots; W_m^(t) -> Y, the
+          local model; W_m^(tau+) -> C, what the client was sent; Delta W -> D, Delta W_m -> d; beta_t -> beta_t; M -> all clients heard.
+Deviates: 1. calibration comes before aggregation, as in Algorithm 1: D is what the others did, and must not hold the client's own update.
+          2. a client that was lost, refused or away, or that is new, is sent W and starts anew: tau := t - 1, W^(tau+) := C := W.
+          3. reference="chain", first_alpha=1 is what the public code does: the shift is taken from the weights last sent to anybody,
+             C included, and the first update of a run replaces the model. It is not known which of the two made the published tables.
+          4. projection="pairwise" is one sentence in the paper. Read as: the last d of all others, orthonormalised layer by layer,
+             leaves d~ of this one's d; a chain G := G + d~ is what clients are sent, the moving average W is evaluated.
+          5. a layer is one param slice, weight and bias apart. Where a client did not move, the whole shift is kept.
+          6. statistics of a calibrated reply are the client's own; in W they are mixed with beta_t.
+          7. max_staleness is not in the paper (off by default); it counts from tau, and a refused client starts anew.
+Checked:  tests/strategies/test_orthofl.py (spec vectors, every ablation, properties of the projection), the laws,
+          calibrate=False is FedAsync bit for bit, bench/server_step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import require
+from offbeat.core.parts import statistics
+from offbeat.core.parts.memory import new_vector
+from offbeat.core.parts.projection import add_orthogonal, remove_span_
+from offbeat.core.parts.selection import Seats, check_limit, next_clients
+from offbeat.core.parts.staleness import Polynomial
+from offbeat.core.protocol import Action, ClientLost, Commit, Dispatch, Event, LocalWork, Note, Reject, UpdateArrived, World
+from offbeat.core.vector import Layout
+
+
+@dataclass(slots=True)
+class State:
+    model: Tensor  # W, evaluated
+    version: int  # t - 1
+    layout: Layout
+    seed: int
+    chain: Tensor | None  # the weights last sent to anybody after calibration; None where nothing is taken from them
+    snapshots: MutableMapping[int, Tensor]  # W right after the client's last update: published tensors, shared where they are the same
+    replies: MutableMapping[int, Tensor]  # C of the clients that wait for work; of the others their update brings it back
+    updates: MutableMapping[int, Tensor]  # pairwise: the last d of each client
+    tau: dict[int, int] = field(default_factory=dict)  # the round of the client's last communication
+    seats: Seats = field(default_factory=Seats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrthoFL:
+    beta: float = 0.6  # weight of a fresh update in the moving average, in (0, 1]
+    a: float = 0.5  # s^-a discounts an old one
+    calibrate: bool = True  # False: clients are sent W, as in FedAsync ("w/o Calib.")
+    moving_average: bool = True  # False: W is the last calibrated client's ("w/o MA")
+    projection: Literal["own", "pairwise"] = "own"  # the shift against the client's update, or that against the others' updates
+    reference: Literal["ma", "chain"] = "ma"  # whose shift: the moving average's, or that of the weights last sent
+    first_alpha: float | None = None  # weight of the very first update, instead of beta
+    max_staleness: int | None = None
+    concurrency: int | None = None
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self) -> None:
+        require(0 < self.beta <= 1, f"beta = {self.beta}: must lie in (0, 1]")
+        require(self.a >= 0, f"a = {self.a}: must be 0 or more (a negative one would reward staleness)")
+        require(self.projection in ("own", "pairwise"), f"projection = {self.projection!r}: 'own' or 'pairwise'")
+        require(self.reference in ("ma", "chain"), f"reference = {self.reference!r}: 'ma' or 'chain'")
+        require(self.first_alpha is None or 0 < self.first_alpha <= 1, f"first_alpha = {self.first_alpha}: must lie in (0, 1]")
+        require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
+        require(self.calibrate or not self._chains, "projection and reference count only with calibrate=True")
+        require(self.projection == "own" or self.reference == "ma", "reference counts only with projection='own': pairwise has a chain")
+        require(self.moving_average or self.first_alpha is None, "first_alpha counts only with moving_average=True")
+        check_limit(self.concurrency)
+
+    @property
+    def _chains(self) -> bool:
+        return self.projection == "pairwise" or self.reference == "chain"
+
+    def init(self, world: World) -> State:
+        return State(
+            model=world.model, version=0, layout=world.layout, seed=world.seed, chain=world.model if self._chains else None,
+            snapshots=world.store("snapshots"), replies=world.store("replies"), updates=world.store("updates"),
+        )  # fmt: skip
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        actions: list[Action] = []
+        if isinstance(event, UpdateArrived):
+            actions = self._absorb(state, event)
+        elif isinstance(event, ClientLost):
+            self._forget(state, event.client)
+        clients, timers = next_clients(state.seats, event, self.concurrency, state.seed)
+        return [*actions, *timers, *(Dispatch(client, self._sent(state, client), self.work) for client in clients)]
+
+    # ------------------------------------------------------------ what a client is sent
+
+    def _sent(self, state: State, client: int) -> Tensor:
+        """C, or W for a client that starts anew: then tau := t - 1, W^(tau+) := C := W."""
+        if client in state.replies:
+            return state.replies.pop(client)
+        self._communicated(state, client)
+        return state.model
+
+    def _communicated(self, state: State, client: int) -> None:
+        state.tau[client] = state.version
+        if self.calibrate and not self._chains:
+            state.snapshots[client] = state.model  # the tensor itself: a hundred newcomers cost one model
+
+    def _forget(self, state: State, client: int) -> None:
+        state.tau.pop(client, None)
+        state.snapshots.pop(client, None)
+        state.replies.pop(client, None)
+
+    # ------------------------------------------------------------ what an update does
+
+    def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
+        client, Y, t = event.client, event.local, state.version + 1
+        s = t - state.tau[client]  # not from the version at dispatch, which may have waited for a free seat
+        if self.max_staleness is not None and s - 1 > self.max_staleness:
+            self._forget(state, client)
+            return [Reject(client, event.ticket, f"staleness {s - 1} is over {self.max_staleness}")]
+        notes = {"s": float(s)}
+        C = self._calibrated(state, event, s, notes) if self.calibrate else Y  # before Y enters W
+        if self.moving_average:
+            beta_t = self.beta * Polynomial(a=self.a)(s - 1)  # beta_t = beta s^-a
+            if state.version == 0 and self.first_alpha is not None:
+                beta_t = self.first_alpha
+            W = torch.lerp(state.model, Y, beta_t, out=new_vector(state.model))  # W := (1 - beta_t) W + beta_t Y
+            statistics.mix(state.layout, W, state.model, Y, beta_t)
+            notes["beta_t"] = beta_t
+        else:
+            W = C if state.layout.plain else C.clone()  # C may be what was received
+            statistics.mix(state.layout, W, state.model, Y, 1.0)
+            C = W  # one tensor: it is committed, kept and sent
+        state.model = W
+        state.version = t
+        self._communicated(state, client)  # tau := t, W^(tau+) := W
+        if self.calibrate:
+            state.replies[client] = C
+            state.chain = C if self._chains else None
+        return [Commit(W), Note(notes, event.ticket)]
+
+    def _calibrated(self, state: State, event: UpdateArrived, s: int, notes: dict[str, float]) -> Tensor:
+        """C := Y + D_perp, where D_perp is what the others did less what would undo, or repeat, this client's own work."""
+        Y, C, W = event.local, event.base, state.model
+        if self.projection == "pairwise":
+            return self._chained(state, event, notes)
+        if s == 1:
+            return Y  # nobody else came in between: D = 0
+        now, then = (W, state.snapshots[event.client]) if state.chain is None else (state.chain, C)
+        # D = W^(t) - W^(tau+), d = Y - C; in each layer D_perp = D - <D, d> / <d, d> d; C := Y + D_perp
+        reply, (notes["share"], notes["removed"]) = add_orthogonal(state.layout, Y, C, now, then)
+        return reply
+
+    def _chained(self, state: State, event: UpdateArrived, notes: dict[str, float]) -> Tensor:
+        """G := G + d~, where d~ is the client's update without the span of the others' last ones."""
+        Y, C, G = event.local, event.base, state.chain
+        assert G is not None
+        d = torch.sub(Y, C)
+        others = [state.updates[client] for client in sorted(state.updates) if client != event.client]
+        state.updates[event.client] = d
+        left = d.clone()
+        remove_span_(state.layout, left, others)  # d~ = d - sum_j <d, q_j> q_j
+        before, after = (state.layout.trainable(v).norm().item() for v in (d, left))
+        notes["kept"] = after / before if before > 0 else 0.0
+        G = left.add_(G)  # G := G + d~
+        for a, b in (*state.layout.buffers, *state.layout.counters):
+            G[a:b] = Y[a:b]  # a reply keeps the client's own statistics
+        return G

@@ -1,0 +1,92 @@
+"""Data that arrives over time: a client starts with a share of its examples and gets the rest while the run goes on.
+
+How much a client has is a pure function of (seed, client, how many jobs it had, time): nothing is stored, and all
+methods of one seed meet the same schedule. Local work sees the first so many of a client's examples, so a stream also
+says in which order they arrive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from offbeat.core import draws
+from offbeat.core.errors import require
+
+Per = Literal["round", "second"]
+Span = tuple[float, float]
+
+
+class Stream(Protocol):
+    def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
+        """How many of the client's `total` examples are there at `now`, before its job number `index`; never fewer later."""
+        ...
+
+    def order(self, seed: int, client: int, rows: Tensor) -> Tensor:
+        """The client's examples in the order in which they arrive."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Static:
+    """All data is there from the start."""
+
+    def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
+        return total
+
+    def order(self, seed: int, client: int, rows: Tensor) -> Tensor:
+        return rows  # whoever trains on everything does not care
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growing:
+    """Each client starts with a share of its data (`start`) and gains more (`rate`) with each round or virtual second.
+
+    Where two numbers are given, low and high, each client draws its own between them: devices sample at different
+    rates. A round is a job of the client's own, so with per="round" the data of fast clients grows faster. Examples
+    arrive in random order, so that what is there is a fair sample of the client's data, however the data set is sorted.
+    """
+
+    start: float | Span = (0.1, 0.9)  # shares of the client's data
+    rate: float | Span = (0.0005, 0.001)  # of the client's data; ASO-Fed's 0.05 to 0.1 % an iteration
+    per: Per = "round"
+    min_examples: int = 1  # or all, where a client has fewer; batch statistics need 2
+
+    def __post_init__(self) -> None:
+        for name in ("start", "rate"):
+            given = getattr(self, name)
+            span = tuple(_span(given))  # a list from a file is meant as a tuple
+            require(
+                len(span) == 2 and 0 <= span[0] <= span[1] and isfinite(span[1]),
+                f"growing {name} = {given}: a share of the client's data, 0 or more, or two of them, low and high",
+            )
+            object.__setattr__(self, name, span)
+        require(_span(self.start)[1] <= 1, f"growing start = {self.start}: nobody starts with more than all, 1")
+        require(self.per in get_args(Per), f"growing per = {self.per!r}: 'round' or 'second'")
+        require(self.min_examples >= 1, f"growing min_examples = {self.min_examples}: must be at least 1")
+
+    def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
+        start = _drawn(_span(self.start), seed, "arrival start", client)
+        rate = _drawn(_span(self.rate), seed, "arrival rate", client)
+        share = min(start + rate * (index if self.per == "round" else now), 1.0)
+        return min(total, max(self.min_examples, int(share * total + 1e-9)))  # 0.29 * 100 is 28.999...: nobody means 28
+
+    def order(self, seed: int, client: int, rows: Tensor) -> Tensor:
+        return rows[torch.randperm(len(rows), generator=draws.generator(seed, "arrival order", client))]
+
+
+STREAMS: dict[str, type[Stream]] = {"static": Static, "growing": Growing}
+
+
+def _span(value: float | Span) -> Span:
+    """(low, high); a number alone is both."""
+    return (value, value) if isinstance(value, (int, float)) else value
+
+
+def _drawn(span: Span, seed: int, purpose: str, client: int) -> float:
+    low, high = span
+    return low if low == high else low + (high - low) * draws.uniform(seed, purpose, client)

@@ -1,0 +1,80 @@
+"""A running sum of vectors that come and go."""
+
+import torch
+
+from offbeat.core.draws import generator
+from offbeat.core.parts.running import RunningSum
+
+
+def vectors(count: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    drawn = generator(0, "running")
+    return [torch.randn(8, generator=drawn, dtype=torch.float64).to(dtype) * 1000 for _ in range(count)]
+
+
+def test_it_is_the_sum_of_what_was_added_and_not_removed() -> None:
+    a, b, c = (torch.tensor([x], dtype=torch.float64) for x in (1.0, 2.0, 4.0))
+    running = RunningSum()
+    running.add(a)
+    running.add(b)
+    running.add(c)
+    running.remove(b)
+    assert running.total is not None
+    assert (running.total.tolist(), running.count) == ([5.0], 2)
+    assert (a.tolist(), b.tolist(), c.tolist()) == ([1.0], [2.0], [4.0])
+
+
+def test_a_sum_whose_last_vector_was_taken_out_is_exactly_nothing() -> None:
+    # 0.1 + 0.2 - 0.1 - 0.2 is 2.8e-17 in floating point: a rest with a direction
+    a, b = torch.tensor([0.1], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64)
+    running = RunningSum()
+    for vector in (a, b):
+        running.add(vector)
+    for vector in (a, b):
+        running.remove(vector)
+    assert (running.total, running.count) == (None, 0)
+
+
+def test_it_wears_out_after_more_removals_than_it_has_vectors_and_is_renewed_from_them() -> None:
+    held = vectors(4, torch.float64)
+    running = RunningSum()
+    for vector in held:
+        running.add(vector)
+    for _ in range(2):
+        for vector in held[:2]:
+            running.remove(vector)
+            running.add(vector)
+    assert not running.worn  # four removals, four vectors
+    running.remove(held[0])
+    running.add(held[0])
+    assert running.worn
+    running.renew(held)
+    assert not running.worn
+    assert running.total is not None
+    assert torch.equal(running.total, held[0] + held[1] + held[2] + held[3])
+
+
+def test_rounding_does_not_grow_with_the_length_of_a_run() -> None:
+    # ten vectors, one replaced at a time, 3000 times in float32
+    stream = vectors(3010, torch.float32)
+    table = dict(enumerate(stream[:10]))
+    renewed, left_alone = RunningSum(), RunningSum()
+    for running in (renewed, left_alone):
+        for vector in table.values():
+            running.add(vector)
+    worst = drifted = 0.0
+    for n, vector in enumerate(stream[10:]):
+        for running in (renewed, left_alone):
+            running.remove(table[n % 10])
+            running.add(vector)
+        table[n % 10] = vector
+        if renewed.worn:
+            renewed.renew(table.values())
+        exact = torch.stack(list(table.values())).double().sum(0)
+        assert renewed.total is not None
+        assert left_alone.total is not None
+        worst = max(worst, float((renewed.total - exact).abs().max()))
+        drifted = max(drifted, float((left_alone.total - exact).abs().max()))
+        assert float(exact.abs().max()) < 2**14
+    # at most 10 additions and 11 replacements between renewals: 32 roundings of at most half a unit, 2^-11 below 2^14
+    assert worst <= 32 * 2**-11
+    assert drifted > worst

@@ -1,0 +1,258 @@
+"""Data that arrives over time: how much, in which order, and that nobody sees what is not there yet."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import offbeat
+from offbeat.cli import listing
+from offbeat.core import draws
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.jobs import Job
+from offbeat.core.protocol import LocalWork
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.core.strategies.fedbuff import FedBuff
+from offbeat.engines.until import Until
+from offbeat.experiment import build, files
+from offbeat.experiment.config import Experiment
+from offbeat.scenario.counts import Counts
+from offbeat.scenario.data.dataset import Dataset
+from offbeat.scenario.data.digits import digits
+from offbeat.scenario.delays import Constant
+from offbeat.scenario.models import Mlp
+from offbeat.scenario.partition import Iid
+from offbeat.scenario.registry import summaries
+from offbeat.scenario.streaming import STREAMS, Growing, Static
+from offbeat.scenario.surroundings import SimulatedWorld
+
+HALF = Growing(start=0.5, rate=0.125)  # of 8 examples: 4, then one more each round
+
+SMALL = Experiment(
+    clients=5,
+    model=Mlp(hidden=(8,)),
+    streaming=Growing(start=(0.05, 0.2), rate=(0.02, 0.05)),
+    until=Until(updates=60),
+    evaluate_every=500.0,
+)
+
+
+def counts(stream: Growing, rounds: int, total: int = 8, client: int = 0, seed: int = 0) -> list[int]:
+    return [stream.arrived(seed, client, total, n, 0.0) for n in range(rounds)]
+
+
+def test_all_data_is_there_from_the_start_unless_it_streams() -> None:
+    assert Static().arrived(0, 3, 17, 0, 0.0) == Static().arrived(0, 3, 17, 9, 1e6) == 17
+    rows = torch.tensor([5, 1, 3])
+    assert Static().order(0, 0, rows) is rows
+    assert Experiment().streaming == Static()
+
+
+def test_a_client_starts_with_its_share_and_grows_with_every_round_of_its_own() -> None:
+    assert counts(HALF, 7) == [4, 5, 6, 7, 8, 8, 8]  # (.5 + .125 n) 8, at most all
+    assert HALF.arrived(0, 0, 8, 1, now=1e9) == 5  # a round is a job: time does not count
+
+
+def test_or_with_every_virtual_second() -> None:
+    stream = replace(HALF, rate=0.001, per="second")
+    # of 1000 examples: 500, and one a second
+    assert [stream.arrived(0, 0, 1000, 0, now) for now in (0.0, 0.5, 1.0, 250.0, 500.0, 1e9)] == [500, 500, 501, 750, 1000, 1000]
+    assert stream.arrived(0, 0, 1000, 99, 1.0) == 501  # jobs do not count
+
+
+def test_a_share_that_is_whole_in_decimals_is_whole() -> None:
+    assert Growing(start=0.29, rate=0.0).arrived(0, 0, 100, 0, 0.0) == 29  # 0.29 * 100 is 28.999999999999996
+
+
+def test_there_is_always_something_to_train_on() -> None:
+    assert counts(Growing(start=0.0, rate=0.0), 3) == [1, 1, 1]
+    assert counts(Growing(start=0.0, rate=0.125, min_examples=2), 5) == [2, 2, 2, 3, 4]
+    assert counts(Growing(start=0.0, rate=0.0, min_examples=5), 1, total=3) == [3]  # it has no more
+
+
+def test_every_client_draws_its_own_start_and_rate_within_the_range() -> None:
+    stream, total = Growing(start=(0.2, 0.6), rate=(0.001, 0.002)), 1_000_000
+    first = [stream.arrived(7, client, total, 0, 0.0) for client in range(200)]
+    gained = [stream.arrived(7, client, total, 100, 0.0) - first[client] for client in range(200)]
+    assert 200_000 <= min(first) < 220_000  # of 200 uniform draws the lowest twentieth is never empty
+    assert 580_000 < max(first) <= 600_000
+    assert 100_000 - 1 <= min(gained) < 105_000  # 100 rounds of .001 to .002
+    assert 195_000 < max(gained) <= 200_000 + 1
+    assert len(set(first)) > 190
+
+
+def test_the_schedule_is_a_function_of_the_seed_and_the_client() -> None:
+    stream = Growing(start=(0.0, 1.0), rate=(0.0, 0.1))
+    assert counts(stream, 9, 1000, client=3, seed=5) == counts(pickle.loads(pickle.dumps(stream)), 9, 1000, client=3, seed=5)
+    assert counts(stream, 9, 1000, client=3, seed=5) != counts(stream, 9, 1000, client=4, seed=5)
+    assert counts(stream, 9, 1000, client=3, seed=5) != counts(stream, 9, 1000, client=3, seed=6)
+
+
+SHARE = st.floats(0, 1)
+
+
+@given(
+    start=st.tuples(SHARE, SHARE).map(sorted),
+    rate=st.tuples(SHARE, SHARE).map(sorted),
+    per=st.sampled_from(["round", "second"]),
+    client=st.integers(0, 1000),
+    total=st.integers(1, 10_000),
+    moments=st.lists(st.tuples(st.integers(0, 2000), st.floats(0, 1e9)), min_size=2, max_size=8),
+)
+def test_data_never_goes_away_and_is_never_more_than_all(
+    start: Any, rate: Any, per: Any, client: int, total: int, moments: list[tuple[int, float]]
+) -> None:
+    stream = Growing(start=tuple(start), rate=tuple(rate), per=per)
+    later = zip(sorted(n for n, _ in moments), sorted(now for _, now in moments), strict=True)
+    there = [stream.arrived(1, client, total, n, now) for n, now in later]
+    assert there == sorted(there)
+    assert there[0] >= 1
+    assert there[-1] <= total
+
+
+@given(client=st.integers(0, 50), seed=st.integers(0, 50))
+def test_examples_arrive_in_random_order_each_once(client: int, seed: int) -> None:
+    rows = torch.arange(100, 150)
+    order = Growing().order(seed, client, rows)
+    assert sorted(order.tolist()) == rows.tolist()
+    assert order.tolist() != rows.tolist()
+    assert order.tolist() == Growing().order(seed, client, rows).tolist()
+    assert order.tolist() != Growing().order(seed, client + 1, rows).tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"start": (0.5, 0.2)}, r"growing start = \(0.5, 0.2\): a share"),
+        ({"start": (-0.1, 0.2)}, "growing start"),
+        ({"start": (0.1, 1.5)}, "nobody starts with more than all"),
+        ({"start": (0.1, 0.2, 0.3)}, "growing start"),
+        ({"rate": -0.001}, "growing rate = -0.001"),
+        ({"rate": float("inf")}, "growing rate"),
+        ({"per": "hour"}, "growing per = 'hour': 'round' or 'second'"),
+        ({"min_examples": 0}, "growing min_examples = 0"),
+    ],
+)
+def test_streams_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Growing(**settings)
+
+
+def test_the_registry_names_them_and_says_what_they_are() -> None:
+    assert list(STREAMS) == list(listing._entries("streams")) == ["static", "growing"]
+    assert all(text.endswith(".") for text in summaries(STREAMS).values())
+
+
+# ---------------------------------------------------------------- in the world, in an experiment
+
+
+def test_the_simulated_world_tells_what_has_arrived() -> None:
+    world = SimulatedWorld(delays=Constant(), counts=Counts([8, 16]), seed=0, streaming=HALF)
+    assert [world.num_examples(1, n, 0.0) for n in range(3)] == [8, 10, 12]
+    with pytest.raises(DataError, match="no data for client 2"):
+        world.num_examples(2, 0, 0.0)
+
+
+def test_clients_register_with_what_has_arrived_at_the_start() -> None:
+    made = build.setup(SMALL)
+    whole = build.setup(replace(SMALL, streaming=Static()))
+    for client, registered in made.world.clients.items():
+        assert registered == SMALL.streaming.arrived(0, client, whole.world.clients[client], 0, 0.0)
+        assert registered <= 0.2 * whole.world.clients[client]
+
+
+def test_local_work_sees_only_what_has_arrived() -> None:
+    # of four examples three are there. With inputs one-hot, weights of unseen inputs do not move
+    x, y = torch.eye(4), torch.zeros(4, dtype=torch.int64)
+    experiment = replace(SMALL, clients=1, streaming=Growing(start=0.75, rate=0.0), until=Until(updates=3), delays=Constant())
+    model = torch.nn.Linear(4, 2, bias=False)
+    data = build.ClientData.own([(x, y)])
+    made = build.assemble(model, data, build.Evaluator(model, x, y), experiment)
+    outcome = build.engine(made, experiment).run()
+    moved = (outcome.model - made.world.model).view(2, 4).abs().sum(0)
+    assert bool((moved[:3] > 0).all())
+    assert moved[3] == 0
+
+
+def test_what_has_arrived_of_sorted_data_is_a_sample_of_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_order_of_class() -> Dataset:
+        given = digits()
+        order = given.y_train.argsort(stable=True)
+        return replace(given, x_train=given.x_train[order], y_train=given.y_train[order])
+
+    monkeypatch.setitem(build.DATASETS, "digits", in_order_of_class)
+    made = build.setup(replace(SMALL, clients=1, partition=Iid(), streaming=Growing(start=0.1, rate=0.0)))
+    _, y = made.trainer.data.take(0, torch.arange(made.world.clients[0]))
+    assert y.unique().tolist() == list(range(10))  # without an order of its own it would be zeros only
+
+
+def test_the_trace_shows_the_counts_grow() -> None:
+    made = build.setup(SMALL)
+    engine = build.engine(made, SMALL)
+    engine.run()
+    total = made.trainer.data.num_examples
+    seen: dict[int, list[int]] = {}
+    for client, examples in engine.trace.rows("SELECT client, examples FROM trace WHERE kind = 'arrive' ORDER BY seq"):
+        seen.setdefault(client, []).append(examples)
+    for client, examples in seen.items():
+        assert examples == [SMALL.streaming.arrived(0, client, total[client], n, 0.0) for n in range(len(examples))]
+    assert any(examples[-1] > examples[0] for examples in seen.values())
+
+
+def test_a_static_experiment_is_left_as_it_was() -> None:
+    # the order of batches depends on the order of rows: nobody's numbers may move because streams exist
+    experiment = replace(SMALL, streaming=Static())
+    data = build.DATASETS["digits"]()
+    rows = experiment.partition.split(data.y_train, 5, 0)
+    made = build.setup(experiment)
+    for client in range(5):
+        x, _ = made.trainer.data.take(client, torch.arange(len(rows[client])))
+        assert torch.equal(x, data.x_train[rows[client]])
+
+
+def test_streaming_is_written_to_experiment_files_and_set_from_the_command_line() -> None:
+    assert files.parse(files.dump(SMALL)) == SMALL
+    changes = ["streaming=growing", "streaming.start=[0.2, 0.4]", "streaming.rate=0.01", "streaming.per=second"]
+    assert files.changed(Experiment(), changes).streaming == Growing(start=(0.2, 0.4), rate=0.01, per="second")
+    with pytest.raises(ConfigError, match=r"unknown streaming 'growin': did you mean 'growing'\?"):
+        files.changed(Experiment(), ["streaming=growin"])
+    with pytest.raises(ConfigError, match=r"streaming\.per"):
+        files.changed(Experiment(), ["streaming=growing", "streaming.per=minute"])
+
+
+def test_streams_work_with_delays_per_step_where_more_data_takes_longer() -> None:
+    experiment = replace(SMALL, clients=1, delays=Constant(mean=1.0, jitter=0.0, unit="step"))
+    made = build.setup(experiment)
+    work = LocalWork()  # one epoch of batches of 32
+    for index in (0, 5, 20):
+        there = made.surroundings.num_examples(0, index, 0.0)
+        trip = made.surroundings.trip(0, index, work, there, 0.0)
+        assert trip.duration == -(-there // 32)
+
+
+def test_a_job_that_asks_for_data_not_held_is_refused() -> None:
+    made = build.setup(SMALL)
+    job = Job(0, 0, 0, made.world.model, 0, LocalWork(), 10**6, {}, 0)
+    with pytest.raises(DataError, match="cannot train on 1000000 examples"):
+        made.trainer(job)
+
+
+def test_the_python_door_streams_too_in_the_order_given() -> None:
+    x, y = torch.randn(16, 3, generator=draws.generator(0, "x")), torch.arange(16) % 2
+    model = torch.nn.Linear(3, 2)
+    result = offbeat.simulate(model, [(x, y)], FedAsync(), streaming=HALF, delays=10.0, until="5updates")
+    # (.5 + .125 n) 16
+    assert [row[0] for row in result.trace.rows("SELECT examples FROM trace WHERE kind = 'arrive'")] == [8, 10, 12, 14, 16]
+
+
+def test_growing_counts_reach_the_weights_of_strategies() -> None:
+    experiment = replace(SMALL, strategy=FedBuff(k=1, client_weight="examples"))
+    engine = build.engine(build.setup(experiment), experiment)
+    engine.run()
+    assert engine.state.census.total > sum(engine.world.clients.values())
