@@ -36,8 +36,9 @@ unit: $(READY) ## Unit tests, laws, architecture, command line, docs
 resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest -m slow
 
-bench: $(READY) ## Measure the engine: event rate, memory, overhead over a plain PyTorch loop
+bench: $(READY) ## Measure the engine (event rate, memory, overhead over a plain PyTorch loop) and one server step of each strategy
 	$(BIN)/python bench/engine.py
+	$(BIN)/python bench/server_step.py
 
 clean: ## Remove what was built (runs are kept)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -64,14 +64,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--only", help="labels, with commas")
     parser.add_argument("--until", type=float, help="virtual seconds")
+    parser.add_argument("--rate", type=float, default=1.0, help="times everyone's local learning rate")
     parser.add_argument("--out", type=Path, help="also write the table here, and the numbers beside it as .json")
     given = parser.parse_args()
     base = load(given.preset).experiment
     if given.until:
         base = replace(base, until=replace(base.until, seconds=given.until))
+    base = replace(base, training=replace(base.training, lr=base.training.lr * given.rate))
     labels = given.only.split(",") if given.only else list(VARIANTS)
     jobs = [
-        (label, replace(base, strategy=variant(VARIANTS[label][0], **VARIANTS[label][1]), seed=seed))
+        (label, replace(base, strategy=variant(VARIANTS[label][0], rate=given.rate, **VARIANTS[label][1]), seed=seed))
         for label in labels
         for seed in range(given.seeds)
     ]

@@ -169,29 +169,25 @@ def one_pass(model: Tensor) -> Callable[[], float]:
 
 @dataclass
 class Measured:
-    """Seconds of an update, and of an answer that commits; the same in passes."""
+    """Seconds of updates, of the answers that committed, and of the pass that followed each of them."""
 
-    update: list[float] = field(default_factory=list)
-    commit: list[float] = field(default_factory=list)
-    updates_in_passes: list[float] = field(default_factory=list)
-    commits_in_passes: list[float] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
+    commits: list[tuple[float, float]] = field(default_factory=list)  # each with its pass
+    passes: list[float] = field(default_factory=list)
 
 
-def measure(strategy: Any, layout: Layout, model: Tensor, plain: Callable[[], float]) -> tuple[Measured, list[float]]:
-    found, passes = Measured(), []
+def measure(strategy: Any, layout: Layout, model: Tensor, plain: Callable[[], float]) -> Measured:
+    found = Measured()
     driven = drive(strategy, layout, model)
     for n in range(STEPS + 3 * CLIENTS):
-        timed = next(driven)
-        took = plain()
+        timed, took = next(driven), plain()
         if n < 3 * CLIENTS:
-            continue  # everybody has been stale, memory is there
-        passes.append(took)
-        found.update.append(timed.update)
-        found.updates_in_passes.append(timed.update / took)
+            continue  # until everybody has been stale, and memory is there
+        found.updates.append(timed.update)
+        found.passes.append(took)
         if timed.commit is not None:
-            found.commit.append(timed.commit)
-            found.commits_in_passes.append(timed.commit / took)
-    return found, passes
+            found.commits.append((timed.commit, took))
+    return found
 
 
 # ---------------------------------------------------------------- telling
@@ -205,37 +201,39 @@ def interval(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(ranked), ranked[max(low, 0)], ranked[min(high, len(ranked) - 1)]
 
 
-def told(seconds: list[float], in_passes: list[float]) -> str:
-    if not seconds:
-        return f"{'-':>33}"
-    middle, low, high = interval(in_passes)
-    return f"{1e3 * statistics.median(seconds):9.3f} ms {middle:6.1f} ({low:5.1f}-{high:5.1f})"
+def told(pairs: list[tuple[float, float]]) -> str:
+    """Milliseconds, and the ratio to a pass with its interval."""
+    if not pairs:
+        return f"{'none':>12} {'':21}"
+    middle, low, high = interval([step / plain for step, plain in pairs])
+    return f"{1e3 * statistics.median(step for step, _ in pairs):9.3f} ms {middle:6.1f} ({low:5.1f}-{high:5.1f})"
 
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, one thread")
-    print(f"median of {STEPS} steps, and in passes with its 95 % interval; 'commit' is the answer that changes the model\n")
+    print(f"median of {STEPS} steps, and in passes made in turn with them (95 % interval); 'commit' is the answer that changes the model\n")
     worst = 0.0
     for name, sizes, reported in MODELS:
         layout = layout_of(sizes())
         model = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
         plain = one_pass(model)
-        alone = interval([plain() for _ in range(STEPS)])[0]
-        print(f"{name}: {layout.size:,} parameters in {len(layout.slices)} tensors; a pass alone {1e3 * alone:.3f} ms")
+        alone = statistics.median(plain() for _ in range(STEPS))
+        print(f"{name}: {layout.size:,} parameters in {len(layout.slices)} tensors; a pass again and again {1e3 * alone:.3f} ms")
         for chosen in names:
             try:
-                found, _ = measure(REGISTRY[chosen](), layout, model, plain)
+                found = measure(REGISTRY[chosen](), layout, model, plain)
             except Exception as error:  # a strategy that needs more than this: say so and go on
-                print(f"  {chosen:<10} skipped: {error}")
+                print(f"  {chosen:<10} skipped: {type(error).__name__}: {error}")
                 continue
-            note = ""
+            updates = list(zip(found.updates, found.passes, strict=True))
+            in_turn = 1e3 * statistics.median(found.passes)
+            line = f"  {chosen:<10} pass {in_turn:7.3f} ms  update {told(updates)}  commit {told(found.commits)}"
             if chosen == "orthofl":
-                note = f"   the authors' server: {reported} ms"
+                line += f"  authors: {reported} ms"
                 if layout.size > LARGE:
-                    worst = max(worst, statistics.median(found.updates_in_passes))
-            columns = f"update {told(found.update, found.updates_in_passes)}   commit {told(found.commit, found.commits_in_passes)}"
-            print(f"  {chosen:<10} {columns}{note}", flush=True)
+                    worst = max(worst, statistics.median(step / plain for step, plain in updates))
+            print(line, flush=True)
         print()
     if worst:
         kept = "kept" if worst <= BOUND else "MISSED"

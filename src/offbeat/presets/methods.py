@@ -48,9 +48,11 @@ def _preset(name: str, data: str, model: Cnn, seconds: float, target: float) -> 
     return Preset(f"every method on non-IID {name}: 20 clients, ten-fold spread of speeds", experiment, methods)
 
 
-def variant(name: str, **settings: Any) -> Any:
-    """A method as it is set here, with changes."""
-    return REGISTRY[name](**{**SETTINGS.get(name, {}), **settings})
+def variant(name: str, *, rate: float = 1.0, **settings: Any) -> Any:
+    """A method as it is set here, with changes; `rate` scales the learning rates that are its own."""
+    own = SETTINGS.get(name, {})
+    scaled = {key: value * rate if key in RATES else value for key, value in own.items()}
+    return REGISTRY[name](**{**scaled, **settings})
 
 
 # What differs from a method's own defaults here, and why.
@@ -60,11 +62,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fed_ogd": {"lr_local": 0.05, "lr_global": 0.05},  # everyone's rate; equal, so that an epoch in which all report is a round of FedAvg
     "fedcompass": {"q_min": STEPS // 5, "q_max": STEPS},  # the paper's ratio; its baselines take q_max steps
 }
+RATES = ("lr_local", "lr_global", "lr")  # of clients
 METHODS = ("fedavg", "fedasync", "fedbuff", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
 
 # Each method and its ablations, as the tables list them: label -> (strategy, changes)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS[:3]},
+    "fedbuff w/o discount": ("fedbuff", {"staleness": "constant"}),
     "orthofl": ("orthofl", {}),
     "orthofl w/o calibration": ("orthofl", {"calibrate": False}),
     "orthofl w/o moving average": ("orthofl", {"moving_average": False}),

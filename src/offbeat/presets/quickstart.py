@@ -19,7 +19,7 @@ def quickstart() -> Preset:
     experiment = Experiment(
         name="quickstart",
         data="digits",
-        model=Cnn(channels=(16, 32)),
+        model=Cnn(channels=(8, 16)),
         clients=20,
         partition=Dirichlet(alpha=0.3),
         delays=Uniform(low=2.0, high=20.0, jitter=0.05, unit="step"),  # 10 to 100 seconds a job

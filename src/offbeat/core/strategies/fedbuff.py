@@ -17,14 +17,12 @@ from torch import Tensor
 
 from offbeat.core.errors import require
 from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.selection import Seats, check_limit, hold, next_clients, release, stalled
+from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
 from offbeat.core.parts.server_opt import Memory, Plain
 from offbeat.core.parts.staleness import Polynomial, Staleness, as_staleness
 from offbeat.core.parts.weights import Census, ClientWeight, check_weight
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Reject, SetTimer, TimerFired, UpdateArrived, World
+from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Reject, UpdateArrived, World
 from offbeat.core.vector import Layout
-
-STALLED = "stalled"
 
 
 @dataclass(slots=True)
@@ -67,12 +65,11 @@ class FedBuff:
         actions: list[Action] = []
         if isinstance(event, UpdateArrived):
             actions = self._collect(state, event)
-        if state.buffer.count >= self.k or (event == TimerFired(event.now, STALLED) and stalled(state.seats)):
+        if must_step(state.seats, event, full=state.buffer.count >= self.k):
             actions.append(self._step(state))
             released, more = release(state.seats, self.concurrency, event.now)
             clients, timers = clients + released, timers + more
-        elif stalled(state.seats) and not isinstance(event, TimerFired):
-            timers = [*timers, SetTimer(STALLED, event.now)]
+        timers = timers + stall_timer(state.seats, event)
         return [*actions, *timers, *(Dispatch(client, state.model, self.work) for client in clients)]
 
     def _collect(self, state: State, event: UpdateArrived) -> list[Action]:

@@ -2,18 +2,18 @@
 Paper:    Zhang, Li, Huang, Yu, Gupta, Shang, "Orthogonal Calibration for Asynchronous Federated Learning" (OrthoFL).
 Follows:  Algorithm 1; eq. 2 and 4 (moving average), 5-8 (calibration); the ablations of section 4.4. The client half is plain SGD.
 Notation: W^(t) -> state.model; t -> t, one more than state.version; tau -> state.tau; W^(tau+) -> state.snapshots; W_m^(t) -> Y, the
-          local model; W_m^(tau+) -> C, what the client was sent; Delta W -> D, Delta W_m -> d; beta_t -> beta_t; M -> all clients heard.
+          local model; W_m^(tau+) -> C, what the client was sent; Delta W -> D, Delta W_m -> d; beta_t -> beta_t.
 Deviates: 1. calibration comes before aggregation, as in Algorithm 1: D is what the others did, and must not hold the client's own update.
           2. a client that was lost, refused or away, or that is new, is sent W and starts anew: tau := t - 1, W^(tau+) := C := W.
-          3. reference="chain", first_alpha=1 is what the public code does: the shift is taken from the weights last sent to anybody,
-             C included, and the first update of a run replaces the model. It is not known which of the two made the published tables.
+          3. reference="chain", first_alpha=1 is what the public code does: D is the weights last sent to anybody less C, and the
+             first update of a run replaces the model. It is not known which of the two made the published tables.
           4. projection="pairwise" is one sentence in the paper. Read as: the last d of all others, orthonormalised layer by layer,
              leaves d~ of this one's d; a chain G := G + d~ is what clients are sent, the moving average W is evaluated.
           5. a layer is one param slice, weight and bias apart. Where a client did not move, the whole shift is kept.
           6. statistics of a calibrated reply are the client's own; in W they are mixed with beta_t.
           7. max_staleness is not in the paper (off by default); it counts from tau, and a refused client starts anew.
-Checked:  tests/strategies/test_orthofl.py (spec vectors, every ablation, properties of the projection), the laws,
-          calibrate=False is FedAsync bit for bit, bench/server_step.py.
+Checked:  tests/strategies/test_orthofl.py (spec vectors, every ablation, calibrate=False is FedAsync bit for bit), the laws,
+          tests/core/test_projection.py (orthogonal in every layer, and nothing closer is), bench/server_step.py.
 """
 
 from __future__ import annotations
