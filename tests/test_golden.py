@@ -7,6 +7,7 @@ A change that moves numbers on purpose records them anew, and says so in its cha
 
 import json
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def trace_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         event = {key: value for key, value in plain(entry.event).items() if key != "base"}  # a Dispatch has shown it
         entries.append({"event": event, "actions": actions})
     # on another instruction set torch may fuse a multiplication and an addition: equal within rounding, not in bits
-    cpu = torch.backends.cpu.get_cpu_capability()
+    cpu = f"{torch.backends.cpu.get_cpu_capability()} {_vendor()}"  # BLAS may sum in another order on another maker's
     return {"strategy": name, "settings": settings, "cpu": cpu, "version": engine.ledger.version, "trace": entries}
 
 
@@ -153,3 +154,11 @@ def test_a_difference_in_the_last_bit_is_noticed() -> None:
     assert first_difference(golden, now) == ".a[1].b: was 0.1, is 0.10000000000000002"
     assert first_difference(golden, now, rounding=1e-12) is None
     assert first_difference(golden, golden) is None
+
+
+def _vendor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), platform.machine())

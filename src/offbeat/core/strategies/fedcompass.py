@@ -15,7 +15,8 @@ Deviates: 1. a late client is not put among the arrived (Algorithm 1, line 14 do
           7. no flush at the end of a run (the authors' update_all): no event announces it. concurrency and max_staleness are ours.
           8. the authors' code differs from the paper: speed="average", weights="equal", create="latest", discount="aggregation".
 Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/core/test_compass.py (properties of the schedule), the
-          laws; q_min = q_max reduces to FedAsync's delta form. Appendix B's bound on groups is not kept once speeds spread wider than steps: see docs.
+          laws; q_min = q_max reduces to FedAsync's delta form. Appendix B's bound on groups is exceeded once speeds spread wider
+          than steps (docs/strategies/fedcompass.md).
 """
 
 from __future__ import annotations
