@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
 
-demo: $(READY) ## Compare FedAvg, FedAsync and FedBuff on digits: a table, a figure and a page, in about a minute
+demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page, in about a minute
 	$(BIN)/offbeat compare quickstart
 
 test: lint types unit resume ## Everything that must hold: lint, types, tests, kill-and-resume

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import TINY, contents, refused
 
 from offbeat.core.strategies import REGISTRY
 from offbeat.experiment import files
 from offbeat.experiment import run as runs
 from offbeat.experiment.run import Run
+from offbeat.experiment.simulate import simulate
 from offbeat.presets import load
 
 
@@ -167,3 +169,19 @@ def test_what_cannot_be_exported_is_one_line(offbeat, finished):
     refused(offbeat("export", "nowhere"), "nowhere is not a folder")
     refused(offbeat("export", "."), "is not a run folder")
     refused(offbeat("export", finished, "--out", "no/such/folder"), "cannot write no/such/folder", status=1)
+
+
+def test_a_saved_simulation_is_shown_like_a_run(offbeat):
+    clients = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(2)]
+    result = simulate(torch.nn.Linear(3, 2), clients, "fedbuff", until="600s")
+    result.save("saved")
+    told = offbeat("show", "saved")
+    assert told.status == 0
+    assert told.out.splitlines()[0] == "saved"
+    assert "FedBuff" in told.out
+    numbers = json.loads(offbeat("show", "saved", "--json").out)
+    assert (numbers["updates"], numbers["strategy"]) == (result.summary.updates, "FedBuff")
+    Path("saved/summary.json").write_text("[]")
+    damaged = offbeat("show", "saved")
+    assert damaged.status == 2
+    assert "not the summary of a simulation" in damaged.err

@@ -11,6 +11,7 @@ from offbeat.cli.options import Json
 
 if TYPE_CHECKING:
     from offbeat.experiment.compare import Comparison
+    from offbeat.experiment.metrics import Summary
     from offbeat.experiment.run import Run
 
 
@@ -19,11 +20,14 @@ def show(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folde
     from offbeat.core.errors import ConfigError
     from offbeat.experiment.compare import MANIFEST, Comparison
     from offbeat.experiment.run import Run
+    from offbeat.experiment.simulate import SUMMARY
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     if (folder / MANIFEST).is_file():
         print_comparison(Comparison(folder), as_json)
+    elif (folder / SUMMARY).is_file() and not Run(folder).experiment_file.exists():
+        print_simulation(folder, as_json)
     else:
         print_run(Run(folder), as_json)
 
@@ -40,17 +44,36 @@ def print_run(run: Run, as_json: bool) -> None:
     print_table(_lines(run, experiment, summary), headings=False)
 
 
+def print_simulation(folder: Path, as_json: bool) -> None:
+    """What `Simulation.save` wrote: there is no experiment file, the model and data are the user's own."""
+    from offbeat.cli.output import print_json, print_table
+    from offbeat.experiment.simulate import load_summary
+
+    strategy, summary = load_summary(folder)
+    if as_json:
+        print_json({"folder": str(folder), "complete": True, "strategy": strategy, **summary.plain()})
+        return
+    typer.echo(folder)
+    print_table([["strategy", strategy], *_numbers(summary)], headings=False)
+
+
 def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
     from offbeat.experiment.config import strategy_name
-    from offbeat.experiment.report import size
 
     target = experiment.until.target or experiment.target
-    lines = [["strategy", strategy_name(experiment)], ["ended", s.ended]]
-    lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
+    lines = [["strategy", strategy_name(experiment)]]
     if target is not None:
         best = _best(run, target.metric)
         reached = f"{s.time_to_target:.0f} s" if s.time_to_target is not None else f"not reached by {s.seconds:.0f} s (best {best:.4f})"
         lines.append([f"time to {target}", reached])
+    return lines + _numbers(s)
+
+
+def _numbers(s: Summary) -> list[list[str]]:
+    from offbeat.experiment.report import size
+
+    lines = [["ended", s.ended]]
+    lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
     lines += [
         ["virtual seconds", f"{s.seconds:.0f}"],
         ["updates / versions", f"{s.updates} / {s.versions}"],

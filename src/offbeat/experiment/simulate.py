@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Pair = tuple[Tensor, Tensor]
+SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True, repr=False)  # what a prompt shows is the result in words, not its tensors
@@ -83,7 +84,7 @@ class Simulation:
     def save(self, folder: str | Path) -> Path:
         """A folder with the model (a plain state_dict), the trace and the summary."""
         out = Path(folder)
-        names = ("model.safetensors", "summary.json", "run.sqlite")
+        names = ("model.safetensors", SUMMARY, "run.sqlite")
         held = next((name for name in names if (out / name).exists()), None)
         if held is not None:
             raise ConfigError(f"{out} already holds {held}: choose another folder")
@@ -92,7 +93,8 @@ class Simulation:
             self._copy_trace(out / "run.sqlite")
         except (OSError, sqlite3.Error) as error:
             raise RunError(f"cannot write to {out}: {getattr(error, 'strerror', None) or error}") from None
-        write_whole(out / "summary.json", json.dumps(self.summary.plain(), indent=2, allow_nan=False).encode())
+        told = {"strategy": type(self.experiment.strategy).__name__, **self.summary.plain()}
+        write_whole(out / SUMMARY, json.dumps(told, indent=2, allow_nan=False).encode())
         write_whole(out / "model.safetensors", save(self.state_dict()))
         return out
 
@@ -205,3 +207,14 @@ def _delays(given: Delays | float | Sequence[float], clients: list[int]) -> Dela
     if clients != list(range(len(clients))):
         raise ConfigError("a list of delays goes with a list of clients: for clients numbered your own way give one number or a law")
     return PerClient(means=tuple(float(s) for s in given))
+
+
+def load_summary(folder: Path) -> tuple[str, Summary]:
+    """The strategy and the numbers of a simulation that was saved, read off its trace again."""
+    try:
+        told = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        strategy, clients = str(told["strategy"]), int(told["clients"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{folder / SUMMARY} is not the summary of a simulation") from None
+    with metrics.open_trace(folder / "run.sqlite") as db:
+        return strategy, metrics.summarize(db, clients)
