@@ -142,10 +142,14 @@ def _start(folder: Path) -> multiprocessing.process.BaseProcess:
 
 
 KILLS = 20
+KILLED = [
+    FedAsync(concurrency=6), FedBuff(k=3), FedAvg(sample=4), OrthoFL(), AsoFed(lr=0.02), FedPSA(buffer=3, queue=20),
+    FedOGD(lr_local=0.05, lr_global=0.05), FedCompass(q_min=2, q_max=10),
+]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [FedAsync(concurrency=6), FedBuff(k=3), FedAvg(sample=4)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("strategy", KILLED, ids=lambda s: type(s).__name__)
 def test_killed_at_twenty_random_moments_the_digest_is_the_same(tmp_path, strategy):
     """Twenty SIGKILLs over one run: each falls in training, evaluation, trace or checkpoint, wherever it happens to be."""
     training, until = Training(epochs=2), Until(seconds=1500.0)
