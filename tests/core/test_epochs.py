@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts.epochs import Epochs, _tick_from, check_epoch
-from offbeat.core.protocol import Action, Dispatch, Event, World
+from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, TimerFired, UpdateArrived, World
 from offbeat.testing import ScriptedEngine, hand_world
 
 
@@ -257,3 +258,30 @@ def test_the_next_tick_is_the_first_one_that_is_not_over(now: float, length: flo
 def test_an_epoch_is_a_positive_number_of_seconds(epoch: float) -> None:
     with pytest.raises(ConfigError, match="epoch"):
         check_epoch(epoch)
+
+
+def test_work_sent_at_a_tick_that_came_late_does_not_look_old() -> None:
+    # epochs of 1 s; the tick due at 1 is noticed only at 3.5, and the client sent work then answers at 3.9: within one epoch
+    epochs = Epochs(1.0)
+    ages = []
+    story = [
+        ClientReady(0.0, 0, 1), TimerFired(0.0, "epoch"), arrived(0.9, 0), ClientReady(0.9, 0, 1), TimerFired(3.5, "epoch"), arrived(3.9, 0),
+    ]  # fmt: skip
+    for event in story:
+        if epochs.hear(event):
+            assert epochs.serve(None, 0) == [0]
+        if isinstance(event, UpdateArrived):
+            ages.append(epochs.age(0))
+        epochs.timer(event)
+    assert ages == [1, 1]
+
+
+def test_a_report_of_work_nobody_knows_of_counts_as_sent_at_the_last_tick() -> None:
+    epochs = Epochs(1.0)
+    epochs.hear(arrived(0.5, 7))
+    assert epochs.age(7) == 1
+
+
+def arrived(now: float, client: int) -> UpdateArrived:
+    nothing = torch.zeros(1)
+    return UpdateArrived(now, client, 0, 0, nothing, nothing, 1, 1, 0.0)

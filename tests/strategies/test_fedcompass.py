@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat.core.draws import uniform
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts.compass import Group
-from offbeat.core.protocol import Commit, Dispatch, LocalWork, Note, Reject, Strategy, World
+from offbeat.core.protocol import Commit, Dispatch, LocalWork, Note, Reject, Strategy, UpdateArrived, World
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedcompass import FedCompass
 from offbeat.core.surroundings import Trip
@@ -596,3 +596,12 @@ def test_in_one_group_it_ends_where_the_clients_pulls_are_in_balance(variant: di
     pull = [p[k] * (1 - (7 / 8) ** q[k]) / (q[k] if "normalized" in variant else 1) for k in range(5)]
     rest = sum(pull[k] * optimum(0, k, layout.num_params) for k in range(5)) / sum(pull)
     torch.testing.assert_close(layout.trainable(commits[-1][1]), rest, rtol=0, atol=1e-8)
+
+
+def test_an_update_of_a_client_that_was_never_announced_is_a_first_arrival() -> None:
+    # two clients of 10 examples: p = 1/2, st(0) = 0.9, so w := w + 0.45 delta = 0.45 (2, 0)
+    strategy = FedCompass()
+    world = hand_world([0.0, 0.0], {0: 10, 1: 10})
+    state = strategy.init(world)
+    strategy.on_event(state, UpdateArrived(5.0, 1, 0, 0, world.model, torch.tensor([2.0, 0.0], dtype=torch.float64), 10, 20, 0.0))
+    assert state.model.tolist() == pytest.approx([0.9, 0.0])

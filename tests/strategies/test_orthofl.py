@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts import memory
 from offbeat.core.parts.staleness import Polynomial
-from offbeat.core.protocol import Commit, Dispatch, LocalWork, Note, Reject, UpdateArrived, World
+from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Note, Reject, UpdateArrived, World
 from offbeat.core.snapshot import pack, pack_state
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.orthofl import OrthoFL
@@ -483,9 +483,6 @@ def test_the_defaults_are_the_papers() -> None:
         ({"projection": "both"}, "projection = 'both': 'own' or 'pairwise'"),
         ({"reference": "mean"}, "reference = 'mean': 'ma' or 'chain'"),
         ({"first_alpha": 0.0}, "first_alpha = 0.0"),
-        ({"first_alpha": 1.0, "moving_average": False}, "first_alpha counts only with"),
-        ({"calibrate": False, "projection": "pairwise"}, "count only with calibrate=True"),
-        ({"projection": "pairwise", "reference": "chain"}, "reference counts only with"),
         ({"max_staleness": -1}, "max_staleness = -1"),
         ({"concurrency": 0}, "concurrency = 0"),
     ],
@@ -494,3 +491,43 @@ def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object], 
     with pytest.raises(ConfigError) as error:
         OrthoFL(**settings)
     assert message in str(error.value)
+
+
+def test_settings_that_do_not_count_together_change_nothing() -> None:
+    """An ablation may be swept over the public code's setting: what has no meaning there is ignored."""
+    alike = [
+        (OrthoFL(calibrate=False), OrthoFL(calibrate=False, reference="chain", projection="pairwise")),
+        (OrthoFL(projection="pairwise"), OrthoFL(projection="pairwise", reference="chain")),
+        (OrthoFL(moving_average=False, reference="chain"), OrthoFL(moving_average=False, reference="chain", first_alpha=1.0)),
+    ]
+    for one, other in alike:
+        world = hand_world([0.0, 0.0], {0: 10, 1: 10})
+        sent = []
+        for strategy in (one, other):
+            state = strategy.init(world)
+            locals_ = {0: [1.0, 0.0], 1: [1.0, 1.0]}
+            for client in locals_:
+                strategy.on_event(state, ClientReady(0.0, client, 10))
+            for now, client in ((1.0, 0), (2.0, 1)):
+                update = UpdateArrived(now, client, client, 0, world.model, torch.tensor(locals_[client], dtype=torch.float64), 10, 1, 0.0)
+                strategy.on_event(state, update)
+                (dispatch,) = strategy.on_event(state, ClientReady(now, client, 10))
+                assert isinstance(dispatch, Dispatch)
+                sent.append((state.model.tolist(), dispatch.model.tolist()))
+        assert sent[:2] == sent[2:]
+
+
+def test_an_update_of_a_client_that_was_never_announced_counts_from_its_base_version() -> None:
+    # spec 8.1, first rows, with updates alone: A comes at t = 1 (s = 1), B at t = 2 (s = 2) with D = W, C = W0
+    strategy = OrthoFL()
+    world = hand_world([0.0, 0.0], {0: 10, 1: 10})
+    state = strategy.init(world)
+    for ticket, values in enumerate(([1.0, 0.0], [1.0, 1.0])):
+        local = torch.tensor(values, dtype=torch.float64)
+        strategy.on_event(state, UpdateArrived(1.0 + ticket, ticket, ticket, 0, world.model, local, 10, 1, 0.0))
+    # W = 0.6 (1, 0), then (1 - b) W + b (1, 1) with b = 0.6 / sqrt(2) = 0.424264069: (0.6 + 0.4 b, b)
+    assert state.model.tolist() == pytest.approx([0.769705627, 0.424264069], abs=1e-9)
+    (dispatch,) = strategy.on_event(state, ClientReady(2.0, 1, 10))
+    assert isinstance(dispatch, Dispatch)
+    # D = (0.6, 0), d = (1, 1): D_perp = (0.3, -0.3), C = (1.3, 0.7)
+    assert dispatch.model.tolist() == pytest.approx([1.3, 0.7])

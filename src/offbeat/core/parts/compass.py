@@ -98,6 +98,8 @@ class Compass:
                 schedule.free[event.client] = None
             case ClientLost(ticket=None) if (group := _group_of(schedule, event.client)) is not None:
                 group.arrived[event.client] = False  # what it sent stays; it is assigned when it is back
+            case ClientLost(ticket=None):
+                schedule.free.pop(event.client, None)
             case ClientLost(ticket=int()):
                 closed = _lose(schedule, event.client)
                 timers = [] if closed is None else _close(schedule, closed)
@@ -123,7 +125,8 @@ class Compass:
         return Task(q, number, timers)
 
     def _arrive(self, schedule: Schedule, event: UpdateArrived) -> Turn:
-        client, q = event.client, schedule.steps[event.client]
+        client = event.client
+        q = schedule.steps.get(client, max(event.steps, 1))  # as assigned; of work that was not ours, as done
         s = max((event.now - event.started) / q, SHORTEST)  # S_i := (T - T_start) / Q_i
         if self.speed == "average" and client in schedule.speeds:
             s = 0.1 * schedule.speeds[client] + 0.9 * s

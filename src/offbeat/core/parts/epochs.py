@@ -29,6 +29,7 @@ class Epochs:
 
     length: float  # seconds; 0: not measured yet
     tick: int = -1  # number of the last one
+    passed: int = -1  # the same, unless its timer fired so late that others should have been since
     due: int | None = None  # number of the one the timer is set for
     draws: int = 0
     durations: list[float] = field(default_factory=list)  # of first jobs, until they tell the length
@@ -42,7 +43,7 @@ class Epochs:
             case ClientReady():
                 self.waiting[event.client] = None
             case UpdateArrived():
-                self.reports[event.client] = self.flying.pop(event.client)
+                self.reports[event.client] = self.flying.pop(event.client, max(self.tick, 0))
                 if not self.length:
                     self.durations.append(event.now - event.started)
             case ClientLost():
@@ -51,6 +52,9 @@ class Epochs:
                     self.reports[event.client] = AWAY
             case TimerFired(key=key) if key == TICK and self.due is not None:
                 self.tick, self.due = self.due, None
+                self.passed = self.tick
+                while self.length and (self.passed + 1) * self.length <= event.now:
+                    self.passed += 1  # a timer may fire late: work sent now must not look older than it is
                 return True
         if not self.length:
             self._measure(event.now)
@@ -70,7 +74,7 @@ class Epochs:
         self.draws += 1
         for client in chosen:
             del self.waiting[client]
-            self.flying[client] = self.tick
+            self.flying[client] = self.passed
         if self.length:
             self.reports.clear()
         return chosen
@@ -98,6 +102,7 @@ class Epochs:
         self.length = sorted(self.durations)[(known + out + 1) // 2 - 1] or 1.0  # jobs that take no time: any length will do
         self.durations.clear()
         self.tick, self.due = max(1, _tick_from(now, self.length)) - 1, None
+        self.passed = self.tick
         for sent in (self.flying, self.reports):  # what was measured counts as sent one epoch before the first tick
             sent.update({client: self.tick for client, tick in sent.items() if tick != AWAY})
 

@@ -6,6 +6,7 @@ Notation: eta_l -> lr_local; eta_g -> lr_global; Delta w_k -> G, kept in state.c
 Deviates: 1. G = (base - local) / eta_l: with the printed sign the server would ascend, and eq. 4 would project where both sides agree.
           2. the step is the mean over all n caches, as in the proof; combine="sum_of_means" is the printed b_1 + b_2.
           3. an epoch is a length of time (see parts.epochs): reports wait for its end. Without any, the step on the caches is repeated.
+             epoch=None: the low median of the first jobs, known as soon as half of them are back.
           4. active: the last report took at most one epoch, and nothing was missed, lost or left since. All others are stragglers.
           5. a group without caches has basis 0, on which nothing is projected (the official code crashes).
           6. upload="difference" divides by |M_i|, which the paper forgets, and fixes the groups. First uploads are whole gradients.
@@ -150,9 +151,9 @@ class FedOGD:
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
         ticks = state.epochs.hear(event)
+        if isinstance(event, (ClientReady, UpdateArrived)) and event.client not in state.clients:
+            state.newcomers[event.client] = None
         match event:
-            case ClientReady() if event.client not in state.clients:
-                state.newcomers[event.client] = None
             case UpdateArrived():
                 actions = self._receive(state, event)
             case ClientLost() if event.client not in state.epochs.reports:

@@ -13,7 +13,8 @@ Deviates: 1. a late client is not put among the arrived (Algorithm 1, line 14 do
           6. statistics: the mean over group and general buffer, weighted like the deltas (st p), mixed in with omega = the sum of those
              weights, at most 1. The authors replace them by a plain mean; with omega a group of one is FedAsync's delta form here too.
           7. no flush at the end of a run (the authors' update_all): no event announces it. concurrency and max_staleness are ours.
-          8. the authors' code differs from the paper: speed="average", weights="equal", create="latest", discount="aggregation".
+          8. members of a group that is over are assigned together, when its last arriver is ready: fastest first, the last included.
+          9. the authors' code differs from the paper: speed="average", weights="equal", create="latest", discount="aggregation".
 Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/core/test_compass.py (properties of the schedule), the
           laws; q_min = q_max reduces to FedAsync's delta form. Appendix B's bound on groups is exceeded once speeds spread wider
           than steps (docs/strategies/fedcompass.md).
@@ -93,7 +94,7 @@ class FedCompass:
         given = self.work.steps or self.work.epochs
         require(given is None, f"work: {given} steps or epochs: the scheduler sets the steps, between q_min and q_max")
         check_limit(self.concurrency)
-        assert self._compass  # checks its own settings
+        _ = self._compass  # checks its own settings
 
     @cached_property
     def _compass(self) -> Compass:

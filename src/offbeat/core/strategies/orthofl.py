@@ -53,11 +53,11 @@ class State:
 class OrthoFL:
     beta: float = 0.6  # weight of a fresh update in the moving average, in (0, 1]
     a: float = 0.5  # s^-a discounts an old one
-    calibrate: bool = True  # False: clients are sent W, as in FedAsync ("w/o Calib.")
+    calibrate: bool = True  # False: clients are sent W, as in FedAsync ("w/o Calib."); projection and reference count only with True
     moving_average: bool = True  # False: W is the last calibrated client's ("w/o MA")
     projection: Literal["own", "pairwise"] = "own"  # the shift against the client's update, or that against the others' updates
-    reference: Literal["ma", "chain"] = "ma"  # whose shift: the moving average's, or that of the weights last sent
-    first_alpha: float | None = None  # weight of the very first update, instead of beta
+    reference: Literal["ma", "chain"] = "ma"  # whose shift, with "own": the moving average's, or that of the weights last sent
+    first_alpha: float | None = None  # weight of the very first update in the moving average, instead of beta
     max_staleness: int | None = None
     concurrency: int | None = None
     work: LocalWork = LocalWork()
@@ -69,14 +69,11 @@ class OrthoFL:
         require(self.reference in ("ma", "chain"), f"reference = {self.reference!r}: 'ma' or 'chain'")
         require(self.first_alpha is None or 0 < self.first_alpha <= 1, f"first_alpha = {self.first_alpha}: must lie in (0, 1]")
         require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
-        require(self.calibrate or not self._chains, "projection and reference count only with calibrate=True")
-        require(self.projection == "own" or self.reference == "ma", "reference counts only with projection='own': pairwise has a chain")
-        require(self.moving_average or self.first_alpha is None, "first_alpha counts only with moving_average=True")
         check_limit(self.concurrency)
 
     @property
     def _chains(self) -> bool:
-        return self.projection == "pairwise" or self.reference == "chain"
+        return self.calibrate and (self.projection == "pairwise" or self.reference == "chain")
 
     def init(self, world: World) -> State:
         return State(
@@ -116,7 +113,8 @@ class OrthoFL:
 
     def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
         client, Y, t = event.client, event.local, state.version + 1
-        s = t - state.tau[client]  # not from the version at dispatch, which may have waited for a free seat
+        # not from the version at dispatch, which may have waited for a free seat; who was not served by us holds a plain W
+        s = t - state.tau.get(client, event.base_version)
         if self.max_staleness is not None and s - 1 > self.max_staleness:
             self._forget(state, client)
             return [Reject(client, event.ticket, f"staleness {s - 1} is over {self.max_staleness}")]
@@ -148,7 +146,7 @@ class OrthoFL:
             return self._chained(state, event, notes)
         if s == 1:
             return Y  # nobody else came in between: D = 0
-        now, then = (W, state.snapshots[event.client]) if state.chain is None else (state.chain, C)
+        now, then = (W, state.snapshots.get(event.client, C)) if state.chain is None else (state.chain, C)
         # D = W^(t) - W^(tau+), d = Y - C; in each layer D_perp = D - <D, d> / <d, d> d; C := Y + D_perp
         reply, (notes["share"], notes["removed"]) = add_orthogonal(state.layout, Y, C, now, then)
         return reply
