@@ -264,9 +264,8 @@ def test_work_sent_at_a_tick_that_came_late_does_not_look_old() -> None:
     # epochs of 1 s; the tick due at 1 is noticed only at 3.5, and the client sent work then answers at 3.9: within one epoch
     epochs = Epochs(1.0)
     ages = []
-    story = [
-        ClientReady(0.0, 0, 1), TimerFired(0.0, "epoch"), arrived(0.9, 0), ClientReady(0.9, 0, 1), TimerFired(3.5, "epoch"), arrived(3.9, 0),
-    ]  # fmt: skip
+    first = [ClientReady(0.0, 0, 1), TimerFired(0.0, "epoch"), arrived(0.9, 0)]
+    story: list[Event] = [*first, ClientReady(0.9, 0, 1), TimerFired(3.5, "epoch"), arrived(3.9, 0)]
     for event in story:
         if epochs.hear(event):
             assert epochs.serve(None, 0) == [0]

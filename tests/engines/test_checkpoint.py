@@ -148,3 +148,15 @@ def test_no_pickle_is_written(tmp_path):
     for path in tmp_path.iterdir():
         assert path.suffix in (".json", ".safetensors")
         assert not path.read_bytes().startswith(b"\x80")  # the first byte of every pickle since protocol 2
+
+
+def test_a_damaged_checkpoint_does_not_push_out_the_good_one_before_it(tmp_path):
+    store = Checkpoints(tmp_path)
+    for i in range(3):
+        save(store, [torch.full((2,), float(i))])
+    damage(tmp_path / "000003.safetensors")
+    again = Checkpoints(tmp_path)
+    again.load()  # falls back to 2
+    save(again, [torch.full((2,), 9.0)])
+    damage(tmp_path / "000004.json")
+    assert load(tmp_path)[0].tolist() == [1.0, 1.0]  # the second is still there

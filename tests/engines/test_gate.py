@@ -14,7 +14,7 @@ from small_world import LAYOUT, Eager, Surroundings, make_engine
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Failure, Result
 from offbeat.core.ledger import Ledger
-from offbeat.core.protocol import Dispatch, Layout, LocalRule, LocalWork
+from offbeat.core.protocol import Dispatch, Layout, LocalRule, LocalWork, Slice
 from offbeat.engines.gate import Gate
 from offbeat.engines.until import Until
 
@@ -67,7 +67,7 @@ def test_a_hostile_vector_is_refused_with_its_reason(local, reason):
     assert reason in verdict(local)
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.5, None, "many", True, float("nan")])
+@pytest.mark.parametrize("count", [0, -1, 1.5, None, "many", True, float("nan"), 2**63, 10**400])
 def test_counts_must_be_positive_whole_numbers(count):
     assert "num_examples" in verdict(GOOD, num_examples=count)
     assert "steps" in verdict(GOOD, steps=count)
@@ -142,3 +142,34 @@ def test_what_is_refused_never_enters_the_model():
     assert outcome.model.tolist() == [1.0, 1.0]
     reasons = {detail for (detail,) in engine.trace.rows("SELECT DISTINCT detail FROM trace WHERE kind = 'refuse'")}
     assert reasons == {"numbers that are not finite", "shape (5,) instead of (2,)", "not a dense vector"}
+
+
+def test_a_client_cannot_claim_more_examples_than_it_has():
+    # the jobs of these tests have 1 example: with FedAvg a liar's claim would outweigh everybody
+    assert isinstance(verdict(GOOD, num_examples=1), Result)
+    assert "from 1 to the 1 it has" in verdict(GOOD, num_examples=2)
+
+
+def test_an_autograd_graph_does_not_come_in():
+    admitted = verdict((GOOD * 1.0).requires_grad_())
+    assert not admitted.local.requires_grad
+
+
+def test_a_vector_that_is_nowhere_is_refused_not_read():
+    assert "meta" in verdict(torch.zeros(2, device="meta"))
+    assert "extras['sketch']" in verdict(GOOD, extras={"sketch": torch.zeros(3).to(torch.float8_e4m3fn)}, rule=Sketching())
+
+
+@pytest.mark.parametrize("memory", [torch.tensor([1.0, float("inf")]), torch.zeros(3), "text", None])
+def test_memory_that_would_spoil_the_clients_next_jobs_is_refused(memory):
+    answer = Result(0, GOOD, 1, 1, memory={"h": memory})
+    assert Gate(LAYOUT, torch.float32).inspect([answer], open_tickets()) == ["memory that holds no finite vectors"]
+
+
+@pytest.mark.parametrize(("counter", "fine"), [(5.0, True), (4.0, True), (3.0, False), (4.5, False), (1.8e19, False)])
+def test_counters_only_count_on(counter, fine):
+    layout = Layout((Slice("w", (1,), 0, 1, "param"), Slice("n", (), 1, 2, "counter")))
+    ledger = Ledger({0: 1})
+    ledger.dispatch(Dispatch(0, torch.tensor([0.0, 4.0])), 0.0, 1, {})
+    answer = Result(0, torch.tensor([1.0, counter]), 1, 1)
+    assert isinstance(Gate(layout, torch.float32).inspect([answer], ledger.open)[0], Result) is fine

@@ -153,6 +153,7 @@ def test_the_dispatch_carries_the_version_after_the_commits_before_it(eager):
         (lambda s, e: [SetTimer("t", float("nan"))], "at or after"),
         (lambda s, e: [Reject(0, 99, "no")], "ticket 99"),
         (lambda s, e: ["nonsense"], "not an action"),
+        (lambda s, e: [Commit(s.model), Note({"x": None})], "plain numbers"),
     ],
 )
 def test_an_illegal_answer_raises_and_changes_nothing(bad, message):
@@ -290,3 +291,59 @@ def test_all_methods_see_the_same_delays_for_a_seed():
 def test_an_impossible_duration_is_an_error_not_an_endless_run(eager):
     with pytest.raises(RunError, match="would take nan s"):
         make_engine(eager, Surroundings({0: float("nan")}), until=Until(seconds=1.0)).run()
+
+
+def test_a_run_bounded_by_updates_ends_when_nothing_but_refusals_come():
+    def nan(job: Job) -> Result:
+        return Result(job.ticket, torch.full((2,), float("nan")), 10, 1)
+
+    outcome = make_engine(Eager(), Surroundings({0: 1.0, 1: 1.0}), until=Until(updates=5), train=nan).run()
+    assert outcome.reason == "10 answers in a row were refused, the last for numbers that are not finite"
+    assert outcome.updates == 0
+
+
+def test_a_deadline_moved_with_every_update_does_not_pile_up():
+    def answer(state, event):
+        if isinstance(event, UpdateArrived):
+            return [SetTimer("deadline", event.now + 1e6)]
+        return None
+
+    engine = make_engine(Eager(answer=answer), Surroundings({0: 1.0, 1: 1.0}), until=Until(updates=2000))
+    engine.run()
+    assert len(engine.clock.heap) < 200
+
+
+def test_a_cancelled_timer_far_ahead_does_not_keep_a_run_alive():
+    def answer(state, event):
+        if isinstance(event, UpdateArrived):
+            return [SetTimer("far", 1e9), CancelTimer("far")]
+        return None
+
+    world = Surroundings({0: 1.0}, away={0: [(0.5, inf)]})
+    outcome = make_engine(Eager(answer=answer), world, until=Until(updates=5), every=1.0).run()
+    assert (outcome.reason, outcome.now) == (OVER, 1.0)
+
+
+def test_the_last_point_of_the_grid_is_the_end_whatever_rounding_says(eager):
+    # 50 * (7 / 50) is more than 7 in floating point
+    until = Until(seconds=7.0, target=Target("acc", 7.0))
+    engine = make_engine(eager, Surroundings({0: 1.0}), until=until, evaluate=lambda m: {"acc": float(m[0])}, every=7.0 / 50)
+    assert engine.run().reason == "target"
+
+
+def test_an_answer_for_somebody_elses_ticket_is_no_answer():
+    def train(job: Job) -> Result:
+        return Result(job.ticket + 1 if job.client == 0 else job.ticket, job.base + 1, 10, 1)
+
+    engine = make_engine(Eager(), Surroundings({0: 1.0, 1: 1.5}), until=Until(seconds=1.0), train=train)
+    engine.run()
+    assert list(engine.trace.rows("SELECT client, detail FROM trace WHERE kind = 'refuse'")) == [(0, "failed: the worker gave no answer")]
+
+
+def test_after_stop_nobody_is_sent_work():
+    def answer(state, event):
+        return [Stop("enough")] if event.now > 0 and not isinstance(event, ClientReady) else None
+
+    engine = make_engine(Eager(answer=answer), Surroundings({0: 1.0}, crashes={(0, 0)}), until=Until(seconds=99.0))
+    assert engine.run().reason == "enough"
+    assert not engine.ledger.open

@@ -70,9 +70,15 @@ class Ledger:
                 if not isfinite(action.at) or action.at < now:
                     raise ProtocolError(f"SetTimer({action.key!r}, at={action.at}): now is {now}, a timer lies at or after it")
             elif isinstance(action, Reject):
+                if (rejected := sum(isinstance(other, Reject) for other in actions)) > 1:
+                    raise ProtocolError(f"{rejected} Rejects in one answer: there is one update to refuse")
                 if arrived is None or (action.client, action.ticket) != (arrived.client, arrived.ticket):
                     raise ProtocolError(f"Reject of client {action.client}'s ticket {action.ticket}: not the update being answered")
-            elif not isinstance(action, (CancelTimer, Note, Stop)):
+            elif isinstance(action, Note):
+                for name, value in action.values.items():
+                    if not isinstance(value, (int, float)):
+                        raise ProtocolError(f"Note {name!r} = {value!r}: noted quantities are plain numbers")
+            elif not isinstance(action, (CancelTimer, Stop)):
                 raise ProtocolError(f"{action!r} is not an action")
 
     def _why_not_idle(self, client: int, sent: set[int]) -> str:

@@ -52,6 +52,8 @@ def pack(value: Any, put: Put) -> Tree:
         return {"$tensor": put(value.detach())} if value.requires_grad else {"$tensor": put(value)}
     if isinstance(value, list):
         return [pack(v, put) for v in value]
+    if isinstance(value, (tuple, dict)) and type(value) not in (tuple, dict):
+        raise CheckpointError(f"a {type(value).__name__} cannot be saved: it would come back as a plain {type(value).__mro__[1].__name__}")
     if isinstance(value, tuple):
         return {"$tuple": [pack(v, put) for v in value]}
     if isinstance(value, deque):

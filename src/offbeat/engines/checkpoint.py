@@ -77,6 +77,7 @@ class Checkpoints:
         self._sizes: dict[int, int] = {}
         self._next_number = 0
         self._next_checkpoint = 1
+        self._damaged: set[str] = set()  # checkpoints that could not be read: they must not push out a good one
 
     # ------------------------------------------------------------ writing
 
@@ -143,9 +144,10 @@ class Checkpoints:
 
     def _clean(self) -> None:
         """Keep the last two checkpoints and the packs they refer to."""
-        manifests = self._manifests()
-        for old in manifests[:-2]:
-            old.unlink(missing_ok=True)
+        manifests = [path for path in self._manifests() if path.name not in self._damaged]
+        for path in self._manifests():
+            if path not in manifests[-2:]:
+                path.unlink(missing_ok=True)
         needed: set[str] = set()
         for kept in manifests[-2:]:
             with contextlib.suppress(CheckpointError):
@@ -170,6 +172,7 @@ class Checkpoints:
                 return self._open(path)
             except CheckpointError as error:
                 problems.append(str(error))
+                self._damaged.add(path.name)
                 log.warning("%s; trying the checkpoint before it", error)
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {'; '.join(problems) or 'there is none'}")
 

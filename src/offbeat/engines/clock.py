@@ -7,7 +7,7 @@ they were set, evaluation. A timer set for `now` therefore fires when everything
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 
 ARRIVE, LOST, READY, TIMER, EVALUATE = range(5)  # the order within one instant
@@ -24,6 +24,10 @@ class Clock:
     live: dict[str, int] = field(default_factory=dict)  # timer key -> its order; a moved or cancelled one is not here
     keys: dict[int, str] = field(default_factory=dict)  # order -> key
     at: dict[str, float] = field(default_factory=dict)
+    dead: int = field(init=False)  # entries of the heap that were moved or cancelled
+
+    def __post_init__(self) -> None:
+        self.dead = sum(self._is_dead(due) for due in self.heap)
 
     def push(self, at: float, kind: int, who: int, ticket: int = NOBODY) -> None:
         heappush(self.heap, (at, kind, who, ticket))
@@ -33,10 +37,11 @@ class Clock:
         heap = self.heap
         while heap:
             due = heap[0]
-            if due[1] == TIMER and due[2] not in self.keys:
-                heappop(heap)  # moved or cancelled
+            if self.dead and self._is_dead(due):
+                heappop(heap)
+                self.dead -= 1
                 continue
-            if due[0] > horizon or (due[1] == EVALUATE and len(heap) == 1):
+            if due[0] > horizon or (due[1] == EVALUATE and len(heap) - self.dead == 1):
                 return None
             heappop(heap)
             self.now = due[0]
@@ -46,7 +51,10 @@ class Clock:
     @property
     def over(self) -> bool:
         """Nothing but evaluations of a model that will not change any more."""
-        return all(due[1] == EVALUATE or (due[1] == TIMER and due[2] not in self.keys) for due in self.heap)
+        return all(due[1] == EVALUATE or self._is_dead(due) for due in self.heap)
+
+    def _is_dead(self, due: Due) -> bool:
+        return due[1] == TIMER and due[2] not in self.keys
 
     def set_timer(self, key: str, at: float) -> None:
         if self.at.get(key) == at:
@@ -60,14 +68,21 @@ class Clock:
 
     def cancel_timer(self, key: str) -> None:
         """Cancelling an unknown timer is nothing."""
-        order = self.live.pop(key, None)
-        if order is not None:
-            del self.keys[order], self.at[key]
+        if key in self.live:
+            self._forget(key)
+            self.dead += 1
+            if self.dead > 64 and self.dead > len(self.heap) // 2:  # a deadline moved with every update would pile up
+                self.heap = [due for due in self.heap if not self._is_dead(due)]
+                heapify(self.heap)  # the order is total, so what is due next does not change
+                self.dead = 0
+
+    def _forget(self, key: str) -> None:
+        del self.keys[self.live.pop(key)], self.at[key]
 
     def fired(self, order: int) -> str:
         """The key of a timer that was popped; a fired timer is gone."""
         key = self.keys[order]
-        self.cancel_timer(key)
+        self._forget(key)
         return key
 
     def next_time(self) -> float:

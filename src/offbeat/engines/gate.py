@@ -1,8 +1,10 @@
 """The admission gate: nothing a client sends reaches a strategy unchecked.
 
-Known ticket, right length and dtype, finite numbers, the extras its rule promised, an optional bound on how far the
-client moved. Finiteness is one pass: a squared norm is finite exactly when every entry is and none is absurd (over
-about 1e19 in float32, where mixing would overflow). Small vectors of one batch are checked together.
+Known ticket, right length, dtype and device, finite numbers, counts no larger than what the client has, counters that
+count on, the extras its rule promised, an optional bound on how far the client moved. Finiteness is one pass: a squared
+norm is finite exactly when every entry is and none is absurd (over about 1e19 in float32, where mixing would overflow).
+Small vectors of one batch are checked together. Float statistics cannot be told from one another without names: of
+them only finiteness is checked, so a liar can still spoil a BatchNorm variance.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from offbeat.core.errors import require
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.vector import Layout
 
+MOST_COUNTED = 1 << 24  # steps or batches in one job
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TOGETHER = 4096  # vectors up to this length are stacked: above it, a copy costs more than a call
 
 Verdict = Result | str  # the admitted result, or why it is refused
@@ -34,18 +38,34 @@ class Gate:
 
     def inspect(self, answers: Sequence[Result | Failure], jobs: Mapping[int, Job]) -> list[Verdict]:
         """A verdict for each answer, in order, given the open jobs. Nothing raises, whatever was sent."""
-        verdicts = [self._shape_of(answer, jobs.get(answer.ticket)) for answer in answers]
+        verdicts = [self._read(answer, jobs.get(answer.ticket)) for answer in answers]
         norms = iter(_squared_norms([v.local for v in verdicts if not isinstance(v, str)]))
         return [v if isinstance(v, str) else self._number_of(v, next(norms), jobs) for v in verdicts]
+
+    def _read(self, answer: Result | Failure, job: Job | None) -> Verdict:
+        try:
+            return self._shape_of(answer, job)
+        except Exception as error:  # a tensor of a kind nobody thought of
+            return f"unreadable: {type(error).__name__}"
 
     def _number_of(self, result: Result, squared_norm: float, jobs: Mapping[int, Job]) -> Verdict:
         if not isfinite(squared_norm):
             return "numbers that are not finite"
+        if not self._counts_on(result.local, jobs[result.ticket].base):
+            return "a counter that does not count on"
         if self.max_norm is None:
             return result
         delta = result.local - jobs[result.ticket].base
         moved = float(torch.linalg.vector_norm(self.layout.trainable(delta)))
         return result if moved <= self.max_norm else f"moved by {moved:.4g}, over the bound of {self.max_norm:g}"
+
+    def _counts_on(self, local: Tensor, base: Tensor) -> bool:
+        """The server takes the maximum of counters: one absurd number would stay for ever."""
+        for a, b in self.layout.counters:
+            counted = local[a:b] - base[a:b]
+            if bool(((counted < 0) | (counted > MOST_COUNTED) | (counted != counted.round())).any()):
+                return False
+        return True
 
     def _shape_of(self, answer: Result | Failure, job: Job | None) -> Verdict:
         if job is None:
@@ -59,10 +79,16 @@ class Gate:
             return f"shape {tuple(local.shape)} instead of ({self.layout.size},)"
         if local.dtype != self.dtype:
             return f"{local.dtype} instead of {self.dtype}"
-        if type(answer.num_examples) is not int or answer.num_examples < 1:
-            return f"num_examples {answer.num_examples!r} is not a positive whole number"
-        if type(answer.steps) is not int or answer.steps < 1:
-            return f"steps {answer.steps!r} is not a positive whole number"
+        if local.device != job.base.device:
+            return f"a vector on {local.device} instead of {job.base.device}"
+        if type(answer.num_examples) is not int or not 1 <= answer.num_examples <= job.num_examples:
+            return f"num_examples {str(answer.num_examples)[:20]} is not a whole number from 1 to the {job.num_examples} it has"
+        if type(answer.steps) is not int or not 1 <= answer.steps <= MOST_COUNTED:
+            return f"steps {str(answer.steps)[:20]} is not a positive whole number"
+        if local.requires_grad:
+            answer = replace(answer, local=local.detach())  # its graph would grow with every update
+        if answer.memory and not all(_sound(kept, self.layout.num_params, self.dtype) for kept in answer.memory.values()):
+            return "memory that holds no finite vectors"
         rule = job.work.rule
         promised = {} if rule is None else rule.uploads(self.layout)
         if not promised:
@@ -74,9 +100,13 @@ class Gate:
             extra = result.extras.get(name) if isinstance(result.extras, Mapping) else None
             if not isinstance(extra, Tensor) or extra.layout is not torch.strided or extra.shape != (length,):
                 return f"extras[{name!r}] is not a vector of {length} entries"
-            if not extra.dtype.is_floating_point or not isfinite(_squared_norm(extra)):
+            if extra.dtype not in FLOATS or not isfinite(_squared_norm(extra)):
                 return f"extras[{name!r}] holds numbers that are not finite"
         return replace(result, extras={name: result.extras[name] for name in promised})
+
+
+def _sound(vector: object, length: int, dtype: torch.dtype) -> bool:
+    return isinstance(vector, Tensor) and vector.shape == (length,) and vector.dtype == dtype and isfinite(_squared_norm(vector))
 
 
 def _squared_norms(vectors: list[Tensor]) -> list[float]:

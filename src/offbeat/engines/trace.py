@@ -94,7 +94,7 @@ class Trace:
             for table, rows in zip(TABLES, waiting, strict=True):
                 self._insert(table, rows)
             self.db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
             raise RunError(f"cannot write the trace {self.path}: {error}") from None

@@ -74,6 +74,7 @@ class Progress:
 
     updates: int = 0
     failures: int = 0
+    barren: int = 0  # refused since the last update that was accepted
     refusals: dict[int, int] = field(default_factory=dict)  # client -> refused in a row
     evaluations: int = 0
     evaluated: tuple[float, int] = (-1.0, -1)  # (time, version) of the last one
@@ -149,7 +150,7 @@ class VirtualEngine:
             if (when := self.surroundings.next_available(client, 0.0)) > 0:
                 self._come_back(client, when)
         for client in clients:
-            if self.ledger.idle(client):
+            if self.ledger.idle(client) and self._reason is None:
                 self._deliver(ClientReady(0.0, client, self._examples(client)))
 
     def _run_out(self, horizon: float) -> None:
@@ -183,7 +184,12 @@ class VirtualEngine:
         else:
             self._evaluate()
             self.progress.evaluations += 1
-            self.clock.push(self.progress.evaluations * self.every, EVALUATE, NOBODY)
+            self.clock.push(self._grid_point(self.progress.evaluations), EVALUATE, NOBODY)
+
+    def _grid_point(self, number: int) -> float:
+        """The last one is the end itself, even where rounding would put it just beyond."""
+        at, end = number * self.every, self.until.seconds
+        return end if end is not None and abs(at - end) <= 1e-9 * end else at
 
     # ------------------------------------------------------------ events
 
@@ -220,10 +226,10 @@ class VirtualEngine:
             open_jobs = self.ledger.open
             pending = [job for number, job in open_jobs.items() if number not in self.verdicts] if self.worker.batches else ()
             answers = self.worker.compute(open_jobs[ticket], pending)
-            if len(answers) == 1:
-                return self.gate.inspect(answers, open_jobs)[0]
-            self.verdicts.update(zip((a.ticket for a in answers), self.gate.inspect(answers, open_jobs), strict=True))
-        return self.verdicts.pop(ticket)
+            for answer, verdict in zip(answers, self.gate.inspect(answers, open_jobs), strict=True):
+                if answer.ticket in open_jobs:  # nobody's ticket is nobody's answer
+                    self.verdicts.setdefault(answer.ticket, verdict)
+        return self.verdicts.pop(ticket, "failed: the worker gave no answer")
 
     def _refuse(self, job: Job, reason: str) -> None:
         now, client, p = self.clock.now, job.client, self.progress
@@ -232,6 +238,9 @@ class VirtualEngine:
             p.failures += 1
             if p.failures >= HOPELESS and p.updates == 0:
                 raise RunError(f"the first {HOPELESS} local trainings all {reason}")
+        p.barren += 1
+        if self.until.seconds is None and p.barren >= max(HOPELESS, 5 * len(self.ledger.clients)):
+            self._reason = f"{p.barren} answers in a row were refused, the last for {reason}"  # or it would never end
         p.refusals[client] = p.refusals.get(client, 0) + 1
         patience = p.refusals[client] - PATIENCE
         wait = 0.0 if patience < 0 else (now - job.started) * 2 ** min(patience, 6)
@@ -255,7 +264,7 @@ class VirtualEngine:
         if back > now:
             self._come_back(client, back, late)
         self._deliver(ClientLost(now, client, job.ticket))
-        if self.ledger.idle(client):
+        if self.ledger.idle(client) and self._reason is None:
             self._deliver(ClientReady(now, client, self._examples(client)))
 
     def _offer(self, client: int) -> None:
@@ -335,6 +344,7 @@ class VirtualEngine:
     def _accept(self, event: Event, result: Result) -> None:
         assert isinstance(event, UpdateArrived)
         self.progress.updates += 1
+        self.progress.barren = 0
         if result.memory:
             self.memories[event.client] = result.memory
 

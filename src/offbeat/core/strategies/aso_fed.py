@@ -14,7 +14,7 @@ Deviates: 1. eq. (6) shrinks the first layer at every step until nothing is left
           4. the paper says neither log of what nor when durations count: natural log of seconds, dispatch to accepted arrival, the
              mean over all of a client's completed jobs; 1 before the first.
           5. the paper prints "element [i, j] in column [j]" but sums over j: axis=1, attention over the inputs of a unit.
-          6. data grows (scenario/streaming) by a share of the client's own data at each of its own jobs; the paper counts server iterations.
+          6. data grows (scenario/streaming) by a share of the client's own data at each of its jobs; the paper counts server iterations.
           7. epochs and batch are the experiment's (the paper: 2 epochs), the optimizer is meant to be plain SGD.
 Checked:  tests/strategies/test_aso_fed.py (hand-worked), the laws; beta = lam = 0 without feature and dynamic step is weighted async SGD.
 """
