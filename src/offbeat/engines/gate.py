@@ -51,7 +51,7 @@ class Gate:
     def _number_of(self, result: Result, squared_norm: float, jobs: Mapping[int, Job]) -> Verdict:
         if not isfinite(squared_norm):
             return "numbers that are not finite"
-        if not self._counts_on(result.local, jobs[result.ticket].base):
+        if self.layout.counters and not self._counts_on(result.local, jobs[result.ticket].base):
             return "a counter that does not count on"
         if self.max_norm is None:
             return result
