@@ -6,16 +6,11 @@ its arrival is popped, together with whatever else its worker likes to compute a
 
 from __future__ import annotations
 
-import gc
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from math import inf, isfinite
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from offbeat.core.errors import RunError
@@ -37,17 +32,16 @@ from offbeat.core.protocol import (
     TimerFired,
     UpdateArrived,
     World,
-)  # fmt: skip
+)
 from offbeat.core.surroundings import Surroundings
 from offbeat.engines import resume
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock
 from offbeat.engines.gate import Gate, Verdict
+from offbeat.engines.progress import Outcome, Progress, one_thread, rare_collection
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.workers import Worker
-
-log = logging.getLogger("offbeat")
 
 PATIENCE = 3  # refusals in a row after which a client is offered work with back-off
 HOPELESS = 10  # failed jobs and not one success: the fault is not the clients'
@@ -55,31 +49,6 @@ RESTLESS = 10_000  # timers at one instant after which it is taken to be endless
 INTERRUPTED = "interrupted"
 OVER = "nothing left to happen"
 NOTHING: Mapping[str, Tensor] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    reason: str  # "seconds", "updates", "target", INTERRUPTED, OVER, or the strategy's own
-    now: float
-    version: int
-    updates: int
-    model: Tensor
-    metrics: Mapping[str, float]
-    server_seconds: float  # host time spent inside the strategy
-
-
-@dataclass(slots=True)
-class Progress:
-    """What the engine remembers beside the clock and the ledger."""
-
-    updates: int = 0
-    failures: int = 0
-    barren: int = 0  # refused since the last update that was accepted
-    refusals: dict[int, int] = field(default_factory=dict)  # client -> refused in a row
-    evaluations: int = 0
-    evaluated: tuple[float, int] = (-1.0, -1)  # (time, version) of the last one
-    metrics: dict[str, float] = field(default_factory=dict)
-    server_seconds: float = 0.0
 
 
 class VirtualEngine:
@@ -121,7 +90,7 @@ class VirtualEngine:
     # ------------------------------------------------------------ running
 
     def run(self) -> Outcome:
-        with _one_thread(), _rare_collection():
+        with one_thread(), rare_collection():
             if not self._started:
                 self._start()
             last = time.monotonic()
@@ -387,25 +356,3 @@ class VirtualEngine:
 
 def _extras_bytes(extras: Mapping[str, Tensor]) -> int:
     return sum(t.nbytes for t in extras.values()) if extras else 0
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Every job on one thread: the same bits whatever the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _rare_collection() -> Iterator[None]:
-    """Nothing in the loop makes reference cycles, but its many small objects would set the collector off all the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, before[1], before[2])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

@@ -30,8 +30,9 @@ from safetensors.torch import save
 from offbeat.core.errors import CheckpointError, ConfigError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
 from offbeat.engines.checkpoint import Checkpoints, write_whole
+from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import Trace
-from offbeat.engines.virtual import INTERRUPTED, Outcome, VirtualEngine
+from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
 from offbeat.experiment import build, files, metrics
 from offbeat.experiment.config import Experiment
 

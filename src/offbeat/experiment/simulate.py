@@ -24,9 +24,9 @@ from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import find
 from offbeat.engines.checkpoint import write_whole
+from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until, parse_until
-from offbeat.engines.virtual import Outcome
 from offbeat.experiment import build, metrics
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.metrics import Curve, Summary

@@ -7,6 +7,7 @@ stored.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import exp, isfinite, log
 from statistics import NormalDist
@@ -42,7 +43,7 @@ class Delays(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Varying:
+class _Varying(ABC):
     """What all distributions share; they differ in `mean_of`."""
 
     jitter: float = 0.05  # standard deviation of a job's time, relative to the client's mean
@@ -52,8 +53,8 @@ class _Varying:
         require(self.jitter >= 0 and isfinite(self.jitter), f"delays: jitter = {self.jitter}: must be 0 or more")
         require(self.unit in get_args(Unit), f"delays: unit = {self.unit!r}: must be 'job' or 'step'")
 
-    def mean_of(self, seed: int, client: int) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def mean_of(self, seed: int, client: int) -> float: ...
 
     def factor(self, seed: int, client: int, index: int) -> float:
         if self.jitter == 0:

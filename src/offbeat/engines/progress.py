@@ -1,0 +1,58 @@
+"""What a virtual run remembers of itself, how it ends, and the quiet it runs in."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    reason: str  # "seconds", "updates", "target", INTERRUPTED, OVER, or the strategy's own
+    now: float
+    version: int
+    updates: int
+    model: Tensor
+    metrics: Mapping[str, float]
+    server_seconds: float  # host time spent inside the strategy
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the engine remembers beside the clock and the ledger."""
+
+    updates: int = 0
+    failures: int = 0
+    barren: int = 0  # refused since the last update that was accepted
+    refusals: dict[int, int] = field(default_factory=dict)  # client -> refused in a row
+    evaluations: int = 0
+    evaluated: tuple[float, int] = (-1.0, -1)  # (time, version) of the last one
+    metrics: dict[str, float] = field(default_factory=dict)
+    server_seconds: float = 0.0
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Every job on one thread: the same bits whatever the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def rare_collection() -> Iterator[None]:
+    """Nothing in the loop makes reference cycles, but its many small objects would set the collector off all the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, before[1], before[2])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
