@@ -29,6 +29,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
@@ -126,6 +127,8 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class AsoFed:
+    about: ClassVar[About] = About("asynchronous", keeps="nothing", uploads="model")
+
     beta: float = 0.001  # decay of the previous gradients, in [0, 1)
     lam: float = 1.0  # the client's proximal pull
     lr: float = 0.001  # eta-bar, the learning rate of a client that answers fast

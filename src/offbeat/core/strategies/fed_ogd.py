@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.epochs import Epochs, check_epoch
 from offbeat.core.parts.projection import NEGLIGIBLE
@@ -113,6 +114,8 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class FedOGD:
+    about: ClassVar[About] = About("semi-asynchronous", keeps="its last gradient", uploads="model")
+
     lr_local: float = 0.01  # eta_l, the rate clients train with
     lr_global: float = 0.003  # eta_g
     epoch: float | None = None  # seconds between server steps; None: the median of the clients' first jobs

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.proximal import with_proximal
@@ -40,6 +41,8 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class FedAsync:
+    about: ClassVar[About] = About("asynchronous", keeps="nothing", uploads="model")
+
     alpha: float = 0.6  # weight of a fresh update, in (0, 1]
     staleness: Staleness | str = Polynomial(a=0.5)
     mode: Literal["mix", "delta"] = "mix"

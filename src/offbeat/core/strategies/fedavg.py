@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
+from offbeat.core.about import About
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, UpdateArrived, World
@@ -34,6 +36,8 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
+    about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
+
     sample: int | float | None = None  # clients a round: a number, a share of all, or everybody
     deadline: float | None = None  # seconds; a round closes then with whoever answered
     over_select: float = 0.0  # ask (1 + this) times as many, close when `sample` have answered

@@ -12,9 +12,11 @@ Checked:  tests/strategies/test_fedbuff.py (hand-worked), the laws, reductions t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
+from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
@@ -38,6 +40,8 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class FedBuff:
+    about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")
+
     k: int = 10  # updates per step
     lr: float = 1.0  # server learning rate
     staleness: Staleness | str = Polynomial(a=0.5)  # 1 / sqrt(1 + u)

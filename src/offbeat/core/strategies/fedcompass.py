@@ -24,11 +24,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.buffer import Buffer
@@ -68,6 +69,8 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class FedCompass:
+    about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")
+
     q_min: int = 20  # fewest local steps; the first job of every client
     q_max: int = 100
     latest: float = 1.2  # lambda: a group waits this many times as long as expected

@@ -22,12 +22,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import sqrt
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from offbeat.core import draws
+from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
@@ -130,6 +131,8 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class FedPSA:
+    about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model, sketch of its sensitivity")
+
     buffer: int = 5  # updates per step
     queue: int = 50  # updates the thermometer looks at
     gamma: float = 5.0

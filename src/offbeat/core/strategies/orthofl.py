@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.memory import new_vector
@@ -51,6 +52,8 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class OrthoFL:
+    about: ClassVar[About] = About("asynchronous", keeps="the model of its last update", uploads="model")
+
     beta: float = 0.6  # weight of a fresh update in the moving average, in (0, 1]
     a: float = 0.5  # s^-a discounts an old one
     calibrate: bool = True  # False: clients are sent W, as in FedAsync ("w/o Calib."); projection and reference count only with True
