@@ -35,7 +35,7 @@ def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
     engine = build.engine(made, experiment)
     engine.run()
     engine.trace.flush()
-    summary = metrics.summarize(engine.trace.db, experiment.clients, experiment.target)
+    summary = metrics.summarize(engine.trace.db, experiment.population, experiment.target)
     best = max(metrics.curve(engine.trace.db, "acc").values)
     return label, {
         "final": summary.metrics["acc"], "best": best, "time": summary.time_to_target, "updates": summary.updates,

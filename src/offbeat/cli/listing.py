@@ -20,18 +20,32 @@ def list_names(what: Annotated[str, typer.Argument(metavar="|".join(WHAT))], as_
         raise unknown("list", what, WHAT)
     from offbeat.cli.output import print_json, print_table
 
-    entries = _entries(what)
-    if as_json:
-        print_json([{"name": name, "summary": text} for name, text in entries.items()])
+    if what == "strategies":
+        entries, headings = _strategies(), ["name", "year", "mode", "server keeps per client", "client uploads", "paper"]
     else:
-        print_table([["name", "what it is"], *([name, text] for name, text in entries.items())], left=True)
+        entries, headings = [{"name": name, "summary": text} for name, text in _entries(what).items()], ["name", "what it is"]
+    if as_json:
+        print_json(entries)
+    else:
+        print_table([headings, *(["" if value is None else str(value) for value in entry.values()] for entry in entries)], left=True)
+
+
+def _strategies() -> list[dict[str, Any]]:
+    """What each says about itself, and the paper its file opens with."""
+    from offbeat.core.about import paper_of, year_of
+    from offbeat.core.strategies import REGISTRY
+
+    rows: list[dict[str, Any]] = []
+    for name, cls in REGISTRY.items():
+        about, paper = cls.about, paper_of(cls)  # type: ignore[attr-defined]
+        row = {"name": name, "year": year_of(paper), "mode": about.mode, "keeps": about.keeps, "uploads": about.uploads, "summary": paper}
+        rows.append(row)
+    return rows
 
 
 def _entries(what: str) -> dict[str, str]:
     from offbeat.scenario.registry import summaries
 
-    if what == "strategies":
-        return _strategies()
     if what == "presets":
         from offbeat import presets
 
@@ -46,16 +60,3 @@ def _entries(what: str) -> dict[str, str]:
         "datasets": DATASETS, "models": MODELS, "delays": DELAYS, "partitions": PARTITIONS, "streams": STREAMS,
     }  # fmt: skip
     return summaries(registries[what])
-
-
-def _strategies() -> dict[str, str]:
-    """The paper each strategy file opens with."""
-    import sys
-
-    from offbeat.core.strategies import REGISTRY
-
-    papers = {}
-    for name, cls in REGISTRY.items():
-        text = sys.modules[cls.__module__].__doc__ or ""
-        papers[name] = next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("Paper:")), "")
-    return papers

@@ -82,6 +82,7 @@ def _numbers(s: Summary) -> list[list[str]]:
         ["clients, idle share", f"{s.clients}, {s.idle_share:.0%}"],
     ]
     if s.wall_seconds == s.wall_seconds:  # a killed run did not get to say
+        lines.append(["server memory", size(s.server_bytes)])
         lines.append(["server / host seconds", f"{s.server_seconds:.2f} / {s.wall_seconds:.1f}"])
     lines += [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
     lines += [[name, str(count)] for name, count in (("rejected", s.rejected), ("lost", s.lost), ("late", s.late)) if count]

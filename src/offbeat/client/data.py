@@ -98,6 +98,12 @@ class ClientData:
         x, y = self._pairs[0]
         return x.index_select(0, self._rows), y.index_select(0, self._rows)
 
+    def merged(self) -> ClientData:
+        """One client, 0, that holds everything, client after client."""
+        if self._rows is not None:
+            return ClientData(range(1), self._pairs, [len(self._rows)], self._rows)
+        return ClientData(range(1), [self.pooled()], [sum(self._counts)], None)
+
     def to(self, device: torch.device | str) -> ClientData:
         rows = None if self._rows is None else self._rows.to(device)
         return ClientData(self._clients, [(x.to(device), y.to(device)) for x, y in self._pairs], self._counts, rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,3 +17,15 @@ class About:
     mode: Mode  # does the server wait for all it asked, for some, for nobody; or is nothing shared
     keeps: str  # what the server holds for each client, beyond a few numbers
     uploads: str  # what a client sends
+
+
+def paper_of(strategy: type) -> str:
+    """The first field of the file the strategy stands in; empty where a file has none."""
+    text = sys.modules[strategy.__module__].__doc__ or ""
+    field = re.search(r"^Paper:(.*?)(?=^\w+:|\Z)", text, re.DOTALL | re.MULTILINE)
+    return " ".join(field[1].split()) if field else ""
+
+
+def year_of(paper: str) -> int | None:
+    years = re.findall(r"\b(?:19|20)\d\d\b", paper)
+    return int(years[-1]) if years else None

@@ -6,8 +6,9 @@ checked as a whole before any of it is booked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isfinite
 
 from torch import Tensor
@@ -30,6 +31,9 @@ class Ledger:
 
     def known(self, client: int) -> bool:
         return client in self.clients or client in self.joined
+
+    def everyone(self) -> Iterator[int]:
+        return chain(self.clients, self.joined)
 
     def idle(self, client: int) -> bool:
         return client not in self.busy and client not in self.absent and self.known(client)

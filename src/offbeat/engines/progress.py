@@ -20,6 +20,11 @@ class Outcome:
     model: Tensor
     metrics: Mapping[str, float]
     server_seconds: float  # host time spent inside the strategy
+    server_bytes: int = 0  # the most its tensors took
+
+    def costs(self) -> dict[str, float]:
+        """What the server side took, for the trace's facts."""
+        return {"server_seconds": self.server_seconds, "server_bytes": self.server_bytes}
 
 
 @dataclass(slots=True)
@@ -34,6 +39,7 @@ class Progress:
     evaluated: tuple[float, int] = (-1.0, -1)  # (time, version) of the last one
     metrics: dict[str, float] = field(default_factory=dict)
     server_seconds: float = 0.0
+    server_bytes: int = 0  # the most a strategy's tensors took, looked at on the evaluation grid
 
 
 @contextmanager

@@ -30,6 +30,7 @@ def tree_of(engine: VirtualEngine, put: Put) -> Tree:
         "progress": pack(engine.progress, put),
         "model": pack(engine.model, put),
         "memories": pack(engine.memories, put),
+        "kept": pack(engine.traffic.kept, put),
         "verdicts": pack(engine.verdicts, put),
         "state": pack_state(engine.state, put),
     }
@@ -48,6 +49,7 @@ def fill(engine: VirtualEngine, tree: Tree, get: Get) -> None:
     engine.progress = unpack(tree["progress"], get)
     engine.model = unpack(tree["model"], get)
     engine.memories = unpack(tree["memories"], get)
+    engine.traffic.kept = unpack(tree["kept"], get)
     engine.verdicts = unpack(tree["verdicts"], get)
     engine.state = unpack_state(engine.state, tree["state"], get)
     for saved in tree["open"]:

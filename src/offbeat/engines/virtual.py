@@ -38,8 +38,11 @@ from offbeat.engines import resume
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock
 from offbeat.engines.gate import Gate, Verdict
+from offbeat.engines.holdings import bytes_held
+from offbeat.engines.judge import Judge
 from offbeat.engines.progress import Outcome, Progress, one_thread, rare_collection
 from offbeat.engines.trace import Trace
+from offbeat.engines.traffic import Traffic
 from offbeat.engines.until import Until
 from offbeat.engines.workers import Worker
 
@@ -72,20 +75,21 @@ class VirtualEngine:
         watch: Callable[[VirtualEngine], None] | None = None,  # called now and then; it must not touch the run
     ) -> None:
         self.strategy, self.world, self.surroundings, self.worker = strategy, world, surroundings, worker
-        self.until, self.evaluate, self.every, self.timeout, self.watch = until, evaluate, every, timeout, watch
+        self.until, self.every, self.timeout, self.watch = until, every, timeout, watch
+        self.judge = Judge(evaluate, strategy)
         self.gate = gate or Gate(world.layout, world.model.dtype)
         self.trace = trace or Trace()
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
         self.interrupt = False
         self.state: Any = strategy.init(world)
         self.model = world.model  # of the last Commit: what is evaluated
+        self.traffic = Traffic.of(strategy, world.model)
         self.clock, self.ledger, self.progress = Clock(), Ledger(world.clients, world.seed), Progress()
         self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
         self.verdicts: dict[int, Verdict] = {}  # computed before their arrival was due
         self._reason: str | None = None
         self._started = False
         self._fired = (-1.0, 0)  # timers fired at this instant
-        self._model_bytes = world.model.nbytes
 
     # ------------------------------------------------------------ running
 
@@ -139,7 +143,7 @@ class VirtualEngine:
         if self.watch is not None:
             self.watch(self)
         assert self._reason is not None
-        return Outcome(self._reason, now, self.ledger.version, p.updates, self.model, dict(p.metrics), p.server_seconds)
+        return Outcome(self._reason, now, self.ledger.version, p.updates, self.model, dict(p.metrics), p.server_seconds, p.server_bytes)
 
     def _handle(self, now: float, kind: int, who: int, ticket: int) -> None:
         if kind == ARRIVE:
@@ -178,7 +182,7 @@ class VirtualEngine:
             return
         now, client = self.clock.now, job.client
         self.progress.refusals.pop(client, None)
-        size = self._model_bytes + _extras_bytes(verdict.extras)
+        size = self.traffic.up(client, verdict.local, verdict.extras)
         self.trace.add(now, "arrive", self.ledger.version, client, ticket, job.base_version, verdict.steps, verdict.num_examples, size)
         event = UpdateArrived(
             now, client, ticket, job.base_version, job.base, verdict.local, verdict.num_examples, verdict.steps, job.started, verdict.extras
@@ -257,7 +261,7 @@ class VirtualEngine:
     def _back(self, client: int, late: int) -> None:
         now = self.clock.now
         if late != NOBODY:
-            self.trace.add(now, "late", self.ledger.version, client, late, size=self._model_bytes)
+            self.trace.add(now, "late", self.ledger.version, client, late, size=self.traffic.late())
         when = self.surroundings.next_available(client, now)
         if when > now:
             self._come_back(client, when)
@@ -269,8 +273,9 @@ class VirtualEngine:
 
     def _evaluate(self) -> None:
         p, now, version = self.progress, self.clock.now, self.ledger.version
-        if p.evaluated[1] != version:
-            p.metrics = dict(self.evaluate(self.model))
+        p.metrics = self.judge(self.state, self.model, self.ledger.everyone())
+        if not self.traffic.silent:  # alone, there is no server
+            p.server_bytes = max(p.server_bytes, bytes_held(self.state))
         p.evaluated = (now, version)
         self.trace.metrics(now, version, p.updates, p.metrics)
         if self.until.target is not None and self._reason is None and self.until.target.reached(p.metrics):
@@ -327,8 +332,7 @@ class VirtualEngine:
         trip = self.surroundings.trip(client, job.index, action.work, num_examples, now)
         if not (trip.duration >= 0 and isfinite(trip.duration)):
             raise RunError(f"client {client} would take {trip.duration} s for its job {job.index}: durations are finite, 0 or more")
-        size = self._model_bytes + _extras_bytes(action.work.extras)
-        self.trace.add(now, "dispatch", self.ledger.version, client, job.ticket, size=size)
+        self.trace.add(now, "dispatch", self.ledger.version, client, job.ticket, size=self.traffic.down(action))
         patience = self.timeout * trip.expected
         if trip.crashes or trip.duration > patience:
             self.clock.push(now + patience, LOST, client, job.ticket)
@@ -352,7 +356,3 @@ class VirtualEngine:
         resume.fill(self, tree, get)
         self.trace.cut(tree["trace"])
         self._started = True
-
-
-def _extras_bytes(extras: Mapping[str, Tensor]) -> int:
-    return sum(t.nbytes for t in extras.values()) if extras else 0

@@ -24,9 +24,9 @@ from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers.inline import Inline
-from offbeat.experiment.config import Experiment
+from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.scenario.data import DATASETS
-from offbeat.scenario.delays import Delays
+from offbeat.scenario.delays import Constant
 from offbeat.scenario.surroundings import SimulatedWorld
 
 POINTS = 50  # evaluations in a run whose grid is not given
@@ -73,13 +73,17 @@ def assemble(
     task = as_task(task, clients.labels)
     sketcher = getattr(experiment.strategy, "sketcher", None)  # a method that compares models by what they do
     probe = None if sketcher is None else make_probe(sketcher, module, clients, task, experiment.seed)
-    trainer = Trainer(module, clients, experiment.training, task, probe)
+    trainer, delays = Trainer(module, clients, experiment.training, task, probe), experiment.delays
+    if is_pooled(experiment.strategy):
+        delays = _mean_speed(trainer, experiment)
+        clients = clients.merged()
+        trainer = Trainer(module, clients, experiment.training, task, probe)
     counts = clients.num_examples
     seed, streaming = experiment.seed, experiment.streaming
-    surroundings = SimulatedWorld(delays=experiment.delays, counts=counts, seed=seed, steps=trainer.steps, streaming=streaming)
+    surroundings = SimulatedWorld(delays=delays, counts=counts, seed=seed, steps=trainer.steps, streaming=streaming)
     arrived = {client: surroundings.num_examples(client, 0, 0.0) for client in counts}  # what clients register with
     world = World(model=flatten(module), layout=Layout.of(module), clients=arrived, seed=seed, probe=probe)
-    every = experiment.evaluate_every or _grid(experiment.until, experiment.delays, experiment.seed, surroundings, counts)
+    every = experiment.evaluate_every or _grid(experiment.until, surroundings, counts)
     return Setup(module, world, surroundings, trainer, evaluator, every)
 
 
@@ -90,7 +94,16 @@ def _check_targets(experiment: Experiment, measured: list[str]) -> None:
             raise ConfigError(f"target {target}: {unknown('metric', target.metric, measured)}")
 
 
-def _grid(until: Until, delays: Delays, seed: int, surroundings: SimulatedWorld, counts: Mapping[int, int]) -> float:
+def _mean_speed(trainer: Trainer, experiment: Experiment) -> Constant:
+    """Of a machine that is as fast as the mean client, in seconds per step."""
+    delays, seed = experiment.delays, experiment.seed
+    counts = trainer.data.num_examples
+    steps = {client: trainer.steps(client, LocalWork(), count) for client, count in counts.items()}
+    mean = fmean(delays.expected(seed, client, steps[client]) / steps[client] for client in counts)
+    return Constant(mean=mean, unit="step", jitter=getattr(delays, "jitter", 0.0))
+
+
+def _grid(until: Until, surroundings: SimulatedWorld, counts: Mapping[int, int]) -> float:
     """A fiftieth of the run, or where its length in seconds is not known, of what its updates would take one by one."""
     if until.seconds is not None:
         return until.seconds / POINTS

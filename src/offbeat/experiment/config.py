@@ -50,6 +50,11 @@ class Experiment:
     timeout: float = 10.0  # a ticket expires after this many times its expected duration
     seed: int = 0
 
+    @property
+    def population(self) -> int:
+        """How many clients take part: one where a method pools all data."""
+        return 1 if is_pooled(self.strategy) else self.clients
+
     def __post_init__(self) -> None:
         find("data set", DATASETS, self.data)
         require(self.clients >= 1, f"clients = {self.clients}: at least 1 client is needed")
@@ -61,6 +66,10 @@ class Experiment:
         if isinstance(self.delays, PerClient):
             given = len(self.delays.means)
             require(given >= self.clients, f"delays: {given} means for {self.clients} clients: one for each is needed")
+
+
+def is_pooled(strategy: Strategy) -> bool:
+    return getattr(strategy, "pooled", False)
 
 
 def name_of(setting: str, value: Any) -> str:

@@ -56,6 +56,7 @@ class Summary:
     lost: int = 0
     late: int = 0
     server_seconds: float = nan  # host time inside the strategy
+    server_bytes: float = nan  # the most the strategy's tensors took, looked at on the evaluation grid
     wall_seconds: float = nan  # host time of the run, over all its resumes
 
     def plain(self) -> dict[str, Any]:
@@ -146,6 +147,7 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         lost=kinds["lost"],
         late=kinds["late"],
         server_seconds=float(facts.get("server_seconds", nan)),
+        server_bytes=float(facts.get("server_bytes", nan)),
         wall_seconds=float(facts.get("wall_seconds", nan)),
     )
 

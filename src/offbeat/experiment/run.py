@@ -79,7 +79,7 @@ class Run:
         if not self.trace_file.is_file():
             raise RunError(f"{self.folder} has not begun: start it with 'offbeat run --resume {self.folder}'")
         with metrics.open_trace(self.trace_file) as db:
-            return metrics.summarize(db, experiment.clients, experiment.until.target or experiment.target)
+            return metrics.summarize(db, experiment.population, experiment.until.target or experiment.target)
 
     def digest(self) -> str:
         """A hash of the whole trace and the final model: equal digests mean equal runs."""
@@ -151,7 +151,7 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
             _restore(run, engine)
             with _resumable(), _interruptible(engine):
                 outcome = engine.run()
-                trace.set_facts({"wall_seconds": before + time.monotonic() - began, "server_seconds": outcome.server_seconds})
+                trace.set_facts({"wall_seconds": before + time.monotonic() - began, **outcome.costs()})
                 if outcome.reason != INTERRUPTED:
                     write_whole(run.model_file, save(made.state_dict(outcome.model)))
         finally:

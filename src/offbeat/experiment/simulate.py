@@ -162,8 +162,8 @@ def simulate(
     made = build.assemble(model, data, evaluator, experiment, loss)
     engine = build.engine(made, experiment)
     outcome = engine.run()
-    engine.trace.set_facts({"server_seconds": outcome.server_seconds, "wall_seconds": time.monotonic() - began})
-    summary = metrics.summarize(engine.trace.db, len(data), experiment.until.target)
+    engine.trace.set_facts({"wall_seconds": time.monotonic() - began, **outcome.costs()})
+    summary = metrics.summarize(engine.trace.db, experiment.population, experiment.until.target)
     return Simulation(experiment, outcome, summary, engine.trace, made)
 
 

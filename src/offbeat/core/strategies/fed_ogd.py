@@ -1,5 +1,6 @@
 """
-Paper:    Li, Shen, Liu, Ding, Shen, "Fed-OGD: Mitigating Straggler Effects in Federated Learning via Orthogonal Gradient Descent".
+Paper:    Li, Shen, Liu, Ding, Shen, "Fed-OGD: Mitigating Straggler Effects in Federated Learning via Orthogonal Gradient Descent",
+          IEEE Transactions on Computers 2025.
 Follows:  Algorithm 1; eq. 3 (bases), eq. 4 (conditional projection), the membership example and the privacy variant of III-B.
 Notation: eta_l -> lr_local; eta_g -> lr_global; Delta w_k -> G, kept in state.caches; M_i, b_i -> state.active, b_act and b_str (the
           paper swaps its indices); K -> n, all clients known so far; t -> state.epochs.tick.

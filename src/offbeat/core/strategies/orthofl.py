@@ -1,5 +1,5 @@
 """
-Paper:    Zhang, Li, Huang, Yu, Gupta, Shang, "Orthogonal Calibration for Asynchronous Federated Learning" (OrthoFL).
+Paper:    Zhang, Li, Huang, Yu, Gupta, Shang, "Orthogonal Calibration for Asynchronous Federated Learning" (OrthoFL), arXiv 2025.
 Follows:  Algorithm 1; eq. 2 and 4 (moving average), 5-8 (calibration); the ablations of section 4.4. The client half is plain SGD.
 Notation: W^(t) -> state.model; t -> t, one more than state.version; tau -> state.tau; W^(tau+) -> state.snapshots; W_m^(t) -> Y, the
           local model; W_m^(tau+) -> C, what the client was sent; Delta W -> D, Delta W_m -> d; beta_t -> beta_t.

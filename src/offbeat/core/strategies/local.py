@@ -1,0 +1,50 @@
+"""
+Paper:    Chen et al., "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data", IEEE BigData 2020 (its Local-S).
+Follows:  section V.B: every client trains a copy of its own on its own data, and nothing is sent.
+Notation: w_k -> the client's own model, kept here in its place.
+Deviates: 1. the paper's report is the mean over clients on each client's own test part; here each client's own model is measured on
+             the test data of the experiment, as every other method is, and the mean over clients is taken.
+          2. there is no global model: nothing is ever committed, and what is exported is the initial model.
+Checked:  tests/strategies/test_local_and_global.py (hand-worked), the laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from offbeat.core.about import About
+from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, LocalWork, UpdateArrived, World
+
+
+@dataclass(slots=True)
+class State:
+    model: Tensor  # w_0, where everybody starts
+    version: int
+    own: MutableMapping[int, Tensor]  # w_k of those who have trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    about: ClassVar[About] = About("alone", keeps="nothing (the client does)", uploads="nothing")
+
+    work: LocalWork = LocalWork()
+
+    def init(self, world: World) -> State:
+        return State(model=world.model, version=0, own=world.store("own"))
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        match event:
+            case UpdateArrived():
+                state.own[event.client] = event.local
+            case ClientReady():  # it follows each update of a client that is still there
+                return [Dispatch(event.client, self.model_for(state, event.client), self.work)]
+        return []
+
+    def model_for(self, state: State, client: int) -> Tensor:
+        """The client's own model."""
+        own = state.own.get(client)
+        return state.model if own is None else own

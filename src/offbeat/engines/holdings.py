@@ -1,0 +1,39 @@
+"""How much memory a strategy's state holds: its tensors, each counted once however often it is referred to."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+_SCALARS = (int, float, str, bool, type(None))
+
+
+def bytes_held(state: Any) -> int:
+    storages: dict[int, int] = {}
+    _walk(state, storages)
+    return sum(storages.values())
+
+
+def _walk(value: Any, storages: dict[int, int]) -> None:
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    elif isinstance(value, Mapping):
+        _walk_all(value.values(), storages)
+    elif isinstance(value, (list, tuple)):
+        _walk_all(value, storages)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for f in fields(value):
+            _walk(getattr(value, f.name), storages)
+
+
+def _walk_all(values: Iterable[Any], storages: dict[int, int]) -> None:
+    """Collections are of one kind: a million numbers are not worth looking at one by one."""
+    for value in values:
+        if isinstance(value, (*_SCALARS, array)):
+            return
+        _walk(value, storages)

@@ -1,0 +1,40 @@
+"""Evaluation on the grid: of the global model, or of every client's own where a method shares nothing.
+
+A model is a tensor that never changes once published, so whatever was evaluated last time and is still the same tensor
+is not evaluated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from offbeat.engines.traffic import alone
+
+Evaluate = Callable[[Tensor], Mapping[str, float]]
+Values = Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Judge:
+    evaluate: Evaluate
+    strategy: Any
+    _known: dict[int, tuple[Tensor, Values]] = field(init=False, default_factory=dict)  # id -> the tensor, so that the id stays its own
+
+    def __call__(self, state: Any, model: Tensor, clients: Iterable[int]) -> dict[str, float]:
+        """The metrics now; with every client alone, the mean over clients of each one's own model."""
+        if not alone(self.strategy):
+            return dict(self._all([model])[0])
+        own = self._all([self.strategy.model_for(state, client) for client in clients])
+        return {name: fmean(values[name] for values in own) for name in own[0]}
+
+    def _all(self, models: list[Tensor]) -> list[Values]:
+        before, self._known = self._known, {}
+        for model in models:
+            if id(model) not in self._known:
+                self._known[id(model)] = before.get(id(model)) or (model, self.evaluate(model))
+        return [self._known[id(model)][1] for model in models]
