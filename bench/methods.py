@@ -1,6 +1,7 @@
-"""Every method and every ablation on one world, several seeds: the tables of docs/strategies.
+"""Every method, or every ablation too, on one world, several seeds: the tables of docs/strategies.
 
     python bench/methods.py digits --seeds 3 --jobs 2 --out table.md
+    python bench/methods.py mnist --ablations
     python bench/methods.py mnist --only fedavg,orthofl
 
 Needs no YAML and writes no run folders, so it runs wherever the Python API does.
@@ -21,11 +22,12 @@ from statistics import fmean, stdev
 
 from offbeat.experiment import build, metrics
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.metrics import size
 from offbeat.presets import load
-from offbeat.presets.methods import VARIANTS, variant
+from offbeat.presets.methods import METHODS, VARIANTS, variant
 
-HEAD = "| method | final acc | best acc | time to target | updates | versions | staleness | idle | server s |"
-RULE = "|---|---|---|---|---|---|---|---|---|"
+HEAD = "| method | final acc | best acc | time to target | updates | staleness | idle | down | up | server memory | server s |"
+RULE = "|---|---|---|---|---|---|---|---|---|---|---|"
 
 
 def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
@@ -40,6 +42,7 @@ def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
     return label, {
         "final": summary.metrics["acc"], "best": best, "time": summary.time_to_target, "updates": summary.updates,
         "versions": summary.versions, "staleness": summary.staleness_mean, "idle": summary.idle_share,
+        "down": summary.bytes_down, "up": summary.bytes_up, "memory": engine.progress.server_bytes,
         "server": engine.progress.server_seconds, "refused": sum(summary.refused.values()), "host": time.monotonic() - began,
     }  # fmt: skip
 
@@ -52,8 +55,9 @@ def row(label: str, results: list[dict[str, float]]) -> str:
     times = [r["time"] for r in results if r["time"] is not None]
     reached = f"{fmean(times):.0f} s" + (f" ({len(times)}/{len(results)})" if len(times) < len(results) else "") if times else "not reached"
     return (
-        f"| {label} | {mean('final'):.3f} ± {spread:.3f} | {mean('best'):.3f} | {reached} | {mean('updates'):.0f} | {mean('versions'):.0f}"
-        f" | {mean('staleness'):.1f} | {mean('idle'):.0%} | {mean('server'):.2f} |"
+        f"| {label} | {mean('final'):.3f} ± {spread:.3f} | {mean('best'):.3f} | {reached} | {mean('updates'):.0f}"
+        f" | {mean('staleness'):.1f} | {mean('idle'):.0%} | {size(mean('down'))} | {size(mean('up'))} | {size(mean('memory'))}"
+        f" | {mean('server'):.2f} |"
     )
 
 
@@ -62,6 +66,7 @@ def main() -> None:
     parser.add_argument("preset", choices=("digits", "mnist"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--ablations", action="store_true", help="each method's ablations as well")
     parser.add_argument("--only", help="labels, with commas")
     parser.add_argument("--until", type=float, help="virtual seconds")
     parser.add_argument("--rate", type=float, default=1.0, help="times everyone's local learning rate")
@@ -71,7 +76,7 @@ def main() -> None:
     if given.until:
         base = replace(base, until=replace(base.until, seconds=given.until))
     base = replace(base, training=replace(base.training, lr=base.training.lr * given.rate))
-    labels = given.only.split(",") if given.only else list(VARIANTS)
+    labels = given.only.split(",") if given.only else list(VARIANTS if given.ablations else METHODS)
     jobs = [
         (label, replace(base, strategy=variant(VARIANTS[label][0], rate=given.rate, **VARIANTS[label][1]), seed=seed))
         for label in labels

@@ -62,8 +62,27 @@ arrive 0
 
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "fedavg": {"all": {}, "deadline": {"sample": 2, "over_select": 0.5, "deadline": 3.0}},
+    "fedprox": {"pulled": {"mu": 0.5}},
+    "fedadam": {"all": {"lr": 0.125, "tau": 0.0625}},
+    "fedavgm": {"all": {}, "deadline": {"mu": 0.5, "sample": 2, "over_select": 0.5, "deadline": 3.0}},
     "fedasync": {"mix": {}, "delta": {"mode": "delta", "client_weight": "examples", "concurrency": 2, "max_staleness": 2}},
     "fedbuff": {"two": {"k": 2}, "excluded": {"k": 3, "exclude_buffered": True}},
+    "local": {"alone": {}},
+    "global": {"pooled": {}},
+    "ca2fl": {"two": {"k": 2}, "limited": {"k": 3, "lr": 0.5, "concurrency": 2}},
+    "fedfa": {"models": {"k": 3}, "deltas": {"k": 2, "queue": "deltas", "concurrency": 2}},
+    "fedpac": {
+        "all": {"lr": 0.125, "head_lr": 0.25},
+        "deadline": {"lr": 0.125, "head_lr": 0.25, "head": "head", "sample": 2, "over_select": 0.5, "deadline": 3.0},
+    },
+    "gradma": {"default": {"lr_local": 0.125}, "memory": {"lr_local": 0.125, "beta2": 0.5, "memory_num": 2, "sample": 2, "deadline": 3.0}},
+    "fedat": {
+        "two": {"tiers": 2},
+        "ratio": {"ratio": 1.5, "smooth": 1, "lam": 0.5, "deadline": 3.0, "retier": 2},
+    },
+    "safa": {"third": {}, "capped": {"lag": 1, "sample": 2, "cap": 2.0}},
+    "mifa": {"rounds": {"lr": 0.125}, "ticks": {"lr": 0.125, "epoch": 1.5, "decay": True, "wait": "no_wait"}},
+    "flanp": {"two": {}, "one": {"n0": 1, "max_rounds_per_stage": 2, "deadline": 3.0}},
     "orthofl": {
         "ma": {},
         "chain": {"reference": "chain", "first_alpha": 1.0, "concurrency": 2},

@@ -38,6 +38,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"sample": 0.4, "deadline": 1.5},
         {"sample": 2, "over_select": 0.5, "deadline": 3.0},
     ],
+    "fedprox": [{}, {"mu": 0.5, "sample": 2, "deadline": 1.5}],
+    "fedadam": [{}, {"lr": 0.5, "tau": 0.1, "sample": 2, "over_select": 0.5, "deadline": 3.0}],
+    "fedavgm": [{}, {"mu": 0.5, "sample": 0.4, "deadline": 1.5}],
     "fedasync": [
         {},
         {"mode": "delta", "client_weight": "examples"},
@@ -50,6 +53,43 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"k": 20, "exclude_buffered": True, "concurrency": 2},
         {"k": 3, "client_weight": "examples", "max_staleness": 0},
         {"k": 3, "exclude_buffered": True, "concurrency": 1, "max_staleness": 0},
+    ],
+    "ca2fl": [{"k": 2}, {"k": 1}, {"k": 3, "lr": 0.5, "concurrency": 2}],
+    "fedfa": [{"k": 2}, {"k": 3, "queue": "deltas", "concurrency": 2}, {"k": 1, "concurrency": 1}],
+    "fedpac": [
+        {"lr": 0.125, "head_lr": 0.25},
+        {"sample": 2, "lam": 0.0, "combine": False, "head_epochs": 2},
+        {"sample": 0.4, "deadline": 1.5, "lr": None, "head": "head"},
+    ],
+    "gradma": [
+        {"lr_local": 0.125},
+        {"lr_local": 0.125, "beta2": 0.5, "memory_num": 2, "sample": 2, "rho": 0.25},
+        {"lr_local": None, "beta2": 1.0, "memory_num": 1, "worker": False, "deadline": 1.5},
+        {"lr_local": 0.125, "server": False, "sample": 0.4},
+    ],
+    "fedat": [
+        {},
+        {"tiers": 2, "lam": 0.0, "smooth": 1, "sample": 1, "retier": 2},
+        {"ratio": 1.5, "deadline": 2.0, "retier": 1},
+        {"tiers": 1, "sample": 0.5},
+    ],
+    "safa": [
+        {},
+        {"lag": 0, "sample": 2},
+        {"lag": 1, "sample": 1, "cap": 1.5},
+        {"lag": 2, "sample": 1.0, "cap": 3.0},
+    ],
+    "mifa": [
+        {"lr": 0.125},
+        {"lr": 0.125, "decay": True, "wait": "no_wait", "deadline": 1.5},
+        {"lr": 0.125, "wait": "no_wait", "average": "heard"},
+        {"lr": 0.125, "epoch": 1.5},
+        {"lr": 0.125, "epoch": 1.0, "decay": True, "wait": "no_wait"},
+    ],
+    "flanp": [
+        {},
+        {"n0": 1, "max_rounds_per_stage": 2},
+        {"n0": 2, "sample": 1, "deadline": 2.0, "max_rounds_per_stage": 3},
     ],
     "orthofl": [
         {},

@@ -183,3 +183,13 @@ def test_over_many_seeds_every_client_is_in_the_first_sample_equally_often() -> 
 def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Rounds(**settings)
+
+
+def test_rounds_side_by_side_have_timers_of_their_own() -> None:
+    bench, other = Bench(key=" 1", deadline=5.0), Bench(key=" 2", deadline=5.0)
+    assert bench.ready(0).actions == [SetTimer("round 1", 0.0)]
+    other.ready(1)
+    assert other.fire("round 1").chosen == []
+    assert bench.fire("round 1").actions == [SetTimer("deadline 1", 5.0)]
+    assert not bench.fire("deadline 2", 5.0).closes
+    assert bench.arrive(0).actions == [CancelTimer("deadline 1"), SetTimer("round 1", 1.0)]

@@ -78,3 +78,27 @@ def test_rounding_does_not_grow_with_the_length_of_a_run() -> None:
     # at most 10 additions and 11 replacements between renewals: 32 roundings of at most half a unit, 2^-11 below 2^14
     assert worst <= 32 * 2**-11
     assert drifted > worst
+
+
+def test_put_keeps_the_weighted_sum_of_a_table() -> None:
+    table: dict[int, torch.Tensor] = {}
+    running = RunningSum()
+    running.put(table, 7, torch.tensor([1.0, 2.0]), 10)
+    running.put(table, 3, torch.tensor([4.0, 0.0]), 30)
+    assert running.total is not None
+    assert (running.total.tolist(), running.weight) == ([130.0, 20.0], 40.0)  # 10 * 1 + 30 * 4
+    running.put(table, 7, torch.tensor([2.0, 2.0]), 20)
+    assert (running.total.tolist(), running.weight, running.count) == ([160.0, 40.0], 50.0, 2)  # 20 * 2 + 30 * 4
+    assert table[7].tolist() == [2.0, 2.0]
+
+
+def test_put_adds_up_anew_once_more_was_replaced_than_is_there() -> None:
+    table: dict[int, torch.Tensor] = {}
+    running = RunningSum()
+    for i, vector in enumerate(vectors(40, torch.float32)):
+        running.put(table, i % 3, vector, 1.0 + i % 7)
+        assert running.removals <= running.count
+    whole = sum(table[client].double() * running.weights[client] for client in table)
+    assert isinstance(whole, torch.Tensor)
+    assert running.total is not None
+    torch.testing.assert_close(running.total.double(), whole, rtol=1e-6, atol=1e-2)  # of values up to 1e4

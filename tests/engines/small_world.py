@@ -17,6 +17,7 @@ from offbeat.engines.workers.inline import Inline
 from offbeat.testing import with_probe
 
 LAYOUT = Layout((Slice("w", (2,), 0, 2, "param"),))
+LAYERED = Layout((Slice("body.weight", (2, 1), 0, 2, "param"), Slice("head.weight", (3, 2), 2, 8, "param")))
 
 
 @dataclass
@@ -76,7 +77,9 @@ class Eager:
         return []
 
 
-def make_engine(strategy: Any, surroundings: Surroundings, *, until: Until, train: Any = add_one, **settings: Any) -> VirtualEngine:
+def make_engine(
+    strategy: Any, surroundings: Surroundings, *, until: Until, train: Any = add_one, layout: Layout = LAYOUT, **settings: Any
+) -> VirtualEngine:
     clients = dict.fromkeys(surroundings.durations, 10)
-    world = with_probe(World(model=torch.zeros(2), layout=LAYOUT, clients=clients), strategy)
+    world = with_probe(World(model=torch.zeros(layout.size), layout=layout, clients=clients), strategy)
     return VirtualEngine(strategy, world, surroundings, Inline(train), until=until, **settings)

@@ -10,12 +10,35 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_world import LAYOUT, Surroundings, make_engine
+from small_world import LAYERED, LAYOUT, Surroundings, make_engine
 
 from offbeat.client.training import Training
 from offbeat.core import draws
 from offbeat.core.jobs import Result
-from offbeat.core.strategies import REGISTRY, AsoFed, FedAsync, FedAvg, FedBuff, FedCompass, FedOGD, FedPSA, OrthoFL
+from offbeat.core.strategies import (
+    CA2FL,
+    FLANP,
+    REGISTRY,
+    AsoFed,
+    FedAdam,
+    FedAsync,
+    FedAT,
+    FedAvg,
+    FedAvgM,
+    FedBuff,
+    FedCompass,
+    FedFa,
+    FedOGD,
+    FedPAC,
+    FedProx,
+    FedPSA,
+    Global,
+    GradMA,
+    Local,
+    Mifa,
+    OrthoFL,
+    Safa,
+)
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
@@ -26,11 +49,30 @@ from offbeat.scenario.models import Mlp
 VARIANTS = {
     "fedavg": FedAvg(),
     "fedavg sampled": FedAvg(sample=2, over_select=0.5, deadline=4.0),
+    "fedprox": FedProx(mu=0.5),
+    "fedadam": FedAdam(lr=0.05, sample=3),
+    "fedavgm": FedAvgM(sample=2, over_select=0.5, deadline=4.0),
     "fedasync": FedAsync(),
     "fedasync limited": FedAsync(concurrency=2),
     "fedasync weighted": FedAsync(mode="delta", client_weight="examples"),
     "fedbuff": FedBuff(k=3),
     "fedbuff excluding": FedBuff(k=3, exclude_buffered=True, concurrency=3),
+    "ca2fl": CA2FL(k=3),
+    "ca2fl limited": CA2FL(k=2, lr=0.5, concurrency=2),
+    "fedfa": FedFa(k=3),
+    "fedfa deltas": FedFa(k=3, queue="deltas", concurrency=2),
+    "fedpac": FedPAC(),
+    "fedpac sampled": FedPAC(sample=2, over_select=0.5, deadline=4.0, combine=False),
+    "gradma": GradMA(),
+    "gradma memory": GradMA(beta2=0.5, memory_num=2, sample=3, deadline=6.0),
+    "fedat": FedAT(tiers=2),
+    "fedat ratio": FedAT(ratio=1.5, smooth=1, lam=0.0, sample=1, deadline=4.0, retier=3),
+    "safa": Safa(),
+    "safa capped": Safa(lag=1, sample=2, cap=2.5),
+    "mifa": Mifa(),
+    "mifa ticking": Mifa(epoch=1.5, decay=True, wait="no_wait"),
+    "flanp": FLANP(),
+    "flanp sampled": FLANP(n0=1, max_rounds_per_stage=2, sample=0.5, deadline=4.0),
     "orthofl": OrthoFL(),
     "orthofl limited": OrthoFL(concurrency=2, max_staleness=4),
     "orthofl chain": OrthoFL(reference="chain", first_alpha=1.0),
@@ -43,6 +85,8 @@ VARIANTS = {
     "fed_ogd limited": FedOGD(epoch=1.5, combine="sum_of_means", concurrency=2),
     "fed_ogd uncached": FedOGD(cache=False, project="always"),
     "fed_ogd differences": FedOGD(upload="difference"),
+    "local": Local(),
+    "global": Global(),
     "fedcompass": FedCompass(q_min=2, q_max=6),
     "fedcompass momentum": FedCompass(q_min=2, q_max=6, momentum=True, normalized=True, discount="aggregation", concurrency=3),
 }
@@ -59,15 +103,17 @@ def world() -> Surroundings:
 
 
 def engine_in(folder: Path, strategy, seconds=60.0):
+    layout = LAYERED if isinstance(strategy, FedPAC) else LAYOUT  # a head needs a body
+
     def training(job):
         noise = draws.uniform(0, "training", job.client, job.index)
-        promised = {} if job.work.rule is None else job.work.rule.uploads(LAYOUT)
+        promised = {} if job.work.rule is None else job.work.rule.uploads(layout)
         extras = {name: torch.linspace(noise, 1.0, length) for name, length in promised.items()}
         return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, extras, memory={"m": job.base * noise})
 
     folder.mkdir(exist_ok=True)
     trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint")
-    settings = {"train": training, "trace": trace, "checkpoints": checkpoints, "checkpoint_every": 1e9, "every": 2.5}
+    settings = {"layout": layout, "train": training, "trace": trace, "checkpoints": checkpoints, "checkpoint_every": 1e9, "every": 2.5}
     return make_engine(strategy, world(), until=Until(seconds=seconds), evaluate=lambda m: {"acc": float(m[0])}, **settings)
 
 
@@ -144,7 +190,11 @@ def _start(folder: Path) -> multiprocessing.process.BaseProcess:
 KILLS = 20
 KILLED = [
     FedAsync(concurrency=6), FedBuff(k=3), FedAvg(sample=4), OrthoFL(), AsoFed(lr=0.02), FedPSA(buffer=3, queue=20),
-    FedOGD(lr_local=0.05, lr_global=0.05), FedCompass(q_min=2, q_max=10),
+    FedOGD(lr_local=0.05, lr_global=0.05), Local(), Global(), FedCompass(q_min=2, q_max=10),
+    FedProx(mu=0.5, sample=4), FedAdam(lr=0.01, sample=4), FedAvgM(sample=4), CA2FL(k=3), FedFa(k=3, queue="deltas"),
+    FedPAC(lr=0.05, sample=4), FedAT(tiers=3, sample=2, retier=5), FLANP(max_rounds_per_stage=3),
+    Safa(lag=2, sample=2), Mifa(lr=0.05, epoch=20.0, decay=True),
+    GradMA(beta2=0.5, memory_num=3, lr_local=0.05, sample=4),
 ]  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def test_nothing_reached_and_one_seed_are_told_as_such():
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3e12, "3.0 TB")])
 def test_sizes_are_readable(count, text):
-    assert report.size(count) == text
+    assert metrics.size(count) == text
 
 
 def test_nothing_to_compare_is_refused(tmp_path):

@@ -70,7 +70,7 @@ def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
 
 
 def _numbers(s: Summary) -> list[list[str]]:
-    from offbeat.experiment.report import size
+    from offbeat.experiment.metrics import size
 
     lines = [["ended", s.ended]]
     lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from offbeat.client.randomness import generators, restore, states
 from offbeat.client.task import Task
-from offbeat.core.errors import ProtocolError
+from offbeat.core.errors import ProtocolError, unknown
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.core.vector import Binding
 
@@ -48,7 +48,7 @@ class Gradients:
             yield
             return
         self._rule, self._job = rule, job
-        hook = head(self._module).register_forward_pre_hook(self._remember)
+        hook = head(self._module, rule.head).register_forward_pre_hook(self._remember)
         try:
             yield
         finally:
@@ -66,16 +66,9 @@ class Gradients:
         """The gradient at any point; nothing moves."""
         if point.shape != self.w.shape:
             raise ProtocolError(f"a rule asked for the gradient at shape {tuple(point.shape)}; w has {tuple(self.w.shape)}")
-        kept = self.w.clone()
-        statistics = [(m, name, b, b.clone()) for m in self._module.modules() for name, b in m._buffers.items() if b is not None]
-        try:
+        with borrowed(self._module, self.w):
             self.w.copy_(point)
             return self.here(x, y)
-        finally:
-            self.w.copy_(kept)
-            for m, name, b, value in statistics:
-                m._buffers[name] = b  # a module may have put another tensor there
-                b.copy_(value)
 
     def _rule_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         assert self._rule is not None
@@ -114,8 +107,27 @@ class BatchGradient:
         return owner.elsewhere(point, self._x, self._y)
 
 
-def head(module: nn.Module) -> nn.Module:
-    """The last module that has parameters of its own."""
+@contextmanager
+def borrowed(module: nn.Module, w: Tensor) -> Iterator[None]:
+    """Whatever is done meanwhile to w and to the module's buffers is undone."""
+    kept = w.clone()
+    statistics = [(m, name, b, b.clone()) for m in module.modules() for name, b in m._buffers.items() if b is not None]
+    try:
+        yield
+    finally:
+        w.copy_(kept)
+        for m, name, b, value in statistics:
+            m._buffers[name] = b  # a module may have put another tensor there
+            b.copy_(value)
+
+
+def head(module: nn.Module, name: str | None = None) -> nn.Module:
+    """The module of that name; without a name the last that has parameters of its own."""
+    if name is not None:
+        known: dict[str, nn.Module] = dict(module.named_modules())
+        if name not in known:
+            raise unknown("module", name, filter(None, known))
+        return known[name]
     return [m for m in module.modules() if any(p is not None for p in m._parameters.values())][-1]
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.client import batches
-from offbeat.client.data import ClientData
+from offbeat.client.data import ClientData, Pair
+from offbeat.client.features import features
 from offbeat.client.gradient import BatchGradient, Gradients
 from offbeat.client.optimizers import SGD, Adam, AdamW
 from offbeat.client.randomness import seeded
@@ -32,6 +33,7 @@ _Name = Literal["sgd", "adam", "adamw"]
 
 # Examples are gathered for many batches at once: one indexing instead of one a step. This many values bound the copy.
 _GATHERED = 2**22
+_EVALUATED = 1024  # examples in one batch without a gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,11 @@ class Trainer:
         self._check(job.client, job.num_examples)
         rule = job.work.rule or PLAIN
         lr = self.training.rate(job.base_version) if job.work.lr is None else job.work.lr
-        local_job = start_job(job, self.binding.layout, lr, self.probe)
+
+        def features_at(vector: Tensor) -> Pair:
+            return features(self.binding, rule.head, vector, self._all(job.client, job.num_examples))
+
+        local_job = start_job(job, self.binding.layout, lr, self.probe, features_at)
         order = draws.generator(job.seed, "batches", job.client, job.index)
         self._reset_residents()
         self.binding.put(job.base)
@@ -155,6 +161,10 @@ class Trainer:
         for m, name, b, value in self._resident:
             m._buffers[name] = b
             b.copy_(value)
+
+    def _all(self, client: int, examples: int) -> Iterator[Pair]:
+        some = max(1, min(_EVALUATED, _GATHERED // self.data.width))
+        return (self.data.take(client, positions) for positions in torch.split(torch.arange(examples), some))
 
     def _steps(self, client: int, examples: int, phase: Phase, order: torch.Generator) -> Iterator[BatchGradient]:
         batch = self.training.batch

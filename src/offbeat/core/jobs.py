@@ -15,6 +15,8 @@ from torch import Tensor
 from offbeat.core.errors import unknown
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 
+Features = Callable[[Tensor], tuple[Tensor, Tensor]]  # see LocalJob.features
+
 
 @dataclass(slots=True)  # one is made for every update: freezing them would cost the engine a twentieth
 class Job:
@@ -64,12 +66,14 @@ class Optimizer(Protocol):
         ...
 
 
-def start_job(job: Job, layout: Layout, lr: float, probe: Callable[[Tensor], Tensor] | None = None) -> LocalJob:
+def start_job(
+    job: Job, layout: Layout, lr: float, probe: Callable[[Tensor], Tensor] | None = None, features: Features | None = None
+) -> LocalJob:
     """A job as its rule sees it; memory it does not have yet is zero."""
     rule = job.work.rule or PLAIN
     start = layout.trainable(job.base)
     memory = {name: job.memory.get(name, torch.zeros_like(start)) for name in rule.memory}
-    return LocalJob(base=job.base, start=start, layout=layout, lr=lr, extras=job.work.extras, memory=memory, probe=probe)
+    return LocalJob(job.base, start, layout, lr, job.work.extras, memory, probe, features)
 
 
 def descend(

@@ -52,6 +52,8 @@ class LocalJob:
     extras: Mapping[str, Tensor]
     memory: Mapping[str, Tensor]  # trainable-sized vectors kept from the last accepted job, zeros at first
     probe: Callable[[Tensor], Tensor] | None = None  # the sketch of a whole model, the same as World.probe
+    # what enters the head at a whole model, and the labels, of all examples that have arrived; nothing moves, nothing is drawn
+    features: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
 
 class LocalRule(Protocol):
@@ -63,6 +65,11 @@ class LocalRule(Protocol):
 
     memory: ClassVar[tuple[str, ...]] = ()  # vectors this client keeps between its jobs
     cost: ClassVar[float] = 1.0  # gradients per step, for fair virtual time
+
+    @property
+    def head(self) -> str | None:
+        """The module whose input `features` means; None: the last one with parameters."""
+        return None
 
     def phases(self, work: LocalWork) -> tuple[Phase, ...]:
         return (Phase(steps=work.steps, epochs=work.epochs, lr=work.lr),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -24,7 +25,7 @@ def _walk(value: Any, storages: dict[int, int]) -> None:
         storages[storage.data_ptr()] = storage.nbytes()
     elif isinstance(value, Mapping):
         _walk_all(value.values(), storages)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         _walk_all(value, storages)
     elif is_dataclass(value) and not isinstance(value, type):
         for f in fields(value):

@@ -155,3 +155,12 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
 def _last_metrics(db: sqlite3.Connection) -> dict[str, float]:
     rows = db.execute("SELECT key, value FROM metrics WHERE seq = (SELECT MAX(seq) FROM metrics) ORDER BY rowid")
     return {key: nan if value is None else value for key, value in rows}
+
+
+def size(count: float) -> str:
+    """A number of bytes, for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

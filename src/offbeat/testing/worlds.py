@@ -144,7 +144,7 @@ class TinyClients:
     def __call__(self, job: Job) -> Result:
         rule = job.work.rule or PLAIN
         lr = self.lr if job.work.lr is None else job.work.lr
-        local_job = start_job(job, self.layout, lr, self.probe)
+        local_job = start_job(job, self.layout, lr, self.probe, lambda vector: self.features(job, vector))
         centre = optimum(job.seed, job.client, self.layout.num_params, job.base.dtype)
         w = local_job.start.clone()
 
@@ -160,6 +160,14 @@ class TinyClients:
             local[a:b] += steps
         extras, memory = rule.end(local_job, local, carry)
         return Result(job.ticket, local, job.num_examples, steps, extras, memory)
+
+    def features(self, job: Job, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Four examples of the client: numbers of its own, moved by the model's first ones; labels go round the classes."""
+        matrices = [s.shape for s in self.layout.of_kind("param") if len(s.shape) >= 2]
+        classes, width = (matrices[-1][0], prod(matrices[-1][1:])) if matrices else (1, 1)
+        own = sixteenths(4 * width, vector.dtype, job.seed, "tiny features", job.client).view(4, width)
+        moved = self.layout.trainable(vector)[..., :width]
+        return own + moved.unsqueeze(-2), (torch.arange(4) % classes).expand(*vector.shape[:-1], 4)
 
 
 @lru_cache(maxsize=1024)

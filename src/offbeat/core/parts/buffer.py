@@ -34,3 +34,11 @@ class Buffer:
     def add_delta(self, layout: Layout, base: Tensor, local: Tensor, weight: float) -> None:
         """Add weight * (local - base)."""
         self.add(layout, torch.sub(local, base), weight, local)
+
+    def mean(self, layout: Layout, server: Tensor) -> Tensor | None:
+        """The mean with the weights given, and with the statistics of the locals; None where nothing was added."""
+        if self.total is None:
+            return None
+        model = self.total / self.weight
+        self.statistics.write(layout, model, server)
+        return model

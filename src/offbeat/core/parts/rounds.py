@@ -50,20 +50,21 @@ class Rounds:
     sample: int | float | None = None
     deadline: float | None = None  # seconds after the round opened
     over_select: float = 0.0  # sample (1 + this) times as many, close when `sample` are heard
+    key: str = ""  # where several rounds go on side by side: tells their timers and draws apart
 
     def __post_init__(self) -> None:
         check_sample(self.sample)
         require(self.deadline is None or self.deadline > 0, f"deadline = {self.deadline}: must be a positive number of seconds")
         require(self.over_select >= 0, f"over_select = {self.over_select}: must be 0 or more")
 
-    def turn(self, rounds: Round, event: Event, clients: Mapping[int, int], seed: int) -> Turn:
+    def turn(self, rounds: Round, event: Event, clients: Mapping[int, object], seed: int) -> Turn:
         """Book the event; `clients` are those known at the start."""
         match event:
             case ClientReady():
                 rounds.idle[event.client] = None
                 if event.client not in clients:
                     rounds.newcomers[event.client] = None
-                return Turn(actions=[] if rounds.is_open else [SetTimer(OPEN, event.now)])
+                return Turn(actions=[] if rounds.is_open else [SetTimer(OPEN + self.key, event.now)])
             case UpdateArrived() if event.client in rounds.waiting:
                 del rounds.waiting[event.client]
                 rounds.heard += 1
@@ -75,23 +76,23 @@ class Rounds:
             case ClientLost() if event.client in rounds.waiting:
                 del rounds.waiting[event.client]
                 return self._maybe_close(rounds, event.now, counts=False)
-            case TimerFired(key=key) if key == OPEN and not rounds.is_open and rounds.idle:
+            case TimerFired(key=key) if key == OPEN + self.key and not rounds.is_open and rounds.idle:
                 return self._open(rounds, event.now, len(clients) + len(rounds.newcomers), seed)
-            case TimerFired(key=key) if key == DEADLINE and rounds.is_open:
+            case TimerFired(key=key) if key == DEADLINE + self.key and rounds.is_open:
                 return self._close(rounds, event.now, counts=False)
         return Turn()
 
     def _open(self, rounds: Round, now: float, known: int, seed: int) -> Turn:
         wanted = sample_size(self.sample, known)
         asked = ceil(wanted * (1 + self.over_select) - 1e-9)
-        chosen = sample(list(rounds.idle), asked, seed, "round", rounds.number)
+        chosen = sample(list(rounds.idle), asked, seed, "round" + self.key, rounds.number)
         for client in chosen:
             del rounds.idle[client]
             rounds.waiting[client] = None
         rounds.wanted = min(wanted, len(chosen))
         rounds.heard = 0
         rounds.number += 1
-        timer: list[Action] = [] if self.deadline is None else [SetTimer(DEADLINE, now + self.deadline)]
+        timer: list[Action] = [] if self.deadline is None else [SetTimer(DEADLINE + self.key, now + self.deadline)]
         return Turn(actions=timer, chosen=chosen)
 
     def _maybe_close(self, rounds: Round, now: float, *, counts: bool) -> Turn:
@@ -102,6 +103,6 @@ class Rounds:
     def _close(self, rounds: Round, now: float, *, counts: bool) -> Turn:
         rounds.waiting.clear()
         rounds.wanted = 0
-        actions: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE)]
+        actions: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + self.key)]
         # the last member is ready again within this instant; the next round waits for it
-        return Turn(actions=[*actions, SetTimer(OPEN, now)], counts=counts, closes=True)
+        return Turn(actions=[*actions, SetTimer(OPEN + self.key, now)], counts=counts, closes=True)

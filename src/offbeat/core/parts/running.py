@@ -7,8 +7,9 @@ last vector was taken out is exactly nothing, never a small rest that would have
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, field
+from itertools import repeat
 
 from torch import Tensor
 
@@ -18,26 +19,41 @@ class RunningSum:
     total: Tensor | None = None  # None: of nothing
     count: int = 0
     removals: int = 0  # since it was last added up from the vectors themselves
+    weights: dict[int, float] = field(default_factory=dict)  # of the clients of a table, where `put` fills it
+    weight: float = 0.0  # of all that is in the sum: exact, as long as weights are whole numbers
 
-    def add(self, vector: Tensor) -> None:
-        self.total = vector.clone() if self.total is None else self.total.add_(vector)
+    def add(self, vector: Tensor, weight: float = 1.0) -> None:
+        self.total = vector * weight if self.total is None else self.total.add_(vector, alpha=weight)
         self.count += 1
+        self.weight += weight
 
-    def remove(self, vector: Tensor) -> None:
+    def remove(self, vector: Tensor, weight: float = 1.0) -> None:
         assert self.total is not None
         self.count -= 1
         self.removals += 1
+        self.weight -= weight
         if self.count == 0:
-            self.total, self.removals = None, 0
+            self.total, self.removals, self.weight = None, 0, 0.0
         else:
-            self.total.sub_(vector)
+            self.total.sub_(vector, alpha=weight)
+
+    def put(self, table: MutableMapping[int, Tensor], client: int, vector: Tensor, weight: float = 1.0) -> None:
+        """table[client] := vector, where this is the weighted sum of the whole table: two passes, however long that is."""
+        if client in table:
+            self.remove(table[client], self.weights[client])
+        table[client] = vector
+        self.weights[client] = weight
+        self.add(vector, weight)
+        if self.worn:
+            order = sorted(table)  # a store need not keep one
+            self.renew((table[other] for other in order), (self.weights[other] for other in order))
 
     @property
     def worn(self) -> bool:
         """Is it time to add up anew?"""
         return self.removals > self.count
 
-    def renew(self, vectors: Iterable[Tensor]) -> None:
-        self.total, self.count, self.removals = None, 0, 0
-        for vector in vectors:
-            self.add(vector)
+    def renew(self, vectors: Iterable[Tensor], weights: Iterable[float] = repeat(1.0)) -> None:
+        self.total, self.count, self.removals, self.weight = None, 0, 0, 0.0
+        for vector, weight in zip(vectors, weights, strict=False):
+            self.add(vector, weight)

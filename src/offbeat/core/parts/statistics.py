@@ -8,6 +8,7 @@ maximum over the contributors and the server's own value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,12 @@ def mix(layout: Layout, new: Tensor, server: Tensor, local: Tensor, omega: float
         torch.lerp(server[a:b], local[a:b], omega, out=new[a:b])
     for a, b in layout.counters:
         torch.maximum(server[a:b], local[a:b], out=new[a:b])
+
+
+def own(layout: Layout, vector: Tensor, local: Tensor) -> None:
+    """Write a client's own statistics into the vector of its direction (not published yet): they are values in any case."""
+    for a, b in (*layout.buffers, *layout.counters):
+        vector[a:b] = local[a:b]
 
 
 @dataclass(slots=True)
@@ -45,6 +52,14 @@ class Contributions:
             self.mean[a:b].lerp_(local[a:b], weight / self.weight)
         for a, b in layout.counters:
             torch.maximum(self.mean[a:b], local[a:b], out=self.mean[a:b])
+
+    @staticmethod
+    def of(layout: Layout, table: Mapping[int, Tensor], weights: Mapping[int, float]) -> Contributions:
+        """The weighted mean over a table of clients. One pass over all of it, so not asked for where there are no statistics."""
+        found = Contributions()
+        for client in () if layout.plain else sorted(table):
+            found.add(layout, table[client], weights[client])
+        return found
 
     def write(self, layout: Layout, new: Tensor, server: Tensor, omega: float = 1.0) -> None:
         """Write the statistics of `new`; without a contribution they stay the server's."""

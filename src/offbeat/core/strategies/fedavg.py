@@ -10,28 +10,13 @@ Checked:  tests/strategies/test_fedavg.py (hand-worked), the laws, FedBuff(k=all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from offbeat.core.about import About
-from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, UpdateArrived, World
-from offbeat.core.vector import Layout
-
-
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
-    clients: Mapping[int, int]
-    seed: int
-    rounds: Round = field(default_factory=Round)
-    answers: Buffer = field(default_factory=Buffer)
+from offbeat.core.parts.averaging import Averaging, average
+from offbeat.core.parts.rounds import Rounds
+from offbeat.core.protocol import Action, Event, LocalWork, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +34,8 @@ class FedAvg:
     def _rounds(self) -> Rounds:
         return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
-    def init(self, world: World) -> State:
-        return State(model=world.model, version=0, layout=world.layout, clients=world.clients, seed=world.seed)
+    def init(self, world: World) -> Averaging:
+        return Averaging.of(world)
 
-    def on_event(self, state: State, event: Event) -> list[Action]:
-        turn = self._rounds().turn(state.rounds, event, state.clients, state.seed)
-        actions = turn.actions
-        if turn.counts:
-            assert isinstance(event, UpdateArrived)
-            state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
-        if turn.closes:
-            actions = [*self._close(state), *actions]
-        return actions + [Dispatch(client, state.model, self.work) for client in turn.chosen]
-
-    def _close(self, state: State) -> list[Action]:
-        answers, state.answers = state.answers, Buffer()
-        if answers.total is None:
-            return []  # nobody answered: keep w
-        model = answers.total / answers.weight  # w := sum_k n_k w_k / sum_k n_k
-        answers.statistics.write(state.layout, model, state.model)
-        state.model = model
-        state.version += 1
-        return [Commit(model)]
+    def on_event(self, state: Averaging, event: Event) -> list[Action]:
+        return average(state, event, self._rounds(), self.work)  # w := sum_k n_k w_k / sum_k n_k

@@ -1,0 +1,65 @@
+"""Rounds that end in an average: what FedAvg, FedProx, FedAvgM and FedAdam share on the server.
+
+The answers of a round are averaged by their examples. That mean is the next model, or a server optimizer is shown the way to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.rounds import Round, Rounds
+from offbeat.core.parts.server_opt import Memory, ServerOptimizer
+from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.vector import Layout
+
+
+@dataclass(slots=True)
+class Averaging:
+    """The whole state of such a method."""
+
+    model: Tensor
+    version: int
+    layout: Layout
+    clients: Mapping[int, int]
+    seed: int
+    rounds: Round = field(default_factory=Round)
+    answers: Buffer = field(default_factory=Buffer)
+    memory: Memory = field(default_factory=Memory)  # of the server optimizer
+
+    @staticmethod
+    def of(world: World) -> Averaging:
+        return Averaging(model=world.model, version=0, layout=world.layout, clients=world.clients, seed=world.seed)
+
+
+def average(state: Averaging, event: Event, rounds: Rounds, work: LocalWork, optimizer: ServerOptimizer | None = None) -> list[Action]:
+    """Answer an event; without an optimizer the mean of a round is the next model, to the last bit."""
+    turn = rounds.turn(state.rounds, event, state.clients, state.seed)
+    actions = turn.actions
+    if turn.counts:
+        assert isinstance(event, UpdateArrived)
+        state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
+    if turn.closes:
+        actions = [*_close(state, optimizer), *actions]
+    return actions + [Dispatch(client, state.model, work) for client in turn.chosen]
+
+
+def _close(state: Averaging, optimizer: ServerOptimizer | None) -> list[Action]:
+    answers, state.answers = state.answers, Buffer()
+    if answers.total is None:
+        return []  # nobody answered: keep w, and whatever the optimizer remembers
+    w, model = state.model, answers.total / answers.weight  # sum_k n_k w_k / sum_k n_k
+    notes: list[Action] = []
+    if optimizer is not None:
+        d = model.sub_(w)
+        model = optimizer.step(state.memory, w, d)
+        lengths = (torch.linalg.vector_norm(state.layout.trainable(v)) for v in (d, model - w))
+        notes = [Note(dict(zip(("d", "step"), map(float, lengths), strict=True)))]
+    answers.statistics.write(state.layout, model, w)  # averaged, whatever the optimizer made of them
+    state.model = model
+    state.version += 1
+    return [Commit(model), *notes]

@@ -1,0 +1,120 @@
+"""The nearest vector to v that goes against none of the rows of G: min ||x - v|| with <x, G_i> >= rho ||v|| ||G_i||.
+
+With x = v + G^T z it is the non-negative quadratic program min_z 1/2 z^T GG^T z + z^T b, z >= 0, b_i = <v, G_i> - rho ||v|| ||G_i||.
+Only inner products enter, so both solvers take the Gram matrix of the rows G_1 .. G_n, v (v last) and return z. How long a
+row is makes no difference to x, so rows are scaled to length one first; a row of (almost) no length asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.core.parts.projection import BLOCK, NEGLIGIBLE
+
+MARGIN = 64  # of the rounding of a Gram matrix's entries: less than this is not a distance
+# the 8 active sets of three variables, none first: of equally good ones the smaller counts
+SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
+
+
+def gram_of(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
+    """The inner products of these entries of all rows, a block at a time: each row is read once and nothing long is copied."""
+    gram = rows[0].new_zeros(len(rows), len(rows))
+    width = max(1, BLOCK // len(rows))
+    for a in range(start, stop, width):
+        some = torch.stack([row[a : min(a + width, stop)] for row in rows])
+        gram.addmm_(some, some.mT)
+    return gram
+
+
+class _Program(NamedTuple):
+    """min 1/2 u^T A u + b^T u, u >= 0 with rows and v of length one; z = u * scale."""
+
+    A: Tensor  # [..., n, n], a row and a column of zeros for a row of no length
+    b: Tensor  # [..., n]
+    scale: Tensor  # [..., n]
+
+
+def _scaled(gram: Tensor, size: int | Tensor, rho: float) -> _Program:
+    """In float64, whatever the vectors are: differences of products of cosines follow."""
+    entries = torch.as_tensor(size, device=gram.device).unsqueeze(-1)
+    nothing = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps if gram.dtype == torch.float64 else NEGLIGIBLE * entries
+    gram = gram.double()
+    squared = gram.diagonal(dim1=-2, dim2=-1)
+    long = squared > nothing
+    inverse = torch.where(long, squared, 1.0).rsqrt() * long
+    cosines = gram * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+    b = (cosines[..., :-1, -1] - rho) * long[..., :-1]
+    return _Program(cosines[..., :-1, :-1], b, inverse[..., :-1] * squared[..., -1:].clamp(min=0).sqrt())
+
+
+@cache
+def _sets(device: torch.device) -> tuple[Tensor, Tensor]:
+    """[8, 3]: which variables a set has, and which pairs 01, 02, 12."""
+    members = torch.tensor(SETS, dtype=torch.float64, device=device)
+    return members, members[:, (0, 0, 1)] * members[:, (1, 2, 2)]
+
+
+def solve_three(gram: Tensor, size: int | Tensor, rho: float = 0.0) -> Tensor:
+    """z [..., 3] of Gram matrices [..., 4, 4] of vectors of that many entries: exact, without a branch on values.
+
+    A solution has a support whose rows are independent (along a dependence one could go on to a smaller one), and is then
+    the only stationary point there. So it is the best of the at most 8 such points that are not negative.
+    """
+    A, b, scale = _scaled(gram, size, rho)
+    members, pairs = _sets(A.device)
+    # the program of each set [..., 8]; outside it a row of the identity, and nothing asked
+    a01, a02, a12 = (torch.stack([A[..., 0, 1], A[..., 0, 2], A[..., 1, 2]], -1).unsqueeze(-2) * pairs).unbind(-1)
+    b0, b1, b2 = (b.unsqueeze(-2) * members).unbind(-1)
+    # A_S = L D L^T, D_0 = 1: a pivot is the squared distance of a row from the span of those before it
+    tau = MARGIN * torch.finfo(gram.dtype).eps
+    d1 = 1.0 - a01.square()
+    d1 = torch.where(apart := d1 > tau, d1, 1.0)
+    l21 = (a12 - a01 * a02) / d1
+    d2 = 1.0 - a02.square() - l21.square() * d1
+    independent = apart & (d2 > tau)
+    d2 = torch.where(independent, d2, 1.0)
+    y1 = a01 * b0 - b1
+    u2 = (a02 * b0 - b2 - l21 * y1) / d2  # A_S u = -b_S
+    u1 = y1 / d1 - l21 * u2
+    u = torch.stack([-b0 - a01 * u1 - a02 * u2, u1, u2], dim=-1)
+    # a row of no length has A_ii = 0: along it u is -b_i = 0, and nothing changes
+    objective = (u * (0.5 * u @ A + b.unsqueeze(-2))).sum(-1)
+    feasible = independent & (u >= 0).all(-1)
+    best = torch.where(feasible, objective, torch.inf).argmin(-1)
+    u = u.gather(-2, best[..., None, None].expand(*best.shape, 1, 3)).squeeze(-2)
+    if rho > 0:  # a margin that no vector keeps: then there is no solution, and v stays as it is
+        left = (A @ u.unsqueeze(-1)).squeeze(-1) + b  # <x, G_i> - rho
+        u = u * (left >= -2 * tau**0.5).all(-1, keepdim=True)
+    return (u * scale).to(gram.dtype)
+
+
+def solve(gram: Tensor, size: int, rho: float = 0.0) -> Tensor | None:
+    """z [n] for any number of rows; None if the solver fails, or if no vector keeps the margin.
+
+    Lawson and Hanson's least-distance program: with GG^T = B^T B and h = -b, let t >= 0 be the non-negative least-squares
+    solution of [B; h^T] t = (0, .., 0, 1). Then z = t / (1 - h^T t). Nothing is inverted, so rows may depend on each other.
+    """
+    from scipy.optimize import nnls  # slow to import, and few methods need it
+
+    A, b, scale = (part.cpu().numpy() for part in _scaled(gram, size, rho))
+    long = scale > 0
+    z = np.zeros(len(b))
+    if long.any():
+        h = -b[long]
+        try:
+            values, vectors = np.linalg.eigh(A[np.ix_(long, long)])
+            B = np.sqrt(values.clip(min=0.0))[:, None] * vectors.T
+            t, _ = nnls(np.vstack([B, h]), np.append(np.zeros(len(h)), 1.0))
+        except (RuntimeError, ValueError, np.linalg.LinAlgError):
+            return None
+        rest = 1.0 - h @ t  # 1 / (1 + ||x - v||^2): at least 1/2 without a margin, 0 where none can be kept
+        if not rest > MARGIN * torch.finfo(gram.dtype).eps:
+            return None
+        z[long] = t / rest * scale[long]
+    return torch.from_numpy(z).to(gram)

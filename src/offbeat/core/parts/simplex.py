@@ -1,0 +1,47 @@
+"""The smallest value of a quadratic form over the simplex: which mixture of several costs least."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.floating[Any]]
+
+KEPT = 0.01  # the least eigenvalue kept of a matrix that is not positive semidefinite
+
+
+def simplex_minimum(Q: Matrix) -> Matrix | None:
+    """argmin a^T Q a with a >= 0, sum a = 1; None if there is none to be found.
+
+    With Q = L^T L let z >= 0 minimise ||L z||^2 + (sum z - 1)^2. Along a ray z = s a the best s leaves q / (1 + q), q = a^T Q a,
+    which grows with q: so the best ray goes through the answer, a = z / sum z.
+    """
+    from scipy.optimize import nnls  # slow to import, and few methods need it
+
+    scale = float(np.abs(Q).max(initial=0.0))
+    if not 0 < scale < np.inf:
+        return None
+    try:
+        L = _factor(Q) / np.sqrt(scale)
+        if not L.any():
+            return None
+        z, _ = nnls(np.vstack([L, np.ones(len(Q))]), np.append(np.zeros(len(L)), 1.0))
+    except (RuntimeError, np.linalg.LinAlgError):
+        return None
+    a: Matrix = z / z.sum()
+    return a
+
+
+def _factor(Q: Matrix) -> Matrix:
+    """L with L^T L = Q; of a Q that is not positive semidefinite only eigenvalues >= 0.01 are kept."""
+    factor: Matrix
+    try:
+        factor = np.linalg.cholesky(Q).T
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(Q)
+        rounding = len(Q) * np.finfo(Q.dtype).eps * values[-1]
+        values = np.where(values >= (0.0 if values[0] >= -rounding else KEPT), values, 0.0)
+        factor = np.sqrt(values)[:, None] * vectors.T
+    return factor

@@ -1,0 +1,207 @@
+"""
+Paper:    Chai et al., "FedAT: A High-Performance and Communication-Efficient Federated Learning System with Asynchronous Tiers", SC 2021.
+Follows:  the training of the tiers and the cross-tier weighted aggregation; without the compression of what is sent.
+Notation: M -> len(state.tiers), fastest first; w^(m) -> tier.model; T_m -> tier.count; lambda -> lam; w_0 -> the model after profiling.
+Deviates: 1. neither paper nor code was at hand: the rule is taken from descriptions of it, the weights literally. A tier weighs as often
+             as its mirror image was updated: after the very first update, unless the middle tier made it, w is still w_0. smooth=1 adds 1
+             to every count.
+          2. speeds are measured (parts.profile): first jobs are one FedAvg round, then tiers are cut. Tier models begin with its result.
+          3. tiers are of about equal size, or with `ratio` as few as keep speeds within that ratio inside a tier (FedCompass's setting).
+          4. a newcomer joins the tier of the client nearest in speed. A tier without members does not exist; one whose members are
+             gone keeps its model.
+          5. retier: every so many tier rounds tiers are cut anew by mean durations. The m-th keeps model and count of the m-th; where their
+             number changes, of the one at the same place in between. Jobs under way still count in the round they were sent out for.
+          6. a tier round in which nobody answers changes nothing. deadline holds for tier rounds and for profiling.
+Checked:  tests/strategies/test_fedat.py (hand-worked), the laws, one tier reduces to FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
+from typing import ClassVar
+
+from torch import Tensor
+
+from offbeat.core.about import About
+from offbeat.core.errors import require
+from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.profile import Profile, cut_by_ratio, cut_into, nearest, profile_turn
+from offbeat.core.parts.proximal import with_proximal
+from offbeat.core.parts.rounds import OPEN, Round, Rounds
+from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Note, SetTimer, TimerFired, UpdateArrived, World
+from offbeat.core.vector import Layout
+
+TIERS = 5
+
+
+@dataclass(slots=True)
+class Tier:
+    number: int  # for its timers and draws; its place may change
+    model: Tensor  # w^(m)
+    count: int = 0  # T_m
+    members: dict[int, None] = field(default_factory=dict)
+    rounds: Round = field(default_factory=Round)
+    answers: Buffer = field(default_factory=Buffer)
+
+    @property
+    def key(self) -> str:
+        return f" {self.number}"
+
+
+@dataclass(slots=True)
+class State:
+    model: Tensor
+    version: int
+    layout: Layout
+    seed: int
+    profile: Profile = field(default_factory=Profile)
+    answers: Buffer = field(default_factory=Buffer)  # of the profiling round
+    tiers: list[Tier] = field(default_factory=list)  # fastest first
+    created: int = 0
+    since: int = 0  # tier rounds since tiers were last cut
+
+    def concerned(self, event: Event) -> list[Tier]:
+        """The tiers an event may mean something to."""
+        if isinstance(event, TimerFired):
+            return self.tiers
+        waiting = [tier for tier in self.tiers if event.client in tier.rounds.waiting]
+        return waiting or [tier for tier in self.tiers if event.client in tier.members]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAT:
+    about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")  # beyond a model per tier
+
+    lam: float = 0.4  # lambda, the pull towards what a client was sent
+    ratio: float | None = None  # slowest / fastest inside a tier at most; then `tiers` does not count
+    tiers: int | None = TIERS
+    smooth: int = 0  # 1: added to every count, so that no tier weighs nothing
+    sample: int | float | None = None  # clients a tier's round: a number, a share of the tier, or all
+    deadline: float | None = None
+    retier: int | None = None  # tiers are cut anew after so many tier rounds
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self) -> None:
+        require(self.lam >= 0 and isfinite(self.lam), f"lam = {self.lam}: must be 0 or more, and finite")
+        require(self.tiers is None or self.tiers >= 1, f"tiers = {self.tiers}: at least 1 tier")
+        require(
+            self.ratio is None or 1 <= self.ratio < float("inf"), f"ratio = {self.ratio}: slowest / fastest, a finite factor of 1 or more"
+        )
+        one = self.tiers is not None if self.ratio is None else self.tiers in (None, TIERS)
+        require(one, f"tiers = {self.tiers}, ratio = {self.ratio}: give one of the two")
+        require(self.smooth in (0, 1), f"smooth = {self.smooth}: 0 or 1")
+        require(self.retier is None or self.retier >= 1, f"retier = {self.retier}: at least 1 tier round, or none")
+        Rounds(sample=self.sample, deadline=self.deadline)
+        self._pulled  # noqa: B018 - work that cannot take the pull is refused now, not at the first dispatch
+
+    @cached_property
+    def _pulled(self) -> LocalWork:
+        return with_proximal(self.work, self.lam)  # f_k(w_k) + lambda / 2 ||w_k - w||^2
+
+    def init(self, world: World) -> State:
+        return State(model=world.model, version=0, layout=world.layout, seed=world.seed)
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        turn = profile_turn(state.profile, event, self.deadline)
+        actions = list(turn.actions)
+        if turn.counts and isinstance(event, UpdateArrived):
+            state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
+        if turn.closes:
+            actions += self._begin(state, event.now)
+        if turn.placed and isinstance(event, UpdateArrived):
+            self._place(state, event.client)
+        if isinstance(event, UpdateArrived):
+            actions.append(Note({"seconds": event.now - event.started}, event.ticket))
+        if turn.passes:
+            actions += self._rounds(state, event)
+        return actions + [Dispatch(client, state.model, self._pulled) for client in turn.chosen]
+
+    def _cut(self, state: State) -> list[list[int]]:
+        state.since = 0
+        state.profile.forget()
+        seconds = state.profile.seconds
+        return cut_into(self.tiers or TIERS, seconds) if self.ratio is None else cut_by_ratio(self.ratio, seconds)
+
+    def _begin(self, state: State, now: float) -> list[Action]:
+        """The profiling round is over: its mean is w_0, and every tier starts from there."""
+        mean = state.answers.mean(state.layout, state.model)
+        assert mean is not None
+        state.answers = Buffer()
+        state.model = mean
+        state.version += 1
+        groups = self._cut(state)
+        state.tiers = [self._tier(state, mean, 0) for _ in groups]
+        self._settle(state, groups, state.profile.idle)
+        state.profile.idle = {}
+        return [Commit(mean), self._spread(state), *self._open_soon(state, now)]
+
+    def _tier(self, state: State, model: Tensor, count: int) -> Tier:
+        state.created += 1
+        return Tier(state.created, model, count)
+
+    def _settle(self, state: State, groups: list[list[int]], idle: dict[int, None]) -> None:
+        for tier, members in zip(state.tiers, groups, strict=True):
+            tier.members = dict.fromkeys(members)
+            tier.rounds.idle = {client: None for client in members if client in idle}
+
+    def _open_soon(self, state: State, now: float) -> list[Action]:
+        return [SetTimer(OPEN + tier.key, now) for tier in state.tiers if tier.rounds.idle and not tier.rounds.is_open]
+
+    def _place(self, state: State, newcomer: int) -> None:
+        neighbour = nearest(newcomer, state.profile.seconds)
+        next(tier for tier in state.tiers if neighbour in tier.members).members[newcomer] = None
+
+    def _rounds(self, state: State, event: Event) -> list[Action]:
+        actions: list[Action] = []
+        for tier in state.concerned(event):
+            rounds = Rounds(sample=self.sample, deadline=self.deadline, key=tier.key)
+            turn = rounds.turn(tier.rounds, event, tier.members, state.seed)
+            if turn.counts and isinstance(event, UpdateArrived):
+                tier.answers.add(state.layout, event.local, float(event.num_examples), event.local)
+            if turn.closes:
+                actions += self._step(state, tier)
+            actions += turn.actions
+            actions += [Dispatch(client, state.model, self._pulled) for client in turn.chosen]
+        if self.retier is not None and state.since >= self.retier:
+            actions += self._retier(state, event.now)
+        return actions
+
+    def _step(self, state: State, tier: Tier) -> list[Action]:
+        answers, tier.answers = tier.answers, Buffer()
+        mean = answers.mean(state.layout, tier.model)
+        if mean is None:
+            return []  # nobody answered
+        tier.model = mean  # w^(m) := sum_k n_k y_k / sum_k n_k
+        tier.count += 1
+        state.since += 1
+        counts = [t.count + self.smooth for t in state.tiers]
+        weights = [mirrored / sum(counts) for mirrored in reversed(counts)]  # T_{M+1-m} / T
+        merged = Buffer()
+        for t, weight in zip(state.tiers, weights, strict=True):
+            if weight > 0:
+                merged.add(state.layout, t.model, weight, t.model)
+        model = merged.total  # w = sum_m T_{M+1-m} / T w^(m)
+        assert model is not None
+        merged.statistics.write(state.layout, model, state.model)
+        state.model = model
+        state.version += 1
+        m = next(place for place, t in enumerate(state.tiers) if t is tier)
+        return [Commit(model), Note({"tier": m + 1, "rounds": tier.count, "weight": weights[m]})]
+
+    def _retier(self, state: State, now: float) -> list[Action]:
+        old, groups = state.tiers, self._cut(state)
+        idle = {client: None for tier in old for client in tier.rounds.idle}
+        state.tiers = []
+        taken: dict[int, None] = {}
+        for j in range(len(groups)):
+            source = old[(2 * j + 1) * len(old) // (2 * len(groups))]  # the middle of the j-th of M' lies in its share of M
+            state.tiers.append(self._tier(state, source.model, source.count) if source.number in taken else source)
+            taken[source.number] = None
+        self._settle(state, groups, idle)
+        return [self._spread(state), *self._open_soon(state, now)]
+
+    def _spread(self, state: State) -> Note:
+        seconds = state.profile.seconds.values()
+        return Note({"tiers": len(state.tiers), "fastest": min(seconds), "slowest": max(seconds)})

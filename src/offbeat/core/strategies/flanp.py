@@ -1,0 +1,126 @@
+"""
+Paper:    Reisizadeh et al., "Straggler-Resilient Federated Learning: Leveraging the Interplay Between Statistical Accuracy …", JSAIT 2022.
+Follows:  the adaptive participation of FLANP: train with the n fastest clients to their statistical accuracy, double n, go on from there.
+Notation: n -> state.n; n_0 -> n0; N -> clients measured so far; ||grad L_n(w)|| -> the length of a round's mean delta.
+Deviates: 1. neither paper nor code was at hand: the rule is taken from descriptions of it.
+          2. the paper ends a stage at ||grad L_n(w)||^2 <= 2 mu c / (n s), whose constants are unknown. Here it ends when a round's mean
+             delta (which stands for the gradient) is shorter than half of that of the stage's first, or after max_rounds_per_stage.
+          3. the solver is FedAvg, weighted by examples, not FedGATE: no gradient tracking.
+          4. speeds are measured (parts.profile): first jobs are one FedAvg round over everybody, before the first stage. Later jobs are
+             measured too.
+          5. a round's clients are the n fastest of those who are there when it opens, so that nobody who left is waited for.
+             A newcomer takes its place by its first job.
+          6. a round in which nobody answers counts towards max_rounds_per_stage. sample and deadline are additions.
+Checked:  tests/strategies/test_flanp.py (hand-worked), the laws, n0 = all reduces to FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from offbeat.core.about import About
+from offbeat.core.errors import require
+from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.profile import Profile, Profiled, fastest, profile_turn
+from offbeat.core.parts.rounds import OPEN, Round, Rounds, Turn
+from offbeat.core.parts.selection import sample_size
+from offbeat.core.protocol import Action, ClientLost, Commit, Dispatch, Event, LocalWork, Note, SetTimer, TimerFired, UpdateArrived, World
+from offbeat.core.vector import Layout
+
+
+@dataclass(slots=True)
+class State:
+    model: Tensor
+    version: int
+    layout: Layout
+    seed: int
+    profile: Profile = field(default_factory=Profile)
+    answers: Buffer = field(default_factory=Buffer)
+    rounds: Round = field(default_factory=Round)
+    bench: dict[int, None] = field(default_factory=dict)  # idle, but not among the n fastest
+    n: int = 0
+    stage: int = 0
+    done: int = 0  # rounds of this stage
+    first: float | None = None  # ||mean delta|| of the stage's first round
+
+
+@dataclass(frozen=True, kw_only=True)
+class FLANP:
+    about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
+
+    n0: int = 2  # clients of the first stage
+    max_rounds_per_stage: int = 10
+    sample: int | float | None = None  # clients a round: a number, a share of the stage, or all of it
+    deadline: float | None = None
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self) -> None:
+        require(self.n0 >= 1, f"n0 = {self.n0}: at least 1 client")
+        require(self.max_rounds_per_stage >= 1, f"max_rounds_per_stage = {self.max_rounds_per_stage}: at least 1 round")
+        Rounds(sample=self.sample, deadline=self.deadline)
+
+    def init(self, world: World) -> State:
+        return State(model=world.model, version=0, layout=world.layout, seed=world.seed)
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        profiling = profile_turn(state.profile, event, self.deadline)
+        turn: Turn | Profiled = self._turn(state, event) if profiling.passes else profiling
+        actions = turn.actions
+        if turn.counts:
+            assert isinstance(event, UpdateArrived)
+            state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
+        if profiling.closes:
+            actions = [*self._average(state), *self._begin(state, event.now), *actions]
+        elif turn.closes:
+            actions = [*self._close(state), *actions]
+        if isinstance(event, UpdateArrived):
+            actions = [*actions, Note({"seconds": event.now - event.started}, event.ticket)]
+        return actions + [Dispatch(client, state.model, self.work) for client in turn.chosen]
+
+    def _begin(self, state: State, now: float) -> list[Action]:
+        state.n = min(self.n0, len(state.profile.seconds))
+        state.bench, state.profile.idle = state.profile.idle, {}
+        return [SetTimer(OPEN, now)]
+
+    def _turn(self, state: State, event: Event) -> Turn:
+        if isinstance(event, ClientLost) and event.ticket is None:
+            state.bench.pop(event.client, None)
+        elif isinstance(event, TimerFired) and event.key == OPEN and not state.rounds.is_open:
+            self._line_up(state)
+        rounds = Rounds(sample=sample_size(self.sample, max(state.n, 1)), deadline=self.deadline)
+        return rounds.turn(state.rounds, event, state.profile.seconds, state.seed)
+
+    def _line_up(self, state: State) -> None:
+        """The n fastest of those who are there take part; the others go on waiting."""
+        order = fastest({client: state.profile.seconds[client] for client in (*state.bench, *state.rounds.idle)})
+        state.rounds.idle, state.bench = dict.fromkeys(order[: state.n]), dict.fromkeys(order[state.n :])
+
+    def _average(self, state: State) -> list[Action]:
+        answers, state.answers = state.answers, Buffer()
+        mean = answers.mean(state.layout, state.model)  # w := sum_k n_k y_k / sum_k n_k
+        if mean is None:
+            return []  # nobody answered: keep w
+        state.model = mean
+        state.version += 1
+        return [Commit(mean)]
+
+    def _close(self, state: State) -> list[Action]:
+        before = state.model
+        actions = self._average(state)
+        state.done += 1
+        over = state.done >= self.max_rounds_per_stage
+        if actions:
+            delta = float(torch.linalg.vector_norm(state.layout.trainable(torch.sub(state.model, before))))  # ||mean_k (y_k - w)||
+            state.first = delta if state.first is None else state.first
+            over = over or delta < state.first / 2
+            actions.append(Note({"stage": state.stage, "n": state.n, "delta": delta, "first": state.first}))
+        N = len(state.profile.seconds)
+        if over and state.n < N:
+            state.n = min(2 * state.n, N)  # n := min(2n, N)
+            state.stage += 1
+            state.done, state.first = 0, None
+        return actions

@@ -1,0 +1,208 @@
+"""
+Paper:    Luo et al., "GradMA: A Gradient-Memory-based Accelerated Federated Learning with Alleviated Catastrophic Forgetting", CVPR 2023.
+Follows:  the authors' code (worker and server corrections); the paper's text was not at hand.
+Notation: x -> job.start; w -> w; g' , g^x , e -> the first three rows of G; g~ -> what Corrected.direction returns; gamma_l, gamma_g ->
+          lr_local, lr_global; beta_1, beta_2 -> beta1, beta2; D_i -> state.deltas[i]; m~ -> state.momentum; c(i) -> state.chosen[i].
+Deviates: 1. both programs are solved exactly, from Gram matrices (parts.nnqp); the code has an interior-point method.
+          2. rho is a margin, <x~, row> >= rho ||x|| ||row||, as in the code; one rho for both halves, the code has two.
+          3. a round is those who answered: acc is normalised over them, and a round nobody answers changes nothing, decay included.
+          4. a client enters the memory when its delta arrives; where everybody in it belongs to this round, it does not (the code crashes).
+          5. weight decay and momentum of the training section act on g~; the code decays before the correction, and has no local momentum.
+          6. sample=None (everybody) by default; the code samples 10 of 100, takes 5 steps on batches of 64.
+          7. worker=False, server=False are the code's GradMA-S and GradMA-W, the latter without server momentum as there; but there it
+             keeps the previous iterate from job to job, here every job begins with none.
+Checked:  tests/strategies/test_gradma.py (hand-worked, both halves; reduces to FedAvg and FedAvgM), tests/core/test_nnqp.py, the laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import isfinite
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from offbeat.core.about import About
+from offbeat.core.errors import require
+from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.nnqp import gram_of, solve, solve_three
+from offbeat.core.parts.rounds import Round, Rounds
+from offbeat.core.protocol import Action, Commit, Dispatch, Event, Gradient, LocalJob, LocalRule, LocalWork, Note, UpdateArrived, World
+from offbeat.core.vector import Layout
+
+
+def _sizes(layout: Layout) -> list[int]:
+    """Of the tensors: each has a program of its own."""
+    return [s.stop - s.start for s in layout.of_kind("param")]
+
+
+# ---------------------------------------------------------------- the client half
+
+
+@dataclass(frozen=True)
+class Corrected(LocalRule):
+    """Steps that undo neither the last one nor the global model's own gradient, and do not go further from that model."""
+
+    cost: ClassVar[float] = 3.0
+    rho: float = 0.0
+
+    def begin(self, job: LocalJob) -> tuple[Tensor, Tensor]:
+        # before the first step the previous iterate is x: g' = g = g^x, e = 0, and g~ = g
+        return job.start, torch.tensor(_sizes(job.layout), device=job.start.device)
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
+        previous, sizes = carry
+        g = grad(w)  # first: the one evaluation that moves the statistics of BatchNorm
+        rows = torch.stack([grad(previous), grad(job.start), w - job.start, g], dim=-2)  # g', g^x, e = w - x; and g
+        tensors = rows.split_with_sizes(_sizes(job.layout), dim=-1)
+        grams = torch.stack([G @ G.mT for G in tensors], dim=-3)
+        z = solve_three(grams, sizes, self.rho)  # min_{z >= 0} 1/2 z^T GG^T z + z^T G g, in every tensor
+        moves = [z_l.unsqueeze(-2) @ G[..., :3, :] for z_l, G in zip(z.unbind(-2), tensors, strict=True)]
+        return g + torch.cat(moves, dim=-1).squeeze(-2), (w.clone(), sizes)  # g~ = g + G^T z; w is moved in place
+
+
+# ---------------------------------------------------------------- the server half
+
+
+@dataclass(slots=True)
+class State:
+    model: Tensor
+    version: int
+    layout: Layout
+    clients: Mapping[int, int]
+    seed: int
+    deltas: MutableMapping[int, Tensor]  # D_i, params only; a client that is remembered but not here has D_i = 0
+    rounds: Round = field(default_factory=Round)
+    members: dict[int, None] = field(default_factory=dict)  # of the last round opened
+    chosen: dict[int, int] = field(default_factory=dict)  # the memory: client -> in how many rounds since it was let in
+    answers: Buffer = field(default_factory=Buffer)
+    momentum: Tensor | None = None  # m~, params only; None: 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradMA:
+    about: ClassVar[About] = About("synchronous", keeps="a decayed sum of its deltas (beta2 > 0)", uploads="model")
+
+    beta1: float = 0.9  # momentum
+    beta2: float = 0.0  # what is left of a remembered delta after a round
+    lr_global: float = 1.0  # gamma_g
+    lr_local: float | None = 0.01  # gamma_l; None: the training section's
+    memory_num: int = 100  # clients remembered
+    rho: float = 0.0  # the least cosine with a row that a correction asks for, as a share of ||x|| / ||x~||
+    worker: bool = True  # False: GradMA-S, plain local steps
+    server: bool = True  # False: GradMA-W, no momentum and no memory
+    sample: int | float | None = None
+    deadline: float | None = None
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta1 < 1, f"beta1 = {self.beta1}: must lie in [0, 1)")
+        require(0 <= self.beta2 <= 1, f"beta2 = {self.beta2}: must lie in [0, 1]")
+        require(self.lr_global > 0 and isfinite(self.lr_global), f"lr_global = {self.lr_global}: must be positive and finite")
+        lr = self.lr_local
+        require(
+            lr is None or (lr > 0 and isfinite(lr)), f"lr_local = {lr}: must be positive and finite, or none for the training section's"
+        )
+        wrong = f"work.lr = {self.work.lr}: clients train with lr_local = {lr}; give one of them"
+        require(lr is None or self.work.lr in (None, lr), wrong)
+        require(self.memory_num >= 0, f"memory_num = {self.memory_num}: must be 0 or more")
+        require(0 <= self.rho < 1, f"rho = {self.rho}: must lie in [0, 1)")
+        require(self.work.rule is None, f"work.rule = {self.work.rule!r}: gradma's clients have a rule of their own")
+        self._rounds()
+
+    def _rounds(self) -> Rounds:
+        return Rounds(sample=self.sample, deadline=self.deadline)
+
+    @cached_property
+    def _work(self) -> LocalWork:
+        rule = Corrected(rho=self.rho) if self.worker else None
+        return replace(self.work, lr=self.work.lr if self.lr_local is None else self.lr_local, rule=rule)
+
+    def init(self, world: World) -> State:
+        return State(
+            model=world.model, version=0, layout=world.layout, clients=world.clients, seed=world.seed, deltas=world.store("deltas")
+        )  # fmt: skip
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        turn = self._rounds().turn(state.rounds, event, state.clients, state.seed)
+        actions = turn.actions
+        if turn.counts:
+            assert isinstance(event, UpdateArrived)
+            self._receive(state, event)
+        if turn.closes:
+            actions = [*self._close(state), *actions]
+        if turn.chosen:
+            state.members = dict.fromkeys(turn.chosen)
+            for client in turn.chosen:
+                if client in state.chosen:
+                    state.chosen[client] += 1
+        return actions + [Dispatch(client, state.model, self._work) for client in turn.chosen]
+
+    def _receive(self, state: State, event: UpdateArrived) -> None:
+        delta = state.layout.trainable(event.base) - state.layout.trainable(event.local)  # descent: w - y_k
+        state.answers.add(state.layout, delta, float(event.num_examples), event.local)
+        if self.server and self._remembers(state, event.client):
+            held = state.deltas.get(event.client)
+            state.deltas[event.client] = delta if held is None else held + delta  # D_i := D_i + (w - y_i)
+
+    def _remembers(self, state: State, client: int) -> bool:
+        """Is it in the memory, or is there room for it?"""
+        if client in state.chosen:
+            return True
+        if len(state.chosen) >= self.memory_num:
+            others = [other for other in state.chosen if other not in state.members]
+            if not others:
+                return False
+            evicted = min(others, key=state.chosen.__getitem__)  # the least often chosen, of several the one longest here
+            del state.chosen[evicted]
+            state.deltas.pop(evicted, None)
+        state.chosen[client] = 1
+        return True
+
+    def _close(self, state: State) -> list[Action]:
+        answers, state.answers = state.answers, Buffer()
+        if answers.total is None:
+            return []  # nobody answered: keep everything
+        actions: list[Action] = []
+        step = answers.total / answers.weight  # acc = sum_k n_k (w - y_k) / sum_k n_k
+        if self.server:
+            m = step if state.momentum is None else step.add_(state.momentum, alpha=self.beta1)  # m := beta_1 m~ + acc
+            step, note = self._correct(state, m)
+            state.momentum = step  # what is carried is the corrected one
+            self._decay(state)
+            actions.append(note)
+        w = state.layout.trainable(state.model)
+        model = state.layout.with_trainable(state.model, torch.sub(w, step, alpha=self.lr_global))  # w := w - gamma_g m~
+        answers.statistics.write(state.layout, model, state.model)
+        state.model = model
+        state.version += 1
+        return [*actions, Commit(model)]
+
+    def _correct(self, state: State, m: Tensor) -> tuple[Tensor, Note]:
+        """m~: the nearest to m that goes, in no tensor, against what a remembered client did."""
+        rows = [state.deltas[client] for client in state.deltas]
+        tilde, corrected, failures, at = m.clone(), 0, 0, 0
+        for size in _sizes(state.layout) if rows else []:
+            here = slice(at, at := at + size)
+            z = solve(gram_of((*rows, m), here.start, here.stop), size, self.rho)  # min_{z >= 0} 1/2 z^T DD^T z + z^T D m
+            if z is None:
+                failures += 1  # m as it is
+                continue
+            active = [(row, z_i) for row, z_i in zip(rows, z.tolist(), strict=True) if z_i > 0]
+            for D_i, z_i in active:
+                tilde[here].add_(D_i[here], alpha=z_i)  # m~ = m + D^T z
+            corrected += bool(active)
+        length = float(torch.linalg.vector_norm(m))
+        share = float(torch.linalg.vector_norm(tilde - m)) / length if length > 0 else 0.0
+        return tilde, Note({"rows": len(rows), "corrected": corrected, "correction": share, "failures": failures})
+
+    def _decay(self, state: State) -> None:
+        if self.beta2 == 0:
+            state.deltas.clear()  # a row of zeros asks for nothing
+            return
+        if self.beta2 < 1:
+            for client in list(state.deltas):
+                state.deltas[client] = state.deltas[client] * self.beta2  # D_i := beta_2 D_i

@@ -1,0 +1,206 @@
+"""
+Paper:    Wu, He, Lin, Mao, Maple, Jarvis, "SAFA: A Semi-Asynchronous Protocol for Fast Federated Learning with Low Overhead", IEEE
+          Transactions on Computers 2021.
+Follows:  the authors' code: lag-tolerant distribution, CFCFM (compensatory first come, first merge) selection, three-step aggregation.
+Notation: tau -> lag; C -> sample; T_lim -> cap; r -> state.round; v_i -> state.versions; P(r) -> state.picks; Q(r) -> state.bypass;
+          c_i -> state.caches; n_i / n -> the weights of state.total, the running sum of all c_i.
+Deviates: 1. the paper's text was not at hand, only its code, which computes rounds of known length. Here a round is a stretch of time: who
+             answers and was not picked last round is picked, everybody else goes to the bypass; the round ends when the quota of picks is
+             met, when nobody is at work, or cap seconds after it began. Missing picks then come from the bypass, in order of arrival.
+          2. the first round is the code's "all-in" epoch: it waits for everybody (or cap), and all who answered are cached before it is
+             averaged. Its picks are the first to come.
+          3. a client that never answered has no c_i and is left out of the average, instead of counting as w_0; newcomers too.
+          4. who still trains when it becomes deprecated is told on arrival: its update is rejected, and it is sent w at once. (The code
+             knows it at the start of the round.) So a client that needs more than lag + 1 rounds for a job is never heard.
+          5. work is handed out when a round begins; who comes, comes back or was lost in between waits for the next one.
+          6. a tolerable client goes on from its c_i. In the code one that crashed goes on from what it was last sent.
+          7. lag=5 as in the paper (the code's signature says 1). Statistics are averaged over the c_i, counters take the maximum.
+Checked:  tests/strategies/test_safa.py (hand-worked), the laws, with everybody picked in every round it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import ClassVar
+
+from torch import Tensor
+
+from offbeat.core.about import About
+from offbeat.core.errors import require
+from offbeat.core.parts.running import RunningSum
+from offbeat.core.parts.selection import check_sample, sample_size
+from offbeat.core.parts.statistics import Contributions
+from offbeat.core.protocol import (
+    Action,
+    ClientLost,
+    ClientReady,
+    Commit,
+    Dispatch,
+    Event,
+    LocalWork,
+    Note,
+    Reject,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+    World,
+)
+from offbeat.core.vector import Layout
+
+ROUND = "round"  # the timer at which a round ends and the next one begins: when an instant is over, or at the cap
+
+
+@dataclass(slots=True)
+class State:
+    model: Tensor
+    version: int
+    layout: Layout
+    clients: Mapping[int, int]  # known at the start
+    caches: MutableMapping[int, Tensor]  # c_i, of those who have ever answered
+    bypassed: MutableMapping[int, Tensor]  # what the clients in the bypass sent
+    total: RunningSum = field(default_factory=RunningSum)  # sum_i n_i c_i
+    changed: bool = False  # since the last Commit
+    round: int = -1
+    quota: int = 0  # picks that end the round
+    ending: bool = False  # when this instant is over
+    newcomers: dict[int, None] = field(default_factory=dict)
+    idle: dict[int, None] = field(default_factory=dict)
+    flying: dict[int, None] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)  # the last round a client answered in, or whose model before it was sent
+    late: dict[int, None] = field(default_factory=dict)  # became deprecated at work: to be rejected, and to be sent w
+    picks: dict[int, None] = field(default_factory=dict)
+    picked: dict[int, None] = field(default_factory=dict)  # the picks of the last round
+    bypass: dict[int, int] = field(default_factory=dict)  # client -> n_i, in order of arrival
+
+
+@dataclass(frozen=True, kw_only=True)
+class Safa:
+    about: ClassVar[About] = About("semi-asynchronous", keeps="its last model", uploads="model")
+    clients_keep: ClassVar[bool] = True  # a tolerable client goes on from what it sent: nothing has to travel
+
+    lag: int = 5  # rounds a client may be behind
+    sample: int | float | None = 0.3  # C, picks a round: a number, a share of all clients, or all of them
+    cap: float | None = None  # seconds a round lasts at most
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self) -> None:
+        require(self.lag >= 0, f"lag = {self.lag}: must be 0 or more rounds")
+        check_sample(self.sample)
+        require(self.cap is None or (self.cap > 0 and isfinite(self.cap)), f"cap = {self.cap}: must be a positive number of seconds")
+
+    def init(self, world: World) -> State:
+        return State(
+            model=world.model, version=0, layout=world.layout, clients=world.clients,
+            caches=world.store("models"), bypassed=world.store("bypass"),
+        )  # fmt: skip
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        actions: list[Action] = []
+        match event:
+            case ClientReady():
+                actions = self._welcome(state, event.client)
+            case UpdateArrived():
+                actions = [self._receive(state, event)]
+            case ClientLost():
+                (state.idle if event.ticket is None else state.flying).pop(event.client, None)
+            case TimerFired(key=key) if key == ROUND:
+                return [*self._end(state), *self._begin(state, event.now)]
+        if self._is_over(state) and not state.ending:
+            state.ending = True
+            actions.append(SetTimer(ROUND, event.now))  # who answers in this very instant is still of this round
+        return actions
+
+    def _is_over(self, state: State) -> bool:
+        met = state.round > 0 and len(state.picks) >= state.quota
+        return met or (not state.flying and bool(state.idle or state.picks or state.bypass))
+
+    # ------------------------------------------------------------ within a round
+
+    def _welcome(self, state: State, client: int) -> list[Action]:
+        if client not in state.clients:
+            state.newcomers[client] = None
+        if client in state.late and state.flying and not state.ending:
+            return [self._dispatch(state, client)]
+        state.idle[client] = None
+        return []
+
+    def _receive(self, state: State, event: UpdateArrived) -> Action:
+        client = event.client
+        del state.flying[client]
+        if client in state.late:
+            return Reject(client, event.ticket, f"more than {self.lag} rounds behind")
+        behind = state.round - 1 - state.versions[client]
+        state.versions[client] = state.round
+        pick = client not in state.picked and len(state.picks) < state.quota
+        if pick:
+            state.picks[client] = None
+        if pick or state.round == 0:
+            self._cache(state, client, event.local, event.num_examples)  # c_i := y_i
+        else:
+            state.bypass[client] = event.num_examples
+            state.bypassed[client] = event.local
+        return Note({"behind": behind, "picked": float(pick)}, event.ticket)
+
+    def _cache(self, state: State, client: int, c: Tensor, n: float) -> None:
+        state.total.put(state.caches, client, c, n)
+        state.changed = True
+
+    # ------------------------------------------------------------ between two rounds
+
+    def _end(self, state: State) -> list[Action]:
+        state.ending = False
+        missing = max(0, state.quota - len(state.picks))
+        for client in list(state.bypass)[:missing]:
+            state.picks[client] = None
+            self._cache(state, client, state.bypassed.pop(client), state.bypass.pop(client))
+        told = {"round": state.round, "picks": len(state.picks), "bypassed": len(state.bypass), "at_work": len(state.flying)}
+        actions: list[Action] = [Note(told)] if state.round >= 0 else []
+        if state.changed:
+            assert state.total.total is not None
+            model = state.total.total / state.total.weight  # w := sum_i (n_i / n) c_i
+            Contributions.of(state.layout, state.caches, state.total.weights).write(state.layout, model, state.model)
+            state.model, state.changed = model, False
+            state.version += 1
+            actions.append(Commit(model))
+        for client, n in state.bypass.items():
+            self._cache(state, client, state.bypassed.pop(client), n)  # c_i := y_i of the others counts from the next round on
+        state.bypass.clear()
+        state.picked, state.picks = state.picks, {}
+        return actions
+
+    def _begin(self, state: State, now: float) -> list[Action]:
+        if not state.idle and not state.flying:
+            return []  # the next to come begins the round
+        state.round += 1
+        state.quota = sample_size(self.sample, len(state.clients) + len(state.newcomers))
+        deprecated = [client for client, v in state.versions.items() if state.round - 1 - v > self.lag]
+        for client in deprecated:
+            self._force(state, client)
+            if client in state.flying:
+                state.late[client] = None
+        dispatches = [self._dispatch(state, client) for client in sorted(state.idle)]
+        tolerable = sum(state.versions[client] != state.round - 1 for client in state.idle)
+        told = {"deprecated": len(deprecated), "synchronised": len(dispatches) - tolerable, "tolerable": tolerable}
+        state.idle.clear()
+        cap: list[Action] = [] if self.cap is None else [SetTimer(ROUND, now + self.cap)]
+        return [Note(told), *cap, *dispatches]
+
+    def _dispatch(self, state: State, client: int) -> Dispatch:
+        """Deprecated: c_i := w, and w. Latest: w. Otherwise, tolerable: c_i."""
+        state.flying[client] = None
+        latest = state.versions.get(client) == state.round - 1
+        if client in state.late:
+            del state.late[client]
+            if not latest:  # w may have moved since it became deprecated
+                self._force(state, client)
+        elif not latest and client in state.caches:
+            return Dispatch(client, state.caches[client], self.work)
+        state.versions[client] = state.round - 1
+        return Dispatch(client, state.model, self.work)
+
+    def _force(self, state: State, client: int) -> None:
+        state.versions[client] = state.round - 1
+        if client in state.caches:
+            self._cache(state, client, state.model, state.total.weights[client])  # c_i := w

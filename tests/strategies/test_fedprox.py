@@ -1,0 +1,105 @@
+"""FedProx, worked by hand. Rounds, losses and statistics: tests/core/test_averaging.py."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import ConfigError
+from offbeat.core.jobs import Job, Result, start_job
+from offbeat.core.parts.proximal import Proximal
+from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note
+from offbeat.core.strategies.fedavg import FedAvg
+from offbeat.core.strategies.fedprox import FedProx
+from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
+
+TWO = {0: 10, 1: 30}
+
+
+def descended(job: LocalJob, rule: Proximal, c: Tensor, steps: int) -> Tensor:
+    """SGD at a rate of 1/2 on (w - c)^2 / 2."""
+    w = job.start.clone()
+    for _ in range(steps):
+        w -= 0.5 * rule.direction(job, w, lambda point: point - c, None)[0]
+    return w
+
+
+def local_job(start: Tensor) -> LocalJob:
+    return LocalJob(base=start, start=start, layout=hand_world([0], TWO).layout, lr=0.5, extras={}, memory={})
+
+
+def test_the_gradient_gains_mu_times_the_distance_so_the_norm_is_squared() -> None:
+    job, c = local_job(torch.zeros(1, dtype=torch.float64)), torch.tensor([4.0], dtype=torch.float64)
+    rule = Proximal(mu=0.5)
+    assert descended(job, rule, c, 1).tolist() == [2]  # 0 - .5 (0 - 4 + .5 * 0)
+    # 2 - .5 (2 - 4 + .5 * 2) = 2.5; with the norm itself its gradient would be mu = .5, and w 2.75
+    assert descended(job, rule, c, 2).tolist() == [2.5]
+    assert descended(job, rule, c, 3).tolist() == [2.625]  # 2.5 - .5 (-1.5 + 1.25)
+
+
+def test_clients_can_be_pulled_in_one_batch_each_towards_its_own_start() -> None:
+    starts = torch.tensor([[0.0], [1.0], [8.0]], dtype=torch.float64)
+    c = torch.tensor([[4.0], [5.0], [0.0]], dtype=torch.float64)
+    # start + .625 (c - start) after two steps, see below
+    assert descended(local_job(starts), Proximal(mu=0.5), c, 2).tolist() == [[2.5], [3.5], [3.0]]
+
+
+def test_two_rounds_of_pulled_clients_and_their_mean() -> None:
+    world = hand_world([0], TWO)
+
+    def train(job: Job) -> Result:
+        c = torch.tensor([4.0, 8.0], dtype=torch.float64)[job.client]
+        assert isinstance(job.work.rule, Proximal)
+        return Result(job.ticket, descended(start_job(job, world.layout, 0.5), job.work.rule, c, 2), job.num_examples, 2)
+
+    engine = ScriptedEngine(FedProx(mu=0.5), world, train=train)
+    engine.start()
+    engine.advance()
+    engine.arrive(0, at=1.0)
+    engine.arrive(1, at=2.0)
+    # from s towards c: s + .5 (c - s), then + .5 (.5 (c - s) - .5 * .5 (c - s)): s + .625 (c - s)
+    # .625 * 4 = 2.5, .625 * 8 = 5; (10 * 2.5 + 30 * 5) / 40 = 4.375
+    assert engine.model.tolist() == [4.375]
+    engine.advance()
+    engine.arrive(0, at=3.0)
+    engine.arrive(1, at=4.0)
+    # 4.375 - .625 * .375 = 4.140625; 4.375 + .625 * 3.625 = 6.640625; (10 * 4.140625 + 30 * 6.640625) / 40
+    assert engine.model.tolist() == [6.015625]
+    assert engine.ledger.version == 2
+
+
+def test_only_trainable_entries_are_pulled() -> None:
+    world = hand_world([1, 2, 3], TWO, statistics=True)
+    engine = ScriptedEngine(FedProx(), world)
+    engine.start()
+    engine.advance()
+    job = engine.ledger.open[engine.ledger.busy[0]]
+    assert start_job(job, world.layout, 0.5).start.tolist() == [1]
+    assert job.work.rule == Proximal(mu=0.1)
+
+
+def test_every_update_tells_how_far_its_client_went() -> None:
+    engine = ScriptedEngine(FedProx(), hand_world([1, 1, 0, 0], TWO, statistics=True))
+    engine.start()
+    engine.advance()
+    engine.arrive(1, [4, 5, 100, 100], at=1.0)
+    notes = [action for entry in engine.log for action in entry.actions if isinstance(action, Note)]
+    assert notes == [Note({"drift": 5.0}, ticket=1)]  # |(3, 4)|
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_a_pull_it_is_fedavg_bit_for_bit(seed: int) -> None:
+    def committed(strategy: object) -> list[Tensor]:
+        log = play(strategy, random_script("losses", seed, length=80), tiny_world(buffers=True, seed=seed)).log
+        return [action.model for entry in log for action in entry.actions if isinstance(action, Commit)]
+
+    pulled, averaged = committed(FedProx(mu=0.0, sample=2)), committed(FedAvg(sample=2))
+    assert len(pulled) == len(averaged) > 3
+    assert all(torch.equal(a, b) for a, b in zip(pulled, averaged, strict=True))
+
+
+def test_settings_that_cannot_be_meant_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mu = -0.1: must be 0 or more"):
+        FedProx(mu=-0.1)
+    with pytest.raises(ConfigError, match="already has the rule"):
+        FedProx(work=LocalWork(rule=Proximal(mu=1.0)))
+    assert FedProx().mu == 0.1
