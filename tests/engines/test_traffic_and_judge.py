@@ -47,6 +47,7 @@ def test_a_client_that_keeps_its_upload_is_not_sent_it_again() -> None:
     assert traffic.down(Dispatch(0, local)) == 0
     assert traffic.down(Dispatch(0, local.clone())) == 0  # a store may hand out copies
     assert traffic.down(Dispatch(0, MODEL)) == 16
+    assert traffic.down(Dispatch(0, MODEL)) == 0  # it was lost, and has it still
     assert traffic.down(Dispatch(1, local)) == 16  # another client
 
 
@@ -59,7 +60,7 @@ def test_other_clients_are_sent_whatever_they_are_sent() -> None:
 
 def test_a_method_that_shares_nothing_moves_nothing() -> None:
     traffic = Traffic.of(Alone(), MODEL)
-    assert (traffic.down(Dispatch(0, MODEL)), traffic.up(0, MODEL, {}), traffic.late()) == (0, 0, 0)
+    assert (traffic.down(Dispatch(0, MODEL)), traffic.up(0, MODEL, {}), traffic.wasted()) == (0, 0, 0)
 
 
 def test_the_same_model_is_evaluated_once() -> None:
@@ -94,3 +95,11 @@ def test_a_tensor_held_in_several_places_counts_once() -> None:
     a, b = torch.zeros(4), torch.zeros(10)
     assert bytes_held(Holding(a, 3, {0: 1}, {0: a, 1: b}, [])) == 16 + 40
     assert bytes_held(Holding(a, 3, {}, {0: b[:2], 1: b[5:]}, [])) == 16 + 40  # views hold all of their memory
+    assert bytes_held(Holding(a, 3, {}, {}, [(1, b)])) == 16 + 40
+
+
+def test_numbers_among_tensors_hide_nothing_and_many_numbers_are_passed_over() -> None:
+    b = torch.zeros(10)
+    assert bytes_held([None, b]) == 40
+    assert bytes_held({"n": 3, "t": b}) == 40
+    assert bytes_held([0] * 1_000_000) == 0

@@ -537,6 +537,9 @@ class Speeds:
     def next_available(self, client: int, now: float) -> float:
         return now
 
+    def leaves(self, client: int, now: float) -> float:
+        return float("inf")
+
     def num_examples(self, client: int, index: int, now: float) -> int:
         return 10 * (client + 1)
 

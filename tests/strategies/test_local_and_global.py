@@ -9,6 +9,7 @@ from torch import nn
 from offbeat import Global, Local, Training, simulate
 from offbeat.core.protocol import Commit, Dispatch
 from offbeat.scenario.delays import PerClient
+from offbeat.scenario.streaming import Growing
 from offbeat.testing import ScriptedEngine, hand_world
 
 
@@ -117,3 +118,9 @@ def test_global_takes_as_long_for_an_epoch_over_all_data_as_its_steps_need() -> 
         training=Training(lr=0.01, batch=1, epochs=1),
     )  # fmt: skip
     assert result.summary.updates == 1
+
+
+def test_global_holds_what_has_not_arrived_at_the_clients_yet() -> None:
+    result = simulate(line(0.0), two_clients(), Global(), streaming=Growing(), until="100s", training=Training(lr=0.01, batch=1, steps=1))
+    trained_on = {examples for (examples,) in result.trace.rows("SELECT examples FROM trace WHERE kind = 'arrive'")}
+    assert trained_on == {6}

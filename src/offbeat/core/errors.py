@@ -36,6 +36,12 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def require_whole(**settings: object) -> None:
+    """Check that hyper-parameters that count something are whole numbers; None is whoever's default it is."""
+    for name, value in settings.items():
+        require(value is None or type(value) is int, f"{name} = {value!r}: must be a whole number")
+
+
 def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(choices)

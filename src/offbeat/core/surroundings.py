@@ -13,6 +13,8 @@ class Trip(NamedTuple):
     duration: float
     expected: float  # what one would have guessed: time-outs are multiples of it
     crashes: bool = False  # the client dies on the way and never answers
+    why: str | None = None  # it does not: for the trace
+    again: float | None = None  # a second copy of the upload arrives this much later than the first
 
 
 class Surroundings(Protocol):
@@ -22,6 +24,10 @@ class Surroundings(Protocol):
 
     def next_available(self, client: int, now: float) -> float:
         """The first time >= now at which the client is reachable; inf if it never is again."""
+        ...
+
+    def leaves(self, client: int, now: float) -> float:
+        """When the client, reachable now, goes away next; inf if it stays."""
         ...
 
     def num_examples(self, client: int, index: int, now: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +19,7 @@ class Proximal(LocalRule):
     mu: float
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, f"proximal mu = {self.mu}: must be 0 or more")
+        require(self.mu >= 0 and isfinite(self.mu), f"proximal mu = {self.mu}: must be 0 or more, and finite")
 
     def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Any) -> tuple[Tensor, Any]:
         return grad(w).add(w - job.start, alpha=self.mu), carry

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, isfinite
 
 from offbeat.core.draws import sample
 from offbeat.core.errors import require
@@ -54,7 +54,8 @@ class Rounds:
 
     def __post_init__(self) -> None:
         check_sample(self.sample)
-        require(self.deadline is None or self.deadline > 0, f"deadline = {self.deadline}: must be a positive number of seconds")
+        fine = self.deadline is None or (self.deadline > 0 and isfinite(self.deadline))
+        require(fine, f"deadline = {self.deadline}: must be a positive number of seconds")
         require(self.over_select >= 0, f"over_select = {self.over_select}: must be 0 or more")
 
     def turn(self, rounds: Round, event: Event, clients: Mapping[int, object], seed: int) -> Turn:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from offbeat.core.draws import below
-from offbeat.core.errors import require
+from offbeat.core.errors import require, require_whole
 from offbeat.core.protocol import Action, ClientLost, ClientReady, Event, SetTimer, TimerFired, UpdateArrived
 
 SELECT, STALLED = "select", "stalled"
@@ -62,6 +62,7 @@ class Seats:
 
 
 def check_limit(concurrency: int | None) -> None:
+    require_whole(concurrency=concurrency)
     require(concurrency is None or concurrency >= 1, f"concurrency = {concurrency}: at least 1 client in flight, or none for no limit")
 
 
@@ -147,4 +148,5 @@ def check_sample(sample: int | float | None) -> None:
     if isinstance(sample, float):
         require(0 < sample <= 1, f"sample = {sample}: a share lies in (0, 1]; a number of clients is a whole number")
     else:
+        require_whole(sample=sample)
         require(sample is None or sample >= 1, f"sample = {sample}: at least 1 client a round")

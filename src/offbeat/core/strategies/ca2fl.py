@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
+from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
@@ -55,8 +56,9 @@ class CA2FL:
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        require_whole(k=self.k)
         require(self.k >= 1, f"k = {self.k}: the buffer holds at least 1 update")
-        require(self.lr > 0, f"lr = {self.lr}: must be positive")
+        require(self.lr > 0 and isfinite(self.lr), f"lr = {self.lr}: must be positive and finite")
         check_limit(self.concurrency)
 
     def init(self, world: World) -> State:

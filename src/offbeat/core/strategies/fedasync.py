@@ -60,6 +60,7 @@ class FedAsync:
         check_weight(self.client_weight)
         check_limit(self.concurrency)
         object.__setattr__(self, "staleness", as_staleness(self.staleness))
+        _ = self._pulled  # refuses a pull that cannot be meant now, not at the first client
 
     @cached_property
     def _pulled(self) -> LocalWork:

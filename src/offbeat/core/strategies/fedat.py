@@ -25,7 +25,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
+from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, cut_by_ratio, cut_into, nearest, profile_turn
 from offbeat.core.parts.proximal import with_proximal
@@ -85,6 +85,7 @@ class FedAT:
 
     def __post_init__(self) -> None:
         require(self.lam >= 0 and isfinite(self.lam), f"lam = {self.lam}: must be 0 or more, and finite")
+        require_whole(tiers=self.tiers, retier=self.retier)
         require(self.tiers is None or self.tiers >= 1, f"tiers = {self.tiers}: at least 1 tier")
         require(
             self.ratio is None or 1 <= self.ratio < float("inf"), f"ratio = {self.ratio}: slowest / fastest, a finite factor of 1 or more"

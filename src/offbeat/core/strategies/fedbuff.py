@@ -12,12 +12,13 @@ Checked:  tests/strategies/test_fedbuff.py (hand-worked), the laws, reductions t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import ClassVar
 
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
+from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
 from offbeat.core.parts.server_opt import Memory, Plain
@@ -52,8 +53,9 @@ class FedBuff:
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        require_whole(k=self.k, max_staleness=self.max_staleness)
         require(self.k >= 1, f"k = {self.k}: the buffer holds at least 1 update")
-        require(self.lr > 0, f"lr = {self.lr}: must be positive")
+        require(self.lr > 0 and isfinite(self.lr), f"lr = {self.lr}: must be positive and finite")
         require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
         check_weight(self.client_weight)
         check_limit(self.concurrency)

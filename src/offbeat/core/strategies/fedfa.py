@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
+from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
-from offbeat.core.parts.statistics import Contributions
+from offbeat.core.parts.statistics import Contributions, own
 from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.vector import Layout
 
@@ -57,6 +57,7 @@ class FedFa:
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        require_whole(k=self.k)
         require(self.k >= 1, f"k = {self.k}: the queue holds at least 1 upload")
         require(self.queue in ("models", "deltas"), f"queue = {self.queue!r}: 'models' or 'deltas'")
         check_limit(self.concurrency)
@@ -77,8 +78,7 @@ class FedFa:
         vector = event.local
         if self.queue == "deltas":
             vector = torch.sub(event.local, event.base)
-            for a, b in (*state.layout.buffers, *state.layout.counters):
-                vector[a:b] = event.local[a:b]
+            own(state.layout, vector, event.local)
         if len(state.queue) == self.k:
             oldest = state.queue.pop(0).vector
             state.total.remove(oldest)

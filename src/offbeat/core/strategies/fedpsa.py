@@ -29,7 +29,7 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.about import About
-from offbeat.core.errors import ConfigError, require
+from offbeat.core.errors import ConfigError, require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
 from offbeat.core.parts.server_opt import Memory, Plain
@@ -150,6 +150,7 @@ class FedPSA:
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        require_whole(buffer=self.buffer, queue=self.queue)
         require(self.buffer >= 1, f"buffer = {self.buffer}: it holds at least 1 update")
         require(self.queue >= 1, f"queue = {self.queue}: it holds at least 1 norm")
         require(self.gamma >= 0, f"gamma = {self.gamma}: must be 0 or more")

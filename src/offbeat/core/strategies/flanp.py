@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
+from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, Profiled, fastest, profile_turn
 from offbeat.core.parts.rounds import OPEN, Round, Rounds, Turn
@@ -59,6 +59,7 @@ class FLANP:
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        require_whole(n0=self.n0, max_rounds_per_stage=self.max_rounds_per_stage)
         require(self.n0 >= 1, f"n0 = {self.n0}: at least 1 client")
         require(self.max_rounds_per_stage >= 1, f"max_rounds_per_stage = {self.max_rounds_per_stage}: at least 1 round")
         Rounds(sample=self.sample, deadline=self.deadline)

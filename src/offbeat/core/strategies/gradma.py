@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
+from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.nnqp import gram_of, solve, solve_three
 from offbeat.core.parts.rounds import Round, Rounds
@@ -108,6 +108,7 @@ class GradMA:
         )
         wrong = f"work.lr = {self.work.lr}: clients train with lr_local = {lr}; give one of them"
         require(lr is None or self.work.lr in (None, lr), wrong)
+        require_whole(memory_num=self.memory_num)
         require(self.memory_num >= 0, f"memory_num = {self.memory_num}: must be 0 or more")
         require(0 <= self.rho < 1, f"rho = {self.rho}: must lie in [0, 1)")
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: gradma's clients have a rule of their own")

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
+from offbeat.core.errors import require, require_whole
 from offbeat.core.parts import statistics
 from offbeat.core.parts.epochs import Epochs, check_epoch
 from offbeat.core.parts.rounds import Round, Rounds
@@ -70,6 +70,7 @@ class Mifa:
     def __post_init__(self) -> None:
         require(self.lr > 0 and isfinite(self.lr), f"lr = {self.lr}: must be positive and finite")
         require(self.wait in ("fdu", "no_wait"), f"wait = {self.wait!r}: 'fdu' or 'no_wait'")
+        require_whole(patience=self.patience)
         require(self.patience >= 0, f"patience = {self.patience}: must be 0 or more rounds")
         require(self.average in ("all", "heard"), f"average = {self.average!r}: 'all' or 'heard'")
         check_epoch(self.epoch)
@@ -128,7 +129,7 @@ class Mifa:
 
     def _still_waits(self, state: State) -> bool:
         if state.waiting:
-            state.waited += 1
+            state.waited += state.total.count > 0  # a tick at which nobody can have answered is no round
             absent = len(state.first) < len(state.clients) and state.waited <= self.patience
             state.waiting = absent or not all(state.first.values())
         return state.waiting

@@ -5,7 +5,8 @@ Notation: w -> model.
 Deviates: 1. the paper does not say how fast that machine is: it takes the mean seconds per step of the clients, without any network.
              The experiment builds that world of one client because of `pooled`.
           2. given a world of several clients all the same, the model goes from one to the next, one at a time, drawn uniformly.
-          3. one job is as long as a client's job (the training section); each one is committed, so the curve has as many points.
+          3. one job is what the training section says, an epoch being one over all data; each one is committed.
+          4. all data is there from the start, also where it arrives over time at the clients.
 Checked:  tests/strategies/test_local_and_global.py (hand-worked; equal to a plain loop over all data), the laws.
 """
 

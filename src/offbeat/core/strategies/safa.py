@@ -28,7 +28,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
+from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import check_sample, sample_size
 from offbeat.core.parts.statistics import Contributions
@@ -86,6 +86,7 @@ class Safa:
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        require_whole(lag=self.lag)
         require(self.lag >= 0, f"lag = {self.lag}: must be 0 or more rounds")
         check_sample(self.sample)
         require(self.cap is None or (self.cap > 0 and isfinite(self.cap)), f"cap = {self.cap}: must be a positive number of seconds")
