@@ -35,7 +35,7 @@ def root(tmp_path, monkeypatch):
 
 
 def test_images_and_labels_are_read_and_standardised(root):
-    data = DATASETS["mnist"]()
+    data = DATASETS["mnist"]().load()
     assert data.x_train.shape == (5, 1, 2, 3)
     assert data.y_train.tolist() == [0, 1, 2, 3, 9]
     assert data.num_classes == 10
@@ -48,7 +48,7 @@ def test_files_that_are_not_gzipped_are_read_too(root):
     for path in list(root.iterdir()):
         path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
         path.unlink()
-    assert len(DATASETS["mnist"]().x_train) == 5
+    assert len(DATASETS["mnist"]().load().x_train) == 5
 
 
 @pytest.mark.parametrize(
@@ -78,19 +78,19 @@ def test_numbers_of_every_type_are_big_endian(tmp_path):
 def test_a_missing_file_says_where_to_put_it(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"mnist/train-images-idx3-ubyte.gz is missing: put the file there, or set OFFBEAT_DATA"):
-        DATASETS["mnist"]()
+        DATASETS["mnist"]().load()
 
 
 def test_a_tampered_file_is_refused(root, monkeypatch):
     monkeypatch.setattr(idx, "MNIST", ("0" * 32,) * 4)
     with pytest.raises(DataError, match="is damaged: its MD5 is"):
-        DATASETS["mnist"]()
+        DATASETS["mnist"]().load()
 
 
 def test_labels_out_of_range_are_refused(root):
     (root / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(torch.tensor([0, 1, 2, 3, 10], dtype=torch.uint8))))
     with pytest.raises(DataError, match="labels must be one number from 0 to 9"):
-        DATASETS["mnist"]()
+        DATASETS["mnist"]().load()
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
@@ -98,6 +98,6 @@ def test_the_published_files_have_their_published_counts(name):
     given = os.environ.get("OFFBEAT_DATA")
     if not given or not (Path(given) / name).is_dir():
         pytest.skip(f"OFFBEAT_DATA does not point at {name}: the real files were not read")
-    data = DATASETS[name]()
+    data = DATASETS[name]().load()
     assert (len(data.x_train), len(data.x_test)) == (60000, 10000)
     assert data.y_train.bincount(minlength=10).min() >= 5421  # the rarest digit of MNIST, a five

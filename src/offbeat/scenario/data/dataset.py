@@ -1,12 +1,45 @@
-"""What every data set looks like."""
+"""What every data set looks like, and what a choice of one is."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal, Protocol, get_args
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from offbeat.core.errors import DataError
+
+# What is asked of a model. classification: y (n,) of class numbers. segmentation: y (n, ...) of class numbers, one a place.
+# multilabel: y (n, labels) of 0 and 1. regression: y (n,) or (n, targets). survival: y (n, 2) of time and event (1: it
+# happened, 0: not seen to happen by then).
+Kind = Literal["classification", "segmentation", "multilabel", "regression", "survival"]
+
+
+class Source(Protocol):
+    """A data set by name and settings: a frozen dataclass that an experiment file can hold."""
+
+    def load(self) -> Dataset: ...
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """Images that stay bytes in memory become standardised floats at the model's door: a hook before its forward."""
+
+    mean: tuple[float, ...]  # of each channel, in 0..1
+    deviation: tuple[float, ...]
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        x, *rest = inputs
+        if x.dtype != torch.uint8:
+            return None  # made by somebody who knows what models want: noise, say
+        shape = (-1, *(1,) * (x.ndim - 2))
+        mean, deviation = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.deviation))
+        return ((x.float() / 255 - mean) / deviation, *rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,19 +49,91 @@ class Dataset:
     y_train: Tensor = field(repr=False)
     x_test: Tensor = field(repr=False)
     y_test: Tensor = field(repr=False)
-    num_classes: int | None  # None: real targets
+    num_classes: int | None  # None: no classes (real targets, several labels at once)
+    task: Kind | None = None  # None: classification where there are classes, else regression
+    groups: Tensor | None = field(default=None, repr=False)  # natural owner of each training example, from 0 up
+    test_groups: Tensor | None = field(default=None, repr=False)  # of each test example, in the same numbers
+    group_names: tuple[str, ...] = field(default=(), repr=False)  # users, subjects, stations, centres
+    class_names: tuple[str, ...] = field(default=(), repr=False)  # or of the labels, or of the targets
+    vocabulary: int | None = None  # of texts: inputs are numbers below this
+    pixels: Pixels | None = None  # of images kept as bytes: the hook a model needs
+    notes: tuple[str, ...] = ()  # what a reader of the results has to know: rows left out, a split of our own
 
     def __post_init__(self) -> None:
-        for part, x, y in (("training", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
+        if self.task is None:
+            object.__setattr__(self, "task", "regression" if self.num_classes is None else "classification")
+        if self.task not in get_args(Kind):
+            raise DataError(f"data set {self.name!r}: task {self.task!r} is none of {', '.join(get_args(Kind))}")
+        parts = (("training", self.x_train, self.y_train, self.groups), ("test", self.x_test, self.y_test, self.test_groups))
+        for part, x, y, groups in parts:
+            where = f"data set {self.name!r}"
             if len(x) != len(y) or len(x) == 0:
-                raise DataError(f"data set {self.name!r}: {len(x)} {part} inputs, {len(y)} labels")
+                raise DataError(f"{where}: {len(x)} {part} inputs, {len(y)} labels")
+            _finite(f"{where}: {part} inputs", x)
+            _finite(f"{where}: {part} targets", y)
+            if self.num_classes is not None:
+                _within(f"{where}: {part} label", y, self.num_classes)
+            if self.task == "multilabel" and not bool(((y == 0) | (y == 1)).all()):
+                raise DataError(f"{where}: {part} labels of several at once must be 0 or 1")
+            if groups is not None:
+                if len(groups) != len(x):
+                    raise DataError(f"{where}: {len(x)} {part} inputs, owners of {len(groups)}")
+                _within(f"{where}: {part} owner", groups, max(len(self.group_names), 1))
+
+    def load(self) -> Dataset:
+        """Itself: an experiment takes a data set made in Python as it takes a name."""
+        return self
+
+    def by_owner(self) -> list[tuple[Tensor, Tensor]]:
+        """The training examples of each natural owner: the clients of `offbeat.simulate`."""
+        if self.groups is None:
+            raise DataError(f"data set {self.name!r} names no owners of its examples: use a partition")
+        parts = [(self.groups == owner).nonzero().squeeze(1) for owner in range(self.num_groups)]
+        return [(self.x_train[rows], self.y_train[rows]) for rows in parts]
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.x_train.shape[1:])
 
     @property
+    def outputs(self) -> int:
+        """How many values a model gives for an example (for each place of it, in segmentation)."""
+        if self.num_classes is not None:
+            return self.num_classes
+        return 1 if self.task == "survival" else prod(self.y_train.shape[1:])
+
+    @property
+    def num_groups(self) -> int:
+        """How many natural owners the training examples have; they are the first of `group_names`."""
+        return 0 if self.groups is None else int(self.groups.max()) + 1
+
+    @property
     def summary(self) -> str:
-        shape = "×".join(map(str, self.input_shape))
-        target = "real targets" if self.num_classes is None else f"{self.num_classes} classes"
-        return f"{self.name}: {len(self.x_train)} training and {len(self.x_test)} test examples, inputs {shape}, {target}"
+        shape = "×".join(map(str, self.input_shape)) or "one number"
+        kind = {"multilabel": f"{self.outputs} labels at once", "survival": "times and events"}
+        target = kind.get(self.task or "", "real targets" if self.num_classes is None else f"{self.num_classes} classes")
+        owned = f", {self.num_groups} natural owners" if self.num_groups else ""
+        noted = "".join(f" ({note})" for note in self.notes)
+        counts = f"{len(self.x_train)} training and {len(self.x_test)} test examples"
+        return f"{self.name}: {counts}, inputs {shape}, {target}{owned}{noted}"
+
+
+def owners(train: Sequence[Any], test: Sequence[Any]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """(groups, test_groups, group_names) from the name of each example's owner; owners of training examples come first."""
+    first = sorted(set(train))
+    names: list[Hashable] = [*first, *sorted(set(test) - set(first))]
+    number = {name: i for i, name in enumerate(names)}
+    return torch.tensor([number[n] for n in train]), torch.tensor([number[n] for n in test]), tuple(map(str, names))
+
+
+def _finite(what: str, values: Tensor) -> None:
+    fine = not values.is_floating_point() or all(bool(torch.isfinite(part).all()) for part in torch.split(values, 4096))  # no copy of all
+    if not fine:
+        bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
+        raise DataError(f"{what}: {int(bad.sum())} of {len(values)} are not finite, the first is number {int(bad.nonzero()[0, 0])}")
+
+
+def _within(what: str, values: Tensor, count: int) -> None:
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= count:
+        raise DataError(f"{what} {low if low < 0 else high} is out of range: 0 to {count - 1}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -21,21 +22,33 @@ MNIST = ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
          "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c")  # fmt: skip
 FASHION = ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
            "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310")  # fmt: skip
+MNIST_HOMES = ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
+FASHION_HOMES = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
+CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 CLASSES = 10
 
 
-def mnist() -> Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Mnist:
     """MNIST: 70000 handwritten digits, 28×28 pixels, 10 classes (files: mnist/*-ubyte.gz)."""
-    return _load("mnist", MNIST)
+
+    def load(self) -> Dataset:
+        return _load("mnist", MNIST, MNIST_HOMES, tuple(map(str, range(CLASSES))))
 
 
-def fashion_mnist() -> Dataset:
+@dataclass(frozen=True, kw_only=True)
+class FashionMnist:
     """Fashion-MNIST: 70000 pictures of clothes, 28×28 pixels, 10 classes (files: fashion-mnist/*-ubyte.gz)."""
-    return _load("fashion-mnist", FASHION)
+
+    def load(self) -> Dataset:
+        return _load("fashion-mnist", FASHION, FASHION_HOMES, CLOTHES)
 
 
-def _load(folder: str, md5s: tuple[str, ...]) -> Dataset:
-    paths = [find_file(folder, (f"{name}.gz", name), md5) for name, md5 in zip(FILES, md5s, strict=True)]
+def _load(folder: str, md5s: tuple[str, ...], homes: tuple[str, ...], names: tuple[str, ...]) -> Dataset:
+    paths = [
+        find_file(folder, (f"{name}.gz", name), md5, tuple(f"{home}{name}.gz" for home in homes), homes[0])
+        for name, md5 in zip(FILES, md5s, strict=True)
+    ]
     x_train, y_train, x_test, y_test = map(read_idx, paths)
     for path, images in ((paths[0], x_train), (paths[2], x_test)):
         if images.dim() != 3 or images.dtype != torch.uint8:
@@ -48,7 +61,7 @@ def _load(folder: str, md5s: tuple[str, ...]) -> Dataset:
     mean, deviation = pixels.mean(), pixels.std()
     train = pixels.sub_(mean).div_(deviation).unsqueeze(1)
     test = x_test.float().div_(255).sub_(mean).div_(deviation).unsqueeze(1)
-    return Dataset(folder, train, y_train.long(), test, y_test.long(), num_classes=CLASSES)
+    return Dataset(folder, train, y_train.long(), test, y_test.long(), num_classes=CLASSES, class_names=names)
 
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

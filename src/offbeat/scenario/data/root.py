@@ -1,12 +1,28 @@
-"""Where data sets lie: OFFBEAT_DATA, else a folder of the user's cache."""
+"""Where data sets lie: OFFBEAT_DATA (or --data, which sets it), else a folder of the user's cache.
+
+What is missing is unpacked from its archive where that lies there, else downloaded from its official address, else
+asked for: which file to put where.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from offbeat.core.errors import DataError
+from offbeat.scenario.data.archive import unpack
+from offbeat.scenario.data.download import Failed, download
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A file as its authors publish it."""
+
+    name: str
+    urls: tuple[str, ...] = ()  # tried in this order; none: it is large, or a licence has to be accepted first
+    md5: str | None = None
 
 
 def data_root() -> Path:
@@ -16,21 +32,73 @@ def data_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "offbeat"
 
 
-def find_file(folder: str, names: tuple[str, ...], md5: str | None = None) -> Path:
-    """The first of these files under the data root; `md5` is what the published one has."""
-    root = data_root()
+def find_file(folder: str, names: tuple[str, ...], md5: str | None = None, urls: tuple[str, ...] = (), page: str = "") -> Path:
+    """The first of these files under the data root, or the first name downloaded; `md5` is what the published one has."""
     for name in names:
-        path = root / folder / name
+        path = data_root() / folder / name
         if path.is_file():
             if md5 is not None and name == names[0]:
                 _verify(path, md5)
             return path
-    wanted = root / folder / names[0]
-    raise DataError(f"{wanted} is missing: put the file there, or set OFFBEAT_DATA to the folder that holds {folder}/{names[0]}")
+    return _fetched(folder, Published(name=names[0], urls=urls, md5=md5), page)
+
+
+def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None = None, page: str = "") -> Path:
+    """The data set's folder with everything `wanted` in it, unpacked from its archive if it has to be."""
+    home = data_root() / folder
+    if all((home / name).exists() for name in wanted):
+        return home
+    missing = home / next(name for name in wanted if not (home / name).exists())
+    if archive is None:
+        raise DataError(_please(missing, folder, page))
+    path = home / archive.name
+    if path.is_file():
+        if archive.md5 is not None:
+            _verify(path, archive.md5)
+    else:
+        path = _fetched(folder, archive, page, f" (or what it holds, such as {missing})")
+    unpack(path, home)
+    if not all((home / name).exists() for name in wanted):
+        raise DataError(f"{path} was unpacked and {missing} is still missing: it is another archive than the published one")
+    return home
+
+
+def find_files(folder: str, pattern: str, archive: Published, page: str) -> list[Path]:
+    """All files of that pattern in the data set's folder, at any depth, unpacked from its archive if there are none."""
+    home = data_root() / folder
+    found = sorted(home.rglob(pattern)) if home.is_dir() else []
+    if not found:
+        path = home / archive.name
+        if not path.is_file():
+            path = _fetched(folder, archive, page, f" (or what it holds, {pattern})")
+        unpack(path, home)
+        found = sorted(home.rglob(pattern))
+    if not found:
+        raise DataError(f"{home / archive.name} was unpacked and holds no {pattern}: it is another archive than the published one")
+    return found
+
+
+def _fetched(folder: str, wanted: Published, page: str, instead: str = "") -> Path:
+    path = data_root() / folder / wanted.name
+    try:
+        download(wanted.urls, path, wanted.md5)
+        return path
+    except Failed as error:
+        raise DataError(_please(path, folder, page, instead, str(error))) from None
+
+
+def _please(path: Path, folder: str, page: str, instead: str = "", why: str = "") -> str:
+    relative = path.relative_to(data_root())
+    source = f"; it comes from {page}" if page else ""
+    tried = f" ({why})" if why else ""
+    return f"{path} is missing: put the file there{instead}, or set OFFBEAT_DATA to the folder that holds {relative}{source}{tried}"
 
 
 def _verify(path: Path, md5: str) -> None:
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     if found != md5:
         raise DataError(f"{path} is damaged: its MD5 is {found}, the published file has {md5}")

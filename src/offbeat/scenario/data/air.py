@@ -1,0 +1,207 @@
+"""Air quality in Beijing: six pollutants from two days of weather, one client a station.
+
+Two publications: the multi-site data of 2013-2017 (12 stations) and KDD Cup 2018 (the areas whose name has both an air
+station and a weather station: nine, as in ASO-Fed). Gaps: a weather value that was not measured is the last one measured,
+for at most `carry` hours; windows that still have a gap, and those whose pollutants were not all measured, are left out.
+Nothing is filled in where something is predicted. Carbon monoxide is in mg/m³, the others in µg/m³.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from offbeat.core.errors import DataError, require
+from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.root import Published, find_file, find_files
+from offbeat.scenario.data.split import check_shares, in_time
+from offbeat.scenario.data.tables import column, numbers, read_rows
+
+Floats = NDArray[np.float64]
+Series = tuple[Floats, Floats]  # (hours, weather), (hours, pollutants)
+
+POLLUTANTS = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3")
+COMPASS = ("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW")
+BEIJING_PAGE = "https://archive.ics.uci.edu/dataset/501/beijing+multi+site+air+quality+data"
+BEIJING = Published(
+    name="PRSA2017_Data_20130301-20170228.zip",
+    urls=("https://archive.ics.uci.edu/ml/machine-learning-databases/00501/PRSA2017_Data_20130301-20170228.zip",),
+)
+KDD_PAGE = "https://www.biendata.xyz/competition/kdd_2018/data/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Windows:
+    hours: int = 48  # of weather before and at the hour that is predicted
+    stride: int = 25  # hours from one window to the next; 24 would always predict the same hour of the day
+    carry: int = 6  # hours for which a weather value stands in for those not measured
+    train: float = 0.6  # share of a station's time, from its beginning
+    test: float = 0.2  # at its end; what lies between is left for validation
+
+    def __post_init__(self) -> None:
+        require(self.hours >= 1, f"air hours = {self.hours}: a window needs at least 1")
+        require(self.stride >= 1, f"air stride = {self.stride}: at least 1 hour from window to window")
+        require(self.carry >= 0, f"air carry = {self.carry}: must be 0 or more hours")
+        check_shares("air", self.train, self.test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeijingAir(_Windows):
+    """Beijing air quality 2013-2017: six pollutants from 48 hours of weather, 12 stations (files: beijing-air/PRSA_Data_*.csv)."""
+
+    def load(self) -> Dataset:
+        paths = find_files("beijing-air", "PRSA_Data_*.csv", BEIJING, BEIJING_PAGE)
+        stations: dict[str, Series] = {}
+        for path in paths:
+            name, series = _beijing(path)
+            if name in stations:
+                raise DataError(f"{path} holds station {name!r}, which another file holds too")
+            stations[name] = series
+        return _dataset("beijing-air", stations, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KddAir(_Windows):
+    """KDD Cup 2018 air quality: six pollutants from 48 hours of weather, 9 areas (files: kdd-air/beijing_17_18_aq.csv and _meo.csv)."""
+
+    def load(self) -> Dataset:
+        air, weather = (find_file("kdd-air", (f"beijing_17_18_{kind}.csv",), page=KDD_PAGE) for kind in ("aq", "meo"))
+        return _dataset("kdd-air", _kdd(air, weather), self)
+
+
+def _beijing(path: Path) -> tuple[str, Series]:
+    weather = ("TEMP", "PRES", "DEWP", "RAIN", "WSPM")
+    names, rows = read_rows(path, ("year", "month", "day", "hour", *POLLUTANTS, *weather, "wd", "station"))
+
+    def values(name: str) -> Floats:
+        return numbers(path, name, column(names, rows, name), ("NA", ""))
+
+    station = set(column(names, rows, "station"))
+    if len(station) != 1:
+        raise DataError(f"{path} holds {len(station)} stations: one a file is expected")
+    year, month, day, hour = (values(name) for name in ("year", "month", "day", "hour"))
+    times = _moments(path, year, month, day, hour)
+    wind = np.array([_direction(path, cell) for cell in column(names, rows, "wd")])
+    pollutants = np.stack([values(name) for name in POLLUTANTS], axis=1)
+    pollutants[:, POLLUTANTS.index("CO")] /= 1000  # mg/m³, as in KDD Cup 2018
+    return station.pop(), _hourly(times, np.column_stack([*(values(name) for name in weather), wind]), pollutants)
+
+
+def _moments(path: Path, year: Floats, month: Floats, day: Floats, hour: Floats) -> NDArray[np.datetime64]:
+    parts = np.stack([year, month, day, hour])
+    fine = np.isfinite(parts).all() and ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour >= 0) & (hour <= 23)).all()
+    if not fine:
+        raise DataError(f"{path}: year, month, day and hour must be given in every row")
+    y, m, d, h = parts.astype(np.int64)
+    months = (y - 1970).astype("M8[Y]").astype("M8[M]") + (m - 1)
+    hours: NDArray[np.datetime64] = months.astype("M8[D]").astype("M8[h]") + ((d - 1) * 24 + h)
+    return hours
+
+
+def _direction(path: Path, cell: str) -> tuple[float, float]:
+    """A compass point as sine and cosine: north and north-north-west are neighbours."""
+    if cell in ("NA", ""):
+        return np.nan, np.nan
+    if cell not in COMPASS:
+        raise DataError(f"{path}: wind direction {cell!r} is none of {', '.join(COMPASS)}")
+    angle = 2 * np.pi * COMPASS.index(cell) / len(COMPASS)
+    return np.sin(angle), np.cos(angle)
+
+
+def _kdd(air_file: Path, weather_file: Path) -> dict[str, Series]:
+    air = _by_station(air_file, "stationId", POLLUTANTS)
+    weather = _by_station(weather_file, "station_id", ("temperature", "pressure", "humidity", "wind_speed", "wind_direction"))
+    areas = sorted(set(air) & set(weather))
+    if not areas:
+        raise DataError(f"{air_file} and {weather_file} have no area in common, such as shunyi_aq and shunyi_meo")
+    return {area: _joined(air[area], weather[area]) for area in areas}
+
+
+def _by_station(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tuple[NDArray[np.datetime64], Floats]]:
+    """Area -> (times, values); an area is a station's name without what it measures."""
+    names, rows = read_rows(path, (key, "utc_time", *wanted))
+    try:
+        times = np.array(column(names, rows, "utc_time"), dtype="M8[s]").astype("M8[h]")
+    except ValueError:
+        raise DataError(f"{path}: utc_time must be written as 2017-01-01 14:00:00") from None
+    values = np.stack([numbers(path, name, column(names, rows, name), ("", "NA")) for name in wanted], axis=1)
+    stations = np.array([name.rsplit("_", 1)[0] for name in column(names, rows, key)])
+    return {str(area): (times[stations == area], values[stations == area]) for area in np.unique(stations)}
+
+
+def _joined(air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[np.datetime64], Floats]) -> Series:
+    times, raw = weather
+    raw = np.where(raw == 999999, np.nan, raw)
+    angle = np.deg2rad(raw[:, 4])
+    calm = raw[:, 4] == 999017  # no wind has no direction
+    wind = np.where(calm[:, None], 0.0, np.column_stack([np.sin(angle), np.cos(angle)]))
+    both = np.concatenate([times, air[0]])
+    values = np.full((len(both), 6 + len(POLLUTANTS)), np.nan)
+    values[: len(times), :6] = np.column_stack([raw[:, :4], wind])
+    values[len(times) :, 6:] = air[1]
+    return _hourly(both, values[:, :6], values[:, 6:])
+
+
+def _hourly(times: NDArray[np.datetime64], weather: Floats, pollutants: Floats) -> Series:
+    """Every hour from the first to the last in its place; hours without a row are gaps, of two values of one hour the first counts."""
+    place = (times - times.min()).astype(np.int64)
+    values = np.concatenate([weather, pollutants], axis=1)
+    grid = np.full((int(place.max()) + 1, values.shape[1]), np.nan)
+    for at in range(values.shape[1]):
+        measured = np.flatnonzero(~np.isnan(values[:, at]))[::-1]  # backwards, so that the first is written last
+        grid[place[measured], at] = values[measured, at]
+    return grid[:, : weather.shape[1]], grid[:, weather.shape[1] :]
+
+
+def _carried(values: Floats, hours: int) -> Floats:
+    """Gaps filled with the last value measured, at most so many hours old."""
+    rows = np.arange(len(values))[:, None]
+    last = np.maximum.accumulate(np.where(np.isnan(values), -1, rows), axis=0)
+    filled = np.take_along_axis(values, np.maximum(last, 0), axis=0)
+    return np.where((last >= 0) & (rows - last <= hours), filled, np.nan)
+
+
+def _dataset(name: str, stations: dict[str, Series], settings: _Windows) -> Dataset:
+    x: dict[str, list[Floats]] = {"train": [], "test": []}
+    y: dict[str, list[Floats]] = {"train": [], "test": []}
+    who: dict[str, list[str]] = {"train": [], "test": []}
+    possible = 0
+    for station in sorted(stations):
+        weather, pollutants = stations[station]
+        end, start = in_time(len(weather), settings.train, settings.test)
+        for part, (first, last) in {"train": (0, end), "test": (start, len(weather))}.items():
+            windows, targets, tried = _windows(weather[first:last], pollutants[first:last], settings)
+            possible += tried
+            x[part].append(windows)
+            y[part].append(targets)
+            who[part] += [station] * len(windows)
+    x_train, y_train, x_test, y_test = (np.concatenate(parts[part]) for part in ("train", "test") for parts in (x, y))
+    if not len(x_train) or not len(x_test):
+        raise DataError(f"{name}: no window of {settings.hours} hours is whole in the training or the test part: use fewer hours")
+    mean, deviation = x_train.mean((0, 1)), x_train.std((0, 1))
+    deviation[deviation == 0] = 1  # always the same: nothing to scale
+    scaled = ((x_train - mean) / deviation, y_train, (x_test - mean) / deviation, y_test)
+    x1, y1, x2, y2 = (torch.from_numpy(v.astype(np.float32)) for v in scaled)
+    groups, test_groups, names = owners(who["train"], who["test"])
+    left_out = possible - len(x_train) - len(x_test)
+    return Dataset(
+        name, x1, y1, x2, y2, num_classes=None, groups=groups, test_groups=test_groups, group_names=names, class_names=POLLUTANTS,
+        notes=(f"{left_out} of {possible} windows left out for gaps",),
+    )  # fmt: skip
+
+
+def _windows(weather: Floats, pollutants: Floats, settings: _Windows) -> tuple[Floats, Floats, int]:
+    """(windows, hours, weather), the pollutants of each window's last hour, and how many windows there would be without gaps."""
+    features = weather.shape[1]
+    if len(weather) < settings.hours:
+        return np.empty((0, settings.hours, features)), np.empty((0, len(POLLUTANTS))), 0
+    filled = _carried(weather, settings.carry)
+    windows = sliding_window_view(filled, settings.hours, axis=0)[:: settings.stride].transpose(0, 2, 1)
+    targets = pollutants[settings.hours - 1 :: settings.stride]
+    whole = ~np.isnan(windows).any((1, 2)) & ~np.isnan(targets).any(1)
+    return windows[whole], targets[whole], len(targets)

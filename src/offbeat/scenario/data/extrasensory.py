@@ -1,0 +1,98 @@
+"""ExtraSensory: what people do, from the features of their phone and watch; one table a user.
+
+A feature that was not measured counts as its mean (0 after standardising), a label that was not given as absent. A user's
+minutes are split in their order.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from offbeat.core.errors import DataError
+from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.root import Published, find_files
+from offbeat.scenario.data.split import check_shares, in_time
+from offbeat.scenario.data.tables import read_text
+
+Floats = NDArray[np.float32]
+
+PAGE = "http://extrasensory.ucsd.edu/"
+ARCHIVE = Published(
+    name="ExtraSensory.per_uuid_features_labels.zip",
+    urls=(f"{PAGE}data/primary_data_files/ExtraSensory.per_uuid_features_labels.zip",),
+)
+PATTERN = "*.features_labels.csv*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraSensory:
+    """ExtraSensory: 377346 minutes of 60 users, 225 features, 51 labels at once (files: extrasensory/UUID.features_labels.csv.gz)."""
+
+    train: float = 0.6  # share of a user's minutes, from the beginning
+    test: float = 0.2  # at the end; what lies between is left for validation
+
+    def __post_init__(self) -> None:
+        check_shares("extrasensory", self.train, self.test)
+
+    def load(self) -> Dataset:
+        paths = find_files("extrasensory", PATTERN, ARCHIVE, PAGE)
+        header: tuple[list[str], list[str]] | None = None
+        parts: dict[str, list[tuple[Floats, Floats]]] = {"train": [], "test": []}
+        who: dict[str, list[str]] = {"train": [], "test": []}
+        for path in paths:
+            found, x, y = _read(path)
+            if header is not None and found != header:
+                raise DataError(f"{path} has other columns than {paths[0]}")
+            header = found
+            end, start = in_time(len(x), self.train, self.test)
+            for part, rows in {"train": slice(0, end), "test": slice(start, None)}.items():
+                parts[part].append((x[rows], y[rows]))
+                who[part] += [path.name.split(".")[0]] * len(x[rows])
+        assert header is not None
+        x_train, y_train, x_test, y_test = (np.concatenate([p[i] for p in parts[part]]) for part in ("train", "test") for i in (0, 1))
+        _standardise(x_train, x_test)
+        groups, test_groups, names = owners(who["train"], who["test"])
+        return Dataset(
+            "extrasensory", torch.from_numpy(x_train), torch.from_numpy(y_train), torch.from_numpy(x_test), torch.from_numpy(y_test),
+            num_classes=None, task="multilabel", groups=groups, test_groups=test_groups, group_names=names, class_names=tuple(header[1]),
+        )  # fmt: skip
+
+
+def _read(path: Path) -> tuple[tuple[list[str], list[str]], Floats, Floats]:
+    """((features, labels), inputs, labels) of a user, in the order of time."""
+    head, _, body = read_text(path).partition("\n")
+    names = head.strip().split(",")
+    first = next((i for i, name in enumerate(names) if name.startswith("label:")), 0)
+    labels = [name.removeprefix("label:") for name in names if name.startswith("label:")]
+    last = first + len(labels)
+    if names[0] != "timestamp" or first < 2 or not all(name.startswith("label:") for name in names[first:last]):
+        raise DataError(f"{path}: columns timestamp, features, label:…, label_source are expected")
+    while ",," in body:  # an empty cell is a gap too
+        body = body.replace(",,", ",nan,")
+    try:
+        values = np.loadtxt(io.StringIO(body), dtype=np.float64, delimiter=",", ndmin=2, usecols=range(last))
+    except ValueError as error:
+        raise DataError(f"{path}: not a table of numbers ({str(error).splitlines()[0]})") from None
+    if len(values) < 5:
+        raise DataError(f"{path} has {len(values)} rows: too few to split")
+    values = values[np.argsort(values[:, 0], kind="stable")]
+    y = np.nan_to_num(values[:, first:].astype(np.float32))
+    if not np.isin(y, (0, 1)).all():
+        raise DataError(f"{path}: a label is 0, 1 or nan, and nothing else")
+    return (names[1:first], labels), values[:, 1:first].astype(np.float32), y
+
+
+def _standardise(train: Floats, test: Floats) -> None:
+    """In place, feature by feature: no second copy of everything."""
+    for at in range(train.shape[1]):
+        measured = train[np.isfinite(train[:, at]), at].astype(np.float64)
+        mean, deviation = (measured.mean(), measured.std()) if len(measured) else (0.0, 1.0)
+        for values in (train, test):
+            scaled = (values[:, at] - mean) / (deviation or 1.0)
+            values[:, at] = np.where(np.isfinite(scaled), scaled, 0.0)

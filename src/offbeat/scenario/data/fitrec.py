@@ -1,0 +1,177 @@
+"""FitRec: speed or heart rate in workouts uploaded to Endomondo, one client a user, one sport a user (as in ASO-Fed).
+
+The file is read twice, line by line: once to count the workouts of each user and sport, once for those of the users drawn.
+Positions become distance and speed, everything is resampled every 10 seconds. A window that spans a pause in the recording
+is left out. Predicted is the value at the end of a window, from what the window holds of everything else: altitude, time
+since the start, and heart rate for the speed, or speed and distance for the heart rate.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from offbeat.core import draws
+from offbeat.core.errors import DataError, require
+from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.root import find_file
+from offbeat.scenario.data.split import check_shares, in_time
+
+Floats = NDArray[np.float64]
+
+PAGE = "https://sites.google.com/eng.ucsd.edu/fitrec-project/home"
+FILES = ("endomondoHR_proper.json", "endomondoHR_proper.json.gz", "endomondoHR.json.gz", "endomondoHR.json")
+SERIES = ("timestamp", "latitude", "longitude", "altitude", "heart_rate")
+EVERY, PAUSE = 10.0, 60.0  # seconds between samples; seconds without a point that make a pause
+_USER = re.compile(r"""["']userId["']:\s*["']?(\d+)""")
+_SPORT = re.compile(r"""["']sport["']:\s*["']([^"']*)["']""")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRec:
+    """FitRec: speed or heart rate in the workouts of 30 users, sampled every 10 seconds (files: fitrec/endomondoHR_proper.json)."""
+
+    target: Literal["speed", "heart_rate"] = "speed"  # km/h, beats a minute
+    users: int = 30  # drawn from those with enough workouts of one sport
+    min_workouts: int = 10
+    steps: int = 30  # of 10 seconds, of a window
+    train: float = 0.6  # share of a user's workouts, the oldest
+    test: float = 0.2  # the newest; what lies between is left for validation
+    seed: int = 0  # of the draw of users
+
+    def __post_init__(self) -> None:
+        require(self.target in ("speed", "heart_rate"), f"fitrec target = {self.target!r}: 'speed' or 'heart_rate'")
+        require(self.users >= 1, f"fitrec users = {self.users}: at least 1 is needed")
+        require(self.min_workouts >= 2, f"fitrec min_workouts = {self.min_workouts}: at least 2, one to train and one to test")
+        require(self.steps >= 1, f"fitrec steps = {self.steps}: at least 1 is needed")
+        check_shares("fitrec", self.train, self.test)
+
+    def load(self) -> Dataset:
+        path = find_file("fitrec", FILES, page=PAGE)
+        sport = self._drawn(path)
+        workouts: dict[int, list[dict[str, Any]]] = {user: [] for user in sport}
+        for number, line, user, kind in _lines(path):
+            if sport.get(user) == kind:
+                workouts[user].append(_parse(path, number, line))
+        x: dict[str, list[Floats]] = {"train": [], "test": []}
+        y: dict[str, list[Floats]] = {"train": [], "test": []}
+        who: dict[str, list[int]] = {"train": [], "test": []}
+        for user in sorted(workouts):
+            done = sorted(workouts[user], key=lambda workout: float(workout["timestamp"][0]))
+            end, start = in_time(len(done), self.train, self.test)
+            for part, some in {"train": done[: max(end, 1)], "test": done[min(start, len(done) - 1) :]}.items():
+                for workout in some:
+                    windows, targets = self._windows(workout)
+                    x[part].append(windows)
+                    y[part].append(targets)
+                    who[part] += [user] * len(windows)
+        return self._dataset(path, x, y, who)
+
+    def _drawn(self, path: Path) -> dict[int, str]:
+        """User -> sport: each has enough workouts of its favourite sport."""
+        counts: Counter[tuple[int, str]] = Counter((user, kind) for _, _, user, kind in _lines(path))
+        favourite: dict[int, str] = {}
+        for (user, kind), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+            if count >= self.min_workouts:
+                favourite.setdefault(user, kind)
+        if len(favourite) < self.users:
+            few = f"{len(favourite)} users have {self.min_workouts} workouts of one sport or more"
+            raise DataError(f"{path}: {few}, {self.users} are asked for: lower users or min_workouts")
+        return {user: favourite[user] for user in draws.sample(sorted(favourite), self.users, self.seed, "fitrec users")}
+
+    def _windows(self, workout: dict[str, Any]) -> tuple[Floats, Floats]:
+        """Windows (n, steps, features) that follow each other without overlap, and the target at the end of each."""
+        grid, altitude, heart_rate, distance = _resampled(workout)
+        speed = np.concatenate([[0.0], np.diff(distance)]) * 3600 / EVERY
+        if len(grid) > 1:
+            speed[0] = speed[1]
+        if self.target == "speed":  # distance would give it away
+            features, target = np.column_stack([altitude, grid, heart_rate]), speed
+        else:
+            features, target = np.column_stack([altitude, grid, distance, speed]), heart_rate
+        count = len(grid) // self.steps
+        windows = features[: count * self.steps].reshape(count, self.steps, features.shape[1])
+        targets = target[self.steps - 1 : count * self.steps : self.steps]
+        whole = np.isfinite(windows).all((1, 2)) & np.isfinite(targets)
+        return windows[whole], targets[whole]
+
+    def _dataset(self, path: Path, x: dict[str, list[Floats]], y: dict[str, list[Floats]], who: dict[str, list[int]]) -> Dataset:
+        x_train, y_train, x_test, y_test = (np.concatenate(parts[part]) for part in ("train", "test") for parts in (x, y))
+        if not len(x_train) or not len(x_test):
+            raise DataError(f"{path}: no window of {self.steps} steps in the training or the test workouts: use fewer steps")
+        mean, deviation = x_train.mean((0, 1)), x_train.std((0, 1))
+        deviation[deviation == 0] = 1
+        scaled = ((x_train - mean) / deviation, y_train, (x_test - mean) / deviation, y_test)
+        x1, y1, x2, y2 = (torch.from_numpy(v.astype(np.float32)) for v in scaled)
+        groups, test_groups, names = owners(who["train"], who["test"])
+        return Dataset(
+            "fitrec", x1, y1, x2, y2, num_classes=None, groups=groups,
+            test_groups=test_groups, group_names=names, class_names=(self.target,),
+        )  # fmt: skip
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str, int, str]]:
+    """(line number, line, user, sport), without parsing the long lists of a line."""
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                user, sport = _USER.search(line), _SPORT.search(line)
+                if user is None or sport is None:
+                    raise DataError(f"{path} line {number} names no userId and sport: it is cut short or damaged")
+                yield number, line, int(user[1]), sport[1]
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError):
+        raise DataError(f"{path} is cut short or damaged") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
+    """A workout; the published lines are Python dictionaries, some copies have them as JSON."""
+    try:
+        try:
+            workout = json.loads(line)
+        except json.JSONDecodeError:
+            workout = ast.literal_eval(line.strip())  # values only: nothing is executed
+        series = {name: np.asarray(workout[name], dtype=np.float64) for name in SERIES}
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        raise DataError(f"{path} line {number} is no workout with {', '.join(SERIES)}: it is cut short or damaged") from None
+    lengths = {len(values) if values.ndim == 1 else -1 for values in series.values()}
+    if len(lengths) != 1 or lengths.pop() < 2:
+        raise DataError(f"{path} line {number}: {', '.join(SERIES)} must be lists of the same length, 2 or more")
+    if not all(np.isfinite(values).all() for values in series.values()):
+        raise DataError(f"{path} line {number} holds values that are not finite")
+    return series
+
+
+def _resampled(workout: dict[str, Any]) -> tuple[Floats, Floats, Floats, Floats]:
+    """(seconds, altitude, heart rate, kilometres) every 10 seconds; nan within a pause."""
+    order = np.argsort(workout["timestamp"], kind="stable")
+    seconds, latitude, longitude, altitude, heart_rate = (workout[name][order] for name in SERIES)
+    seconds = seconds - seconds[0]
+    travelled = np.concatenate([[0.0], np.cumsum(_kilometres(latitude, longitude))])
+    grid = np.arange(0.0, seconds[-1] + 1e-9, EVERY)
+    after = np.clip(np.searchsorted(seconds, grid), 1, len(seconds) - 1)
+    paused = (seconds[after] - seconds[after - 1] > PAUSE) & (grid != seconds[after])
+    made = [np.where(paused, np.nan, np.interp(grid, seconds, values)) for values in (altitude, heart_rate, travelled)]
+    return grid, made[0], made[1], made[2]
+
+
+def _kilometres(latitude: Floats, longitude: Floats) -> Floats:
+    """Between points that follow each other, on a sphere (haversine)."""
+    phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
+    a = np.sin(np.diff(phi) / 2) ** 2 + np.cos(phi[:-1]) * np.cos(phi[1:]) * np.sin(np.diff(lam) / 2) ** 2
+    return np.asarray(2 * 6371.0 * np.arcsin(np.sqrt(np.clip(a, 0, 1))))

@@ -1,0 +1,66 @@
+"""UCI HAR: activities from a smartphone at the waist, as the inertial signals themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import DataError
+from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.root import Published, find_folder
+from offbeat.scenario.data.tables import read_matrix
+
+PAGE = "https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones"
+ARCHIVE = Published(
+    name="UCI HAR Dataset.zip", urls=("https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip",)
+)
+TOP = "UCI HAR Dataset"
+SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
+STEPS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class UciHar:
+    """UCI HAR: 10299 windows of 9 inertial signals × 128 steps, 6 activities, 30 subjects (files: uci-har/UCI HAR Dataset)."""
+
+    def load(self) -> Dataset:
+        home = find_folder("uci-har", (f"{TOP}/train/Inertial Signals", f"{TOP}/test/Inertial Signals"), ARCHIVE, PAGE) / TOP
+        x_train, y_train, train = _part(home, "train")
+        x_test, y_test, test = _part(home, "test")
+        # one mean and one deviation for each signal, of the training windows
+        mean, deviation = x_train.mean((0, 2), keepdim=True), x_train.std((0, 2), keepdim=True).clamp_min(1e-8)
+        groups, test_groups, names = owners(train, test)
+        return Dataset(
+            "uci-har", (x_train - mean) / deviation, y_train, (x_test - mean) / deviation, y_test, num_classes=len(ACTIVITIES),
+            groups=groups, test_groups=test_groups, group_names=names, class_names=ACTIVITIES,
+        )  # fmt: skip
+
+
+def _part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
+    folder = home / part / "Inertial Signals"
+    signals = [read_matrix(folder / f"{signal}_{part}.txt") for signal in SIGNALS]
+    labels = _column(home / part / f"y_{part}.txt")
+    subjects = _column(home / part / f"subject_{part}.txt")
+    for signal, values in zip(SIGNALS, signals, strict=True):
+        if values.shape != (len(labels), STEPS):
+            expected = f"{len(labels)} × {STEPS}, one row a label"
+            raise DataError(f"{folder / f'{signal}_{part}.txt'} holds {values.shape[0]} × {values.shape[1]} numbers, expected {expected}")
+    if len(subjects) != len(labels):
+        raise DataError(f"{home / part / f'subject_{part}.txt'} names {len(subjects)} subjects for {len(labels)} windows")
+    bad = [label for label in labels if not 1 <= label <= len(ACTIVITIES)]
+    if bad:
+        raise DataError(f"{home / part / f'y_{part}.txt'}: label {bad[0]} is out of range: 1 to {len(ACTIVITIES)}")
+    x = torch.from_numpy(np.stack(signals, axis=1))
+    return x, torch.tensor(labels) - 1, subjects
+
+
+def _column(path: Path) -> list[int]:
+    values = read_matrix(path, np.float64)
+    if values.shape[1] != 1 or not np.array_equal(values, np.rint(values)):
+        raise DataError(f"{path}: one whole number a line is expected")
+    return [int(v) for v in values[:, 0]]

@@ -1,0 +1,92 @@
+"""Fed-Heart-Disease: the four hospitals of the UCI heart disease data, prepared and split as FLamby does.
+
+The three columns that most hospitals did not record (slope, ca, thal) are dropped, then rows with a gap; chest pain and
+resting ECG become indicators. Numbers are standardised on the training rows of all hospitals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from offbeat.core.errors import DataError
+from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.root import find_file
+from offbeat.scenario.data.tables import numbers, read_text
+
+PAGE = "https://archive.ics.uci.edu/dataset/45/heart+disease"
+HOME = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+COLUMNS = 14  # age, sex, chest pain, pressure, cholesterol, sugar, ECG, heart rate, angina, oldpeak, slope, ca, thal; the label
+DROPPED = (10, 11, 12)
+CHEST_PAIN, ECG = (2, (2, 3, 4)), (6, (1, 2))  # column, and the values that get an indicator; the first value has none
+MEASURED = (0, 3, 4, 7, 9)  # age, pressure, cholesterol, heart rate, oldpeak: the columns with a scale
+TRAIN_SHARE, SPLIT_SEED = 0.66, 43  # FLamby's
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartDisease:
+    """Fed-Heart-Disease: 740 patients of 4 hospitals, 13 features, sick or not (files: heart-disease/processed.*.data)."""
+
+    def load(self) -> Dataset:
+        x, y, train, who = [], [], [], []
+        for hospital in HOSPITALS:
+            name = f"processed.{hospital}.data"
+            rows = _read(find_file("heart-disease", (name,), urls=(HOME + name,), page=PAGE))
+            x.append(_features(rows))
+            y.append((rows[:, -1] > 0).astype(np.int64))  # 0: healthy, 1 to 4: how sick
+            train.append(_training(y[-1]))
+            who += [hospital] * len(rows)
+        inputs, labels, training = np.concatenate(x), np.concatenate(y), np.concatenate(train)
+        scaled = list(range(len(MEASURED)))
+        mean, deviation = inputs[training][:, scaled].mean(0), inputs[training][:, scaled].std(0)
+        inputs[:, scaled] = (inputs[:, scaled] - mean) / np.where(deviation > 0, deviation, 1)
+        x_all, y_all = torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(labels)
+        keep = torch.from_numpy(training)
+        hospitals = np.array(who)
+        groups, test_groups, names = owners(hospitals[training].tolist(), hospitals[~training].tolist())
+        return Dataset(
+            "heart-disease", x_all[keep], y_all[keep], x_all[~keep], y_all[~keep], num_classes=2,
+            groups=groups, test_groups=test_groups, group_names=names, class_names=("healthy", "sick"),
+        )  # fmt: skip
+
+
+def _read(path: Path) -> NDArray[np.float64]:
+    """The complete rows, without the dropped columns' gaps."""
+    cells = [line.strip().split(",") for line in read_text(path, "latin1").splitlines() if line.strip()]
+    for number, row in enumerate(cells, 1):
+        if len(row) != COLUMNS:
+            raise DataError(f"{path} line {number} has {len(row)} values, expected {COLUMNS}: it is cut short or damaged")
+    if not cells:
+        raise DataError(f"{path} is empty")
+    table = np.stack([numbers(path, f"column {at + 1}", [row[at] for row in cells], ("?", "-9")) for at in range(COLUMNS)], axis=1)
+    kept = [at for at in range(COLUMNS) if at not in DROPPED]
+    rows = table[~np.isnan(table[:, kept]).any(1)]
+    if len(rows) < 6:
+        raise DataError(f"{path} has {len(rows)} complete rows: too few to split")
+    if not set(np.unique(rows[:, -1])) <= {0, 1, 2, 3, 4}:
+        raise DataError(f"{path}: the diagnosis, the last column, must be 0 to 4")
+    return rows
+
+
+def _features(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    indicators = [rows[:, at] == value for at, values in (CHEST_PAIN, ECG) for value in values]
+    return np.column_stack([rows[:, MEASURED], rows[:, (1, 5, 8)], *indicators]).astype(np.float64)
+
+
+def _training(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """FLamby's split of a hospital: stratified where both labels have more than two patients."""
+    from sklearn.model_selection import train_test_split
+
+    counts = np.bincount(labels, minlength=2)
+    stratify = labels if counts.min() > 2 else None
+    rows, _ = train_test_split(
+        np.arange(len(labels)), train_size=TRAIN_SHARE, test_size=1 - TRAIN_SHARE, random_state=SPLIT_SEED, shuffle=True, stratify=stratify
+    )
+    training = np.zeros(len(labels), dtype=bool)
+    training[rows] = True
+    return training

@@ -1,0 +1,51 @@
+"""Fed-ISIC2019: skin lesions from six centres, as prepared by FLamby: a folder of images and a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from offbeat.core.errors import DataError, require
+from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.images import read_images, statistics
+from offbeat.scenario.data.root import find_file, find_folder
+from offbeat.scenario.data.tables import column, numbers, read_rows
+
+PAGE = "https://github.com/owkin/FLamby/tree/main/flamby/datasets/fed_isic2019 (licences have to be accepted first)"
+IMAGES = "ISIC_2019_Training_Input_preprocessed"
+CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Isic2019:
+    """Fed-ISIC2019: 23247 skin lesions of 6 centres, 8 classes (files: isic2019/train_test_split and the preprocessed .jpg)."""
+
+    size: int = 200  # pixels of an edge: the middle of an image is kept; 200 needs 2.8 GB
+
+    def __post_init__(self) -> None:
+        require(self.size >= 1, f"isic2019 size = {self.size}: at least 1 pixel is needed")
+
+    def load(self) -> Dataset:
+        table = find_file("isic2019", ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), page=PAGE)
+        folder = find_folder("isic2019", (IMAGES,), page=PAGE) / IMAGES
+        names, rows = read_rows(table, ("image", "target", "center", "fold"))
+        labels = numbers(table, "target", column(names, rows, "target"))
+        if not set(labels) <= set(range(len(CLASSES))):
+            raise DataError(f"{table}: target must be a whole number from 0 to {len(CLASSES) - 1}")
+        centres = numbers(table, "center", column(names, rows, "center"))
+        folds = column(names, rows, "fold")
+        wrong = sorted(set(folds) - {"train", "test"})
+        if wrong or len(set(folds)) != 2:
+            raise DataError(f"{table}: fold must be train or test, and both must occur{f', not {wrong[0]!r}' if wrong else ''}")
+        images = column(names, rows, "image")
+        if any("/" in image or "\\" in image or image.startswith(".") for image in images):
+            raise DataError(f"{table}: image must be a bare name such as ISIC_0000000")
+        taken = {part: [i for i, fold in enumerate(folds) if fold == part] for part in ("train", "test")}
+        x_train, x_test = (read_images([folder / f"{images[i]}.jpg" for i in taken[part]], self.size) for part in ("train", "test"))
+        y_train, y_test = (torch.tensor([int(labels[i]) for i in taken[part]]) for part in ("train", "test"))
+        groups, test_groups, centre_names = owners(*([int(centres[i]) for i in taken[part]] for part in ("train", "test")))
+        return Dataset(
+            "isic2019", x_train, y_train, x_test, y_test, num_classes=len(CLASSES), groups=groups, test_groups=test_groups,
+            group_names=tuple(f"centre {name}" for name in centre_names), class_names=CLASSES, pixels=statistics(x_train),
+        )  # fmt: skip

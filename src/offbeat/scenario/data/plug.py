@@ -1,0 +1,166 @@
+"""Data of your own: any torch data set, or a folder with one .npz file a client (docs/data.md shows both at work).
+
+What comes out is a Dataset: `Experiment(data=…)` takes it where it takes a name, `simulate` takes its `by_owner()`.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from offbeat.core.errors import DataError
+from offbeat.scenario.data.dataset import Dataset, Kind, owners
+from offbeat.scenario.data.root import data_root
+from offbeat.scenario.data.split import every_fifth
+
+NO_TEST = "no test examples are given: every fifth of each class is for the test"
+NO_TEST_FILES = "no x_test is given: every fifth example of each client is for the test"
+
+
+def from_dataset(
+    train: Iterable[Any],
+    test: Iterable[Any] | None = None,
+    *,
+    name: str = "mine",
+    num_classes: int | None = None,
+    task: Kind | None = None,
+    groups: Sequence[Any] | None = None,
+    test_groups: Sequence[Any] | None = None,
+) -> Dataset:
+    """A data set from anything that gives (input, target) pairs; whole numbers as targets are classes.
+
+    `groups` names the natural owner of each training example. Without a test set every fifth example of each class is one.
+    """
+    x, y = _stacked(train, f"{name}: training")
+    notes: tuple[str, ...] = ()
+    who = None if groups is None else list(groups)
+    others = list(test_groups or [])
+    if who is not None and len(who) != len(x):
+        raise DataError(f"data set {name!r}: {len(x)} training inputs, owners of {len(who)}")
+    if test is None:
+        classes = y if y.ndim == 1 and not y.is_floating_point() else torch.zeros(len(x), dtype=torch.int64)
+        held = every_fifth(classes)
+        x, y, x_test, y_test, notes = x[~held], y[~held], x[held], y[held], (NO_TEST,)
+        if who is not None:
+            given = who
+            who, others = ([given[i] for i in part.nonzero().squeeze(1).tolist()] for part in (~held, held))
+    else:
+        x_test, y_test = _stacked(test, f"{name}: test")
+    return _made(name, (x, y, x_test, y_test), num_classes, task, who, others, notes)
+
+
+def from_npz(folder: str | Path, *, num_classes: int | None = None, task: Kind | None = None) -> Dataset:
+    """A data set from a folder of one .npz file a client, each with arrays x, y and, if it has some, x_test, y_test.
+
+    Clients are named as their files. Without any x_test, every fifth example of each client is for the test.
+    """
+    home = Path(folder).expanduser()
+    paths = sorted(home.glob("*.npz")) if home.is_dir() else []
+    if not paths:
+        raise DataError(f"{home} holds no .npz files: one a client is expected, with arrays x and y")
+    clients = {path.stem: _arrays(path) for path in paths}
+    train = [(name, a["x"], a["y"]) for name, a in clients.items()]
+    test = [(name, a["x_test"], a["y_test"]) for name, a in clients.items() if "x_test" in a]
+    notes: tuple[str, ...] = ()
+    if not test:
+        held = {name: every_fifth(torch.zeros(len(x), dtype=torch.int64)) for name, x, _ in train}
+        test = [(name, x[held[name]], y[held[name]]) for name, x, y in train if bool(held[name].any())]
+        train = [(name, x[~held[name]], y[~held[name]]) for name, x, y in train]
+        notes = (NO_TEST_FILES,)
+    if not test:
+        raise DataError(f"{home}: no client has x_test, or 5 examples to hold one out: there is nothing to test on")
+    who, others = ([name for name, x, _ in part for _ in range(len(x))] for part in (train, test))
+    tensors = (*_together(home, train), *_together(home, test))
+    return _made(home.resolve().name, tensors, num_classes, task, who, others, notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Npz:
+    """Data of your own: a folder with one .npz file a client, arrays x and y, and x_test and y_test if there are any."""
+
+    folder: str  # relative to the data root, or a whole path
+    num_classes: int | None = None  # None: one more than the largest label
+    task: Kind | None = None
+
+    def load(self) -> Dataset:
+        return from_npz(data_root() / Path(self.folder).expanduser(), num_classes=self.num_classes, task=self.task)
+
+
+def _made(
+    name: str,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    num_classes: int | None,
+    task: Kind | None,
+    who: list[Any] | None,
+    others: list[Any],
+    notes: tuple[str, ...],
+) -> Dataset:
+    y_train, y_test = tensors[1], tensors[3]
+    if num_classes is None and not y_train.is_floating_point() and task in (None, "classification", "segmentation"):
+        num_classes = 1 + max(int(y_train.max()), int(y_test.max())) if len(y_train) and len(y_test) else None
+    groups, test_groups, names = (None, None, ()) if who is None else owners(who, others)
+    held = test_groups if len(others) == len(y_test) and others else None
+    return Dataset(name, *tensors, num_classes=num_classes, task=task, groups=groups, test_groups=held, group_names=names, notes=notes)
+
+
+def _stacked(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
+    if isinstance(pairs, TensorDataset) and len(pairs.tensors) == 2:
+        return pairs.tensors[0], pairs.tensors[1]
+    xs, ys = [], []
+    # a torch data set need not be iterable: it has a length and numbers
+    numbered = hasattr(pairs, "__getitem__") and hasattr(pairs, "__len__")
+    for i, pair in enumerate(pairs[n] for n in range(len(pairs))) if numbered else enumerate(pairs):  # type: ignore[index,arg-type]
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise DataError(f"{what} example {i} is no pair of input and target")
+        xs.append(_tensor(pair[0], f"{what} input {i}"))
+        ys.append(_tensor(pair[1], f"{what} target {i}"))
+    if not xs:
+        raise DataError(f"{what}: no examples")
+    for kind, values in (("input", xs), ("target", ys)):
+        odd = next((i for i, v in enumerate(values) if v.shape != values[0].shape), None)
+        if odd is not None:
+            raise DataError(
+                f"{what} {kind} {odd} has shape {tuple(values[odd].shape)}, the first {tuple(values[0].shape)}: all must be alike"
+            )
+    return torch.stack(xs), torch.stack(ys)
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    """Also of an image or an array; doubles become floats, as models have them."""
+    try:
+        made = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(f"{what} is {type(value).__name__}, which is no numbers") from None
+    return made.float() if made.dtype == torch.float64 else made
+
+
+def _arrays(path: Path) -> dict[str, Tensor]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {key: _tensor(file[key], f"{path}: {key}") for key in ("x", "y", "x_test", "y_test") if key in file}
+    except (OSError, EOFError, zipfile.BadZipFile, AttributeError, TypeError):
+        raise DataError(f"{path} is no whole .npz file: it is cut short or damaged") from None
+    except ValueError:  # numpy's word for objects that only a pickle could hold
+        raise DataError(f"{path} holds objects that are no numbers: refused") from None
+    if not {"x", "y"} <= set(found) or ("x_test" in found) != ("y_test" in found):
+        raise DataError(f"{path} must hold x and y, and x_test and y_test both or not at all; it holds {', '.join(found) or 'neither'}")
+    for x, y in (("x", "y"), ("x_test", "y_test")):
+        if x in found and (found[x].ndim == 0 or found[y].ndim == 0 or len(found[x]) != len(found[y])):
+            raise DataError(f"{path}: {x} and {y} must have as many rows as each other")
+    return found
+
+
+def _together(home: Path, parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    kind = [(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype) for _, x, y in parts]
+    odd = next((i for i, k in enumerate(kind) if k != kind[0]), None)
+    if odd is not None:
+        raise DataError(f"{home / (parts[odd][0] + '.npz')} holds {kind[odd]}, {parts[0][0]}.npz {kind[0]}: all clients must be alike")
+    return torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts])

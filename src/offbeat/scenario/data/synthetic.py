@@ -1,0 +1,62 @@
+"""FedProx's synthetic(alpha, beta): softmax models and inputs that differ from user to user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import torch
+
+from offbeat.core import draws
+from offbeat.core.errors import require
+from offbeat.scenario.data.dataset import Dataset
+
+INPUTS, CLASSES = 60, 10
+TRAIN_SHARE = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic:
+    """FedProx's synthetic(alpha, beta): 60 inputs, 10 classes, users of very unequal sizes; nothing to download.
+
+    alpha: how much the users' models differ; beta: how much their inputs do. Both are deviations, as in the authors' code.
+    With iid all users have one model and the same distribution of inputs.
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    users: int = 30
+    iid: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            require(value >= 0 and isfinite(value), f"synthetic {name} = {value}: must be 0 or more")
+        require(self.users >= 1, f"synthetic users = {self.users}: at least 1 is needed")
+
+    def load(self) -> Dataset:
+        rng = np.random.default_rng(draws.bits(self.seed, "synthetic"))
+        sizes = np.exp(rng.normal(4, 2, self.users)).astype(np.int64) + 50  # n_k ~ lognormal(4, 2) + 50
+        u = rng.normal(0, self.alpha, self.users)  # u_k ~ N(0, alpha)
+        big_b = rng.normal(0, self.beta, self.users)  # B_k ~ N(0, beta)
+        v = rng.normal(big_b[:, None], 1, (self.users, INPUTS))  # v_k ~ N(B_k, 1)
+        spread = np.arange(1, INPUTS + 1) ** -0.6  # Sigma_jj = j^-1.2
+        one = rng.normal(0, 1, (INPUTS, CLASSES)), rng.normal(0, 1, CLASSES)
+        parts: dict[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {"train": [], "test": []}
+        for k in range(self.users):
+            w, b = one if self.iid else (rng.normal(u[k], 1, (INPUTS, CLASSES)), rng.normal(u[k], 1, CLASSES))  # W_k, b_k ~ N(u_k, 1)
+            x = rng.normal(0.0 if self.iid else v[k], spread, (sizes[k], INPUTS))  # x ~ N(v_k, Sigma)
+            y = (x @ w + b).argmax(1)  # y = argmax softmax(W_k x + b_k)
+            whole = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), torch.full((len(x),), k)
+            end = int(TRAIN_SHARE * len(x))
+            parts["train"].append((whole[0][:end], whole[1][:end], whole[2][:end]))
+            parts["test"].append((whole[0][end:], whole[1][end:], whole[2][end:]))
+        (x_train, y_train, groups), (x_test, y_test, test_groups) = (
+            [torch.cat(pieces) for pieces in zip(*parts[part], strict=True)] for part in ("train", "test")
+        )
+        names = tuple(f"user {k}" for k in range(self.users))
+        return Dataset(
+            "synthetic", x_train, y_train, x_test, y_test, num_classes=CLASSES, groups=groups, test_groups=test_groups, group_names=names
+        )

@@ -1,0 +1,192 @@
+"""Where data comes from: the data root, archives, downloads. Servers here answer on this machine alone."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from offbeat.core.errors import DataError
+from offbeat.scenario.data.archive import unpack
+from offbeat.scenario.data.root import Published, data_root, find_file, find_files, find_folder
+
+PAGES = {"/whole": b"hello", "/short": b"hel"}
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path not in PAGES:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", "5")  # also where only three bytes follow
+        self.end_headers()
+        self.wfile.write(PAGES[self.path])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def address():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
+    monkeypatch.setenv("OFFBEAT_DOWNLOAD", "1")
+    return tmp_path
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
+
+
+def tar(path, members: dict[str, bytes], links: dict[str, str] | None = None) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        for name, target in (links or {}).items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            archive.addfile(info)
+
+
+def test_the_root_is_the_given_folder_else_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
+    assert data_root() == tmp_path
+    monkeypatch.delenv("OFFBEAT_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_root() == tmp_path / "cache" / "offbeat"
+
+
+def test_a_missing_file_is_downloaded_whole_and_only_once(root, address):
+    path = find_file("set", ("file",), md5(b"hello"), (f"{address}/whole",))
+    assert path.read_bytes() == b"hello"
+    assert os.listdir(path.parent) == ["file"]  # nothing half-made is left
+    assert find_file("set", ("file",), md5(b"hello"), ("http://127.0.0.1:9/nobody",)) == path
+
+
+def test_the_second_address_is_tried_when_the_first_has_nothing(root, address):
+    assert find_file("set", ("file",), None, (f"{address}/gone", f"{address}/whole")).read_bytes() == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("page", "digest", "reason"),
+    [
+        ("/gone", None, "answers 404"),
+        ("/short", None, "IncompleteRead|3 of 5 bytes arrived"),
+        ("/whole", "0" * 32, "what arrived has MD5 5d41402abc4b2a76b9719d911017c592"),  # the MD5 of "hello"
+    ],
+)
+def test_what_does_not_arrive_whole_and_right_is_not_kept(root, address, page, digest, reason):
+    with pytest.raises(DataError, match=rf"set/file is missing: put the file there.*comes from the authors.*({reason})"):
+        find_file("set", ("file",), digest, (f"{address}{page}",), "the authors")
+    assert not any(p.is_file() for p in root.rglob("*"))
+
+
+def test_without_a_network_the_message_says_which_file_to_put_where(root):
+    with pytest.raises(DataError) as error:
+        find_file("set", ("file.gz",), None, ("http://127.0.0.1:9/file.gz",), "https://example.org")
+    assert str(error.value).startswith(f"{root}/set/file.gz is missing: put the file there, or set OFFBEAT_DATA to the folder")
+    assert "it comes from https://example.org (download failed: http://127.0.0.1:9/file.gz: Connection refused)" in str(error.value)
+
+
+def test_downloads_can_be_forbidden(root, address, monkeypatch):
+    monkeypatch.setenv("OFFBEAT_DOWNLOAD", "0")
+    with pytest.raises(DataError, match="OFFBEAT_DOWNLOAD forbids downloads"):
+        find_file("set", ("file",), None, (f"{address}/whole",))
+
+
+def test_only_web_addresses_are_downloaded(root):
+    with pytest.raises(DataError, match="only http and https"):
+        find_file("set", ("file",), None, ("file:///etc/passwd",))
+
+
+def test_an_archive_that_lies_there_is_unpacked(root):
+    (root / "set").mkdir()
+    tar(root / "set" / "all.tar.gz", {"inner/a.txt": b"A", "inner/deep/b.txt": b"B"})
+    archive = Published(name="all.tar.gz")
+    assert find_folder("set", ("inner/a.txt",), archive) == root / "set"
+    assert (root / "set/inner/deep/b.txt").read_bytes() == b"B"
+    assert sorted(os.listdir(root / "set")) == ["all.tar.gz", "inner"]
+    assert [p.name for p in find_files("set", "*.txt", archive, "")] == ["a.txt", "b.txt"]
+
+
+def test_a_zip_is_unpacked_too(root):
+    (root / "set").mkdir()
+    with zipfile.ZipFile(root / "set" / "all.zip", "w") as archive:
+        archive.writestr("a.txt", "A")
+    assert [p.read_text() for p in find_files("set", "*.txt", Published(name="all.zip"), "")] == ["A"]
+
+
+def test_a_tampered_archive_is_not_unpacked(root):
+    (root / "set").mkdir()
+    tar(root / "set" / "all.tar.gz", {"a.txt": b"A"})
+    with pytest.raises(DataError, match=r"all.tar.gz is damaged: its MD5 is"):
+        find_folder("set", ("a.txt",), Published(name="all.tar.gz", md5="0" * 32))
+    assert not (root / "set/a.txt").exists()
+
+
+def test_another_archive_of_the_same_name_is_told_apart(root):
+    (root / "set").mkdir()
+    tar(root / "set" / "all.tar.gz", {"other.txt": b"A"})
+    with pytest.raises(DataError, match=r"was unpacked and .*a.txt is still missing: it is another archive"):
+        find_folder("set", ("a.txt",), Published(name="all.tar.gz"))
+
+
+@pytest.mark.parametrize("name", ["../out.txt", "/tmp/out.txt", "a/../../out.txt", "..\\out.txt", "C:/out.txt"])
+def test_members_that_would_land_outside_are_refused(tmp_path, name):
+    home = tmp_path / "home"
+    tar(tmp_path / "bad.tar.gz", {"fine.txt": b"A", name: b"B"})
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        archive.writestr("fine.txt", "A")
+        archive.writestr(name, "B")
+    for archive in ("bad.tar.gz", "bad.zip"):
+        with pytest.raises(DataError, match="which would land outside the data root: refused"):
+            unpack(tmp_path / archive, home)
+    assert list(home.iterdir()) == []  # not even the member that was fine
+
+
+def test_links_are_refused(tmp_path):
+    tar(tmp_path / "bad.tar.gz", {}, links={"inside": "/etc"})
+    with pytest.raises(DataError, match="'inside', which is no file and no folder: refused"):
+        unpack(tmp_path / "bad.tar.gz", tmp_path / "home")
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        info = zipfile.ZipInfo("inside")
+        info.external_attr = 0o120777 << 16  # a symbolic link
+        archive.writestr(info, "/etc")
+    with pytest.raises(DataError, match="holds the link 'inside': refused"):
+        unpack(tmp_path / "bad.zip", tmp_path / "home")
+
+
+@pytest.mark.parametrize("cut", [10, 60, -30])
+def test_archives_cut_short_are_refused(tmp_path, cut):
+    tar(tmp_path / "whole.tar.gz", {"a.bin": os.urandom(5000)})
+    (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "whole.tar.gz").read_bytes()[:cut])
+    with pytest.raises(DataError, match=r"cut.tar.gz is no whole archive"):
+        unpack(tmp_path / "cut.tar.gz", tmp_path / "home")
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_what_is_there_already_stays(tmp_path):
+    (tmp_path / "a.txt").write_text("mine")
+    tar(tmp_path / "all.tar.gz", {"a.txt": b"theirs", "b.txt": b"B"})
+    unpack(tmp_path / "all.tar.gz", tmp_path)
+    assert (tmp_path / "a.txt").read_text() == "mine"
+    assert (tmp_path / "b.txt").read_text() == "B"

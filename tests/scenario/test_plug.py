@@ -1,0 +1,218 @@
+"""What a data set is, data of one's own, and the synthetic one."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.scenario.data import DATASETS, Dataset, from_dataset, from_npz, load, source
+from offbeat.scenario.data.dataset import owners
+from offbeat.scenario.data.digits import Digits
+from offbeat.scenario.data.plug import Npz
+from offbeat.scenario.data.synthetic import Synthetic
+
+X, Y = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def test_owners_of_training_examples_come_first():
+    groups, test_groups, names = owners([10, 9, 10], [2, 10])
+    assert (groups.tolist(), test_groups.tolist(), names) == ([1, 0, 1], [2, 1], ("9", "10", "2"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y_train": torch.tensor([0, 1, 2, 0, 1, 3])}, "training label 3 is out of range: 0 to 2"),
+        ({"y_test": torch.tensor([0, -1, 2, 0, 1, 2])}, "test label -1 is out of range"),
+        ({"x_test": torch.full((6, 2), torch.inf)}, "test inputs: 6 of 6 are not finite, the first is number 0"),
+        ({"groups": torch.zeros(5, dtype=torch.int64), "group_names": ("a",)}, "6 training inputs, owners of 5"),
+        ({"groups": torch.tensor([0, 0, 0, 0, 0, 1]), "group_names": ("a",)}, "training owner 1 is out of range: 0 to 0"),
+        ({"num_classes": None, "task": "multilabel"}, "must be 0 or 1"),
+        ({"task": "guessing"}, "task 'guessing' is none of classification"),
+    ],
+)
+def test_impossible_data_is_refused_with_its_name(change, message):
+    whole = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y, "num_classes": 3}
+    with pytest.raises(DataError, match=f"data set 'mine'.*{message}"):
+        Dataset("mine", **{**whole, **change})
+
+
+def test_what_a_model_has_to_give():
+    y = torch.rand(6, 4)
+    assert Dataset("a", X, Y, X, Y, 3).outputs == 3
+    assert Dataset("a", X, X[:, 0], X, X[:, 0], None).outputs == 1
+    assert Dataset("a", X, y, X, y, None).outputs == 4
+    assert Dataset("a", X, y.round(), X, y.round(), None, task="multilabel").outputs == 4
+    assert Dataset("a", X, y[:, :2], X, y[:, :2], None, task="survival").outputs == 1
+
+
+def test_a_torch_data_set_is_taken_as_it_is():
+    data = from_dataset(TensorDataset(X, Y), TensorDataset(X[:3], Y[:3]), groups=["b", "a"] * 3)
+    assert data.x_train is X
+    assert (data.num_classes, data.task) == (3, "classification")
+    assert (data.groups.tolist(), data.group_names) == ([1, 0] * 3, ("a", "b"))
+
+
+class Indexed:
+    """A torch data set need not be iterable, and its items need not be tensors."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return np.full((2, 2), i, dtype=np.float64), i % 2
+
+
+def test_items_become_tensors_and_every_fifth_of_a_class_is_for_the_test():
+    data = from_dataset(Indexed(), groups=list(range(10)))
+    # class 0 is 0 2 4 6 8, class 1 is 1 3 5 7 9: the fifth of each is held out
+    assert data.x_test[:, 0, 0].tolist() == [8, 9]
+    assert data.test_groups.tolist() == [8, 9]
+    assert data.x_train.dtype == torch.float32
+    assert "every fifth of each class is for the test" in data.summary
+
+
+def test_pairs_from_a_generator_with_real_targets():
+    data = from_dataset(((torch.ones(3), 0.5) for _ in range(5)), name="noise")
+    assert (len(data.x_train), len(data.x_test), data.task, data.outputs) == (4, 1, "regression", 1)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "mine: training: no examples"),
+        ([3], "example 0 is no pair"),
+        ([(torch.ones(2), 0), (torch.ones(3), 0)], r"input 1 has shape \(3,\), the first \(2,\): all must be alike"),
+        ([("text", 0)], "input 0 is str, which is no numbers"),
+    ],
+)
+def test_data_sets_that_are_none_are_refused(items, message):
+    with pytest.raises(DataError, match=message):
+        from_dataset(items)
+
+
+def client(folder, name, n, shape=(2,), **more):
+    np.savez(folder / f"{name}.npz", x=np.full((n, *shape), n, dtype=np.float32), y=np.arange(n) % 3, **more)
+
+
+def test_a_folder_of_npz_files_is_a_client_a_file(tmp_path, monkeypatch):
+    client(tmp_path, "south", 10)
+    client(tmp_path, "north", 5)
+    data = from_npz(tmp_path)
+    # every fifth of a client's own: one of north's five, two of south's ten
+    assert data.groups.tolist() == [0] * 4 + [1] * 8
+    assert data.test_groups.tolist() == [0, 1, 1]
+    assert (data.group_names, data.num_classes) == (("north", "south"), 3)
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path.parent))
+    assert torch.equal(Npz(folder=tmp_path.name).load().x_train, data.x_train)
+
+
+def test_test_examples_of_the_clients_own_are_used(tmp_path):
+    client(tmp_path, "a", 3, x_test=np.zeros((2, 2), np.float32), y_test=np.array([0, 4]))
+    client(tmp_path, "b", 3)
+    data = from_npz(tmp_path)
+    assert (len(data.x_train), data.y_test.tolist(), data.num_classes) == (6, [0, 4], 5)
+    assert data.notes == ()
+
+
+def test_files_that_are_no_numbers_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"holds no .npz files"):
+        from_npz(tmp_path)
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.array([{"an": "object"}], dtype=object), y=np.zeros(1))
+    with pytest.raises(DataError, match="holds objects that are no numbers: refused"):
+        from_npz(tmp_path)
+    np.savez(path, x=np.zeros((2, 2)))
+    with pytest.raises(DataError, match="must hold x and y"):
+        from_npz(tmp_path)
+    np.savez(path, x=np.zeros((2, 2)), y=np.zeros(3))
+    with pytest.raises(DataError, match="x and y must have as many rows"):
+        from_npz(tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"is no whole .npz file"):
+        from_npz(tmp_path)
+    path.write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(DataError, match=r"is no whole .npz file|refused"):
+        from_npz(tmp_path)
+
+
+def test_clients_that_differ_in_kind_are_refused(tmp_path):
+    client(tmp_path, "a", 5)
+    client(tmp_path, "b", 5, shape=(3,))
+    with pytest.raises(DataError, match=r"b.npz holds .* all clients must be alike"):
+        from_npz(tmp_path)
+
+
+def test_synthetic_is_a_function_of_its_settings():
+    data = Synthetic(users=4).load()
+    assert torch.equal(data.x_train, Synthetic(users=4).load().x_train)
+    assert not torch.equal(data.x_train[0], Synthetic(users=4, seed=1).load().x_train[0])
+    sizes = data.groups.bincount() + data.test_groups.bincount()
+    assert sizes.min() >= 50
+    assert data.groups.bincount().tolist() == [int(0.9 * n) for n in sizes.tolist()]
+    assert data.group_names == ("user 0", "user 1", "user 2", "user 3")
+
+
+def test_alpha_shifts_all_classes_alike_and_so_changes_no_label():
+    # W_k = u_k + Z: x W_k + b_k = x Z + z + u_k (sum of x + 1), the same for every class
+    one, two = Synthetic(alpha=0.0, users=4).load(), Synthetic(alpha=1.0, users=4).load()
+    assert torch.equal(one.y_train, two.y_train)
+
+
+def test_beta_moves_the_inputs():
+    def spread(beta: float) -> float:
+        data = Synthetic(alpha=0.0, beta=beta, users=30).load()
+        means = torch.stack([data.x_train[data.groups == k].mean() for k in range(30)])
+        return means.std().item()
+
+    # a user's mean input is B_k + (mean of 60 draws of N(0, 1)): deviation sqrt(beta² + 1/60), so 0.13 and 2.00
+    assert spread(0.0) == pytest.approx(0.13, abs=0.06)
+    assert spread(2.0) == pytest.approx(2.0, rel=0.4)
+    # with iid nobody's inputs are moved: the mean of n·60 values of variance below 1, n > 300, is below 5/sqrt(18000)
+    assert abs(Synthetic(users=6, iid=True).load().x_train.mean().item()) < 0.04
+
+
+@pytest.mark.parametrize("settings", [{"alpha": -1.0}, {"beta": float("inf")}, {"users": 0}])
+def test_impossible_synthetic_settings_are_refused(settings):
+    with pytest.raises(ConfigError, match=f"synthetic {next(iter(settings))}"):
+        Synthetic(**settings)
+
+
+def test_a_name_is_a_data_set_with_its_defaults():
+    assert source("digits") == Digits()
+    assert source(Synthetic(alpha=0.5)) == Synthetic(alpha=0.5)
+    assert load("digits") is load(Digits())  # the last one is kept
+    with pytest.raises(ConfigError, match="unknown data set 'digit': did you mean 'digits'"):
+        source("digit")
+    with pytest.raises(ConfigError, match="data set 'npz' has settings that must be given"):
+        source("npz")
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "data.md", "exec"), {})
+    assert "mine: 80 training and 20 test examples, inputs 8, 4 classes, 5 natural owners" in capsys.readouterr().out
+
+
+def test_the_docs_name_every_data_set():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")] == list(DATASETS)
+
+
+@pytest.mark.parametrize("name", [n for n in DATASETS if n not in ("digits", "synthetic", "npz")])
+def test_every_missing_data_set_says_which_file_to_put_where(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
+    with pytest.raises(DataError) as error:
+        DATASETS[name]().load()
+    assert str(error.value).startswith(f"{tmp_path}/{name}/")
+    assert " is missing: put the file there" in str(error.value)
+    assert "; it comes from http" in str(error.value)
