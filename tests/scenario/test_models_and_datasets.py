@@ -1,76 +1,22 @@
-"""The models and data sets that come along."""
+"""The data sets that come along."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 
-from offbeat.core.errors import ConfigError, DataError
-from offbeat.core.vector import flatten
+from offbeat.core.errors import DataError
 from offbeat.scenario.data import DATASETS, Dataset
-from offbeat.scenario.models import MODELS, Cnn, Linear, Mlp
-from offbeat.scenario.registry import find, summaries
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_weights_are_a_function_of_the_seed_and_global_random_state_stays(name: str) -> None:
-    model = MODELS[name]()
-    before = torch.get_rng_state()
-    one = flatten(model.build((1, 8, 8), 10, seed=1))
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(3)
-    assert torch.equal(flatten(model.build((1, 8, 8), 10, seed=1)), one)
-    assert not torch.equal(flatten(model.build((1, 8, 8), 10, seed=2)), one)
-
-
-def test_sizes_by_hand() -> None:
-    sizes = {name: len(flatten(model().build((1, 8, 8), 10, seed=1))) for name, model in MODELS.items()}
-    # linear 64*10 + 10;  mlp 64*64 + 64 + 64*10 + 10;
-    # cnn 16*9 + 16, 32*16*9 + 32, two poolings leave 2×2: 128*10 + 10
-    assert sizes == {"linear": 650, "mlp": 4810, "cnn": 160 + 4640 + 1290}
-
-
-@pytest.mark.parametrize(
-    ("model", "shape"), [(Linear(), (7,)), (Mlp(hidden=(5, 4)), (3, 2)), (Cnn(channels=(2,)), (3, 5, 9)), (Cnn(), (1, 28, 28))]
-)
-def test_models_fit_the_inputs_they_were_built_for(model: Any, shape: tuple[int, ...]) -> None:
-    module = model.build(shape, 4, seed=1)
-    assert module(torch.zeros(6, *shape)).shape == (6, 4)
-
-
-def test_models_are_values() -> None:
-    assert Mlp(hidden=[8, 4]) == Mlp(hidden=(8, 4))  # type: ignore[arg-type]
-    assert hash(Cnn(channels=(4,))) == hash(Cnn(channels=(4,)))
-    assert repr(Cnn()) == "Cnn(channels=(16, 32))"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Mlp(hidden=()), r"mlp hidden = \(\): at least one layer"),
-        (lambda: Mlp(hidden=(4, 0)), r"mlp hidden = \(4, 0\)"),
-        (lambda: Cnn(channels=()), r"cnn channels = \(\)"),
-        (lambda: Cnn().build((64,), 10, 1), r"cnn needs inputs \(channels, height, width\), got shape \(64,\): use mlp or linear"),
-        (lambda: Cnn(channels=(4, 4, 4, 4)).build((1, 8, 8), 10, 1), "4 poolings leave nothing of 8×8 inputs"),
-        (lambda: Linear().build((4,), 0, 1), "num_classes = 0"),
-        (lambda: find("model", MODELS, "cn"), "unknown model 'cn': did you mean 'cnn'"),
-    ],
-)
-def test_models_that_cannot_be_built_say_why(make: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()  # type: ignore[operator]
+from offbeat.scenario.registry import summaries
 
 
 def test_every_entry_has_a_summary() -> None:
-    for registry in (MODELS, DATASETS):
-        assert all(line and "\n" not in line for line in summaries(registry).values())
+    assert all(line and "\n" not in line for line in summaries(DATASETS).values())
 
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return DATASETS["digits"]()
+    return DATASETS["digits"]().load()
 
 
 def test_digits_are_divided_four_to_one_in_every_class(digits: Dataset) -> None:
@@ -94,7 +40,7 @@ def test_no_digit_is_in_both_parts(digits: Dataset) -> None:
 
 
 def test_digits_are_the_same_every_time(digits: Dataset) -> None:
-    again = DATASETS["digits"]()
+    again = DATASETS["digits"]().load()
     assert torch.equal(again.x_train, digits.x_train)
     assert torch.equal(again.y_test, digits.y_test)
 

@@ -1,0 +1,50 @@
+"""Who holds what: a picture of a partition, clients × classes."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from offbeat.engines.checkpoint import write_whole
+
+TITLE = "who holds what (examples, first seed)"
+
+
+def draw(counts: Tensor) -> Any:
+    """For a page: interactive. `counts` as `scenario.partition.class_counts` gives them."""
+    from plotly.graph_objects import Figure, Heatmap
+
+    rows: list[list[int]] = counts.tolist()
+    hover = "client %{y}, class %{x}: %{z} examples<extra></extra>"
+    figure = Figure(Heatmap(z=rows, x=_columns(counts), y=list(range(len(rows))), colorscale="Blues", zmin=0, hovertemplate=hover))
+    figure.update_layout(title=TITLE, xaxis={"title": "class", "type": "category"}, yaxis={"title": "client", "autorange": "reversed"},
+                         template="plotly_white")  # fmt: skip
+    return figure
+
+
+def save(counts: Tensor, path: Path, title: str = TITLE) -> None:
+    """For a paper: the ending of the path says which format (png, pdf, svg)."""
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = counts.shape
+    figure = Figure(figsize=(min(3 + 0.3 * classes, 12), min(2 + 0.2 * clients, 12)), layout="constrained")
+    axis = figure.subplots()
+    image = axis.imshow(counts.numpy(), aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    if classes <= 20:
+        axis.set_xticks(range(classes), _columns(counts))
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xlabel("class")
+    axis.set_ylabel("client")
+    axis.set_title(title.replace("$", r"\$"), fontsize="small")  # a name is not a formula
+    figure.colorbar(image, label="examples")
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=130, format=path.suffix.removeprefix(".") or "png")
+    write_whole(path, drawn.getvalue())
+
+
+def _columns(counts: Tensor) -> list[str]:
+    return ["all"] if counts.shape[1] == 1 else [str(c) for c in range(counts.shape[1])]

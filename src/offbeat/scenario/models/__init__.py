@@ -1,0 +1,34 @@
+"""Models that come along. Initial weights are a function of the seed and touch no global random state."""
+
+from __future__ import annotations
+
+from offbeat.scenario.models.building import Model, Shape
+from offbeat.scenario.models.convolutional import Cnn, LeNet5, Vgg11
+from offbeat.scenario.models.dense import Linear, Mlp
+from offbeat.scenario.models.distilbert import DistilBert
+from offbeat.scenario.models.inverted import EfficientNet, MobileNetV2
+from offbeat.scenario.models.residual import ResNet, ResNet1d
+from offbeat.scenario.models.sequence import Lstm, TextCnn
+from offbeat.scenario.models.unet import UNet3d
+
+__all__ = [
+    "MODELS", "Model", "Shape",
+    "Cnn", "DistilBert", "EfficientNet", "LeNet5", "Linear", "Lstm", "Mlp", "MobileNetV2", "ResNet", "ResNet1d", "TextCnn", "UNet3d",
+    "Vgg11",
+]  # fmt: skip
+
+MODELS: dict[str, type[Model]] = {
+    "linear": Linear,
+    "mlp": Mlp,
+    "cnn": Cnn,
+    "lenet5": LeNet5,
+    "vgg11": Vgg11,
+    "resnet": ResNet,
+    "resnet1d": ResNet1d,
+    "mobilenetv2": MobileNetV2,
+    "efficientnet": EfficientNet,
+    "textcnn": TextCnn,
+    "lstm": Lstm,
+    "unet3d": UNet3d,
+    "distilbert": DistilBert,
+}

@@ -1,0 +1,127 @@
+"""Plain convolutional models for pictures: convolutions, poolings, then fully connected layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+from torch import nn
+
+from offbeat.core.errors import ConfigError, require, unknown
+from offbeat.scenario.models.building import Shape, pictures, seeded
+from offbeat.scenario.models.dense import dense
+
+Padding = Literal["same", "valid"]
+Pool = Literal["each", "last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cnn:
+    """Convolutions with ReLU and 2×2 max pooling, then fully connected layers; no BatchNorm."""
+
+    channels: tuple[int, ...] = (16, 32)
+    kernel: int = 3
+    padding: Padding = "same"  # "valid": none, so a picture loses kernel - 1 pixels
+    hidden: tuple[int, ...] = ()  # widths of fully connected layers before the last one
+    pool: Pool = "each"  # after each convolution, or once after the last
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "channels", tuple(self.channels))  # a list from a file is meant as a tuple
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        require(
+            len(self.channels) > 0 and min(self.channels) >= 1,
+            f"cnn channels = {self.channels}: at least one convolution, each of 1 channel or more",
+        )
+        require(all(width >= 1 for width in self.hidden), f"cnn hidden = {self.hidden}: each layer of width 1 or more")
+        require(self.kernel >= 1 and self.kernel % 2 == 1, f"cnn kernel = {self.kernel}: must be odd, 3 or 5 say")
+        for name, value, choices in (("padding", self.padding, get_args(Padding)), ("pool", self.pool, get_args(Pool))):
+            if value not in choices:
+                raise unknown(f"cnn {name}", value, choices)
+
+    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        pictures("cnn", input_shape, num_outputs)
+        high, wide = self._left(input_shape[1]), self._left(input_shape[2])
+        if min(high, wide) < 1:
+            raise ConfigError(
+                f"cnn: convolutions and {self._poolings()} leave nothing of {input_shape[1]}×{input_shape[2]} inputs: "
+                f"use fewer channels than {self.channels}"
+            )
+
+        def layers() -> nn.Module:
+            stack: list[nn.Module] = []
+            for a, b in pairwise((input_shape[0], *self.channels)):
+                stack += [nn.Conv2d(a, b, self.kernel, padding=self._pad()), nn.ReLU()]
+                if self.pool == "each":
+                    stack.append(nn.MaxPool2d(2))
+            if self.pool == "last":
+                stack.append(nn.MaxPool2d(2))
+            return nn.Sequential(*stack, nn.Flatten(), *dense(self.channels[-1] * high * wide, self.hidden, num_outputs))
+
+        return seeded(seed, layers)
+
+    def _pad(self) -> int:
+        return self.kernel // 2 if self.padding == "same" else 0
+
+    def _poolings(self) -> str:
+        count = len(self.channels) if self.pool == "each" else 1
+        return f"{count} pooling{'s' if count > 1 else ''}"
+
+    def _left(self, side: int) -> int:
+        """What convolutions and poolings leave of a side."""
+        for _ in self.channels:
+            side -= self.kernel - 1 - 2 * self._pad()
+            side = side // 2 if self.pool == "each" else side
+        return side if self.pool == "each" else side // 2
+
+
+FEDCOMPASS_MNIST = Cnn(channels=(32, 64), kernel=5, padding="valid", hidden=(512,))  # its Table 8: 582,026 parameters
+FEDPSA_MNIST = Cnn(channels=(32, 64), kernel=5, hidden=(512,))  # FLGo's: padded, so 7×7 pixels reach the hidden layer
+FEDPSA_CIFAR = Cnn(channels=(64, 64), kernel=5, padding="valid", hidden=(384, 192))  # FLGo's
+# "two CNN layers followed by one Max Pooling layer"; the paper gives neither widths nor kernels
+ASO_FED_FASHION = Cnn(channels=(16, 32), kernel=3, pool="last")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeNet5:
+    """LeNet-5 with ReLU and average pooling: 44 thousand parameters on MNIST."""
+
+    bias: bool = False  # OrthoFL's has none
+
+    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        pictures("lenet5", input_shape, num_outputs)
+        colours, height, width = input_shape
+        high, wide = ((height - 4) // 2 - 4) // 2, ((width - 4) // 2 - 4) // 2
+        if min(high, wide) < 1:
+            raise ConfigError(f"lenet5 needs pictures of at least 16×16, got {height}×{width}: use cnn")
+
+        def layers() -> nn.Module:
+            convolutions: list[nn.Module] = []
+            for a, b in pairwise((colours, 6, 16)):
+                convolutions += [nn.Conv2d(a, b, 5, bias=self.bias), nn.ReLU(), nn.AvgPool2d(2)]
+            return nn.Sequential(*convolutions, nn.Flatten(), *dense(16 * high * wide, (120, 84), num_outputs, self.bias))
+
+        return seeded(seed, layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vgg11:
+    """VGG-11 with BatchNorm and one linear layer, for pictures of 32×32 or more: 9.2 million parameters."""
+
+    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        pictures("vgg11", input_shape, num_outputs)
+        if min(input_shape[1:]) < 32:
+            raise ConfigError(f"vgg11 halves pictures five times and needs at least 32×32, got {input_shape[1]}×{input_shape[2]}: use cnn")
+
+        def layers() -> nn.Module:
+            stack: list[nn.Module] = []
+            before = input_shape[0]
+            for stage in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+                for width in stage:
+                    # BatchNorm has a bias of its own; OrthoFL's last layer has none either
+                    stack += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+                    before = width
+                stack.append(nn.MaxPool2d(2))
+            return nn.Sequential(*stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_outputs, bias=False))
+
+        return seeded(seed, layers)

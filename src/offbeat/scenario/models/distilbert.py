@@ -1,0 +1,117 @@
+"""DistilBERT with LoRA: the encoder stays, low-rank adapters and the classifier travel. Needs the extra `text`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from offbeat.core.errors import ConfigError, DataError, require
+from offbeat.scenario.models.building import Shape, expect, positive, seeded, weights_path
+
+FILES = ("config.json", "model.safetensors")
+TARGETS = ["q_lin", "v_lin", "query", "value"]  # query and value projections, as DistilBERT and as BERT name them
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilBert:
+    """DistilBERT with LoRA adapters (extra `text`): 753 thousand numbers travel for 20 classes.
+
+    `weights` is a folder with config.json and model.safetensors; a relative path is looked for under the data root.
+    Nothing is downloaded. Encoders of the same kind (BERT, MiniLM) work too: adapters go to their query and value
+    projections. Inputs are token numbers (length,) of that encoder's own tokenizer.
+    """
+
+    weights: str = "distilbert-base-uncased"
+    rank: int = 8
+    alpha: float = 16.0  # adapters are scaled by alpha / rank
+    dropout: float = 0.0  # before the adapters
+
+    def __post_init__(self) -> None:
+        positive("distilbert", rank=self.rank)
+        require(self.alpha > 0, f"distilbert alpha = {self.alpha}: must be positive")
+        require(0 <= self.dropout < 1, f"distilbert dropout = {self.dropout}: must lie in [0, 1)")
+
+    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        expect("distilbert", input_shape, num_outputs, ("length",), "cnn for pictures, lstm for series")
+        transformers, peft = _libraries()
+        folder = weights_path(self.weights)
+        for name in FILES:
+            if not (folder / name).is_file():
+                raise DataError(f"{folder / name} is missing: put {' and '.join(FILES)} of the encoder into that folder")
+
+        def make() -> nn.Module:
+            with _quiet(transformers), _readable(folder):
+                encoder = transformers.AutoModelForSequenceClassification.from_pretrained(
+                    folder, num_labels=num_outputs, dtype="float32", ignore_mismatched_sizes=True,
+                    local_files_only=True, use_safetensors=True,
+                )  # fmt: skip
+            longest = getattr(encoder.config, "max_position_embeddings", None)
+            if longest is not None and input_shape[0] > longest:
+                raise ConfigError(f"distilbert: texts of {input_shape[0]} tokens, this encoder reads at most {longest}")
+            return Adapted(self.adapt(encoder, peft), encoder.config.pad_token_id or 0)
+
+        return seeded(seed, make)
+
+    def adapt(self, encoder: nn.Module, peft: Any) -> nn.Module:
+        """Freeze the encoder, add trainable adapters; the classifier on top stays trainable."""
+        settings = peft.LoraConfig(
+            task_type="SEQ_CLS", target_modules=TARGETS, r=self.rank, lora_alpha=self.alpha, lora_dropout=self.dropout
+        )
+        try:
+            adapted: nn.Module = peft.get_peft_model(encoder, settings)
+        except ValueError as error:
+            raise ConfigError(f"distilbert: peft cannot adapt a {type(encoder).__name__}: {error}") from None
+        return adapted
+
+
+class Adapted(nn.Module):
+    """From token numbers to scores; padding is not attended to."""
+
+    def __init__(self, encoder: nn.Module, padding: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.padding = padding
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.encoder(input_ids=tokens, attention_mask=(tokens != self.padding).long()).logits
+        return out
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import peft
+        import transformers
+    except ImportError as error:
+        raise ConfigError(f"distilbert needs the extra 'text' ({error}): pip install 'offbeat[text]'") from None
+    return transformers, peft
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bar, and no warning that the classifier is new: it is meant to be."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Whatever is wrong with the files is one line."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise DataError(f"{folder} does not hold an encoder transformers can read: {' '.join(str(error).split())[:300]}") from None

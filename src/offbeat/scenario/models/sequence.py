@@ -1,0 +1,84 @@
+"""Models for texts and series."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.core.errors import ConfigError, require
+from offbeat.scenario.models.building import Shape, check, expect, positive, seeded
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCnn:
+    """Kim's TextCNN: word vectors, filters over 3, 4 and 5 words, the strongest answer of each, one linear layer.
+
+    Inputs are word numbers (length,), 0 for padding. Words beyond the vocabulary share its last entry, so number words
+    by how frequent they are.
+    """
+
+    vocabulary: int = 20_000
+    embedding: int = 100
+    filters: int = 100  # of each width
+    widths: tuple[int, ...] = (3, 4, 5)
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(self.widths))  # a list from a file is meant as a tuple
+        positive("textcnn", embedding=self.embedding, filters=self.filters)
+        require(self.vocabulary >= 2, f"textcnn vocabulary = {self.vocabulary}: must be at least 2, padding and one word")
+        require(len(self.widths) > 0 and min(self.widths) >= 1, f"textcnn widths = {self.widths}: at least one, each of 1 word or more")
+        require(0 <= self.dropout < 1, f"textcnn dropout = {self.dropout}: must lie in [0, 1)")
+
+    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        expect("textcnn", input_shape, num_outputs, ("length",), "cnn for pictures, lstm for series")
+        if input_shape[0] < max(self.widths):
+            raise ConfigError(f"textcnn: texts of {input_shape[0]} words are shorter than the widest filter, {max(self.widths)}")
+        return seeded(seed, lambda: TextCnnModule(self, num_outputs))
+
+
+class TextCnnModule(nn.Module):
+    def __init__(self, settings: TextCnn, outputs: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(settings.vocabulary, settings.embedding)
+        self.filters = nn.ModuleList(nn.Conv1d(settings.embedding, settings.filters, width) for width in settings.widths)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.head = nn.Linear(len(settings.widths) * settings.filters, outputs)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words.clamp(max=self.words.num_embeddings - 1)).transpose(1, 2)
+        strongest = [f(x).relu().amax(2) for f in self.filters]
+        out: Tensor = self.head(self.dropout(torch.cat(strongest, 1)))
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lstm:
+    """One LSTM layer and one fully connected layer on its last state; series (length, features) or plain features."""
+
+    hidden: int = 64
+
+    def __post_init__(self) -> None:
+        positive("lstm", hidden=self.hidden)
+
+    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        check(input_shape, num_outputs)
+        if len(input_shape) > 2:
+            raise ConfigError(f"lstm needs inputs (length, features) or (features,), got shape {tuple(input_shape)}: use cnn for pictures")
+        return seeded(seed, lambda: LstmModule(input_shape[-1], self.hidden, num_outputs))
+
+
+class LstmModule(nn.Module):
+    def __init__(self, features: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:  # plain features are a series of one step
+            x = x.unsqueeze(1)
+        states, _ = self.lstm(x)
+        out: Tensor = self.head(states[:, -1])
+        return out

@@ -1,0 +1,28 @@
+"""Who holds which examples. No example has two owners; a partition that leaves some to nobody says so.
+
+A client's examples are listed in increasing order, so the same split always reads the same.
+"""
+
+from __future__ import annotations
+
+from offbeat.scenario.partition.classes import Classes, Disjoint, MainClass, Pieces
+from offbeat.scenario.partition.dealing import Partition, class_counts
+from offbeat.scenario.partition.dirichlet import Dirichlet, DirichletEqual, DualDirichlet
+from offbeat.scenario.partition.natural import Iid, Natural
+
+__all__ = [
+    "PARTITIONS", "Partition", "class_counts",
+    "Classes", "Dirichlet", "DirichletEqual", "Disjoint", "DualDirichlet", "Iid", "MainClass", "Natural", "Pieces",
+]  # fmt: skip
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "dirichlet-equal": DirichletEqual,
+    "dual-dirichlet": DualDirichlet,
+    "classes": Classes,
+    "main-class": MainClass,
+    "pieces": Pieces,
+    "disjoint": Disjoint,
+    "natural": Natural,
+}

@@ -1,0 +1,74 @@
+"""What partitions share: checks, shares turned into counts, and owners turned into lists of examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat.core import draws
+from offbeat.core.errors import DataError, require
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+TRIES = 100
+NOBODY = -1
+
+
+class Partition(Protocol):
+    def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        """For each client the numbers of its examples; `groups` are their natural owners, where the data has them."""
+        ...
+
+
+def enough(examples: int, clients: int, each: int) -> None:
+    require(clients >= 1, f"clients = {clients}: at least 1 is needed")
+    if examples < clients * each:
+        word = "example" if each == 1 else "examples"
+        raise DataError(f"{clients} clients of at least {each} {word} need {clients * each}, there are {examples}")
+
+
+def one_class_each(partition: str, labels: Tensor) -> Ints:
+    if labels.is_floating_point() or labels.ndim != 1:
+        raise DataError(f"{partition} needs one class label an example, got {labels.dtype} of shape {tuple(labels.shape)}: use iid")
+    return labels.cpu().numpy().astype(np.int64)
+
+
+def cut(members: Ints, shares: Floats) -> list[Ints]:
+    """The members in pieces of about these shares (that add to 1): rounding moves cuts by half a member, none is lost."""
+    cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+    return np.split(members, cuts)
+
+
+def by_owner(owner: Ints, clients: int) -> list[Tensor]:
+    """Each client's examples in increasing order; those of nobody are left out."""
+    held = owner != NOBODY
+    counts = np.bincount(owner[held], minlength=clients)
+    order = np.argsort(owner, kind="stable")  # stable: increasing within a client; nobody's come first
+    grouped = torch.from_numpy(order[len(owner) - int(held.sum()) :])
+    return [part.clone() for part in torch.split(grouped, counts.tolist())]
+
+
+def until_all_have(seed: int, clients: int, each: int, deal: Callable[[np.random.Generator], Ints | None], failed: str) -> list[Tensor]:
+    """Deal again while a client has fewer examples than `each`, or the dealer gives up (None); not for ever."""
+    for attempt in range(TRIES):
+        owner = deal(np.random.default_rng(draws.bits(seed, "partition", attempt)))
+        if owner is not None and np.bincount(owner[owner != NOBODY], minlength=clients).min() >= each:
+            return by_owner(owner, clients)
+    raise DataError(failed)
+
+
+def class_counts(labels: Tensor, parts: Sequence[Tensor], num_classes: int | None = None) -> Tensor:
+    """Clients × classes: how many examples of each class a client holds.
+
+    Labels that are not one class an example (real targets, volumes) give one column, the clients' sizes.
+    """
+    if labels.is_floating_point() or labels.ndim != 1:
+        return torch.tensor([[len(part)] for part in parts])
+    columns = int(labels.max()) + 1 if num_classes is None else num_classes
+    return torch.stack([torch.bincount(labels[part].long(), minlength=columns) for part in parts])

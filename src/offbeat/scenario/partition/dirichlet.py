@@ -1,0 +1,146 @@
+"""Label skew drawn from Dirichlet distributions; small concentrations, strong skew."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+from torch import Tensor
+
+from offbeat.core import draws
+from offbeat.core.errors import require
+from offbeat.scenario.partition.dealing import TRIES, Floats, Ints, by_owner, cut, enough, one_class_each, until_all_have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet:
+    """Label skew: each class is dealt to the clients in shares drawn from Dirichlet(alpha); small alpha, strong skew.
+
+    Draws that leave a client with fewer than `min_examples` are repeated.
+    """
+
+    alpha: float = 0.3
+    min_examples: int = 2
+
+    def __post_init__(self) -> None:
+        _positive("dirichlet alpha", self.alpha)
+        require(self.min_examples >= 1, f"dirichlet min_examples = {self.min_examples}: must be at least 1")
+
+    def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        enough(len(labels), clients, self.min_examples)
+        classes = one_class_each("dirichlet", labels)
+        failed = (
+            f"dirichlet alpha={self.alpha} left a client with fewer than {self.min_examples} examples in {TRIES} tries "
+            f"({clients} clients, {len(labels)} examples): raise alpha, lower min_examples or use fewer clients"
+        )
+        return until_all_have(seed, clients, self.min_examples, lambda rng: self._deal(classes, clients, rng), failed)
+
+    def _deal(self, classes: Ints, clients: int, rng: np.random.Generator) -> Ints:
+        """The client of each example."""
+        owner = np.empty(len(classes), dtype=np.int64)
+        for label in np.unique(classes):
+            members = rng.permutation(np.flatnonzero(classes == label))
+            shares = rng.dirichlet(np.full(clients, self.alpha))
+            for client, piece in enumerate(cut(members, shares)):
+                owner[piece] = client
+        return owner
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirichletEqual:
+    """Label skew with clients of equal size: each client mixes classes by its own draw from Dirichlet(alpha) (OrthoFL).
+
+    Example by example a client that still has room is drawn, then a class from its mix among the classes that are left
+    (Acar et al. 2021). Whoever draws last takes what is left, so the last clients' mixes are milder than drawn.
+    """
+
+    alpha: float = 0.1
+
+    def __post_init__(self) -> None:
+        _positive("dirichlet-equal alpha", self.alpha)
+
+    def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        enough(len(labels), clients, 1)
+        names, classes = np.unique(one_class_each("dirichlet-equal", labels), return_inverse=True)
+        rng = np.random.default_rng(draws.bits(seed, "partition"))
+        mixes = rng.dirichlet(np.full(len(names), self.alpha), size=clients)
+        heaps = [rng.permutation(np.flatnonzero(classes == c)).tolist() for c in range(len(names))]
+        owner = np.empty(len(classes), dtype=np.int64)
+        room = [len(part) for part in np.array_split(classes, clients)]
+        open_clients = list(range(clients))
+        mix = [_cumulated(mixes[k], heaps) for k in range(clients)]  # of the classes that are left
+        for pick, draw in rng.random((len(classes), 2)).tolist():
+            at = int(pick * len(open_clients))
+            client = open_clients[at]
+            c = _drawn(mix[client], draw)
+            if not heaps[c]:  # used up since this client drew last: its mix is what is left of it
+                mix[client] = _cumulated(mixes[client], heaps)
+                c = _drawn(mix[client], draw)
+            owner[heaps[c].pop()] = client
+            room[client] -= 1
+            if room[client] == 0:
+                open_clients.pop(at)
+        return by_owner(owner, clients)
+
+
+def _cumulated(mix: Floats, heaps: list[list[int]]) -> list[float]:
+    left = np.array([len(heap) for heap in heaps], dtype=np.float64)
+    weights = np.where(left > 0, mix, 0.0)
+    if not weights.sum() > 0:  # this client wanted none of what is left
+        weights = left
+    sums = np.cumsum(weights)
+    shares: list[float] = (sums / sums[-1]).tolist()  # the last is 1 to the bit
+    return shares
+
+
+def _drawn(cumulated: list[float], draw: float) -> int:
+    """The class in whose stretch of [0, 1) the draw lies; stretches of length 0 are never met."""
+    return bisect_right(cumulated, draw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualDirichlet:
+    """Sizes of clients and their class mixes both drawn from Dirichlet distributions (FedCompass, Algorithm 5).
+
+    Client i gets of class c the share size_i mix_ic / Σ_j size_j mix_jc.
+    """
+
+    sizes: float | None = None  # α1, concentration of the sizes; None: the number of clients, as in the paper
+    classes: float = 0.5  # α2, concentration of each client's mix around the classes' shares of the data
+    min_examples: int = 2
+
+    def __post_init__(self) -> None:
+        _positive("dual-dirichlet sizes", 1.0 if self.sizes is None else self.sizes)
+        _positive("dual-dirichlet classes", self.classes)
+        require(self.min_examples >= 1, f"dual-dirichlet min_examples = {self.min_examples}: must be at least 1")
+
+    def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        enough(len(labels), clients, self.min_examples)
+        _, classes = np.unique(one_class_each("dual-dirichlet", labels), return_inverse=True)
+        failed = (
+            f"dual-dirichlet left a client with fewer than {self.min_examples} examples in {TRIES} tries "
+            f"({clients} clients, {len(labels)} examples): raise sizes or classes, lower min_examples or use fewer clients"
+        )
+        return until_all_have(seed, clients, self.min_examples, lambda rng: self._deal(classes, clients, rng), failed)
+
+    def _deal(self, classes: Ints, clients: int, rng: np.random.Generator) -> Ints | None:
+        prior = np.bincount(classes) / len(classes)
+        concentration = float(clients) if self.sizes is None else self.sizes
+        size = rng.dirichlet(np.full(clients, concentration / clients))
+        mix = rng.dirichlet(self.classes * prior, size=clients)
+        weights = size[:, None] * mix
+        totals = weights.sum(0)
+        if not totals.min() > 0:
+            return None  # nobody wants a class: it would be lost
+        owner = np.empty(len(classes), dtype=np.int64)
+        for c in range(len(prior)):
+            members = rng.permutation(np.flatnonzero(classes == c))
+            for client, piece in enumerate(cut(members, weights[:, c] / totals[c])):
+                owner[piece] = client
+        return owner
+
+
+def _positive(name: str, value: float) -> None:
+    require(value > 0 and isfinite(value), f"{name} = {value}: must be positive and finite")

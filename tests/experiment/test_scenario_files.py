@@ -1,0 +1,64 @@
+"""Models and partitions go through an experiment file unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from offbeat.core.errors import ConfigError
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.plain import from_plain, to_plain
+from offbeat.scenario.models import MODELS, Cnn, DistilBert, EfficientNet, LeNet5, ResNet, ResNet1d, TextCnn, UNet3d
+from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
+from offbeat.scenario.partition import PARTITIONS, Classes, DualDirichlet, MainClass, Pieces
+
+
+def through_a_file(experiment: Experiment) -> Experiment:
+    return from_plain(yaml.safe_load(yaml.safe_dump(to_plain(experiment))))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(cls() for cls in MODELS.values()), FEDCOMPASS_MNIST, Cnn(pool="last"), LeNet5(bias=True), ResNet(depth=34), ResNet1d(width=10),
+        TextCnn(widths=(2, 3)), UNet3d(levels=2), EfficientNet(weights="b0.safetensors"), DistilBert(weights="here", rank=4),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_models(model: Any) -> None:
+    assert through_a_file(Experiment(model=model)).model == model
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        *(cls() for cls in PARTITIONS.values()),
+        DualDirichlet(sizes=3.0),
+        Classes(most=6),
+        MainClass(share=0.8, main=2),
+        Pieces(sizes=(1.0, 2.5)),
+    ],
+    ids=repr,
+)
+def test_partitions(partition: Any) -> None:
+    assert through_a_file(Experiment(partition=partition)).partition == partition
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": {"name": "resnet", "depth": 50}}, "model.depth = 50: expected 18 or 34"),
+        ({"model": {"name": "cnn", "pool": "lost"}}, "model.pool: unknown value 'lost': did you mean 'last'"),
+        ({"model": "resnet50"}, "unknown model 'resnet50': did you mean 'resnet'"),
+        ({"model": {"name": "mlp", "hidden": [8, 0]}}, r"model: mlp hidden = \(8, 0\)"),
+        ({"partition": "piece"}, "unknown partition 'piece': did you mean 'pieces'"),
+        ({"partition": {"name": "pieces", "sizes": [1, "big"]}}, "partition.sizes"),
+        ({"partition": {"name": "main-class", "share": 95}}, "partition: main-class share = 95"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        from_plain(settings)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,331 @@
+"""The partitions of the papers: counts worked out by hand, laws that hold for every seed, and what cannot be satisfied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.scenario.partition import (
+    PARTITIONS,
+    Classes,
+    Dirichlet,
+    DirichletEqual,
+    Disjoint,
+    DualDirichlet,
+    Iid,
+    MainClass,
+    Natural,
+    Partition,
+    Pieces,
+    class_counts,
+)
+
+WHOLE: list[Partition] = [  # these leave nobody's example over
+    Iid(), Dirichlet(alpha=1.0, min_examples=1), DirichletEqual(), DirichletEqual(alpha=5.0), DualDirichlet(classes=5.0, min_examples=1),
+    Classes(fewest=2, most=4), Pieces(sizes=(1, 2, 3, 4)), Disjoint(), Natural(),
+]  # fmt: skip
+
+
+def labels(examples: int, classes: int = 5) -> Tensor:
+    return torch.arange(examples) % classes
+
+
+def table(partition: Partition, y: Tensor, clients: int, seed: int = 1) -> list[list[int]]:
+    rows: list[list[int]] = class_counts(y, partition.split(y, clients, seed)).tolist()
+    return rows
+
+
+@settings(max_examples=80, deadline=None)
+@given(partition=st.sampled_from([*WHOLE, MainClass(share=0.8)]), clients=st.sampled_from([1, 2, 4, 5]), extra=st.integers(0, 40),
+       seed=st.integers(0, 2**32))  # fmt: skip
+def test_no_example_has_two_owners_and_the_same_seed_gives_the_same_split(partition: Any, clients: int, extra: int, seed: int) -> None:
+    if isinstance(partition, (Classes, MainClass)):
+        clients = 5  # one client of four classes cannot hold five; two main classes each cannot be of five
+    y = labels(100 + extra)
+    groups = torch.arange(len(y)) % clients
+    parts = partition.split(y, clients, seed, groups)
+    assert len(parts) == clients
+    flat = torch.cat(parts)
+    assert len(flat.unique()) == len(flat)
+    if not isinstance(partition, MainClass):
+        assert torch.equal(flat.sort().values, torch.arange(len(y)))
+    for part, again in zip(parts, partition.split(y, clients, seed, groups), strict=True):
+        assert part.dtype == torch.int64
+        assert len(part) >= 1
+        assert torch.equal(part, part.sort().values)
+        assert torch.equal(part, again)
+
+
+def test_every_partition_is_tried() -> None:
+    assert {type(p) for p in WHOLE} | {MainClass} == set(PARTITIONS.values())
+    for cls in PARTITIONS.values():
+        cls()  # all settings have a default
+
+
+@pytest.mark.parametrize("partition", [DirichletEqual(), DualDirichlet(), Classes(), MainClass(), Pieces()])
+def test_another_seed_is_another_partition(partition: Partition) -> None:
+    y = labels(1000, classes=10)
+    one, two = (torch.cat(partition.split(y, 10, seed)).tolist() for seed in (1, 2))
+    assert one != two
+
+
+# ---------------------------------------------------------------- Dirichlet, equal sizes (OrthoFL)
+
+
+def test_clients_have_equal_sizes_however_skewed() -> None:
+    # 23 = 3 * 5 + 2 * 4
+    sizes = [len(p) for p in DirichletEqual(alpha=0.01).split(labels(23), 5, seed=3)]
+    assert sizes == [5, 5, 5, 4, 4]
+
+
+def test_with_one_class_everybody_has_it() -> None:
+    assert table(DirichletEqual(), torch.zeros(9, dtype=torch.int64), 3) == [[3], [3], [3]]
+
+
+def test_a_large_alpha_mixes_evenly_and_a_small_one_does_not() -> None:
+    y = labels(5000, classes=10)
+
+    def commonest(alpha: float) -> float:
+        counts = class_counts(y, DirichletEqual(alpha=alpha).split(y, 10, seed=3)).double()
+        return float((counts.max(1).values / counts.sum(1)).mean())
+
+    # 500 of each of 10 clients: 50 ± 7 of a class, so the commonest has about 0.12
+    assert commonest(1e4) < 0.15 < commonest(1.0) < commonest(0.1)
+
+
+def test_neither_a_class_nor_a_client_is_preferred() -> None:
+    shares = []
+    for seed in range(200):
+        counts = class_counts(labels(40, classes=2), DirichletEqual(alpha=1.0).split(labels(40, classes=2), 2, seed))
+        shares.append(counts[0, 0].item() / 20)
+    mean = sum(shares) / len(shares)
+    # classes and clients can be exchanged, so the mean is 1/2; a share's deviation is below 1/2, the mean's of 200 below 0.036
+    assert mean == pytest.approx(0.5, abs=0.1)
+    assert min(shares) < 0.2
+    assert max(shares) > 0.8
+
+
+# ---------------------------------------------------------------- dual Dirichlet (FedCompass, Algorithm 5)
+
+
+def test_with_large_concentrations_everybody_has_the_same_of_everything() -> None:
+    # sizes -> 1/4 each, mixes -> the prior (20, 20, 40 of 80): each client gets a quarter of each class
+    y = torch.tensor([0] * 20 + [1] * 20 + [2] * 40)
+    assert table(DualDirichlet(sizes=1e9, classes=1e9), y, 4) == [[5, 5, 10]] * 4
+
+
+def test_a_small_concentration_of_classes_leaves_few_classes_a_client() -> None:
+    y = labels(10_000, classes=10)
+    few = class_counts(y, DualDirichlet(sizes=1e4, classes=0.5).split(y, 10, seed=1))
+    many = class_counts(y, DualDirichlet(sizes=1e4, classes=1e4).split(y, 10, seed=1))
+    assert few.sum() == many.sum() == 10_000
+    assert (many > 0).all()
+    assert (few > 0).sum() < 70
+
+
+def test_sizes_differ_as_their_concentration_says() -> None:
+    # Dirichlet(α1/m each): a share has mean 1/m and variance (1/m)(1 - 1/m)/(α1 + 1); m = 4, α1 = 4: 0.0375
+    y, seen = labels(4000, classes=4), []
+    for seed in range(60):
+        seen += [len(p) / 4000 for p in DualDirichlet(classes=1e4, min_examples=1).split(y, 4, seed)]
+    shares = torch.tensor(seen)
+    assert shares.mean().item() == pytest.approx(0.25, abs=1e-4)
+    assert shares.var().item() == pytest.approx(0.0375, abs=0.012)
+
+
+# ---------------------------------------------------------------- class partition (FedCompass, Algorithm 4)
+
+
+@pytest.mark.parametrize(("clients", "fewest", "most"), [(5, 5, 6), (10, 3, 5), (20, 3, 5)])
+def test_clients_hold_as_many_classes_as_the_paper_says(clients: int, fewest: int, most: int) -> None:
+    y = labels(10_000, classes=10)
+    seen = set()
+    for seed in range(10):
+        counts = class_counts(y, Classes(fewest=fewest, most=most).split(y, clients, seed))
+        assert counts.sum(0).tolist() == [1000] * 10
+        seen |= set((counts > 0).sum(1).tolist())
+    assert seen == set(range(fewest, most + 1))
+
+
+def test_without_deviation_who_share_a_class_share_it_evenly() -> None:
+    y = labels(840 * 5, classes=5)  # 840 is a multiple of 1, 2, ..., 8
+    counts = class_counts(y, Classes(fewest=2, most=3, deviation=0.0).split(y, 8, seed=1))
+    for column in counts.T:
+        held = column[column > 0]
+        assert held.tolist() == [840 // len(held)] * len(held)
+
+
+def test_all_classes_each_is_a_split_of_every_class() -> None:
+    # three classes of 8 for two clients that hold all three, evenly
+    assert table(Classes(fewest=3, most=3, deviation=0.0), labels(24, classes=3), 2) == [[4, 4, 4], [4, 4, 4]]
+
+
+# ---------------------------------------------------------------- main class (Fed-OGD)
+
+
+def test_cifar10s_clients_hold_950_of_one_class_and_5_of_each_other() -> None:
+    # 50,000 / 50 = 1000; 950 of class i mod 10; 50 // 9 = 5 of the nine others; 4750 + 45 * 5 = 4975 of 5000 are dealt
+    counts = table(MainClass(), labels(50_000, classes=10), 50)
+    assert counts == [[950 if c == i % 10 else 5 for c in range(10)] for i in range(50)]
+
+
+def test_cifar100s_clients_hold_two_main_classes_of_40_percent_each() -> None:
+    # 50,000 / 50 = 1000; 800 // 2 = 400 of classes 2i and 2i + 1; 200 // 98 = 2 of the others
+    counts = table(MainClass(share=0.8), labels(50_000, classes=100), 50)
+    assert counts == [[400 if c // 2 == i else 2 for c in range(100)] for i in range(50)]
+
+
+def test_tiny_imagenets_clients_hold_four() -> None:
+    # 100,000 / 50 = 2000; 1900 // 4 = 475; 100 // 196 = 0
+    counts = table(MainClass(), labels(100_000, classes=200), 50)
+    assert counts == [[475 if c // 4 == i else 0 for c in range(200)] for i in range(50)]
+
+
+def test_ag_news_clients_share_four_classes() -> None:
+    # the smallest class has 30: 30 * 4 // 8 = 15; 14 main, (15 - 14) // 3 = 0 others
+    y = torch.tensor([0] * 30 + [1] * 40 + [2] * 40 + [3] * 40)
+    assert table(MainClass(), y, 8) == [[14 if c == i % 4 else 0 for c in range(4)] for i in range(8)]
+
+
+def test_the_number_of_main_classes_can_be_given_and_goes_round() -> None:
+    # 12 examples each; share 1: 6 of two classes, client 2 has classes 4 and 0
+    assert table(MainClass(share=1.0, main=2), labels(60, classes=5), 5)[2] == [6, 0, 0, 0, 6]
+
+
+# ---------------------------------------------------------------- sorted pieces (ASO-Fed)
+
+
+def test_fashion_mnists_20_clients_get_two_pieces_of_different_size() -> None:
+    # 6000 of a class in the proportions 2000 : 2750 : 3250 : 4000 of 12,000
+    counts = class_counts(labels(60_000, classes=10), Pieces().split(labels(60_000, classes=10), 20, seed=1))
+    sizes = {1000, 1375, 1625, 2000}
+    pairs = [{a, b} for a in sizes for b in sizes if a < b] + [{a + b} for a in sizes for b in sizes if a < b]  # of one class: together
+    for row in counts:
+        assert set(row[row > 0].tolist()) in pairs
+    assert counts.sum(0).tolist() == [6000] * 10
+
+
+def test_pieces_by_hand() -> None:
+    # classes of 6 in pieces of 2 and 4, two clients: each gets one size of class 0 and one of class 1
+    for seed in range(5):
+        counts = table(Pieces(sizes=(1, 2)), labels(12, classes=2), 2, seed)
+        assert sorted(map(sorted, counts)) in ([[2, 4], [2, 4]], [[0, 6], [0, 6]])  # type: ignore[type-var]
+
+
+# ---------------------------------------------------------------- disjoint and natural
+
+
+def test_two_clients_hold_disjoint_halves_of_the_classes() -> None:
+    y = torch.tensor([3, 0, 2, 1, 0, 3])
+    assert [p.tolist() for p in Disjoint().split(y, 2, seed=1)] == [[1, 3, 4], [0, 2, 5]]
+    # five classes for two: three and two
+    assert table(Disjoint(), labels(10, classes=5), 2) == [[2, 2, 2, 0, 0], [0, 0, 0, 2, 2]]
+
+
+def test_natural_owners_are_clients_in_their_order() -> None:
+    groups = torch.tensor([4, 1, 4, 0, 1, 4])
+    y = torch.rand(6)  # whatever the targets are
+    assert [p.tolist() for p in Natural().split(y, 3, 1, groups)] == [[3], [1, 4], [0, 2, 5]]
+    assert [p.tolist() for p in Natural().split(y, None, 1, groups)] == [[3], [1, 4], [0, 2, 5]]
+    assert [p.tolist() for p in Natural(min_examples=2).split(y, None, 1, groups)] == [[1, 4], [0, 2, 5]]
+
+
+def test_some_of_many_owners_are_drawn_by_seed() -> None:
+    groups = torch.arange(300) % 30
+    y = torch.zeros(300)
+    chosen = {tuple(int(groups[p[0]]) for p in Natural().split(y, 9, seed, groups)) for seed in range(5)}
+    assert len(chosen) == 5
+    assert all(list(c) == sorted(set(c)) and len(c) == 9 for c in chosen)
+
+
+# ---------------------------------------------------------------- counts
+
+
+def test_counts_of_labels_that_are_no_classes_are_sizes() -> None:
+    parts = [torch.tensor([0, 2]), torch.tensor([1])]
+    assert class_counts(torch.rand(3), parts).tolist() == [[2], [1]]
+    assert class_counts(torch.zeros(3, 4, 4, dtype=torch.int64), parts).tolist() == [[2], [1]]
+    assert class_counts(torch.tensor([1, 0, 1]), parts, num_classes=3).tolist() == [[0, 2, 0], [1, 0, 0]]
+
+
+# ---------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("partition", "examples", "clients", "message"),
+    [
+        (DirichletEqual(), 4, 5, "5 clients of at least 1 example need 5, there are 4"),
+        (DualDirichlet(sizes=0.001), 1000, 20, "dual-dirichlet left a client with fewer than 2 examples in 100 tries .*raise sizes"),
+        (Classes(most=6), 1000, 5, "up to 6 classes a client, the data has 5: lower most"),
+        (Classes(fewest=1, most=1), 1000, 4, "4 clients of at most 1 classes cannot hold all 5: raise most"),
+        # 200 * 5 // 7 = 142 each, 134 of the main class: clients 0 and 5 share class 0, the other five take 8 // 4 = 2
+        (MainClass(), 1000, 7, "7 clients ask for 278 examples of class 0, there are 200: use a number of clients that the 5 classes"),
+        (MainClass(main=5), 1000, 5, "5 main classes of 5: no other is left"),
+        (MainClass(share=0.1), 25, 5, "5 examples a client are too few for 1 main classes"),
+        (Pieces(), 1000, 6, "5 classes in 4 pieces make 20, which 6 clients cannot share evenly: use 1, 2, 4, 5, 10, 20 clients"),
+        (Pieces(sizes=(1, 1000)), 50, 10, "pieces: with 50 examples in 10 pieces a client has none"),
+        (Disjoint(), 100, 6, "disjoint: 6 clients, but only 5 classes"),
+        (Natural(), 100, 5, "natural needs data whose examples have owners"),
+    ],
+)
+def test_what_cannot_be_satisfied_is_said(partition: Partition, examples: int, clients: int, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        partition.split(labels(examples), clients, seed=3)
+
+
+def test_a_draw_that_never_comes_is_given_up() -> None:
+    # every one of 12 clients would have to draw another of 12 classes: 12! / 12^12 = 5e-5 a try
+    with pytest.raises(DataError, match=r"in 100 tries no draw gave every one of 12 classes to somebody .*raise fewest and most"):
+        Classes(fewest=1, most=1).split(labels(120, classes=12), 12, seed=1)
+
+
+def test_fewer_owners_than_clients_is_said() -> None:
+    groups = torch.tensor([0, 0, 1, 1, 2])
+    with pytest.raises(DataError, match="natural: 4 clients, but the data has 3 owners: set clients to 3 or fewer"):
+        Natural().split(torch.zeros(5), 4, 1, groups)
+    with pytest.raises(DataError, match="natural: 3 clients, but the data has 2 owners with 2 examples or more: set clients to 2 or fewer"):
+        Natural(min_examples=2).split(torch.zeros(5), 3, 1, groups)
+    with pytest.raises(DataError, match="natural: all clients, but the data has 0 owners with 9 examples or more: lower min_examples"):
+        Natural(min_examples=9).split(torch.zeros(5), None, 1, groups)
+    with pytest.raises(DataError, match=r"natural: owners of shape \(5,\) for 4 examples"):
+        Natural().split(torch.zeros(4), 2, 1, groups)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in PARTITIONS.items() if cls not in (Iid, Natural)])
+def test_real_targets_have_no_classes_to_part_by(name: str) -> None:
+    with pytest.raises(DataError, match=f"{name} needs one class label an example, got torch.float32.*use iid"):
+        PARTITIONS[name]().split(torch.rand(100), 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DirichletEqual(alpha=0.0), r"dirichlet-equal alpha = 0\.0"),
+        (lambda: DualDirichlet(sizes=-1.0), r"dual-dirichlet sizes = -1\.0"),
+        (lambda: DualDirichlet(classes=float("inf")), "dual-dirichlet classes = inf"),
+        (lambda: DualDirichlet(min_examples=0), "dual-dirichlet min_examples = 0"),
+        (lambda: Classes(fewest=4, most=3), "classes fewest = 4, most = 3"),
+        (lambda: Classes(mean=0.0), r"classes mean = 0\.0"),
+        (lambda: Classes(deviation=-1.0), r"classes deviation = -1\.0"),
+        (lambda: MainClass(share=1.1), r"main-class share = 1\.1"),
+        (lambda: MainClass(main=0), "main-class main = 0"),
+        (lambda: Pieces(sizes=()), r"pieces sizes = \(\)"),
+        (lambda: Pieces(sizes=(1, -1)), r"pieces sizes = \(1, -1\)"),
+        (lambda: Natural(min_examples=0), "natural min_examples = 0"),
+        (lambda: Natural().split(torch.zeros(3), 0, 1, torch.zeros(3)), "clients = 0"),
+    ],
+)
+def test_impossible_settings_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_partitions_are_values() -> None:
+    assert Pieces(sizes=[1, 2]) == Pieces(sizes=(1, 2))  # type: ignore[arg-type]
+    assert hash(Classes()) == hash(Classes())
