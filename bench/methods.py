@@ -26,8 +26,8 @@ from offbeat.experiment.metrics import size
 from offbeat.presets import load
 from offbeat.presets.methods import METHODS, VARIANTS, variant
 
-HEAD = "| method | final acc | best acc | time to target | updates | staleness | idle | down | up | server memory | server s |"
-RULE = "|---|---|---|---|---|---|---|---|---|---|---|"
+HEAD = "| method | final acc | slowest ¼ | best acc | time to target | updates | staleness | idle | down | up | server memory | server s |"
+RULE = "|---|---|---|---|---|---|---|---|---|---|---|---|"
 
 
 def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
@@ -40,7 +40,7 @@ def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
     summary = metrics.summarize(engine.trace.db, experiment.population, experiment.target)
     best = max(metrics.curve(engine.trace.db, "acc").values)
     return label, {
-        "final": summary.metrics["acc"], "best": best, "time": summary.time_to_target, "updates": summary.updates,
+        "final": summary.metrics["acc"], "slowest": summary.of_group("slowest"), "best": best, "time": summary.time_to_target, "updates": summary.updates,
         "versions": summary.versions, "staleness": summary.staleness_mean, "idle": summary.idle_share,
         "down": summary.bytes_down, "up": summary.bytes_up, "memory": engine.progress.server_bytes,
         "server": engine.progress.server_seconds, "refused": sum(summary.refused.values()), "host": time.monotonic() - began,
@@ -55,7 +55,7 @@ def row(label: str, results: list[dict[str, float]]) -> str:
     times = [r["time"] for r in results if r["time"] is not None]
     reached = f"{fmean(times):.0f} s" + (f" ({len(times)}/{len(results)})" if len(times) < len(results) else "") if times else "not reached"
     return (
-        f"| {label} | {mean('final'):.3f} ± {spread:.3f} | {mean('best'):.3f} | {reached} | {mean('updates'):.0f}"
+        f"| {label} | {mean('final'):.3f} ± {spread:.3f} | {mean('slowest'):.3f} | {mean('best'):.3f} | {reached} | {mean('updates'):.0f}"
         f" | {mean('staleness'):.1f} | {mean('idle'):.0%} | {size(mean('down'))} | {size(mean('up'))} | {size(mean('memory'))}"
         f" | {mean('server'):.2f} |"
     )

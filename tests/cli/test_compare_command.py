@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from command_line import TINY, answer, contents, refused, start
 
+from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.experiment import compare as comparing
 from offbeat.experiment import files
@@ -58,7 +59,7 @@ def test_it_prints_one_row_a_strategy_and_where_the_pictures_are(compared):
     folder, given = compared
     heading, fedavg, fedasync, figure, report = given.out.splitlines()
     assert heading.split("  ")[0] == "strategy"
-    for word in ("final acc", "time to acc=0.2", "speed-up", "staleness", "moved", "idle", "updates"):
+    for word in ("final acc", "slowest ¼", "time to acc=0.2", "speed-up", "staleness", "moved", "idle", "updates"):
         assert word in heading
     assert fedavg.startswith("fedavg")
     assert fedasync.startswith("fedasync")
@@ -68,8 +69,26 @@ def test_it_prints_one_row_a_strategy_and_where_the_pictures_are(compared):
     assert given.err == ""
 
 
-def test_the_figure_is_a_png(compared):
-    assert (compared[0] / "figure.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+def test_speed_ups_may_be_against_another_method(compared, offbeat):
+    folder, _ = compared
+    told = json.loads(offbeat("show", folder, "--reference", "fedasync", "--json").out)["rows"]
+    assert next(row for row in told if row["strategy"] == "fedasync")["relative_time"] == 1.0
+    assert next(row for row in told if row["strategy"] == "fedasync")["speedup"] == 1.0
+    refused(offbeat("show", folder, "--reference", "fedasink"), "unknown strategy of this comparison 'fedasink'", "'fedasync'")
+    refused(offbeat("show", folder / FOLDERS[0], "--reference", "fedavg"), "is one run")
+    refused(offbeat("compare", "quickstart", *PAIR, *TINY, "--reference", "safa", "--out", "new"), "of this comparison 'safa'")
+    assert not Path("new").exists()
+
+
+def test_the_page_has_a_second_table_of_what_the_papers_look_at(compared):
+    page = (compared[0] / "report.html").read_text()
+    for word in ("stragglers", "variance", "forgetting", "AULC (days)", "relative time"):
+        assert f"<th>{word}</th>" in page
+
+
+def test_the_figures_are_pngs(compared):
+    for name in ("figure.png", "partition.png"):
+        assert (compared[0] / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 class Fetches(HTMLParser):
@@ -99,7 +118,8 @@ def test_the_page_stands_on_its_own(compared):
     page.feed((compared[0] / "report.html").read_text())
     assert page.found == []
     text = " ".join(page.texts)
-    for word in ("fedavg", "fedasync", "time to acc=0.2", "against virtual time", "who trained when", "how old updates are"):
+    pictures = ("against virtual time", "who trained when", "how old updates are", "who holds what")
+    for word in ("fedavg", "fedasync", "time to acc=0.2", *pictures):
         assert word in text
     assert "Plotly.newPlot" in text
 
@@ -273,7 +293,13 @@ def test_a_preset_brings_its_methods_in_their_order_with_their_settings(offbeat,
     monkeypatch.setattr(comparing, "execute", lambda *_: False)
     offbeat("compare", "quickstart", *TINY, "--seeds", 1)
     comparison = comparing.Comparison(Path("runs/compare-quickstart-1"))
-    methods = load("quickstart").methods
-    assert comparison.strategies() == list(methods)
-    for name in methods:
-        assert comparison.runs(name)[0].experiment().strategy == methods[name]
+    preset = load("quickstart")
+    assert comparison.strategies() == list(preset.compared)
+    for name in preset.compared:
+        assert comparison.runs(name)[0].experiment().strategy == preset.methods[name]
+
+
+def test_a_preset_that_names_nobody_compares_all_its_methods(offbeat, monkeypatch):
+    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    offbeat("compare", "digits", *TINY, "--seeds", 1)
+    assert comparing.Comparison(Path("runs/compare-digits-1")).strategies() == list(REGISTRY)

@@ -64,7 +64,7 @@ def test_json_is_strict_and_says_what_the_table_says(offbeat):
     assert told["ended"] == "seconds"
     assert told["seconds"] == 120.0
     assert told["experiment"]["clients"] == 4
-    assert told["metrics"].keys() == {"loss", "acc"}
+    assert told["metrics"].keys() == {"loss", "acc", "balanced_acc", "f1", "precision"}
 
 
 def test_a_file_a_run_folder_and_a_preset_are_all_sources(offbeat):
@@ -146,7 +146,7 @@ def test_an_until_that_cannot_be_meant_is_refused(offbeat, text):
         (["model=mlp", "model.hidden=64"], ["model.hidden = 64", "a list"]),
         (["model=mlp", "model.hidden=[true]"], ["model.hidden", "a list", "a whole number"]),
         (["strategy=[fedavg]"], ["['fedavg'] names no strategy"]),
-        (["strategy=7"], ["7 names no strategy", "fedasync, fedavg"]),
+        (["strategy=7"], ["7 names no strategy", "fedasync", "fedavg"]),
         (["clients.x=1"], ["clients has no settings of its own"]),
         (["clients"], ["'clients' is not understood", "setting=value"]),
         (["=4"], ["'=4' is not understood"]),
@@ -292,3 +292,13 @@ def test_a_bug_of_ours_is_one_line_too(offbeat, monkeypatch):
 def test_a_library_that_is_not_installed_is_named(offbeat, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)  # importing it now fails
     refused(offbeat("run", "quickstart", *TINY), "yaml is not installed", status=1)
+
+
+# ---------------------------------------------------------------- where data lies
+
+
+def test_data_says_where_the_data_sets_lie(offbeat, monkeypatch, tmp_path):
+    monkeypatch.setenv("OFFBEAT_DATA", "/nowhere")
+    refused(offbeat("run", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path), f"{tmp_path}/mnist/", "put the file there")
+    refused(offbeat("compare", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path), f"{tmp_path}/mnist/", "put the file there")
+    refused(offbeat("run", "quickstart", *TINY, "--data", tmp_path / "none"), "there is no such folder")

@@ -183,6 +183,26 @@ def test_steps_told_before_are_the_steps_taken(examples: int, batch: int, steps:
         assert result.local[-1].item() == result.steps  # num_batches_tracked
 
 
+def test_clients_of_one_example_are_named_where_the_model_needs_two() -> None:
+    module, plain = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.BatchNorm1d(4), nn.Linear(4, 2)), nn.Linear(3, 2)
+    pairs = [(torch.randn(n, 3), torch.zeros(n, dtype=torch.int64)) for n in (1, 2, 5, 1)]
+    before = torch.get_rng_state()
+    with pytest.raises(DataError, match=r"2 clients have \(0, 3\) one example, on which a model with BatchNorm cannot train"):
+        Trainer(module, ClientData.own(pairs))
+    with pytest.raises(DataError, match="client 3 has one example"):
+        Trainer(module, ClientData.own(dict(enumerate(pairs[1:], start=1))))
+    Trainer(module, ClientData.own(pairs[1:3]))
+    Trainer(plain, ClientData.own(pairs))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_picture_has_batch_statistics_and_trying_it_leaves_no_trace() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
+    trainer = Trainer(module, ClientData.own([(torch.randn(1, 1, 4, 4), torch.tensor([1]))]))
+    assert torch.equal(trainer.binding.take(), flatten(module))
+    assert trainer(job(flatten(module), num_examples=1)).steps == 1
+
+
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [

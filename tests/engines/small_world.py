@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ class Surroundings:
             if start <= now < end:
                 return end
         return now
+
+    def leaves(self, client: int, now: float) -> float:
+        return min((start for start, _ in self.away.get(client, []) if start > now), default=inf)
 
     def num_examples(self, client: int, index: int, now: float) -> int:
         return 10

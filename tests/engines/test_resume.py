@@ -42,9 +42,16 @@ from offbeat.core.strategies import (
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
+from offbeat.engines.workers.faulty import Faulty
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
+from offbeat.scenario.availability import Churn
+from offbeat.scenario.counts import Counts
+from offbeat.scenario.delays import Changing, Uniform
+from offbeat.scenario.faults import Corrupted, Crash, DuplicateUpload, LostUpload, Scaled, spoiler
 from offbeat.scenario.models import Mlp
+from offbeat.scenario.network import Offset
+from offbeat.scenario.surroundings import SimulatedWorld
 
 VARIANTS = {
     "fedavg": FedAvg(),
@@ -124,13 +131,39 @@ def finish(engine):
     return digest, outcome.model.tolist(), outcome.reason
 
 
+def troubled(folder: Path, strategy, seconds=100.0):
+    """Clients that come and go, slow down, crash and cheat, over a network that loses and repeats what they send."""
+    engine = engine_in(folder, strategy, seconds)
+    engine.surroundings = SimulatedWorld(
+        delays=Changing(delays=Uniform(low=0.5, high=3.0), at=(20.0, 40.0), factors=(3.0, 0.5), share=0.5),
+        counts=Counts.constant(4, 10),
+        seed=0,
+        network=Offset(low=0.0, high=0.5),
+        availability=Churn(up=15.0, down=3.0),
+        faults=(Crash(), LostUpload(), DuplicateUpload(probability=0.6, within=2.0), Corrupted(), Scaled(share=0.25)),
+    )
+    engine.timeout = 3.0  # or a synchronous round would do little but wait
+    engine.worker = Faulty(engine.worker, spoiler(engine.surroundings.faults, engine.world.layout))
+    return engine
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_stopped_after_any_number_of_events_it_goes_on_as_if_nothing_had_happened(tmp_path, name):
-    strategy = VARIANTS[name]
-    whole = finish(engine_in(tmp_path / "whole", strategy))
+    stop_again_and_again(engine_in, tmp_path, VARIANTS[name])
+
+
+@pytest.mark.parametrize("name", ["fedasync", "fedasync limited", "fedavg sampled", "fedbuff excluding", "fed_ogd", "fedcompass", "safa"])
+def test_so_it_does_where_everything_goes_wrong(tmp_path, name):
+    kinds = stop_again_and_again(troubled, tmp_path, VARIANTS[name])
+    assert {"dispatch", "arrive", "lost", "duplicate", "back"} <= kinds
+
+
+def stop_again_and_again(make, tmp_path: Path, strategy) -> set[str]:
+    """The kinds of rows in the trace."""
+    whole = finish(make(tmp_path / "whole", strategy))
     deaths, result = 0, None
     while result is None:
-        engine = engine_in(tmp_path / "stopped", strategy)
+        engine = make(tmp_path / "stopped", strategy)
         engine.checkpoint_every = 0.0  # after every event
         engine.restore()
         die_after(engine, events=5)
@@ -142,6 +175,10 @@ def test_stopped_after_any_number_of_events_it_goes_on_as_if_nothing_had_happene
             engine.trace.db.close()
     assert deaths >= 10
     assert result == whole
+    trace = Trace(tmp_path / "whole" / "run.sqlite")
+    kinds = {kind for (kind,) in trace.rows("SELECT DISTINCT kind FROM trace")}
+    trace.close()
+    return kinds
 
 
 def die_after(engine, events):

@@ -23,8 +23,9 @@ from offbeat.core.protocol import (
     UpdateArrived,
 )  # fmt: skip
 from offbeat.core.strategies import FedAsync, FedAvg
+from offbeat.engines.progress import HOPELESS
 from offbeat.engines.until import Target, Until
-from offbeat.engines.virtual import HOPELESS, OVER
+from offbeat.engines.virtual import OVER
 
 
 def kinds(engine, *wanted):

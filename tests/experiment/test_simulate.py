@@ -59,8 +59,8 @@ def test_it_learns_and_tells():
 
 
 def test_a_metric_that_was_not_measured_is_refused():
-    with pytest.raises(ConfigError, match="'f1' was not measured; loss, acc were"):
-        simulate().curve("f1")
+    with pytest.raises(ConfigError, match="'dice' was not measured; loss, acc, "):
+        simulate().curve("dice")
 
 
 def test_it_plots(tmp_path):
@@ -172,13 +172,13 @@ def test_a_loss_of_ones_own_is_what_is_descended():
     own, usual = simulate(loss=loss), simulate()
     assert any(asked)
     assert own.metrics["loss"] != usual.metrics["loss"]
-    assert own.metrics.keys() == {"loss", "acc"}
+    assert own.metrics.keys() == {"loss", "acc", "balanced_acc", "f1", "precision"}
 
 
 def test_real_targets_are_a_regression():
     clients = [(x, x.sum(1) * 0.1) for x, _ in pairs()]
     result = simulate(net(1), clients, until="300s")
-    assert result.metrics.keys() == {"loss", "mae"}
+    assert result.metrics.keys() == {"loss", "mae", "smape"}
     points = result.curve("loss")
     assert points.values[-1] < points.values[0] / 2
     assert result.plot().axes[0].get_ylabel() == "mae"
@@ -306,3 +306,10 @@ def test_it_runs_where_only_torch_and_the_scientific_libraries_are_installed(tmp
     assert done.stdout.startswith("FedBuff: ")
     assert done.stdout.endswith("['model.safetensors', 'run.sqlite', 'summary.json']\n")
     assert Path(tmp_path, "acc.png").exists()
+
+
+def test_a_model_in_sixteen_bits_is_refused():
+    module = torch.nn.Linear(2, 2).to(torch.bfloat16)
+    data = [(torch.zeros(4, 2, dtype=torch.bfloat16), torch.tensor([0, 1, 0, 1]))]
+    with pytest.raises(ConfigError, match=r"bfloat16: keep them in float32"):
+        offbeat.simulate(module, data)

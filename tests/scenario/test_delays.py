@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from math import exp, log, pi, sqrt
 from statistics import NormalDist, fmean, pstdev
 
 import pytest
 
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError
-from offbeat.scenario.delays import DELAYS, SHORTEST, Constant, Delays, Exponential, Lognormal, PerClient, Uniform
+from offbeat.scenario.delays import (
+    DELAYS,
+    SHORTEST,
+    Changing,
+    Constant,
+    Delays,
+    Devices,
+    Exponential,
+    Groups,
+    HalfNormal,
+    Lognormal,
+    LongTail,
+    Normal,
+    PerClient,
+    Uniform,
+)
 from offbeat.scenario.registry import summaries
 
 LAWS: list[Delays] = [
@@ -18,6 +33,11 @@ LAWS: list[Delays] = [
     Lognormal(median=60.0, sigma=1.0),
     Exponential(mean=60.0),
     PerClient(means=(5.0, 6.0, 60.0)),
+    Normal(mean=0.15),
+    HalfNormal(mean=60.0),
+    LongTail(low=10.0, high=500.0),
+    Groups(period=10.0),
+    Devices(stds=(1.0,) * 9),
 ]
 
 
@@ -36,6 +56,90 @@ def test_means_are_the_quantiles_of_the_clients_draw() -> None:
     assert Exponential(mean=4.0).mean_of(5, 3) == pytest.approx(-4 * log(1 - u), rel=1e-15)
     assert Constant(mean=4.0).mean_of(5, 3) == 4
     assert PerClient(means=(1.0, 2.0, 3.0)).mean_of(5, 2) == 3
+
+
+def test_the_other_laws_are_quantiles_too() -> None:
+    u = draws.uniform(5, "speed", 3)
+    assert Normal(mean=4.0, spread=0.3).mean_of(5, 3) == 4 * (1 + 0.3 * NormalDist().inv_cdf(u))
+    # F(x) = 2 Phi(x / s) - 1 with s = mean sqrt(pi / 2)
+    assert 2 * NormalDist().cdf(HalfNormal(mean=4.0).mean_of(5, 3) / (4 * sqrt(pi / 2))) - 1 == pytest.approx(u)
+    # F(x) = (1 - 10 / x) / (1 - 10 / 500) for a = 1
+    assert (1 - 10 / LongTail(low=10.0, high=500.0, a=1.0).mean_of(5, 3)) / 0.98 == pytest.approx(u)
+
+
+def test_a_normal_client_is_never_faster_than_a_twentieth_of_the_mean() -> None:
+    # with a spread of 3 the share of 1 + 3z below 0.05 is Phi(-0.317) = 38 %
+    assert min(Normal(mean=2.0, spread=3.0).mean_of(0, client) for client in range(50)) == 2 * SHORTEST
+
+
+def test_half_of_a_long_tail_lies_below_twice_its_start() -> None:
+    # the median of a = 1 on 10..500 is 10 / (1 - 0.98 / 2) = 19.6; of 1000 clients the median errs by about 1
+    means = sorted(LongTail(low=10.0, high=500.0).mean_of(0, client) for client in range(1000))
+    assert means[500] == pytest.approx(19.6, abs=4)
+    assert 10 < means[0] <= means[-1] <= 500
+
+
+def test_a_lognormal_law_has_the_mean_and_deviation_asked_for() -> None:
+    law = Lognormal(mean=300.0, std=300.0)
+    # sigma^2 = ln(1 + 1), median = 300 exp(-ln 2 / 2)
+    assert (law.sigma, law.median) == pytest.approx((sqrt(log(2)), 300 / sqrt(2)))
+    assert exp(log(law.median) + law.sigma**2 / 2) == pytest.approx(300)
+
+
+def test_response_groups_keep_their_shares_exactly() -> None:
+    for level, shares, counts in (("L1", (0.6, 0.2, 0.2), [30, 10, 10]), ("L2", (0.4, 0.3, 0.3), [20, 15, 15])):
+        for seed in range(3):
+            means = [Groups(period=2.0, shares=shares).mean_of(seed, client) for client in range(50)]
+            assert [means.count(2.0), means.count(6.0), means.count(10.0)] == counts, level
+    assert [Groups().mean_of(0, c) for c in range(50)] != [Groups().mean_of(1, c) for c in range(50)]
+
+
+def test_a_device_takes_what_was_measured_and_never_nothing() -> None:
+    law = Devices(means=(96.213,), stds=(135.583,), scale=2.0)
+    jobs = [law.seconds(0, 0, index, steps=1) for index in range(4000)]
+    for index in range(50):
+        drawn = 96.213 + 135.583 * draws.normal(0, "jitter", 0, index)
+        assert jobs[index] == pytest.approx(2 * (drawn if drawn > 0 else 96.213))
+    # 24 % of the draws are not positive and count as the mean: E = m + s phi(m / s), not m
+    expected = 2 * (96.213 + 135.583 * exp(-((96.213 / 135.583) ** 2) / 2) / sqrt(2 * pi))
+    assert law.expected(0, 0, steps=1) == pytest.approx(expected)
+    assert fmean(jobs) == pytest.approx(expected, abs=4 * 2 * 135.583 / sqrt(4000))
+
+
+def test_devices_are_drawn_with_replacement_anew_for_every_seed() -> None:
+    law = Devices()
+    mine = [[law.device_of(seed, client) for client in range(200)] for seed in (0, 1)]
+    assert set(mine[0]) == set(mine[1]) == set(range(9))
+    assert mine[0] != mine[1]
+
+
+def test_all_devices_together_have_a_mean_and_percentiles() -> None:
+    law = Devices()
+    assert law.pooled()[0] == pytest.approx(2617.821 / 9)  # the sum of the nine means
+    # law of total variance for two devices: mean of 1 and 9, plus (10 - 20)^2
+    assert Devices(means=(10.0, 30.0), stds=(1.0, 3.0)).pooled() == pytest.approx((20.0, sqrt(5 + 100)))
+    jobs = sorted(law.seconds(0, client, index, steps=1) for client in range(200) for index in range(10))
+    for share in (0.05, 0.5, 0.95):
+        bound = law.percentile(share)
+        below = sum(job <= bound for job in jobs) / len(jobs)
+        assert below == pytest.approx(share, abs=0.06)  # 200 clients are an uneven sample of nine devices
+    assert Devices(means=(10.0,), stds=(0.0,)).percentile(0.05) == pytest.approx(10)
+
+
+def test_a_sudden_slow_down_is_felt_by_the_job_under_way() -> None:
+    law = Changing(delays=Constant(mean=10.0, jitter=0.0), at=(15.0, 100.0), factors=(2.0, 0.5))
+    # 5 s at the old pace do half of it, the rest takes twice as long
+    assert law.elapsed(0, 0, started=10.0, seconds=10.0) == 5 + 2 * 5
+    assert law.elapsed(0, 0, started=0.0, seconds=10.0) == 10
+    assert law.elapsed(0, 0, started=20.0, seconds=10.0) == 20
+    # 10 s at 2 do 5, then the last 5 at half
+    assert law.elapsed(0, 0, started=90.0, seconds=10.0) == 10 + 2.5
+    assert [law.pace(0, 0, t) for t in (0.0, 14.9, 15.0, 99.0, 100.0)] == [1, 1, 2, 2, 0.5]
+
+
+def test_a_share_of_the_clients_slows_down() -> None:
+    law = Changing(delays=Constant(), at=(0.0,), factors=(5.0,), share=0.3)
+    assert sorted(law.pace(0, client, 1.0) for client in range(10)) == [1] * 7 + [5] * 3
 
 
 def test_the_same_client_is_slow_under_every_law() -> None:
@@ -96,6 +200,20 @@ def test_times_per_step_grow_with_the_steps() -> None:
         (lambda: PerClient(means=()), "per-client delays: means is empty"),
         (lambda: PerClient(means=(1.0, 0.0)), r"per-client delays: means\[1\] = 0.0: must be positive"),
         (lambda: PerClient(means=(1.0, 2.0)).mean_of(0, 2), "none for client 2, there are 2"),
+        (lambda: Normal(mean=-1.0), "normal delays: mean = -1.0: must be positive"),
+        (lambda: HalfNormal(mean=0.0), "half-normal delays: mean = 0.0"),
+        (lambda: LongTail(low=5.0, high=1.0), "long-tail delays: low = 5.0 lies above high = 1.0"),
+        (lambda: Lognormal(mean=3.0), "mean and std go together"),
+        (lambda: Lognormal(mean=3.0, std=0.0), "lognormal delays: std = 0.0"),
+        (lambda: Groups(period=0.0), "group delays: period = 0.0"),
+        (lambda: Groups(shares=(0.5, 0.5)), "3 factors and 2 shares"),
+        (lambda: Groups(shares=(0.5, 0.4, 0.2)), "must be 0 or more and add up to 1"),
+        (lambda: Devices(means=(1.0,), stds=()), "1 means and 0 stds"),
+        (lambda: Devices(means=(1.0, -2.0), stds=(1.0, 1.0)), r"device delays: means\[1\] = -2.0"),
+        (lambda: Changing(at=(5.0, 2.0), factors=(1.0, 2.0)), "times must increase"),
+        (lambda: Changing(at=(5.0,), factors=(0.0,)), r"changing delays: factors\[0\] = 0.0: must be positive"),
+        (lambda: Changing(at=(-1.0,), factors=(2.0,)), "times are finite, 0 or more"),
+        (lambda: Changing(at=(), factors=()), "0 times and 0 factors"),
         (lambda: Constant(jitter=-0.1), "delays: jitter = -0.1"),
         (lambda: Constant(unit="epoch"), "delays: unit = 'epoch': must be 'job' or 'step'"),
     ],
@@ -106,5 +224,6 @@ def test_impossible_delays_are_refused(make: object, message: str) -> None:
 
 
 def test_every_law_has_a_summary() -> None:
-    assert set(summaries(DELAYS)) == {"constant", "uniform", "lognormal", "exponential", "per_client"}
+    drawn = {"constant", "uniform", "normal", "half_normal", "lognormal", "exponential", "long_tail", "groups"}
+    assert set(summaries(DELAYS)) == {*drawn, "devices", "per_client", "changing", "trace"}
     assert all(summaries(DELAYS).values())

@@ -48,7 +48,7 @@ def test_delays_per_step_need_the_steps() -> None:
 
 def test_clients_are_always_available_and_hold_all_their_data() -> None:
     world = SimulatedWorld(delays=Constant(), counts=Counts([4, 9]), seed=1)
-    assert world.next_available(0, 12.5) == Always().next_available(0, 12.5) == 12.5
+    assert world.next_available(0, 12.5) == Always().next_available(1, 0, 12.5) == 12.5
     assert world.num_examples(1, 0, now=0.0) == 9
     with pytest.raises(DataError, match="no data for client 2: there are 2 clients"):
         world.num_examples(2, 0, now=0.0)

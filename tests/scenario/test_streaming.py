@@ -24,12 +24,12 @@ from offbeat.experiment import build, files
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.counts import Counts
 from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.digits import digits
+from offbeat.scenario.data.digits import Digits
 from offbeat.scenario.delays import Constant
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.partition import Iid
 from offbeat.scenario.registry import summaries
-from offbeat.scenario.streaming import STREAMS, Growing, Static
+from offbeat.scenario.streaming import STREAMS, ClassIncremental, Drifting, Growing, Static
 from offbeat.scenario.surroundings import SimulatedWorld
 
 HALF = Growing(start=0.5, rate=0.125)  # of 8 examples: 4, then one more each round
@@ -145,8 +145,60 @@ def test_streams_that_cannot_be_meant_are_refused(settings: dict[str, Any], mess
 
 
 def test_the_registry_names_them_and_says_what_they_are() -> None:
-    assert list(STREAMS) == list(listing._entries("streams")) == ["static", "growing"]
+    assert list(STREAMS) == list(listing._entries("streams")) == ["static", "growing", "drifting", "class_incremental"]
     assert all(text.endswith(".") for text in summaries(STREAMS).values())
+
+
+# ---------------------------------------------------------------- which classes come first
+
+LABELS = torch.arange(120) % 3  # 40 of each of three classes, mixed
+
+
+def arriving(stream: Growing, client: int = 0, seed: int = 0) -> list[int]:
+    """The labels in the order in which they arrive."""
+    rows = torch.arange(1000, 1120)
+    order = stream.order(seed, client, rows, LABELS)
+    assert sorted(order.tolist()) == rows.tolist()
+    return LABELS[order - 1000].tolist()
+
+
+def test_class_by_class_one_class_is_complete_before_the_next_begins() -> None:
+    labels = arriving(ClassIncremental())
+    assert [len(set(labels[i : i + 40])) for i in (0, 40, 80)] == [1, 1, 1]
+    assert ClassIncremental(start=0.5, rate=0.125).arrived(0, 0, 8, 2, 0.0) == 6  # how much arrives is as with growing data
+
+
+def test_the_order_of_classes_is_one_for_all_clients_or_each_ones_own() -> None:
+    def orders(stream: ClassIncremental) -> set[tuple[int, ...]]:
+        return {tuple(arriving(stream, client)[::40]) for client in range(30)}
+
+    assert len(orders(ClassIncremental())) == 1
+    assert len(orders(ClassIncremental(shared=False))) == 6  # each of 3! among thirty clients: (5/6)^30 is 0.4 % to miss one
+    assert len({tuple(arriving(ClassIncremental(), seed=seed)[::40]) for seed in range(30)}) > 1
+
+
+def test_drift_changes_the_shares_of_the_classes_over_time() -> None:
+    labels = arriving(Drifting(strength=0.7))
+    first = arriving(ClassIncremental())[0]
+    early, late = labels[:40].count(first), labels[80:].count(first)
+    # a class's moments m in [0, 1] become 0.3 m + 0.7 m / 3 <= 0.534, where the last class's are 0.467 or more
+    assert early > 20 > late
+    assert len(set(labels[:60])) > 1
+    assert arriving(Drifting(strength=1.0)) == arriving(ClassIncremental())
+
+
+def test_without_strength_nothing_drifts() -> None:
+    labels = arriving(Drifting(strength=0.0))
+    for label in range(3):  # a fair sample: 20 of 40, give or take four deviations of a hypergeometric draw, sqrt(6.7)
+        assert labels[:60].count(label) == pytest.approx(20, abs=4 * 2.6)
+
+
+def test_what_has_no_classes_cannot_come_class_by_class() -> None:
+    for labels in (None, torch.rand(5), torch.zeros(5, 2, dtype=torch.int64)):
+        with pytest.raises(DataError, match="only where every example has one class label"):
+            ClassIncremental().order(0, 0, torch.arange(5), labels)
+    with pytest.raises(ConfigError, match=r"drifting strength = 1.5"):
+        Drifting(strength=1.5)
 
 
 # ---------------------------------------------------------------- in the world, in an experiment
@@ -182,11 +234,11 @@ def test_local_work_sees_only_what_has_arrived() -> None:
 
 def test_what_has_arrived_of_sorted_data_is_a_sample_of_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_order_of_class() -> Dataset:
-        given = digits()
+        given = Digits().load()
         order = given.y_train.argsort(stable=True)
         return replace(given, x_train=given.x_train[order], y_train=given.y_train[order])
 
-    monkeypatch.setitem(build.DATASETS, "digits", in_order_of_class)
+    monkeypatch.setattr(build, "load", lambda given: in_order_of_class())
     made = build.setup(replace(SMALL, clients=1, partition=Iid(), streaming=Growing(start=0.1, rate=0.0)))
     _, y = made.trainer.data.take(0, torch.arange(made.world.clients[0]))
     assert y.unique().tolist() == list(range(10))  # without an order of its own it would be zeros only
@@ -208,7 +260,7 @@ def test_the_trace_shows_the_counts_grow() -> None:
 def test_a_static_experiment_is_left_as_it_was() -> None:
     # the order of batches depends on the order of rows: nobody's numbers may move because streams exist
     experiment = replace(SMALL, streaming=Static())
-    data = build.DATASETS["digits"]()
+    data = Digits().load()
     rows = experiment.partition.split(data.y_train, 5, 0)
     made = build.setup(experiment)
     for client in range(5):

@@ -18,10 +18,10 @@ from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.parts.proximal import Proximal
-from offbeat.core.parts.simplex import simplex_minimum
+from offbeat.core.parts.simplex import simplex_minimum, without_small
 from offbeat.core.protocol import Dispatch, LocalJob, LocalWork, Note, Phase, Reject, World
 from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.fedpac import FedPAC, HeadThenBody, Split, weights, without_small
+from offbeat.core.strategies.fedpac import FedPAC, HeadThenBody, Split, weights
 from offbeat.core.vector import Layout, flatten
 from offbeat.engines.gate import Gate
 from offbeat.testing import ScriptedEngine, layout_of
@@ -138,6 +138,15 @@ def test_a_class_nobody_brought_has_no_prototype_and_a_client_gets_its_own_old_m
     assert sent(engine, 2).work.extras["known"].tolist() == [1, 0]  # never heard: nothing of its own
 
 
+def test_nobody_counts_for_more_examples_than_it_trained_on() -> None:
+    engine = opened(FedPAC(), [0, 1, 1], {0: 10, 1: 10})
+    engine.arrive(0, [0, 0, 0], at=1.0, extras=extras(h=(0, 0), v=1, means=(1, 1), counts=(5, 5)))
+    engine.arrive(1, [0, 0, 0], at=2.0, extras=extras(h=(0, 0), v=1, means=(100, 50), counts=(3e9, 1e9)))
+    # 4e9 examples are 10: counts (7.5, 2.5). c_0 = (5 * 1 + 7.5 * 100) / 12.5 = 60.4, c_1 = (5 * 1 + 2.5 * 50) / 7.5 = 52/3
+    torch.testing.assert_close(engine.state.prototypes, vector(60.4, 52 / 3).unsqueeze(-1), rtol=1e-14, atol=0)
+    assert engine.state.counts[1].tolist() == [7.5, 2.5]
+
+
 def test_a_newcomer_starts_from_the_mean_head() -> None:
     engine = after_one_round()
     engine.join(2, at=2.0, num_examples=5)
@@ -238,6 +247,12 @@ def test_a_helper_beyond_a_better_one_gets_nothing() -> None:
     """
     first = weights(np.array([[0.0], [1.0], [2.0]]), np.array([0.5, 0.5, 1.0]))[0]
     np.testing.assert_allclose(first, [0.75, 0.25, 0], atol=1e-15)
+
+
+def test_what_all_clients_have_in_common_does_not_matter() -> None:
+    """The h of the test above, in units of 2^-12, a million away: squares of 2^40 would leave nothing of differences of 2^-24."""
+    h, v = np.array([[0.0], [1.0], [2.0]]) * 2**-12, np.array([0.5, 0.5, 1.0]) * 2**-24
+    np.testing.assert_allclose(weights(h + 2**20, v)[0], [0.75, 0.25, 0], atol=1e-12)
 
 
 def test_weights_under_a_thousandth_are_dropped() -> None:
@@ -350,6 +365,15 @@ def test_statistics_before_and_after_training() -> None:
     assert {name: extra.numel() for name, extra in uploaded.items()} == RULE.uploads(LAYOUT)
 
 
+@pytest.mark.parametrize("examples", [1, 3, 20])
+def test_features_that_do_not_vary_have_no_variance_below_zero(examples: int) -> None:
+    """One class, one input over and over: V = 0. A difference of two sums of squares has either sign in float32."""
+    for seed in range(40):
+        f = 3 * torch.randn(1, 2, generator=torch.Generator().manual_seed(seed)).expand(examples, 2)
+        v = RULE.begin(job(lambda model, f=f: (f, torch.ones(examples, dtype=torch.int64))))["v"]
+        assert 0 <= v.item() <= 1e-12
+
+
 def test_a_stack_of_clients_is_each_client() -> None:
     f = torch.arange(24, dtype=torch.float64).reshape(2, 6, 2).sin()
     y = torch.tensor([[0, 0, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0]])
@@ -449,6 +473,39 @@ def test_a_named_head_is_the_one_whose_features_are_looked_at() -> None:
     torch.testing.assert_close(result.extras["h"], torch.stack([features[::2].sum(0), features[1::2].sum(0)]).flatten() / 12)
 
 
+class Flattens(nn.Module):
+    """A head that is given pictures and makes vectors of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 2, 3)
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+@pytest.mark.parametrize("convolution", [True, False])
+def test_a_head_may_be_a_convolution_or_flatten_what_enters_it(convolution: bool) -> None:
+    """It does what a linear layer after a Flatten does with the same numbers, in a round with prototypes too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        flat = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
+        module = (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 2), nn.Flatten()) if convolution else Flattens()).double()
+        data = ClientData.own([(torch.randn(9, 1, 4, 4).double(), torch.arange(9) % 3)])
+        told = {"prototypes": torch.randn(3, 8).double(), "known": vector(1, 0, 1)}
+    base, results = flatten(flat), []  # weights of a convolution lie in memory as the flattened picture does
+    for model, name in ((module, None if convolution else "head"), (flat, None)):
+        rule = HeadThenBody(Split.of(Layout.of(model), name), lam=0.5, head_epochs=1, head_lr=0.1)
+        assert (rule.split.classes, rule.split.width) == (3, 8)
+        trainer = Trainer(model, data, Training(steps=2, batch=9))
+        results.append(trainer(Job(0, 0, 0, base, 0, LocalWork(rule=rule, extras=told), 9, {}, 0)))
+    torch.testing.assert_close(results[0].local, results[1].local)
+    for name, extra in results[1].extras.items():
+        torch.testing.assert_close(results[0].extras[name], extra)
+
+
 def test_a_model_without_a_body_is_refused() -> None:
     layer, flat = nn.Linear(3, 2), nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
     for module in (layer, flat):
@@ -469,6 +526,12 @@ def test_a_head_that_does_not_exist_or_fit_is_refused() -> None:
         RULE.begin(job(lambda model: (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))))
     with pytest.raises(ConfigError, match="for each class label"):
         RULE.begin(job(lambda model: (torch.zeros(3, 2), torch.zeros(3))))
+    with pytest.raises(ConfigError, match=r"features \(3, 6, 2\) with labels \(3, 6\)"):  # a label for each place of a sequence
+        RULE.begin(job(lambda model: (torch.zeros(3, 6, 2), torch.zeros(3, 6, dtype=torch.int64))))
+    with pytest.raises(ConfigError, match=r"features \(3,\) with labels \(3,\)"):
+        RULE.begin(job(lambda model: (torch.zeros(3), torch.zeros(3, dtype=torch.int64))))
+    with pytest.raises(ConfigError, match=r"3 values leave the head 'head', and 2 the model.*name the head"):
+        RULE.loss(job(), torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor([0, 1]))
     with pytest.raises(ConfigError, match="the trainer gives none"):
         RULE.begin(job())
 
@@ -495,6 +558,7 @@ def test_it_learns_from_clients_of_one_class_each() -> None:
         {"sample": 0},
         {"deadline": -1.0},
         {"work": LocalWork(rule=Proximal(mu=1.0))},
+        {"work": LocalWork(lr=0.5)},  # lr is 0.01 by default: one of the two would be ignored
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:

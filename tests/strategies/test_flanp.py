@@ -157,6 +157,27 @@ def test_a_newcomer_faster_than_the_stage_replaces_its_slowest() -> None:
     assert flying(engine) == [2]
 
 
+def test_those_not_measured_in_profiling_come_in_until_the_first_stage_has_n0() -> None:
+    engine = ScriptedEngine(FLANP(n0=3), hand_world([0], {0: 10, 1: 10, 2: 10, 3: 10}))
+    engine.start()
+    engine.lose(2, at=1.0, reachable=False)
+    engine.lose(3, at=1.0, reachable=False)
+    engine.arrive(0, [8], at=1.5)
+    engine.arrive(1, [8], at=2.0)
+    engine.advance()
+    assert flying(engine) == [0, 1]  # two are measured
+    engine.back(2, at=2.0)
+    engine.arrive(2, [1], at=2.5)
+    answer(engine, [16], [16])  # delta 8
+    assert flying(engine) == [0, 1, 2]
+    engine.back(3, at=engine.now)
+    engine.arrive(3, [1], at=engine.now + 0.25)
+    answer(engine, [24], [24], [24])
+    # mean seconds: (1.5 + 1.5 + 1.25) / 3 of client 0, (2 + 2.5 + 2.25) / 3 = 2.25 of 1, (0.5 + 3.25) / 2 = 1.875 of 2, 0.25 of 3
+    assert flying(engine) == [0, 2, 3]
+    assert [(stage, n) for stage, n, _, _ in stages(engine)] == [(0, 2), (0, 3)]
+
+
 def test_a_sample_is_drawn_among_the_stage() -> None:
     chosen = []
     for seed in range(20):

@@ -163,6 +163,26 @@ def test_a_margin_nobody_can_keep_leaves_the_momentum_as_it_is() -> None:
     assert notes(engine)[0]["failures"] == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_clients_in_a_small_tensor_have_a_solution(dtype: torch.dtype) -> None:
+    clients = dict.fromkeys(range(20), 10)
+    world = replace(hand_world([0, 0], clients), model=torch.zeros(2, dtype=dtype))
+    engine = ScriptedEngine(GradMA(), world)
+    engine.start()
+    engine.advance()
+    answer(engine, *[(0.1 * (k + 1), 1) for k in range(10)], *[(-0.2 * (k + 1), 1) for k in range(10)])
+    # acc = ((5.5 - 11) / 20, 1) = (-0.275, 1). The steepest rows are (1, 1) and (-2, 1): x_2 >= -x_1 and x_2 >= 2 x_1, both kept
+    torch.testing.assert_close(engine.model, torch.tensor([0.275, -1], dtype=dtype))
+    answer(engine, *[(1 + 0.1 * k, 1) for k in range(10)], *[(-1 - 0.1 * k, 1) for k in range(10)])
+    # m = 0.9 (-0.275, 1) + (0, 1) = (-0.2475, 1.9): |x_1| <= x_2 / 1.9, kept
+    answer(engine, *[(1 + 0.1 * k, 0.1) for k in range(10)], *[(-1 - 0.1 * k, 0.1) for k in range(10)])
+    # m = 0.9 (-0.2475, 1.9) + (0, 0.1) = (-0.22275, 1.81); the steepest (1.9, 0.1): 1.9 * -0.22275 + 0.181 = -0.242225 < 0.
+    # m~ = m + 0.242225 / 3.62 (1.9, 0.1)
+    z = 0.242225 / 3.62
+    torch.testing.assert_close(engine.state.momentum, torch.tensor([-0.22275 + 1.9 * z, 1.81 + 0.1 * z], dtype=dtype))
+    assert [(said["rows"], said["corrected"], said["failures"]) for said in notes(engine)] == [(20, 0, 0), (20, 0, 0), (20, 1, 0)]
+
+
 # ---------------------------------------------------------------- the memory
 
 
@@ -382,7 +402,7 @@ def test_what_a_worker_returns_agrees_with_its_three_rows_in_every_tensor() -> N
         at = {start: batch[0], w: batch[1], previous: batch[2]}
         job = start_job(Job(0, 0, 0, start, 0, LocalWork(), 1, {}, 0), layout, 0.1)
         job = replace(job, start=start)
-        d, (carry, _) = Corrected().direction(job, w, at.__getitem__, (previous, Corrected().begin(job)[1]))
+        d, carry = Corrected().direction(job, w, at.__getitem__, previous)
         for s in layout.of_kind("param"):
             for row in (batch[0], batch[2], w - start):
                 assert float(torch.dot(d[s.start : s.stop], row[s.start : s.stop])) >= -1e-12

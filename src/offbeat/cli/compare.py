@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import Json, Sets, Source, UntilText, load, new_folder
+from offbeat.cli.options import DataRoot, Json, Reference, ScaleText, Sets, Source, UntilText, load, new_folder, use_data
 
 if TYPE_CHECKING:
     from offbeat.experiment.compare import Comparison
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def compare(
     source: Source = None,
+    scale: ScaleText = None,
     strategies: Annotated[str | None, typer.Option(metavar="A,B,C", help="Strategies to compare [default: the preset's].")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
     changes: Sets = None,
@@ -23,6 +24,8 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison [default: runs/NAME-N].")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Finish a comparison that was stopped.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once [default: one a core].")] = None,
+    reference: Reference = None,
+    data: DataRoot = None,
     as_json: Json = False,
 ) -> None:
     """Run several strategies on the same clients, delays and seeds, and print one table.
@@ -32,25 +35,27 @@ def compare(
     from offbeat.core.errors import ConfigError
     from offbeat.experiment.compare import Comparison
 
+    use_data(data)
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
-        if changes or strategies is not None or seeds is not None or until is not None or out is not None:
-            raise ConfigError("--resume finishes a comparison as it is: --strategies, --seeds, --set, --until, --out belong to a new one")
+        if changes or any(given is not None for given in (scale, strategies, seeds, until, out)):
+            raise ConfigError("--resume finishes a comparison as it is: --scale, --strategies, --seeds, --set, --until, --out are for new ones")
         comparison = Comparison(resume)
     else:
         assert source is not None
-        comparison = _create(source, strategies, seeds, changes, until, out)
-    execute(comparison, jobs, as_json)
+        comparison = _create(source, scale, strategies, seeds, changes, until, out, reference)
+    execute(comparison, jobs, as_json, reference)
 
 
-def execute(comparison: Comparison, jobs: int | None, as_json: bool) -> None:
+def execute(comparison: Comparison, jobs: int | None, as_json: bool, reference: str | None = None) -> None:
     from offbeat.cli.output import runs_progress
     from offbeat.cli.show import print_comparison
     from offbeat.core.errors import RunError
     from offbeat.experiment import compare as comparing
     from offbeat.experiment.run import Unfinished
 
+    comparison.checked(reference)
     again = shlex.join(["offbeat", "compare", "--resume", str(comparison.folder)])
     names = [entry["folder"] for entry in comparison.layout()]
     try:
@@ -63,20 +68,30 @@ def execute(comparison: Comparison, jobs: int | None, as_json: bool) -> None:
     if not finished:
         typer.echo(f"stopped; finish it with: {again}", err=True)
         raise typer.Exit(130)
-    print_comparison(comparison, as_json, write=True)
+    print_comparison(comparison, as_json, write=True, reference=reference)
 
 
 def _create(
-    source: str, strategies: str | None, seeds: int | None, changes: list[str] | None, until: str | None, out: Path | None
+    source: str,
+    scale: str | None,
+    strategies: str | None,
+    seeds: int | None,
+    changes: list[str] | None,
+    until: str | None,
+    out: Path | None,
+    reference: str | None,
 ) -> Comparison:
     from dataclasses import replace
 
+    from offbeat.core.errors import unknown
     from offbeat.experiment import build
     from offbeat.experiment import compare as comparing
 
     _refuse_per_run(changes or [])
-    preset = load(source, changes, until)
-    experiments = {name: preset.with_strategy(name) for name in _names(strategies) or preset.methods}
+    preset = load(source, changes, until, scale)
+    experiments = {name: preset.with_strategy(name) for name in _names(strategies) or preset.compared or preset.methods}
+    if reference is not None and reference not in experiments:
+        raise unknown("strategy of this comparison", reference, experiments)
     numbers = list(range(seeds or preset.seeds))
     for seed in numbers:
         build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made

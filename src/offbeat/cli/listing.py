@@ -9,11 +9,11 @@ import typer
 
 from offbeat.cli.options import Json
 
-WHAT = ("strategies", "presets", "datasets", "models", "delays", "partitions", "streams")
+WHAT = ("strategies", "presets", "datasets", "models", "delays", "networks", "availability", "faults", "partitions", "streams")
 
 
 def list_names(what: Annotated[str, typer.Argument(metavar="|".join(WHAT))], as_json: Json = False) -> None:
-    """List strategies, presets, datasets, models, delays, partitions or streams."""
+    """List strategies, presets, datasets, models, delays, networks, availability, faults, partitions or streams."""
     from offbeat.core.errors import unknown
 
     if what not in WHAT:
@@ -50,13 +50,17 @@ def _entries(what: str) -> dict[str, str]:
         from offbeat import presets
 
         return {name: presets.load(name).summary for name in presets.names()}
+    from offbeat.scenario.availability import AVAILABILITY
     from offbeat.scenario.data import DATASETS
     from offbeat.scenario.delays import DELAYS
+    from offbeat.scenario.faults import FAULTS
     from offbeat.scenario.models import MODELS
+    from offbeat.scenario.network import NETWORKS
     from offbeat.scenario.partition import PARTITIONS
     from offbeat.scenario.streaming import STREAMS
 
     registries: dict[str, Mapping[str, Any]] = {
-        "datasets": DATASETS, "models": MODELS, "delays": DELAYS, "partitions": PARTITIONS, "streams": STREAMS,
+        "datasets": DATASETS, "models": MODELS, "delays": DELAYS, "networks": NETWORKS, "availability": AVAILABILITY,
+        "faults": FAULTS, "partitions": PARTITIONS, "streams": STREAMS,
     }  # fmt: skip
     return summaries(registries[what])

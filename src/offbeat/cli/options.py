@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -15,11 +15,20 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SETTING=VALUE", help="Change a setting: strategy=fedbuff, strategy.k=5, training.lr=0.1. Repeatable."),
 ]
+ScaleText = Annotated[
+    str | None,
+    typer.Option("--scale", metavar="paper|quick", help="Of a paper's preset: its own size [default], or minutes on two cores (quick)."),
+]
 UntilText = Annotated[str | None, typer.Option("--until", help="3600s, 2h, 500updates, acc=0.9 or several with commas.")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Folder with the data sets [default: OFFBEAT_DATA, else the user's cache]."),
+]
+Reference = Annotated[str | None, typer.Option(metavar="STRATEGY", help="Speed-ups are against this one [default: fedavg].")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def load(source: str, changes: list[str] | None, until: str | None) -> Preset:
+def load(source: str, changes: list[str] | None, until: str | None, scale: str | None = None) -> Preset:
     """A preset, or a file as one whose only method is its own, with the changes made."""
     from dataclasses import replace
 
@@ -31,8 +40,10 @@ def load(source: str, changes: list[str] | None, until: str | None) -> Preset:
 
     path = Path(source)
     if source in presets.names():
-        preset = presets.load(source)
+        preset = presets.load(source, cast("presets.Scale | None", scale))  # which says what it does not know
     elif path.suffix in (".yaml", ".yml") or path.exists():
+        if scale is not None:
+            raise ConfigError(f"--scale {scale}: {source} is a file; only the presets of papers have scales")
         file = path / "experiment.yaml" if path.is_dir() else path
         experiment = files.read(file)
         preset = presets.Preset(f"from {file}", experiment, {strategy_name(experiment): experiment.strategy})
@@ -44,6 +55,18 @@ def load(source: str, changes: list[str] | None, until: str | None) -> Preset:
             raise ConfigError("--until says nothing: write 3600s, 2h, 500updates, acc=0.9 or several with commas")
         experiment = replace(experiment, until=parse_until(until, experiment.until))
     return replace(preset, experiment=experiment)
+
+
+def use_data(folder: Path | None) -> None:
+    """Data sets are looked for here, also by the processes that are started from this one."""
+    import os
+
+    from offbeat.core.errors import ConfigError
+
+    if folder is not None:
+        if not folder.is_dir():
+            raise ConfigError(f"--data {folder}: there is no such folder")
+        os.environ["OFFBEAT_DATA"] = str(folder.resolve())
 
 
 def new_folder(name: str, out: Path | None) -> Path:

@@ -70,7 +70,7 @@ def run_progress(total: str) -> Iterator[Callable[[VirtualEngine], None] | None]
             if time.monotonic() - drawn < 0.1:
                 return
             drawn = time.monotonic()
-            measured = " ".join(f"{k} {v:.3f}" for k, v in p.metrics.items())
+            measured = " ".join(f"{k} {v:.3f}" for k, v in list(p.metrics.items())[:2])  # loss and what a table shows
             ages = [engine.ledger.version - job.base_version for job in engine.ledger.open.values()]
             age = f" staleness {sum(ages) / len(ages):.1f}" if ages else ""
             rate = (p.updates - before) / max(drawn - began, 1e-9)

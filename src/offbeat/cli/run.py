@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import Json, Sets, Source, UntilText, load, new_folder
+from offbeat.cli.options import DataRoot, Json, ScaleText, Sets, Source, UntilText, load, new_folder, use_data
 
 if TYPE_CHECKING:
     from offbeat.experiment.run import Run
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 def run(
     source: Source = None,
+    scale: ScaleText = None,
     changes: Sets = None,
     seed: Annotated[int | None, typer.Option(help="Random seed: same seed, same clients, delays and batches.")] = None,
     until: UntilText = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/NAME-N].")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that was stopped or killed.")] = None,
     checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds of computing between checkpoints.")] = 30.0,
+    data: DataRoot = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment in virtual time and store it in a folder.
@@ -35,15 +37,16 @@ def run(
     from offbeat.experiment import run as runs
     from offbeat.experiment.config import strategy_name
 
+    use_data(data)
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to start a run, or --resume DIR to go on with one")
     if resume is not None:
-        if changes or seed is not None or until is not None or out is not None:
-            raise ConfigError("--resume goes on with a run as it is: --set, --seed, --until and --out belong to a new one")
+        if changes or any(given is not None for given in (scale, seed, until, out)):
+            raise ConfigError("--resume goes on with a run as it is: --scale, --set, --seed, --until and --out belong to a new one")
         execute(runs.Run(resume), checkpoint_every, as_json)
         return
     assert source is not None
-    experiment = load(source, [*(changes or []), *([f"seed={seed}"] if seed is not None else [])], until).experiment
+    experiment = load(source, [*(changes or []), *([f"seed={seed}"] if seed is not None else [])], until, scale).experiment
     build.setup(experiment)  # what cannot be built is refused before a folder is made
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])

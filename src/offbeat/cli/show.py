@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat.cli.options import Json
+from offbeat.cli.options import Json, Reference
 
 if TYPE_CHECKING:
     from offbeat.experiment.compare import Comparison
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from offbeat.experiment.run import Run
 
 
-def show(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a comparison's.")], as_json: Json = False) -> None:
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a comparison's.")],
+    reference: Reference = None,
+    as_json: Json = False,
+) -> None:
     """Show what a run amounts to, finished or not."""
     from offbeat.core.errors import ConfigError
     from offbeat.experiment.compare import MANIFEST, Comparison
@@ -25,7 +29,9 @@ def show(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folde
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     if (folder / MANIFEST).is_file():
-        print_comparison(Comparison(folder), as_json)
+        print_comparison(Comparison(folder), as_json, reference=reference)
+    elif reference is not None:
+        raise ConfigError(f"--reference {reference}: {folder} is one run, there is nothing to compare it with")
     elif (folder / SUMMARY).is_file() and not Run(folder).experiment_file.exists():
         print_simulation(folder, as_json)
     else:
@@ -74,6 +80,7 @@ def _numbers(s: Summary) -> list[list[str]]:
 
     lines = [["ended", s.ended]]
     lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
+    lines += _groups(s)
     lines += [
         ["virtual seconds", f"{s.seconds:.0f}"],
         ["updates / versions", f"{s.updates} / {s.versions}"],
@@ -89,6 +96,24 @@ def _numbers(s: Summary) -> list[list[str]]:
     return lines
 
 
+def _groups(s: Summary) -> list[list[str]]:
+    """How good the model is for whom."""
+    values = [value for value in s.by_client.values() if value == value]
+    if not values:
+        return []
+    spread = f"{min(values):.4f} / {sum(values) / len(values):.4f} / {max(values):.4f}"
+    lines = [[f"{s.headline} by client: low / mean / high", spread]]
+    if s.variance == s.variance:
+        lines.append([f"{s.headline} of the slowest quarter", f"{s.of_group('slowest'):.4f}"])
+        both = f"{s.of_group('active'):.4f} / {s.of_group('stragglers'):.4f} (variance {s.variance:.2e})"
+        lines.append([f"{s.headline} of active / stragglers", both])
+    lines.append(["clients evaluated on", f"their {s.surveyed}"])
+    if s.forgetting == s.forgetting:
+        lines.append(["forgetting of the slowest", f"{s.forgetting:.4f}"])
+    lines.append([f"area under {s.headline} × days", f"{s.aulc:.4g}"])
+    return lines
+
+
 def _best(run: Run, metric: str) -> float:
     from offbeat.engines.until import LOWER_IS_BETTER
     from offbeat.experiment.metrics import curve, open_trace
@@ -98,7 +123,7 @@ def _best(run: Run, metric: str) -> float:
     return (min if metric in LOWER_IS_BETTER else max)(values, default=float("nan"))
 
 
-def print_comparison(comparison: Comparison, as_json: bool, write: bool = False) -> None:
+def print_comparison(comparison: Comparison, as_json: bool, write: bool = False, reference: str | None = None) -> None:
     """`write` makes the figure and the page as well; showing only reads."""
     from offbeat.cli.output import print_json, print_table
     from offbeat.core.errors import RunError
@@ -108,7 +133,7 @@ def print_comparison(comparison: Comparison, as_json: bool, write: bool = False)
     left = [entry["folder"] for entry in comparison.layout() if not Run(comparison.folder / entry["folder"]).complete]
     if left:
         raise RunError(f"{len(left)} of {len(comparison.layout())} runs are not finished: offbeat compare --resume {comparison.folder}")
-    made = (report.write if write else report.read)(comparison)
+    made = (report.write if write else report.read)(comparison, reference)
     there = {path.name: str(path) for path in (made.figure, made.page) if path.is_file()}
     figure, page = there.get(made.figure.name), there.get(made.page.name)
     if as_json:

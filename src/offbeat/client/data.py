@@ -91,6 +91,13 @@ class ClientData:
             positions = self._rows[self._starts[at] : self._starts[at + 1]].index_select(0, positions.to(x.device))
         return x.index_select(0, positions), y.index_select(0, positions)
 
+    def targets(self, client: int) -> Tensor:
+        """All labels of the client."""
+        at = self._at(client)
+        if self._rows is None:
+            return self._pairs[at][1]
+        return self._pairs[0][1].index_select(0, self._rows[self._starts[at] : self._starts[at + 1]])
+
     def pooled(self) -> Pair:
         """Everything, client after client."""
         if self._rows is None:

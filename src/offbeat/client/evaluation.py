@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from offbeat.client.data import checked
 from offbeat.client.randomness import generators, seeded
-from offbeat.client.task import Loss, Metric, Task, as_task
+from offbeat.client.scores import recalls
+from offbeat.client.task import Classification, Loss, Metric, Task, as_task
 from offbeat.core.errors import require
 from offbeat.core.vector import Binding
 
 
 class Evaluator:
-    """evaluator(vector) -> {"loss": …, "acc": …}. It has a copy of the module, so it shares nothing with training."""
+    """evaluator(vector) -> {"loss": …, "acc": …}. It has a copy of the module, so it shares nothing with training.
+
+    `mixes` are shares of the classes by name: of each, evaluator(vector) gives "acc/NAME" as well, the accuracy where
+    the classes occur in these shares (classification only).
+    """
 
     def __init__(self, module: nn.Module, x: Tensor, y: Tensor, task: Task | Loss | None = None, batch: int = 1024) -> None:
         require(batch >= 1, f"evaluation batch = {batch}: must be at least 1")
@@ -25,20 +32,40 @@ class Evaluator:
         self._binding = Binding(deepcopy(module).eval())
         self._sources = generators(self._binding.vector.device)
         self.task = as_task(task, self._y.dtype)
+        self.mixes: Mapping[str, Tensor] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a pickled view is a copy: in another process the parameters have to be bound anew
-        return Evaluator, (self._binding.module, self._x, self._y, self.task, self._batch)
+        return Evaluator, (self._binding.module, self._x, self._y, self.task, self._batch), {"mixes": self.mixes}
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return self.task.metrics
 
     def __call__(self, vector: Tensor) -> dict[str, float]:
+        rows = self.rows(vector, self._x, self._y)
+        values = self.values(rows)
+        if self.mixes and isinstance(self.task, Classification):
+            known = recalls(self.task.counts(rows))
+            values |= {f"acc/{name}": _mean(known, shares.to(known)) for name, shares in self.mixes.items()}
+        return values
+
+    def rows(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """What scores are read off, of this model on these examples."""
         self._binding.put(vector)
         module = self._binding.module
         # a module that draws in eval mode still gives the same answer twice
         with torch.no_grad(), seeded(self._sources, 0):
-            batches = zip(torch.split(self._x, self._batch), torch.split(self._y, self._batch), strict=True)
-            total = torch.stack([self.task.sums(module(x), y) for x, y in batches]).sum(0)
-        return {m.name: value / len(self._y) for m, value in zip(self.task.metrics, total.tolist(), strict=True)}
+            batches = zip(torch.split(x, self._batch), torch.split(y, self._batch), strict=True)
+            return torch.cat([self.task.rows(module(a), b) for a, b in batches])
+
+    def values(self, rows: Tensor) -> dict[str, float]:
+        """The metrics by name."""
+        return dict(zip((m.name for m in self.task.metrics), self.task.scores(rows), strict=True))
+
+
+def _mean(recall: Tensor, shares: Tensor) -> float:
+    """Over the classes that occur in the evaluation data."""
+    shares = pad(shares, (0, len(recall) - len(shares)))  # a model may know of classes that nobody holds
+    known = ~recall.isnan()
+    return float((recall[known] * shares[known]).sum() / shares[known].sum())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from offbeat.client import batches
 from offbeat.client.data import ClientData, Pair
 from offbeat.client.features import features
-from offbeat.client.gradient import BatchGradient, Gradients
+from offbeat.client.gradient import BatchGradient, Gradients, borrowed
 from offbeat.client.optimizers import SGD, Adam, AdamW
 from offbeat.client.randomness import seeded
 from offbeat.client.task import Loss, Task, as_task
@@ -116,6 +116,8 @@ class Trainer:
             for name, b in m._buffers.items()
             if b is not None and name in m._non_persistent_buffers_set
         ]
+        if self._merge:
+            self._refuse_single()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a pickled view is a copy: in another process the parameters have to be bound anew
@@ -151,6 +153,22 @@ class Trainer:
         self._check(client, num_examples)
         rule = work.rule or PLAIN
         return sum(self.training.count(phase, num_examples, self._merge) for phase in rule.phases(work))
+
+    def _refuse_single(self) -> None:
+        """A client whose every job would fail is named before the first. Over many places one example has statistics: so one is tried."""
+        single = [client for client, examples in self.data.num_examples.items() if examples == 1]
+        if not single:
+            return
+        x, _ = self.data.take(single[0], torch.zeros(1, dtype=torch.int64))
+        with torch.no_grad(), seeded(self._gradients.sources, 0), borrowed(self.binding.module, self.binding.w):
+            self.binding.module.train()
+            try:
+                self.binding.module(x)
+            except ValueError as error:
+                few = ", ".join(map(str, single[:5])) + (", …" if len(single) > 5 else "")
+                who = f"client {few} has" if len(single) == 1 else f"{len(single)} clients have ({few})"
+                wrong = f"{who} one example, on which a model with BatchNorm cannot train ({error})"
+                raise DataError(f"{wrong}: leave such clients out or partition differently") from error
 
     def _check(self, client: int, num_examples: int) -> None:
         held = self.data.size(client)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from math import inf
 
 ARRIVE, LOST, READY, TIMER, EVALUATE = range(5)  # the order within one instant
 NOBODY = -1
@@ -84,6 +83,3 @@ class Clock:
         key = self.keys[order]
         self._forget(key)
         return key
-
-    def next_time(self) -> float:
-        return self.heap[0][0] if self.heap else inf

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+_LOOK = 100  # entries
 _SCALARS = (int, float, str, bool, type(None))
 
 
@@ -33,8 +34,11 @@ def _walk(value: Any, storages: dict[int, int]) -> None:
 
 
 def _walk_all(values: Iterable[Any], storages: dict[int, int]) -> None:
-    """Collections are of one kind: a million numbers are not worth looking at one by one."""
-    for value in values:
-        if isinstance(value, (*_SCALARS, array)):
+    """A collection whose first entries are numbers holds numbers: a million of them are not worth looking at one by one."""
+    tensors = False
+    for i, value in enumerate(values):
+        if not isinstance(value, (*_SCALARS, array)):
+            tensors = True
+            _walk(value, storages)
+        elif i >= _LOOK and not tensors:
             return
-        _walk(value, storages)

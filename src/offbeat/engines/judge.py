@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -17,6 +17,20 @@ from offbeat.engines.traffic import alone
 
 Evaluate = Callable[[Tensor], Mapping[str, float]]
 Values = Mapping[str, float]
+ModelOf = Callable[[int], Tensor]  # client -> the model it is to be judged by
+
+
+class Survey(Protocol):
+    """Evaluates every client's model on the client's own examples."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What a reader of the values has to know."""
+        ...
+
+    def __call__(self, model_of: ModelOf) -> tuple[Mapping[int, Values], Values]:
+        """(the values of each client, the values of groups of them)"""
+        ...
 
 
 @dataclass(slots=True)
@@ -29,8 +43,13 @@ class Judge:
         """The metrics now; with every client alone, the mean over clients of each one's own model."""
         if not alone(self.strategy):
             return dict(self._all([model])[0])
-        own = self._all([self.strategy.model_for(state, client) for client in clients])
+        own = self._all([self.strategy.model_for(state, client) for client in clients] or [model])
         return {name: fmean(values[name] for values in own) for name in own[0]}
+
+    def model_of(self, state: Any, model: Tensor) -> ModelOf:
+        """A client's own model where the method has such, else the global one."""
+        own = getattr(self.strategy, "model_for", None)
+        return (lambda client: model) if own is None else (lambda client: own(state, client))
 
     def _all(self, models: list[Tensor]) -> list[Values]:
         before, self._known = self._known, {}

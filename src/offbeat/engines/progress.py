@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from offbeat.core.errors import RunError
+
+PATIENCE = 3  # refusals in a row after which a client is offered work with back-off
+HOPELESS = 10  # failed jobs and not one success: the fault is not the clients'
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -33,13 +38,30 @@ class Progress:
 
     updates: int = 0
     failures: int = 0
-    barren: int = 0  # refused since the last update that was accepted
+    barren: int = 0  # refused or lost since the last update that was accepted
     refusals: dict[int, int] = field(default_factory=dict)  # client -> refused in a row
     evaluations: int = 0
     evaluated: tuple[float, int] = (-1.0, -1)  # (time, version) of the last one
+    surveyed: tuple[float, int] = (-1.0, -1)  # the same, of the last survey of the clients
     metrics: dict[str, float] = field(default_factory=dict)
     server_seconds: float = 0.0
     server_bytes: int = 0  # the most a strategy's tensors took, looked at on the evaluation grid
+
+    def failed(self, reason: str) -> None:
+        """Book a job that raised; one after the other and no success: there is nothing to simulate."""
+        self.failures += 1
+        if self.failures >= HOPELESS and self.updates == 0:
+            raise RunError(f"the first {HOPELESS} local trainings all {reason}")
+
+    def refused(self, client: int, lasted: float) -> float:
+        """Book an update that was refused; how many seconds its client waits before it is offered work again."""
+        self.refusals[client] = self.refusals.get(client, 0) + 1
+        patience = self.refusals[client] - PATIENCE
+        return 0.0 if patience < 0 else lasted * 2 ** min(patience, 6)
+
+    def hopeless(self, clients: int) -> bool:
+        """Has nothing come of so many jobs in a row that nothing will?"""
+        return self.barren >= max(HOPELESS, 5 * clients)
 
 
 @contextmanager

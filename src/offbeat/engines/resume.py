@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job
 from offbeat.core.snapshot import Get, Put, Tree, pack, pack_state, unpack, unpack_state
-from offbeat.engines.clock import Clock
+from offbeat.engines.clock import LOST, NOBODY, Clock
 
 if TYPE_CHECKING:
     from offbeat.engines.virtual import VirtualEngine
@@ -43,6 +43,7 @@ def fill(engine: VirtualEngine, tree: Tree, get: Get) -> None:
     clock = tree["clock"]
     keys = {order: key for key, order in clock["live"].items()}
     heap = [(due[0], due[1], due[2], due[3]) for due in clock["heap"]]
+    engine.watched = {who: at for at, kind, who, ticket in heap if kind == LOST and ticket == NOBODY}
     engine.clock = Clock(now=clock["now"], heap=heap, orders=clock["orders"], live=clock["live"], keys=keys, at=clock["at"])
     for name, value in tree["ledger"].items():
         setattr(engine.ledger, name, unpack(value, get))

@@ -22,9 +22,10 @@ CREATE TABLE IF NOT EXISTS trace (
 CREATE TABLE IF NOT EXISTS commits (seq INTEGER PRIMARY KEY, now REAL, version INTEGER);
 CREATE TABLE IF NOT EXISTS notes (seq INTEGER, now REAL, ticket INTEGER, key TEXT, value REAL);
 CREATE TABLE IF NOT EXISTS metrics (seq INTEGER, now REAL, version INTEGER, updates INTEGER, key TEXT, value REAL);
+CREATE TABLE IF NOT EXISTS clients (seq INTEGER, now REAL, version INTEGER, client INTEGER, key TEXT, value REAL);
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT);
 """
-TABLES = ("trace", "commits", "notes", "metrics")
+TABLES = ("trace", "commits", "notes", "metrics", "clients")
 BLOCK = 20_000  # rows held back at most
 TOGETHER = 100  # rows a statement
 
@@ -32,8 +33,8 @@ Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None
 
 
 class Trace:
-    """Kinds of rows: dispatch, arrive, reject (by the strategy), refuse (by the gate), lost, late, left, back, timer,
-    stop. `version` is the version when the row was written, `bytes` what travelled. Commits have a table of their own;
+    """Kinds of rows: dispatch, arrive, reject (by the strategy), refuse (by the gate), lost, late, duplicate, left,
+    back, timer, stop. `version` is the version when the row was written, `bytes` what travelled. Commits have a table of their own;
     `seq` runs through all tables, in the order in which things happened."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -44,6 +45,7 @@ class Trace:
         self._commits: list[tuple[int, float, int]] = []
         self._notes: list[tuple[int, float, int | None, str, float]] = []
         self._metrics: list[tuple[int, float, int, int, str, float]] = []
+        self._clients: list[tuple[int, float, int, int, str, float]] = []
         try:
             self.db = sqlite3.connect(path or ":memory:", isolation_level=None)
             if path is not None:
@@ -84,9 +86,15 @@ class Trace:
         self._metrics.extend((self.seq, now, version, updates, key, float(value)) for key, value in values.items())
         self.seq += 1
 
+    def clients(self, now: float, version: int, values: Mapping[int, Mapping[str, float]]) -> None:
+        """Metrics of each client's own."""
+        for client, own in values.items():
+            self._clients.extend((self.seq, now, version, client, key, float(value)) for key, value in own.items())
+        self.seq += 1
+
     def flush(self) -> None:
         """Make everything so far durable."""
-        waiting: tuple[list[Any], ...] = (self._rows, self._commits, self._notes, self._metrics)
+        waiting: tuple[list[Any], ...] = (self._rows, self._commits, self._notes, self._metrics, self._clients)
         if not any(waiting):
             return
         try:

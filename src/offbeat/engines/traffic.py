@@ -1,7 +1,7 @@
 """What travels, in bytes: models and extras, as a network would count them.
 
-A method whose clients keep the model they uploaded last (class attribute `clients_keep`) pays nothing for sending it
-back to them; one that shares nothing (mode "alone") pays nothing at all.
+A method whose clients keep the model they sent or were sent last (class attribute `clients_keep`) pays nothing for sending
+it to them again; one that shares nothing (mode "alone") pays nothing at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.protocol import Dispatch
+from offbeat.core.protocol import Dispatch, Layout, LocalWork
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Traffic:
     model_bytes: int
     silent: bool = False
     keeps: bool = False
-    kept: dict[int, Tensor] = field(default_factory=dict)  # client -> its last upload, if clients keep it
+    kept: dict[int, Tensor] = field(default_factory=dict)  # client -> what it has, if clients keep it
 
     @classmethod
     def of(cls, strategy: Any, model: Tensor) -> Traffic:
@@ -32,6 +32,8 @@ class Traffic:
             return 0
         held = self.kept.get(action.client) if self.keeps else None
         there = held is not None and (held is action.model or torch.equal(held, action.model))
+        if self.keeps:
+            self.kept[action.client] = action.model
         return (0 if there else self.model_bytes) + _size(action.work.extras)
 
     def up(self, client: int, local: Tensor, extras: Mapping[str, Tensor]) -> int:
@@ -41,9 +43,32 @@ class Traffic:
             self.kept[client] = local
         return self.model_bytes + _size(extras)
 
-    def late(self) -> int:
-        """An upload that nobody waits for any more."""
+    def wasted(self) -> int:
+        """An upload that came late, twice or was refused; what extras it had is not known."""
         return 0 if self.silent else self.model_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Bytes that go down with a piece of work and come up for it, for a world whose network takes time.
+
+    Unlike the count above it takes every model as sent: what a client keeps is not known when its time is drawn.
+    """
+
+    model_bytes: int
+    itemsize: int
+    layout: Layout
+    silent: bool = False
+
+    @classmethod
+    def of(cls, strategy: Any, model: Tensor, layout: Layout) -> Payload:
+        return cls(model.nbytes, model.element_size(), layout, alone(strategy))
+
+    def __call__(self, work: LocalWork) -> tuple[int, int]:
+        if self.silent:
+            return 0, 0
+        promised = {} if work.rule is None else work.rule.uploads(self.layout)
+        return self.model_bytes + _size(work.extras), self.model_bytes + self.itemsize * sum(promised.values())
 
 
 def alone(strategy: Any) -> bool:

@@ -39,15 +39,13 @@ from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock
 from offbeat.engines.gate import Gate, Verdict
 from offbeat.engines.holdings import bytes_held
-from offbeat.engines.judge import Judge
+from offbeat.engines.judge import Judge, Survey
 from offbeat.engines.progress import Outcome, Progress, one_thread, rare_collection
 from offbeat.engines.trace import Trace
 from offbeat.engines.traffic import Traffic
 from offbeat.engines.until import Until
 from offbeat.engines.workers import Worker
 
-PATIENCE = 3  # refusals in a row after which a client is offered work with back-off
-HOPELESS = 10  # failed jobs and not one success: the fault is not the clients'
 RESTLESS = 10_000  # timers at one instant after which it is taken to be endless
 INTERRUPTED = "interrupted"
 OVER = "nothing left to happen"
@@ -67,6 +65,8 @@ class VirtualEngine:
         until: Until,
         evaluate: Callable[[Tensor], Mapping[str, float]] = lambda model: {},
         every: float = inf,  # virtual seconds between evaluations
+        survey: Survey | None = None,  # of the clients, each on its own examples: at the end, and
+        survey_every: int = 0,  # at every so many evaluations
         gate: Gate | None = None,
         trace: Trace | None = None,
         checkpoints: Checkpoints | None = None,
@@ -76,7 +76,7 @@ class VirtualEngine:
     ) -> None:
         self.strategy, self.world, self.surroundings, self.worker = strategy, world, surroundings, worker
         self.until, self.every, self.timeout, self.watch = until, every, timeout, watch
-        self.judge = Judge(evaluate, strategy)
+        self.judge, self.survey, self.survey_every = Judge(evaluate, strategy), survey, survey_every
         self.gate = gate or Gate(world.layout, world.model.dtype)
         self.trace = trace or Trace()
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
@@ -87,6 +87,7 @@ class VirtualEngine:
         self.clock, self.ledger, self.progress = Clock(), Ledger(world.clients, world.seed), Progress()
         self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
         self.verdicts: dict[int, Verdict] = {}  # computed before their arrival was due
+        self.watched: dict[int, float] = {}  # idle clients -> when they leave, where that is known
         self._reason: str | None = None
         self._started = False
         self._fired = (-1.0, 0)  # timers fired at this instant
@@ -124,7 +125,7 @@ class VirtualEngine:
                 self._come_back(client, when)
         for client in clients:
             if self.ledger.idle(client) and self._reason is None:
-                self._deliver(ClientReady(0.0, client, self._examples(client)))
+                self._ready(client)
 
     def _run_out(self, horizon: float) -> None:
         self._reason = OVER if self.clock.over else "seconds"
@@ -138,6 +139,7 @@ class VirtualEngine:
         else:
             if p.evaluated != (now, self.ledger.version):
                 self._evaluate()
+            self._ask_everyone()
             self.trace.add(now, "stop", self.ledger.version, detail=self._reason)
         self.trace.flush()
         if self.watch is not None:
@@ -147,15 +149,17 @@ class VirtualEngine:
 
     def _handle(self, now: float, kind: int, who: int, ticket: int) -> None:
         if kind == ARRIVE:
-            self._arrive(ticket)
+            self._arrive(who, ticket)
         elif kind == LOST:
-            self._expire(ticket)
+            self._leave(who) if ticket == NOBODY else self._expire(ticket)
         elif kind == READY:
             self._back(who, ticket)
         elif kind == TIMER:
             self._fire(now, who)
         else:
             self._evaluate()
+            if self.survey_every and self.progress.evaluations % self.survey_every == 0:
+                self._ask_everyone()
             self.progress.evaluations += 1
             self.clock.push(self._grid_point(self.progress.evaluations), EVALUATE, NOBODY)
 
@@ -174,13 +178,16 @@ class VirtualEngine:
         self.trace.add(now, "timer", self.ledger.version, detail=key)
         self._deliver(TimerFired(now, key))
 
-    def _arrive(self, ticket: int) -> None:
+    def _arrive(self, client: int, ticket: int) -> None:
+        if ticket not in self.ledger.open:  # each ticket is consumed once
+            self.trace.add(self.clock.now, "duplicate", self.ledger.version, client, ticket, size=self.traffic.wasted())
+            return
         verdict = self._verdict(ticket)
         job = self.ledger.close(ticket)
         if isinstance(verdict, str):
             self._refuse(job, verdict)
             return
-        now, client = self.clock.now, job.client
+        now = self.clock.now
         self.progress.refusals.pop(client, None)
         size = self.traffic.up(client, verdict.local, verdict.extras)
         self.trace.add(now, "arrive", self.ledger.version, client, ticket, job.base_version, verdict.steps, verdict.num_examples, size)
@@ -206,26 +213,29 @@ class VirtualEngine:
 
     def _refuse(self, job: Job, reason: str) -> None:
         now, client, p = self.clock.now, job.client, self.progress
-        self.trace.add(now, "refuse", self.ledger.version, client, job.ticket, job.base_version, detail=reason)
-        if reason.startswith("failed: "):
-            p.failures += 1
-            if p.failures >= HOPELESS and p.updates == 0:
-                raise RunError(f"the first {HOPELESS} local trainings all {reason}")
-        p.barren += 1
-        if self.until.seconds is None and p.barren >= max(HOPELESS, 5 * len(self.ledger.clients)):
-            self._reason = f"{p.barren} answers in a row were refused, the last for {reason}"  # or it would never end
-        p.refusals[client] = p.refusals.get(client, 0) + 1
-        patience = p.refusals[client] - PATIENCE
-        wait = 0.0 if patience < 0 else (now - job.started) * 2 ** min(patience, 6)
+        failed = reason.startswith("failed: ")  # nothing was sent
+        size = None if failed else self.traffic.wasted()
+        self.trace.add(now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason)
+        if failed:
+            p.failed(reason)
+        self._in_vain(f"answers in a row were refused, the last for {reason}")
+        wait = p.refused(client, lasted=now - job.started)
         self._lose(job, self.surroundings.next_available(client, now + wait))
+
+    def _in_vain(self, what: str) -> None:
+        """A job more that came to nothing: without an end in time the run might have none."""
+        self.progress.barren += 1
+        if self.until.seconds is None and self.progress.hopeless(len(self.ledger.clients)):
+            self._reason = f"{self.progress.barren} {what}"
 
     def _expire(self, ticket: int) -> None:
         """A crash is noticed, or a client took too long: the ticket is dead."""
         self.verdicts.pop(ticket, None)
         job = self.ledger.close(ticket)
         now, client = self.clock.now, job.client
-        self.trace.add(now, "lost", self.ledger.version, client, ticket, job.base_version)
         trip = self.surroundings.trip(client, job.index, job.work, job.num_examples, job.started)
+        self.trace.add(now, "lost", self.ledger.version, client, ticket, job.base_version, detail=trip.why)
+        self._in_vain("jobs in a row were lost")
         if trip.crashes:
             self._lose(job, self.surroundings.next_available(client, now))
         else:  # it still trains; what it sends then comes too late
@@ -238,7 +248,7 @@ class VirtualEngine:
             self._come_back(client, back, late)
         self._deliver(ClientLost(now, client, job.ticket))
         if self.ledger.idle(client) and self._reason is None:
-            self._deliver(ClientReady(now, client, self._examples(client)))
+            self._ready(client)
 
     def _offer(self, client: int) -> None:
         """A client that was heard and is still idle: ready again at once, or gone for a while."""
@@ -247,11 +257,37 @@ class VirtualEngine:
         now = self.clock.now
         when = self.surroundings.next_available(client, now)
         if when <= now:
-            self._deliver(ClientReady(now, client, self._examples(client)))
+            self._ready(client)
         else:
-            self.trace.add(now, "left", self.ledger.version, client)
-            self._come_back(client, when)
-            self._deliver(ClientLost(now, client, None))
+            self._go(client, when)
+
+    def _ready(self, client: int) -> None:
+        """It can take work; if it gets none, the moment it leaves counts too."""
+        self._deliver(ClientReady(self.clock.now, client, self._examples(client)))
+        if self.ledger.idle(client):
+            self._watch(client)
+
+    def _watch(self, client: int) -> None:
+        """One event a client at most, and none for those who stay: a million who are always there cost nothing."""
+        if client not in self.watched and isfinite(at := self.surroundings.leaves(client, self.clock.now)):
+            self.watched[client] = at
+            self.clock.push(at, LOST, client)
+
+    def _leave(self, client: int) -> None:
+        """The time at which an idle client would leave; if it was sent work meanwhile, that job has its own fate."""
+        del self.watched[client]
+        if self.ledger.idle(client):
+            when = self.surroundings.next_available(client, self.clock.now)
+            if when > self.clock.now:
+                self._go(client, when)
+            else:
+                self._watch(client)
+
+    def _go(self, client: int, until: float) -> None:
+        now = self.clock.now
+        self.trace.add(now, "left", self.ledger.version, client)
+        self._come_back(client, until)
+        self._deliver(ClientLost(now, client, None))
 
     def _come_back(self, client: int, when: float, late: int = NOBODY) -> None:
         self.ledger.leave(client)
@@ -261,15 +297,14 @@ class VirtualEngine:
     def _back(self, client: int, late: int) -> None:
         now = self.clock.now
         if late != NOBODY:
-            self.trace.add(now, "late", self.ledger.version, client, late, size=self.traffic.late())
+            self.trace.add(now, "late", self.ledger.version, client, late, size=self.traffic.wasted())
         when = self.surroundings.next_available(client, now)
         if when > now:
             self._come_back(client, when)
             return
-        num_examples = self._examples(client)
-        self.ledger.join(client, num_examples)
+        self.ledger.join(client, self._examples(client))
         self.trace.add(now, "back", self.ledger.version, client)
-        self._deliver(ClientReady(now, client, num_examples))
+        self._ready(client)
 
     def _evaluate(self) -> None:
         p, now, version = self.progress, self.clock.now, self.ledger.version
@@ -282,6 +317,19 @@ class VirtualEngine:
             self._reason = "target"
         if self.watch is not None:
             self.watch(self)
+
+    def _ask_everyone(self) -> None:
+        """How good the model is for each client, on its own examples."""
+        p, now, version = self.progress, self.clock.now, self.ledger.version
+        if self.survey is None:
+            return
+        self.trace.set_facts(self.survey.facts)
+        if p.surveyed == (now, version):
+            return
+        clients, groups = self.survey(self.judge.model_of(self.state, self.model))
+        p.surveyed = (now, version)
+        self.trace.clients(now, version, clients)
+        self.trace.metrics(now, version, p.updates, groups)
 
     # ------------------------------------------------------------ actions
 
@@ -338,6 +386,8 @@ class VirtualEngine:
             self.clock.push(now + patience, LOST, client, job.ticket)
         else:
             self.clock.push(now + trip.duration, ARRIVE, client, job.ticket)
+            if trip.again is not None:
+                self.clock.push(now + trip.duration + trip.again, ARRIVE, client, job.ticket)
 
     # ------------------------------------------------------------ checkpoints
 

@@ -29,7 +29,7 @@ from offbeat.core.strategies.fedpsa import cosine
 from offbeat.experiment import build, metrics
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.run import Run
-from offbeat.scenario.data import DATASETS
+from offbeat.scenario.data import load
 
 Pairs = Sequence[tuple[float, float]]  # (kappa, what it is set against), one an update
 
@@ -84,7 +84,7 @@ def of_run(run: Run, against: str = "agreement", width: float = 0.1) -> Alignmen
 def study(experiment: Experiment, examples: int = 256, width: float = 0.1) -> Alignment:
     """The paper's protocol: the experiment is run (again) with each update's gradients on held-out data compared."""
     require(examples >= 1, f"examples = {examples}: at least 1 is needed")
-    made, data = build.setup(experiment), DATASETS[experiment.data]()
+    made, data = build.setup(experiment), load(experiment.data)
     rows = torch.randperm(len(data.x_test), generator=draws.generator(experiment.seed, "alignment"))[:examples]
     held_out = Sensitivity(made.module, data.x_test[rows], data.y_test[rows], made.trainer.task)
     engine = build.engine(made, replace(experiment, strategy=Watched(experiment.strategy, held_out.gradient)))

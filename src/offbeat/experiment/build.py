@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.sensitivity import make_probe
-from offbeat.client.task import Loss, Task, as_task
+from offbeat.client.survey import Surveyor
+from offbeat.client.task import TASKS, Classification, Loss, Task, as_task
 from offbeat.client.training import Trainer
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.protocol import LocalWork, World
@@ -21,12 +22,21 @@ from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.gate import Gate
 from offbeat.engines.trace import Trace
+from offbeat.engines.traffic import Payload
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
+from offbeat.engines.workers import Worker
+from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
+from offbeat.experiment import groups
 from offbeat.experiment.config import Experiment, is_pooled
-from offbeat.scenario.data import DATASETS
+from offbeat.scenario import partition
+from offbeat.scenario.availability import Always
+from offbeat.scenario.data import Dataset, load
 from offbeat.scenario.delays import Constant
+from offbeat.scenario.faults import spoiler
+from offbeat.scenario.network import Instant
+from offbeat.scenario.streaming import Static
 from offbeat.scenario.surroundings import SimulatedWorld
 
 POINTS = 50  # evaluations in a run whose grid is not given
@@ -42,6 +52,7 @@ class Setup:
     trainer: Trainer
     evaluator: Evaluator
     every: float
+    surveyor: Surveyor | None = None
 
     @property
     def layout(self) -> Layout:
@@ -56,35 +67,94 @@ class Setup:
 
 
 def setup(experiment: Experiment) -> Setup:
-    data = DATASETS[experiment.data]()
-    parts = experiment.partition.split(data.y_train, experiment.clients, experiment.seed)
-    rows = [experiment.streaming.order(experiment.seed, client, part) for client, part in enumerate(parts)]
+    data = load(experiment.data)
+    parts = split(experiment, data)
+    order, y = experiment.streaming.order, data.y_train if data.y_train.dim() == 1 else None  # masks and signals are no classes
+    rows = [order(experiment.seed, client, part, None if y is None else y[part]) for client, part in enumerate(parts)]
     clients = ClientData.shared(data.x_train, data.y_train, rows, num_classes=data.num_classes)
-    module = experiment.model.build(data.input_shape, data.num_classes or 1, experiment.seed)
-    evaluator = Evaluator(module, data.x_test, data.y_test)
-    return assemble(module, clients, evaluator, experiment)
+    module = experiment.model.build(data.input_shape, data.outputs, experiment.seed)
+    if data.pixels is not None:
+        module.register_forward_pre_hook(data.pixels)  # images stay bytes until a model sees them
+    task = TASKS[data.task or "classification"]()
+    evaluator = Evaluator(module, data.x_test, data.y_test, task)
+    return assemble(module, clients, evaluator, experiment, task, groups.own_tests(data, parts))
+
+
+def split(experiment: Experiment, data: Dataset) -> list[Tensor]:
+    """For each client the numbers of its training examples."""
+    return experiment.partition.split(data.y_train, experiment.clients, experiment.seed, data.groups)
+
+
+def class_counts(experiment: Experiment) -> Tensor:
+    """Clients × classes: who holds what."""
+    data = load(experiment.data)
+    return partition.class_counts(data.y_train, split(experiment, data), data.num_classes)
 
 
 def assemble(
-    module: nn.Module, clients: ClientData, evaluator: Evaluator, experiment: Experiment, task: Task | Loss | None = None
+    module: nn.Module,
+    clients: ClientData,
+    evaluator: Evaluator,
+    experiment: Experiment,
+    task: Task | Loss | None = None,
+    tests: ClientData | None = None,  # held out, of each client
 ) -> Setup:
     """Put a module and its clients' data into the experiment's world."""
     _check_targets(experiment, [metric.name for metric in evaluator.metrics])
+    _check_recorded(experiment, clients)
+    _check_precision(module)
     task = as_task(task, clients.labels)
     sketcher = getattr(experiment.strategy, "sketcher", None)  # a method that compares models by what they do
     probe = None if sketcher is None else make_probe(sketcher, module, clients, task, experiment.seed)
     trainer, delays = Trainer(module, clients, experiment.training, task, probe), experiment.delays
+    surveyor = _surveyor(trainer, evaluator, tests, experiment)
     if is_pooled(experiment.strategy):
         delays = _mean_speed(trainer, experiment)
+        # one machine that is always there and has it all
+        experiment = replace(experiment, network=Instant(), availability=Always(), faults=(), streaming=Static())
         clients = clients.merged()
         trainer = Trainer(module, clients, experiment.training, task, probe)
     counts = clients.num_examples
-    seed, streaming = experiment.seed, experiment.streaming
-    surroundings = SimulatedWorld(delays=delays, counts=counts, seed=seed, steps=trainer.steps, streaming=streaming)
+    seed, model, layout = experiment.seed, flatten(module), Layout.of(module)
+    surroundings = SimulatedWorld(
+        delays=delays,
+        counts=counts,
+        seed=seed,
+        steps=trainer.steps,
+        payload=Payload.of(experiment.strategy, model, layout),
+        network=experiment.network,
+        availability=experiment.availability,
+        faults=experiment.faults,
+        streaming=experiment.streaming,
+    )
     arrived = {client: surroundings.num_examples(client, 0, 0.0) for client in counts}  # what clients register with
-    world = World(model=flatten(module), layout=Layout.of(module), clients=arrived, seed=seed, probe=probe)
+    world = World(model=model, layout=layout, clients=arrived, seed=seed, probe=probe)
     every = experiment.evaluate_every or _grid(experiment.until, surroundings, counts)
-    return Setup(module, world, surroundings, trainer, evaluator, every)
+    return Setup(module, world, surroundings, trainer, evaluator, every, surveyor)
+
+
+def _surveyor(trainer: Trainer, evaluator: Evaluator, tests: ClientData | None, experiment: Experiment) -> Surveyor | None:
+    """Who is asked at the end; the evaluator is told what the slowest hold, so that it can follow it over time."""
+    seconds = groups.expected_seconds(trainer, experiment.delays, experiment.seed)
+    made = groups.surveyor(evaluator, trainer.data, tests, seconds, experiment.survey)
+    classes = trainer.data.num_classes
+    if made is not None and groups.SLOWEST in made.groups and classes is not None and isinstance(evaluator.task, Classification):
+        evaluator.mixes = {groups.SLOW_CLASSES: groups.class_shares(trainer.data, made.groups[groups.SLOWEST], classes)}
+    return made
+
+
+def _check_recorded(experiment: Experiment, clients: ClientData) -> None:
+    """What was recorded must hold every client, and is best found wanting before the run."""
+    for law in (experiment.delays, experiment.network, experiment.availability):
+        if (covers := getattr(law, "covers", None)) is not None:
+            covers(clients.num_examples)
+
+
+def _check_precision(module: nn.Module) -> None:
+    """Servers add up many models; in 16 bits a thousand of them no longer change the sum."""
+    dtype = flatten(module).dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"the model's parameters are {dtype}: keep them in float32, and let its forward use torch.autocast for speed")
 
 
 def _check_targets(experiment: Experiment, measured: list[str]) -> None:
@@ -122,14 +192,19 @@ def engine(
     checkpoint_every: float = 30.0,
     watch: Callable[[VirtualEngine], None] | None = None,
 ) -> VirtualEngine:
+    worker: Worker = Inline(made.trainer)
+    if (spoil := spoiler(made.surroundings.faults, made.layout)) is not None:
+        worker = Faulty(worker, spoil)
     return VirtualEngine(
         experiment.strategy,
         made.world,
         made.surroundings,
-        Inline(made.trainer),
+        worker,
         until=experiment.until,
         evaluate=made.evaluator,
         every=made.every,
+        survey=made.surveyor,
+        survey_every=experiment.survey.every,
         gate=Gate(made.layout, made.world.model.dtype, experiment.max_norm),
         trace=trace,
         checkpoints=checkpoints,

@@ -21,11 +21,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from offbeat.core.errors import ConfigError, RunError
+from offbeat.core.errors import ConfigError, RunError, unknown
 from offbeat.engines.checkpoint import write_whole
+from offbeat.engines.until import Target
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
+from offbeat.experiment import measures
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.groups import ACTIVE, SLOWEST, STRAGGLERS
 from offbeat.experiment.metrics import Summary
 
 MANIFEST = runs.COMPARISON
@@ -48,6 +51,14 @@ class Row:
     bytes_moved: float
     idle_share: float
     updates: float
+    slowest: float = nan  # the metric of the slowest quarter of the clients, on their own examples
+    active: float = nan
+    stragglers: float = nan
+    variance: float = nan  # between the two
+    forgetting: float = nan
+    aulc: float = nan  # metric × days
+    relative_time: float = nan  # to what every method gets to, over the reference's
+    server_seconds: float = nan
 
     def plain(self) -> dict[str, Any]:
         return {key: None if value != value else value for key, value in asdict(self).items()}
@@ -74,10 +85,27 @@ class Comparison:
     def strategies(self) -> list[str]:
         return list(dict.fromkeys(entry["strategy"] for entry in self.layout()))
 
-    def rows(self) -> list[Row]:
+    def checked(self, reference: str | None) -> str:
+        """The method that speed-ups and relative times are against."""
+        if reference is not None and reference not in self.strategies():
+            raise unknown("strategy of this comparison", reference, self.strategies())
+        return reference or REFERENCE
+
+    def rows(self, reference: str | None = None) -> list[Row]:
+        """One a method; speed-ups and relative times are against the reference, fedavg unless another is named."""
         summaries = {name: [run.summary() for run in self.runs(name)] for name in self.strategies()}
-        reference = _time_of_all(summaries.get(REFERENCE, []))
-        return [_row(name, given, reference) for name, given in summaries.items()]
+        base, relative = _time_of_all(summaries.get(self.checked(reference), [])), self.relative_times(reference)
+        return [replace(_row(name, given, base), relative_time=relative.get(name, nan)) for name, given in summaries.items()]
+
+    def relative_times(self, reference: str | None = None, target: Target | None = None) -> dict[str, float]:
+        """Each method's time to a target over the reference's; without one, to 95 % of the lowest final value of all."""
+        names, against = self.strategies(), self.checked(reference)
+        if against not in names:
+            return {}
+        metric = target.metric if target else self.runs(names[0])[0].summary().headline
+        curves = {name: [run.curve(metric) for run in self.runs(name)] for name in names}
+        target = target or measures.shared_target(curves, metric)
+        return measures.relative_times(curves, target, against) if target else {}
 
 
 def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int]) -> Comparison:
@@ -183,7 +211,7 @@ def share_done(engine: VirtualEngine) -> float:
 
 
 def _row(name: str, summaries: list[Summary], reference: float) -> Row:
-    metric = _headline(summaries[0])
+    metric = summaries[0].headline
     finals = [s.metrics.get(metric, nan) for s in summaries]
     times = [s.time_to_target for s in summaries if s.time_to_target is not None]
     return Row(
@@ -199,15 +227,16 @@ def _row(name: str, summaries: list[Summary], reference: float) -> Row:
         bytes_moved=fmean(s.bytes_down + s.bytes_up for s in summaries),
         idle_share=fmean(s.idle_share for s in summaries),
         updates=fmean(s.updates for s in summaries),
+        slowest=fmean(s.of_group(SLOWEST) for s in summaries),
+        active=fmean(s.of_group(ACTIVE) for s in summaries),
+        stragglers=fmean(s.of_group(STRAGGLERS) for s in summaries),
+        variance=fmean(s.variance for s in summaries),
+        forgetting=fmean(s.forgetting for s in summaries),
+        aulc=fmean(s.aulc for s in summaries),
+        server_seconds=fmean(s.server_seconds for s in summaries),
     )
 
 
 def _time_of_all(summaries: list[Summary]) -> float:
     """Mean time to target; nan unless every seed reached it, since a mean over the lucky ones would flatter."""
     return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries) if summaries else nan
-
-
-def _headline(summary: Summary) -> str:
-    """The metric a table shows: accuracy where there is one."""
-    names = list(summary.metrics)
-    return "acc" if "acc" in names else (names[-1] if names else "loss")

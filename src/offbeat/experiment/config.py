@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from offbeat.client.survey import Survey
 from offbeat.client.training import Training
 from offbeat.core.errors import require
 from offbeat.core.parts.staleness import STALENESS
@@ -14,19 +15,26 @@ from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.engines.until import Target, Until
-from offbeat.scenario.data import DATASETS
+from offbeat.scenario.availability import AVAILABILITY, Always, Availability
+from offbeat.scenario.data import DATASETS, Source, source
+from offbeat.scenario.data.digits import Digits
 from offbeat.scenario.delays import DELAYS, Delays, PerClient, Uniform
+from offbeat.scenario.faults import FAULTS, Fault
 from offbeat.scenario.models import MODELS, Cnn, Model
+from offbeat.scenario.network import NETWORKS, Instant, Network
 from offbeat.scenario.partition import PARTITIONS, Dirichlet, Partition
-from offbeat.scenario.registry import find
 from offbeat.scenario.streaming import STREAMS, Static, Stream
 
 # the settings that are a choice by name, wherever they stand: setting -> (name -> class)
 CHOICES: dict[str, Mapping[str, type]] = {
     "strategy": REGISTRY,
+    "data": DATASETS,
     "model": MODELS,
     "partition": PARTITIONS,
     "delays": DELAYS,
+    "network": NETWORKS,
+    "availability": AVAILABILITY,
+    "faults": FAULTS,
     "streaming": STREAMS,
     "staleness": STALENESS,
 }
@@ -35,17 +43,21 @@ CHOICES: dict[str, Mapping[str, type]] = {
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     name: str = "experiment"
-    data: str = "digits"
+    data: Source | str = Digits()  # a name alone is that data set with its defaults
     model: Model = Cnn()
     clients: int = 20
     partition: Partition = Dirichlet()
     delays: Delays = Uniform(low=10.0, high=100.0)
+    network: Network = Instant()  # what sending models takes, on top of the delays
+    availability: Availability = Always()  # when can clients be reached?
+    faults: tuple[Fault, ...] = ()  # what goes wrong
     streaming: Stream = Static()  # does the clients' data arrive over time?
     training: Training = Training()
     strategy: Strategy = FedAsync()
     until: Until = Until(seconds=3600.0)
     target: Target | None = None  # what "time to target" in a table means; it does not end the run
     evaluate_every: float | None = None  # virtual seconds; None: a fiftieth of the run
+    survey: Survey = Survey()  # every client on its own examples
     max_norm: float | None = None  # admission gate: refuse updates that moved further than this
     timeout: float = 10.0  # a ticket expires after this many times its expected duration
     seed: int = 0
@@ -56,7 +68,8 @@ class Experiment:
         return 1 if is_pooled(self.strategy) else self.clients
 
     def __post_init__(self) -> None:
-        find("data set", DATASETS, self.data)
+        object.__setattr__(self, "data", source(self.data))
+        object.__setattr__(self, "faults", (self.faults,) if isinstance(self.faults, Fault) else tuple(self.faults))
         require(self.clients >= 1, f"clients = {self.clients}: at least 1 client is needed")
         require(self.seed >= 0, f"seed = {self.seed}: must be 0 or more")
         require(self.timeout > 1, f"timeout = {self.timeout}: must be more than 1 times the expected duration")

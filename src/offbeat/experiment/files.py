@@ -48,13 +48,15 @@ def read(path: Path) -> Experiment:
 
 def write(path: Path, experiment: Experiment) -> None:
     """Only what reads back as itself: a run is repeated and resumed from its file, so nothing may be lost in it."""
-    text = dump(experiment)
+    import yaml
+
     try:
+        text = dump(experiment)
         whole = parse(text) == experiment
-    except OffbeatError:
+    except (OffbeatError, yaml.YAMLError):
         whole = False
     if not whole:
-        raise ConfigError(f"{experiment.name!r} holds what a file cannot (a strategy of your own, a rule): use offbeat.simulate")
+        raise ConfigError(f"{experiment.name!r} holds what a file cannot (a strategy or data of your own, a rule): use offbeat.simulate")
     write_whole(path, text.encode())
 
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
+from offbeat.client.survey import EVERYONE
 from offbeat.core.errors import RunError
 from offbeat.engines.until import Target
+from offbeat.experiment import measures
+from offbeat.experiment.groups import ACTIVE, SLOW_CLASSES, SLOWEST, STRAGGLERS
+from offbeat.experiment.measures import Curve
 
 ENDS = ("arrive", "refuse", "lost")  # how a ticket ends
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric on the evaluation grid."""
-
-    seconds: list[float]
-    values: list[float]
 
 
 @dataclass(frozen=True)
@@ -58,6 +54,20 @@ class Summary:
     server_seconds: float = nan  # host time inside the strategy
     server_bytes: float = nan  # the most the strategy's tensors took, looked at on the evaluation grid
     wall_seconds: float = nan  # host time of the run, over all its resumes
+    groups: dict[str, float] = field(default_factory=dict)  # "acc/slowest", …: of groups of clients, on their own examples
+    by_client: dict[int, float] = field(default_factory=dict)  # the metric a table shows, of each client on its own examples
+    surveyed: str | None = None  # which examples these are
+    variance: float = nan  # between active clients and stragglers
+    aulc: float = nan  # area under the learning curve, metric × days
+    forgetting: float = nan  # of what the slowest quarter holds, between two updates of one of them
+
+    @property
+    def headline(self) -> str:
+        """The metric a table shows."""
+        return measures.headline(list(self.metrics))
+
+    def of_group(self, group: str) -> float:
+        return self.groups.get(f"{self.headline}/{group}", nan)
 
     def plain(self) -> dict[str, Any]:
         """For JSON: what is not a number becomes None."""
@@ -116,8 +126,7 @@ def time_to(db: sqlite3.Connection, target: Target | None) -> float | None:
     """The first point of the grid at which the target is reached."""
     if target is None:
         return None
-    points = curve(db, target.metric)
-    return next((now for now, value in zip(points.seconds, points.values, strict=True) if target.reached({target.metric: value})), None)
+    return measures.time_to(curve(db, target.metric), target)
 
 
 def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None) -> Summary:
@@ -128,18 +137,20 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
     kinds = Counter(dict(db.execute("SELECT kind, COUNT(*) FROM trace GROUP BY kind")))
     moved = dict(db.execute("SELECT kind, SUM(bytes) FROM trace WHERE bytes IS NOT NULL GROUP BY kind"))
     ages = staleness(db)
+    values = _last_metrics(db)
+    name = measures.headline(list(values))
     busy = sum(span.ended - span.started for span in spans(db, seconds))
     return Summary(
         ended=ended,
         seconds=seconds,
         updates=kinds["arrive"] - kinds["reject"],
         versions=db.execute("SELECT COUNT(*) FROM commits").fetchone()[0],
-        metrics=_last_metrics(db),
+        metrics={key: value for key, value in values.items() if "/" not in key},
         time_to_target=time_to(db, target),
         staleness_mean=sum(ages) / len(ages) if ages else 0.0,
         staleness_max=max(ages, default=0),
         bytes_down=moved.get("dispatch", 0),
-        bytes_up=moved.get("arrive", 0) + moved.get("late", 0),
+        bytes_up=sum(moved.get(kind, 0) for kind in ("arrive", "late", "duplicate", "refuse")),
         idle_share=max(0.0, 1 - busy / (clients * seconds)) if clients * seconds else 0.0,
         clients=clients,
         refused=dict(db.execute("SELECT detail, COUNT(*) FROM trace WHERE kind = 'refuse' GROUP BY detail ORDER BY 2 DESC")),
@@ -149,11 +160,39 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         server_seconds=float(facts.get("server_seconds", nan)),
         server_bytes=float(facts.get("server_bytes", nan)),
         wall_seconds=float(facts.get("wall_seconds", nan)),
+        groups={key: value for key, value in values.items() if "/" in key},
+        by_client=per_client(db, name),
+        surveyed=facts.get("surveyed"),
+        variance=measures.variance(*(values.get(f"{name}/{group}", nan) for group in (EVERYONE, ACTIVE, STRAGGLERS))),
+        aulc=measures.aulc(curve(db, name)),
+        forgetting=measures.forgetting(curve(db, f"acc/{SLOW_CLASSES}"), arrivals(db, members(db, SLOWEST))),
     )
 
 
+def per_client(db: sqlite3.Connection, metric: str) -> dict[int, float]:
+    """Of each client on its own examples, when they were last asked."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'clients'").fetchone():
+        return {}  # a run of an earlier version
+    query = "SELECT client, value FROM clients WHERE key = ? AND seq = (SELECT MAX(seq) FROM clients) ORDER BY client"
+    return {client: nan if value is None else value for client, value in db.execute(query, (metric,))}
+
+
+def members(db: sqlite3.Connection, group: str) -> list[int]:
+    """The clients of a group, as the run says at its end."""
+    told = db.execute("SELECT value FROM facts WHERE key = ?", (group,)).fetchone()
+    return [int(client) for client in told[0].split(",")] if told else []
+
+
+def arrivals(db: sqlite3.Connection, clients: Sequence[int]) -> dict[int, list[float]]:
+    """When the updates of each of these clients arrived."""
+    query = "SELECT now FROM trace WHERE kind = 'arrive' AND client = ? ORDER BY seq"
+    return {client: [now for (now,) in db.execute(query, (client,))] for client in clients}
+
+
 def _last_metrics(db: sqlite3.Connection) -> dict[str, float]:
-    rows = db.execute("SELECT key, value FROM metrics WHERE seq = (SELECT MAX(seq) FROM metrics) ORDER BY rowid")
+    """At the time of the last evaluation; a survey of the clients at that time has rows of its own."""
+    last = "SELECT now FROM metrics ORDER BY seq DESC LIMIT 1"
+    rows = db.execute(f"SELECT key, value FROM metrics WHERE now = ({last}) ORDER BY seq, rowid")
     return {key: nan if value is None else value for key, value in rows}
 
 

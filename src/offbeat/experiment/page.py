@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,24 @@ th:first-child, td:first-child { text-align: left; } p.note { color: #666; }
 """
 
 
-def save(methods: list[Method], table: list[list[str]], metric: str, target: Target | None, title: str, path: Path) -> None:
-    """`table`: a heading row and one row a method, already formatted."""
-    figures = [_curves(methods, metric, target), _timeline(methods), _staleness(methods)]
+def save(
+    methods: list[Method],
+    tables: list[list[list[str]]],
+    metric: str,
+    target: Target | None,
+    title: str,
+    path: Path,
+    more: Sequence[Any] = (),
+) -> None:
+    """`tables`: of each a heading row and one row a method, already formatted; `more`: figures to put below."""
+    figures = [_curves(methods, metric, target), _timeline(methods), _staleness(methods), *more]
     parts = [f.to_html(full_html=False, include_plotlyjs="inline" if i == 0 else False) for i, f in enumerate(figures)]
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style></head>
-<body><h1>{escape(title)}</h1>{_table(table)}
-<p class="note">Curves: mean over seeds, band from lowest to highest. Timeline: the first seed's run.</p>
+<body><h1>{escape(title)}</h1>{"".join(map(_table, tables))}
+<p class="note">Curves: mean over seeds, band from lowest to highest. Timeline: the first seed's run.
+Slowest ¼, active, stragglers: clients by their mean speed, on examples of their own. Relative time: to 95 % of the lowest final value
+of all, the reference (fedavg) = 1. docs/metrics.md has the formulas.</p>
 {"".join(parts)}</body></html>"""
     write_whole(path, page.encode())
 

@@ -20,6 +20,7 @@ from offbeat.experiment.config import CHOICES, Experiment, name_of
 
 HIDDEN: dict[type, tuple[str, ...]] = {LocalWork: ("rule", "extras")}  # code, not settings: a file cannot give them
 TEXT = (Until, Target)  # settings written as one word
+WORDS = {"data": "data set"}  # what a choice is called, where its setting has another name
 
 
 def to_plain(value: Any, setting: str | None = None) -> Any:
@@ -31,7 +32,7 @@ def to_plain(value: Any, setting: str | None = None) -> Any:
         body = {name: to_plain(getattr(value, name), name) for name in shown}
         return {"name": name_of(setting, value), **body} if setting in CHOICES else body
     if isinstance(value, tuple):
-        return [to_plain(v) for v in value]
+        return [to_plain(v, setting) for v in value]
     return value
 
 
@@ -64,6 +65,8 @@ def _build(cls: type, tree: Mapping[str, Any], path: str) -> Any:
 
 
 def _value(hint: Any, key: str, value: Any, path: str) -> Any:
+    if key in CHOICES and isinstance(value, list) and get_origin(hint) is tuple:  # several of them
+        return tuple(_choice(key, v, f"{path}[{i}]") for i, v in enumerate(value))
     if key in CHOICES:
         return _choice(key, value, path)
     parts = _parts(hint)
@@ -92,10 +95,10 @@ def _choice(setting: str, value: Any, path: str) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ConfigError(f"{path}: {_shown(value)} names no {setting}; known: {', '.join(sorted(registry))}")
+        raise ConfigError(f"{path}: {_shown(value)} names no {WORDS.get(setting, setting)}; known: {', '.join(sorted(registry))}")
     name = value["name"]
     if name not in registry:
-        raise unknown(setting, name, registry)
+        raise unknown(WORDS.get(setting, setting), name, registry)
     return _build(registry[name], {k: v for k, v in value.items() if k != "name"}, path)
 
 

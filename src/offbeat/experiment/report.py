@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
+from offbeat.core.errors import DataError
 from offbeat.engines.until import Target
-from offbeat.experiment import figure, page, series
+from offbeat.experiment import build, figure, heatmap, page, series
 from offbeat.experiment.compare import Comparison, Row
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.metrics import size
 
-HEADINGS = ["strategy", "final", "time to target", "speed-up", "staleness", "moved", "idle", "updates"]
+HEADINGS = ["strategy", "final", "slowest ¼", "time to target", "speed-up", "staleness", "moved", "idle", "updates"]
 
 
 @dataclass(frozen=True)
@@ -21,23 +25,34 @@ class Report:
     page: Path
 
 
-def read(comparison: Comparison) -> Report:
+def read(comparison: Comparison, reference: str | None = None) -> Report:
     """The numbers; the figure and the page are where `write` put them."""
-    rows, target = comparison.rows(), _target(comparison)
+    rows, target = comparison.rows(reference), _target(comparison)
     table = [headings(rows, str(target) if target else None), *map(cells, rows)]
     return Report(rows, table, comparison.folder / "figure.png", comparison.folder / "report.html")
 
 
-def write(comparison: Comparison) -> Report:
+def write(comparison: Comparison, reference: str | None = None) -> Report:
     """The same, with the figure and the page made."""
-    report, target = read(comparison), _target(comparison)
+    report, target = read(comparison, reference), _target(comparison)
     rows, metric = report.rows, report.rows[0].metric
     name = _first(comparison).name
     title = f"{name}: {metric} over {rows[0].seeds} seed{'s' if rows[0].seeds != 1 else ''}"
     methods = series.collect(comparison, metric)
     figure.save(methods, metric, target, title, report.figure)
-    page.save(methods, report.table, metric, target, title, report.page)
+    held = _held(_first(comparison))
+    if held is not None:
+        heatmap.save(held, comparison.folder / "partition.png")
+    page.save(methods, [report.table, details(rows)], metric, target, title, report.page, [] if held is None else [heatmap.draw(held)])
     return report
+
+
+def _held(experiment: Experiment) -> Tensor | None:
+    """Clients × classes; None where the data is no longer at hand, for results are worth a page without it."""
+    try:
+        return build.class_counts(experiment)
+    except DataError:
+        return None
 
 
 def _first(comparison: Comparison) -> Experiment:
@@ -54,7 +69,7 @@ def headings(rows: list[Row], target: str | None) -> list[str]:
     names = list(HEADINGS)
     names[1] = f"final {rows[0].metric}"
     if target:
-        names[2] = f"time to {target}"
+        names[3] = f"time to {target}"
     return names
 
 
@@ -62,6 +77,7 @@ def cells(row: Row) -> list[str]:
     return [
         row.strategy,
         f"{row.final:.3f}" + ("" if row.spread != row.spread else f" ± {row.spread:.3f}"),
+        _number(row.slowest),
         _time(row),
         "–" if row.speedup != row.speedup else f"{row.speedup:.2f}×",
         f"{row.staleness:.1f}",
@@ -71,16 +87,22 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+def details(rows: list[Row]) -> list[list[str]]:
+    """What the papers look at beside: a second table, for the page."""
+    names = ["strategy", "active", "stragglers", "variance", "forgetting", "AULC (days)", "relative time", "server seconds"]
+    return [names, *(
+        [r.strategy, _number(r.active), _number(r.stragglers), _number(r.variance, ".2e"), _number(r.forgetting), _number(r.aulc, ".4g"),
+         _number(r.relative_time, ".2f"), _number(r.server_seconds, ".2f")]
+        for r in rows
+    )]  # fmt: skip
+
+
+def _number(value: float, how: str = ".3f") -> str:
+    return "–" if value != value else f"{value:{how}}"
+
+
 def _time(row: Row) -> str:
     if row.reached == 0:
         return "not reached"
     share = "" if row.reached == row.seeds else f" ({row.reached} of {row.seeds})"
     return f"{row.time_to_target:.0f} s{share}"
-
-
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

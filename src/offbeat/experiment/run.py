@@ -33,7 +33,7 @@ from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
-from offbeat.experiment import build, files, metrics
+from offbeat.experiment import build, files, measures, metrics
 from offbeat.experiment.config import Experiment
 
 Watch = Callable[[VirtualEngine], None]
@@ -80,6 +80,11 @@ class Run:
             raise RunError(f"{self.folder} has not begun: start it with 'offbeat run --resume {self.folder}'")
         with metrics.open_trace(self.trace_file) as db:
             return metrics.summarize(db, experiment.population, experiment.until.target or experiment.target)
+
+    def curve(self, metric: str) -> measures.Curve:
+        """A metric on the evaluation grid."""
+        with metrics.open_trace(self.trace_file) as db:
+            return metrics.curve(db, metric)
 
     def digest(self) -> str:
         """A hash of the whole trace and the final model: equal digests mean equal runs."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from offbeat.experiment import metrics
 from offbeat.experiment.compare import Comparison
+from offbeat.experiment.measures import Curve
 from offbeat.experiment.metrics import Span
 
 Floats = NDArray[np.float64]
@@ -54,7 +55,7 @@ def _method(comparison: Comparison, name: str, metric: str, index: int) -> Metho
     return Method(name, colour, grid, np.nanmean(values, axis=0), low, high, spans, runs[0].experiment().population, end, shares)
 
 
-def _on_one_grid(curves: list[metrics.Curve]) -> tuple[Floats, Floats]:
+def _on_one_grid(curves: list[Curve]) -> tuple[Floats, Floats]:
     """All seeds share one grid, but for a run that ended early: its last value stands."""
     grid = np.unique(np.concatenate([c.seconds for c in curves]))
     return grid, np.stack([np.interp(grid, c.seconds, c.values) for c in curves])

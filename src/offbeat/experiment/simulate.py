@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -29,9 +30,13 @@ from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until, parse_until
 from offbeat.experiment import build, metrics
 from offbeat.experiment.config import Experiment
-from offbeat.experiment.metrics import Curve, Summary
+from offbeat.experiment.measures import Curve
+from offbeat.experiment.metrics import Summary
+from offbeat.scenario.availability import Always, Availability
 from offbeat.scenario.delays import Constant, Delays, PerClient
-from offbeat.scenario.streaming import Static, Stream
+from offbeat.scenario.faults import Fault
+from offbeat.scenario.network import Instant, Network
+from offbeat.scenario.streaming import Drifting, Static, Stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +75,7 @@ class Simulation:
         """The metric against virtual time, as a matplotlib figure; saved if a path is given."""
         from matplotlib.figure import Figure
 
-        name = metric or metrics.metric_names(self._db)[-1]
+        name = metric or self.summary.headline
         points = self.curve(name)
         figure = Figure(figsize=(6.4, 4), layout="constrained")
         axis = figure.subplots()
@@ -111,7 +116,8 @@ class Simulation:
 
     def __repr__(self) -> str:
         s = self.summary
-        measured = ", ".join(f"{name} {value:.4f}" for name, value in s.metrics.items())
+        shown = {name: s.metrics[name] for name in ("loss", s.headline) if name in s.metrics}
+        measured = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
         return (
             f"{type(self.experiment.strategy).__name__}: {measured} after {s.seconds:.0f} virtual seconds\n"
             f"  {s.updates} updates, {s.versions} versions, staleness {s.staleness_mean:.1f} on average, at most {s.staleness_max}\n"
@@ -125,6 +131,9 @@ def simulate(
     strategy: Strategy | str = "fedasync",
     *,
     delays: Delays | float | Sequence[float] = 60.0,
+    network: Network | None = None,
+    availability: Availability | None = None,
+    faults: Fault | tuple[Fault, ...] = (),
     streaming: Stream | None = None,
     until: Until | str | float = "3600s",
     test: Pair | None = None,
@@ -137,18 +146,22 @@ def simulate(
     """Train `model` on the clients' own tensors in virtual time.
 
     clients: one (inputs, labels) pair each. strategy: an object, or its name for the defaults. delays: a law from
-    offbeat.scenario.delays, seconds a job for all, or for each client. streaming: a law from offbeat.scenario.streaming
-    if the clients' data arrives over time, in the order given; without it all is there. until: '3600s', '500updates',
-    'acc=0.9,3600s'. test: what to evaluate on; without it, the clients' data. loss: a function (outputs, labels) ->
-    scalar; by default cross entropy for whole-number labels and squared error for real ones. The model itself is left
-    as it is.
+    offbeat.scenario.delays, seconds a job for all, or for each client. network, availability, faults: laws of
+    offbeat.scenario, for what sending takes, when clients can be reached and what goes wrong. streaming: a law from
+    offbeat.scenario.streaming if the clients' data arrives over time, in the order given unless its classes drift;
+    without it all is there. until: '3600s', '500updates', 'acc=0.9,3600s'. test: what to evaluate on; without it, the
+    clients' data. loss: a function (outputs, labels) -> scalar; by default cross entropy for whole-number labels and
+    squared error for real ones. The model itself is left as it is.
     """
     began = time.monotonic()
-    data = ClientData.own(_pairs(clients))
+    data = ClientData.own(_arriving(_pairs(clients), streaming, seed))
     experiment = Experiment(
         name="simulation",
         clients=len(data),
         delays=_delays(delays, list(data.num_examples)),
+        network=network or Instant(),
+        availability=availability or Always(),
+        faults=(faults,) if isinstance(faults, Fault) else faults,
         streaming=streaming or Static(),
         training=training or Training(),
         strategy=_strategy(strategy),
@@ -174,6 +187,18 @@ def _pairs(clients: Sequence[Pair] | Mapping[int, Pair]) -> Sequence[Pair] | Map
                 raise DataError(f"client {client!r}: clients are numbered, 0 or more")
         return {client: _pair(pair, f"client {client}") for client, pair in clients.items()}
     return [_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
+
+
+def _arriving(pairs: Sequence[Pair] | Mapping[int, Pair], streaming: Stream | None, seed: int) -> Sequence[Pair] | Mapping[int, Pair]:
+    """In the order given, but for a stream that is about the order of classes."""
+    if not isinstance(streaming, Drifting):
+        return pairs
+    numbered = pairs if isinstance(pairs, Mapping) else dict(enumerate(pairs))
+    ordered: dict[int, Pair] = {}
+    for client, (x, y) in numbered.items():
+        order = streaming.order(seed, client, torch.arange(len(y)), y)
+        ordered[client] = (x[order], y[order])
+    return ordered if isinstance(pairs, Mapping) else list(ordered.values())
 
 
 def _pair(given: Any, whose: str) -> Pair:

@@ -1,12 +1,16 @@
-"""Named experiments: functions that return a value; variants change a field or two."""
+"""Named experiments: functions that return a value; variants change a field or two.
+
+Those of a paper are named after its tables and figures, `orthofl/table2-mnist`, and come in two scales: the paper's, and
+a quick one of minutes on two cores, with the same methods on fewer or smaller clients, models and steps.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
-from offbeat.core.errors import unknown
+from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.strategies import find
 from offbeat.experiment.config import Experiment
 
@@ -17,7 +21,8 @@ class Preset:
 
     summary: str
     experiment: Experiment
-    methods: Mapping[str, Any] = field(default_factory=dict)  # strategy name -> strategy, in the order of a table
+    methods: Mapping[str, Any] = field(default_factory=dict)  # name -> strategy, in the order of a table; a variant's begins alike
+    compared: tuple[str, ...] = ()  # whom `offbeat compare` compares unless told otherwise; empty: all of `methods`
     seeds: int = 3
 
     def with_strategy(self, name: str) -> Experiment:
@@ -25,19 +30,41 @@ class Preset:
         return replace(self.experiment, strategy=self.methods[name] if name in self.methods else find(name)())
 
 
-def _registry() -> dict[str, Callable[[], Preset]]:
+Scale = Literal["paper", "quick"]
+Maker = Callable[[Scale], Preset]
+
+
+def _own() -> dict[str, Callable[[], Preset]]:
     from offbeat.presets.methods import digits, mnist
     from offbeat.presets.quickstart import quickstart
 
     return {"quickstart": quickstart, "digits": digits, "mnist": mnist}
 
 
+def _of_papers() -> dict[str, Maker]:
+    from offbeat.presets import aso_fed, fed_ogd, fedcompass, fedpsa, orthofl
+
+    papers = {"orthofl": orthofl, "aso_fed": aso_fed, "fedpsa": fedpsa, "fed_ogd": fed_ogd, "fedcompass": fedcompass}
+    return {f"{paper}/{name}": maker for paper, module in papers.items() for name, maker in module.makers().items()}
+
+
 def names() -> list[str]:
-    return sorted(_registry())
+    """Ours first, then paper by paper."""
+    return [*sorted(_own()), *_of_papers()]
 
 
-def load(name: str) -> Preset:
-    presets = _registry()
-    if name not in presets:
-        raise unknown("preset", name, presets)
-    return presets[name]()
+def load(name: str, scale: Scale | None = None) -> Preset:
+    """The preset of that name; of a paper's, the paper's own scale unless told otherwise."""
+    own, papers = _own(), _of_papers()
+    if scale is not None and scale not in get_args(Scale):
+        raise unknown("scale", scale, get_args(Scale))
+    if name in own:
+        if scale is not None:
+            raise ConfigError(f"preset {name!r} has one scale only: leave {scale!r} away")
+        return own[name]()
+    if name not in papers:
+        raise unknown("preset", name, [*own, *papers])
+    preset = papers[name](scale or "paper")
+    if scale == "quick":
+        return replace(preset, summary=f"{preset.summary} (quick)", experiment=replace(preset.experiment, name=f"{name}-quick"))
+    return replace(preset, experiment=replace(preset.experiment, name=name))

@@ -58,6 +58,7 @@ def variant(name: str, *, rate: float = 1.0, **settings: Any) -> Any:
 # What differs from a method's own defaults here, and why.
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedbuff": {"k": 5},  # as FedPSA's buffer; ten of twenty clients would be half a round
+    "ca2fl": {"k": 5},  # as FedBuff's
     "fedpac": {"lr": 0.05},  # everyone's rate for the body; its own 0.01 hardly moves this model
     "mifa": {"lr": 0.05},  # everyone's rate
     "gradma": {"lr_local": 0.05},  # everyone's rate

@@ -1,23 +1,245 @@
-"""When clients can be reached."""
+"""When clients can be reached: windows of time, as pure functions of the seed and the client.
+
+A client that leaves while it trains has crashed: its ticket is lost. One that leaves while it is idle is gone until its
+next window.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import floor, inf, isfinite
+from typing import NamedTuple
+
+from offbeat.core import draws
+from offbeat.core.errors import require
+from offbeat.scenario import traces
+from offbeat.scenario.shares import among, require_share
+
+Span = tuple[float, float]
 
 
-class Availability(Protocol):
-    def next_available(self, client: int, now: float) -> float:
+class Window(NamedTuple):
+    """The client is there from `start` on, before `end`."""
+
+    start: float
+    end: float
+
+
+EVER, NEVER = Window(-inf, inf), Window(inf, inf)
+
+
+class Availability(ABC):
+    """A law says when a client is there by its windows; they do not touch."""
+
+    @abstractmethod
+    def window(self, seed: int, client: int, now: float) -> Window:
+        """The present window of the client, or else its next one: the first that ends after now."""
+
+    def next_available(self, seed: int, client: int, now: float) -> float:
         """The first time >= now at which the client is reachable; inf if it never is again."""
-        ...
+        return max(self.window(seed, client, now).start, now)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Always:
+class Always(Availability):
     """Every client is reachable all the time."""
 
-    def next_available(self, client: int, now: float) -> float:
-        return now
+    def window(self, seed: int, client: int, now: float) -> Window:
+        return EVER
 
 
-AVAILABILITY: dict[str, type[Availability]] = {"always": Always}
+@dataclass(frozen=True, kw_only=True)
+class Dropout(Availability):
+    """A share of the clients drops out for good, at a given time or each at one drawn between two (ASO-Fed, Fig. 4)."""
+
+    share: float = 0.3
+    at: float | Span = 0.0  # 0: they never take part
+
+    def __post_init__(self) -> None:
+        require_share("dropout", self.share)
+        object.__setattr__(self, "at", _span("dropout", "at", self.at))
+
+    def window(self, seed: int, client: int, now: float) -> Window:
+        if not among(self.share, seed, "dropout", client):
+            return EVER
+        end = _drawn(self.at, seed, "dropout time", client)
+        return Window(-inf, end) if now < end else NEVER
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinAndLeave(Availability):
+    """A share of the clients joins late and, if they `stay` only so long, leaves for good; the others are always there."""
+
+    join: float | Span = (0.0, 600.0)  # virtual seconds, or two: each draws its own between them
+    stay: float | Span | None = None  # seconds from then on; None: for good
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_share("join_and_leave", self.share)
+        object.__setattr__(self, "join", _span("join_and_leave", "join", self.join))
+        if self.stay is not None:
+            object.__setattr__(self, "stay", _span("join_and_leave", "stay", self.stay))
+
+    def window(self, seed: int, client: int, now: float) -> Window:
+        if not among(self.share, seed, "newcomers", client):
+            return EVER
+        start = _drawn(self.join, seed, "join", client)
+        end = inf if self.stay is None else start + _drawn(self.stay, seed, "stay", client)
+        return Window(start, end) if now < end else NEVER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Periodic(Availability):
+    """In every period another share of the clients is away: each draws anew with each period (ASO-Fed, Fig. 5).
+
+    With a period as long as a client's job this is dropping out of single iterations.
+    """
+
+    share: float = 0.2  # of all clients, on average
+    period: float = 600.0  # virtual seconds
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share < 1, f"periodic: share = {self.share}: from 0 to less than 1, or nobody is ever there")
+        _positive("periodic", period=self.period)
+
+    def window(self, seed: int, client: int, now: float) -> Window:
+        if self.share == 0:
+            return EVER
+        first = floor(now / self.period)
+        while self._away(seed, client, first) or (first + 1) * self.period <= now:  # rounding may put now into the next one
+            first += 1
+        last = first
+        while not self._away(seed, client, last + 1):
+            last += 1
+        return Window(first * self.period, (last + 1) * self.period)
+
+    def _away(self, seed: int, client: int, number: int) -> bool:
+        return draws.uniform(seed, "periodic", client, number) < self.share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diurnal(Availability):
+    """Clients are there for some hours of every day: devices that charge at night, hospitals that open in the morning."""
+
+    begin: float | Span = (20.0, 24.0)  # hour of the day; two: each client draws its own between them
+    hours: float | Span = (6.0, 10.0)
+    day: float = 86400.0  # virtual seconds a day of 24 hours takes; the run begins at midnight
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "begin", _span("diurnal", "begin", self.begin))
+        object.__setattr__(self, "hours", _span("diurnal", "hours", self.hours))
+        assert isinstance(self.hours, tuple)
+        require(self.hours[0] > 0 and self.hours[1] < 24, f"diurnal: hours = {self.hours}: more than 0 and less than 24")
+        _positive("diurnal", day=self.day)
+
+    def window(self, seed: int, client: int, now: float) -> Window:
+        hour = self.day / 24
+        begin = _drawn(self.begin, seed, "day begins", client) % 24 * hour
+        length = _drawn(self.hours, seed, "day's hours", client) * hour
+        number = floor((now - begin) / self.day)
+        while number * self.day + begin + length <= now:
+            number += 1
+        start = number * self.day + begin
+        return Window(start, start + length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Churn(Availability):
+    """Clients come and go at random: exponential times of presence around `up` seconds and of absence around `down`."""
+
+    up: float = 3600.0
+    down: float = 600.0
+    share: float = 1.0  # of the clients; the others are always there
+    # where a client was asked about last: only a shortcut, what it holds can be drawn again at any time
+    _last: dict[tuple[int, int], tuple[int, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _positive("churn", up=self.up, down=self.down)
+        require_share("churn", self.share)
+
+    def window(self, seed: int, client: int, now: float) -> Window:
+        if not among(self.share, seed, "churners", client):
+            return EVER
+        number, window = self._last.get((seed, client)) or self._first(seed, client)
+        if now < window.start:
+            number, window = self._first(seed, client)
+        while window.end <= now:
+            number += 1
+            start = window.end + draws.exponential(seed, "churn down", client, number, mean=self.down)
+            window = Window(start, start + draws.exponential(seed, "churn up", client, number, mean=self.up))
+        self._last[seed, client] = number, window
+        return window
+
+    def _first(self, seed: int, client: int) -> tuple[int, Window]:
+        """The share of clients that are there at the start is what it is on average later; the law has no memory."""
+        there = draws.uniform(seed, "churn start", client) < self.up / (self.up + self.down)
+        start = 0.0 if there else draws.exponential(seed, "churn down", client, 0, mean=self.down)
+        return 0, Window(start, start + draws.exponential(seed, "churn up", client, 0, mean=self.up))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced(Availability):
+    """Recorded presence, client by client, from a CSV or Parquet file: columns client, t, available (0 or 1)."""
+
+    path: str
+
+    def covers(self, clients: Iterable[int]) -> None:
+        """Every client must be there, and every value usable, before a run begins."""
+        self._recorded.covers(clients)
+
+    @cached_property
+    def _recorded(self) -> traces.Column:
+        return traces.column(self.path, traces.AVAILABLE)  # once: a file that changes does not change a run
+
+    @cached_property
+    def _windows(self) -> dict[int, list[Window]]:
+        return {client: list(_windows(series)) for client, series in self._recorded.clients.items()}
+
+    def window(self, seed: int, client: int, now: float) -> Window:
+        self._recorded.of(client)  # or say that there is none
+        return next((window for window in self._windows[client] if window.end > now), NEVER)
+
+
+AVAILABILITY: dict[str, type[Availability]] = {
+    "always": Always,
+    "dropout": Dropout,
+    "periodic": Periodic,
+    "diurnal": Diurnal,
+    "churn": Churn,
+    "join_and_leave": JoinAndLeave,
+    "trace": Traced,
+}
+
+
+def _windows(series: traces.Series) -> Iterable[Window]:
+    """Runs of ones; the last value holds for ever."""
+    start: float | None = None
+    for t, available in zip(series.times, series.values, strict=True):
+        if available and start is None:
+            start = t
+        elif not available and start is not None:
+            yield Window(start, t)
+            start = None
+    if start is not None:
+        yield Window(start, inf)
+
+
+def _span(law: str, name: str, given: float | Span) -> Span:
+    """(low, high); a number alone is both. A list from a file is meant as a tuple."""
+    span = (given, given) if isinstance(given, (int, float)) else tuple(given)
+    fits = len(span) == 2 and 0 <= span[0] <= span[1] and isfinite(span[1])
+    require(fits, f"{law}: {name} = {given}: a number, 0 or more, or two of them, low and high")
+    return span[0], span[1]
+
+
+def _drawn(given: float | Span, seed: int, purpose: str, client: int) -> float:
+    low, high = given if isinstance(given, tuple) else (given, given)
+    return low if low == high else low + (high - low) * draws.uniform(seed, purpose, client)
+
+
+def _positive(law: str, **values: float) -> None:
+    for name, value in values.items():
+        require(value > 0 and isfinite(value), f"{law}: {name} = {value}: must be positive and finite")

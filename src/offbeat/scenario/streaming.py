@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core import draws
-from offbeat.core.errors import require
+from offbeat.core.errors import DataError, require
 
 Per = Literal["round", "second"]
 Span = tuple[float, float]
@@ -26,8 +26,8 @@ class Stream(Protocol):
         """How many of the client's `total` examples are there at `now`, before its job number `index`; never fewer later."""
         ...
 
-    def order(self, seed: int, client: int, rows: Tensor) -> Tensor:
-        """The client's examples in the order in which they arrive."""
+    def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The client's examples, with these labels, in the order in which they arrive."""
         ...
 
 
@@ -38,7 +38,7 @@ class Static:
     def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
         return total
 
-    def order(self, seed: int, client: int, rows: Tensor) -> Tensor:
+    def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
         return rows  # whoever trains on everything does not care
 
 
@@ -75,11 +75,60 @@ class Growing:
         share = min(start + rate * (index if self.per == "round" else now), 1.0)
         return min(total, max(self.min_examples, int(share * total + 1e-9)))  # 0.29 * 100 is 28.999...: nobody means 28
 
-    def order(self, seed: int, client: int, rows: Tensor) -> Tensor:
+    def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
         return rows[torch.randperm(len(rows), generator=draws.generator(seed, "arrival order", client))]
 
 
-STREAMS: dict[str, type[Stream]] = {"static": Static, "growing": Growing}
+@dataclass(frozen=True, kw_only=True)
+class Drifting(Growing):
+    """Data that grows while its mix of classes changes: early examples are mostly of some classes, late ones of others.
+
+    Every example arrives at (1 - strength) times a random moment plus strength times a random moment within the span of
+    its class; classes follow each other in an order drawn once for all clients, or by each for itself. With strength 0
+    this is growing data, with 1 one class comes after the other.
+    """
+
+    strength: float = 0.7  # from 0 to 1
+    shared: bool = True  # is the order of the classes the same for all clients?
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.strength <= 1, f"drifting strength = {self.strength}: lies between 0 and 1")
+
+    def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
+        if labels is None or labels.dim() != 1 or labels.is_floating_point():
+            raise DataError("data can drift, or arrive class by class, only where every example has one class label")
+        moments = torch.rand(len(rows), generator=draws.generator(seed, "arrival order", client), dtype=torch.float64)
+        place = _places(labels, seed, None if self.shared else client)
+        span = _spans(place, moments)
+        return rows[((1 - self.strength) * moments + self.strength * span).argsort(stable=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassIncremental(Drifting):
+    """Data that grows class by class: a client meets a new class when it has all its examples of the one before."""
+
+    strength: float = 1.0
+
+
+STREAMS: dict[str, type[Stream]] = {"static": Static, "growing": Growing, "drifting": Drifting, "class_incremental": ClassIncremental}
+
+
+def _places(labels: Tensor, seed: int, client: int | None) -> Tensor:
+    """For each example the place of its class in the order of classes, 0 first."""
+    counters = () if client is None else (client,)
+    classes = sorted(set(labels.tolist()))
+    ranked = sorted(classes, key=lambda label: draws.bits(seed, "class order", *counters, label))
+    place = torch.zeros(max(classes) + 1, dtype=torch.int64)
+    place[torch.tensor(ranked)] = torch.arange(len(ranked))
+    return place[labels]
+
+
+def _spans(place: Tensor, moments: Tensor) -> Tensor:
+    """Moments in [0, 1) again, those of each class within a stretch as long as the class is large."""
+    sizes = torch.bincount(place).to(torch.float64) / len(place)
+    begins = sizes.cumsum(0) - sizes
+    return begins[place] + sizes[place] * moments
 
 
 def _span(value: float | Span) -> Span:

@@ -8,34 +8,44 @@ from dataclasses import dataclass, field
 from offbeat.core.errors import DataError, require
 from offbeat.core.protocol import LocalWork
 from offbeat.core.surroundings import Trip
-from offbeat.scenario.availability import Always, Availability
-from offbeat.scenario.delays import Delays
+from offbeat.scenario.availability import Always, Availability, Window
+from offbeat.scenario.delays import Delays, Paced
+from offbeat.scenario.faults import Fault
+from offbeat.scenario.network import Instant, Network
 from offbeat.scenario.streaming import Static, Stream
 
 Steps = Callable[[int, LocalWork, int], int]  # (client, work, num_examples) -> local steps of that work
+Payload = Callable[[LocalWork], tuple[int, int]]  # bytes that go down with that work and come up for it
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedWorld:
-    """Delays, availability and data of all clients, as pure functions of the seed.
+    """Delays, network, availability, faults and data of all clients, as pure functions of the seed.
 
-    `steps` is needed only for delays per step. A rule that takes several gradients a step (its `cost`) takes that many
-    times as long, whatever the unit.
+    `steps` is needed only for delays per step, `payload` only for a network that counts bytes. A rule that takes several
+    gradients a step (its `cost`) takes that many times as long, whatever the unit.
     """
 
     delays: Delays
     counts: Mapping[int, int]  # all of each client's data, arrived or not
     seed: int
     steps: Steps | None = None
+    payload: Payload | None = None
+    network: Network = Instant()
     availability: Availability = Always()
+    faults: tuple[Fault, ...] = ()
     streaming: Stream = Static()
+    _simple: bool = field(init=False, repr=False, compare=False)  # nothing but steady delays: most worlds, and the fastest
     _means: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)  # of clients met so far
+    _windows: dict[int, tuple[float, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)  # and when asked
 
     def __post_init__(self) -> None:
         require(
             self.delays.unit == "job" or self.steps is not None,
             "delays per step need to know the steps of a job: give steps, or use unit='job'",
         )
+        plain_way = isinstance(self.network, Instant) and not isinstance(self.delays, Paced)
+        object.__setattr__(self, "_simple", plain_way and isinstance(self.availability, Always) and not self.faults)
 
     def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
         mean = self._means.get(client)
@@ -44,10 +54,46 @@ class SimulatedWorld:
         expected = mean if work.rule is None else mean * work.rule.cost
         if self.delays.unit == "step" and self.steps is not None:
             expected *= self.steps(client, work, num_examples)
-        return Trip(duration=expected * self.delays.factor(self.seed, client, index), expected=expected)
+        duration = expected * self.delays.factor(self.seed, client, index)
+        if self._simple:
+            return Trip(duration=duration, expected=expected)
+        return self._told(self._way(client, work, started, duration, expected), client, index, started)
+
+    def _way(self, client: int, work: LocalWork, started: float, duration: float, expected: float) -> Trip:
+        """Download, training at the pace of the time, upload; one would have guessed that the pace stays as it is."""
+        seed, delays, network = self.seed, self.delays, self.network
+        down_bytes, up_bytes = (0, 0) if self.payload is None else self.payload(work)
+        down = network.transfer(seed, client, down_bytes, started, up=False)
+        if isinstance(delays, Paced):
+            duration = delays.elapsed(seed, client, started + down, duration)
+            expected *= delays.pace(seed, client, started + down)
+        up = network.transfer(seed, client, up_bytes, started + down + duration, up=True)
+        return Trip(duration=down + duration + up, expected=down + expected + up)
+
+    def _told(self, trip: Trip, client: int, index: int, started: float) -> Trip:
+        """What becomes of the trip: whoever leaves on the way does not come back to it."""
+        there = self._window(client, started)
+        if there.start > started or started + trip.duration > there.end:
+            return trip._replace(crashes=True, why="left")
+        for fault in self.faults:
+            if fault.strikes(self.seed, client, index):
+                trip = fault.on_the_way(self.seed, client, index, trip)
+        return trip
 
     def next_available(self, client: int, now: float) -> float:
-        return self.availability.next_available(client, now)
+        return max(self._window(client, now).start, now)
+
+    def leaves(self, client: int, now: float) -> float:
+        return self._window(client, now).end
+
+    def _window(self, client: int, now: float) -> Window:
+        if isinstance(self.availability, Always):
+            return self.availability.window(self.seed, client, now)
+        asked, window = self._windows.get(client, (now, None))
+        if window is None or not asked <= now < window.end:  # no window ends in between
+            window = self.availability.window(self.seed, client, now)
+            self._windows[client] = (now, window)
+        return window
 
     def num_examples(self, client: int, index: int, now: float) -> int:
         try:

@@ -2,7 +2,8 @@
 
 With x = v + G^T z it is the non-negative quadratic program min_z 1/2 z^T GG^T z + z^T b, z >= 0, b_i = <v, G_i> - rho ||v|| ||G_i||.
 Only inner products enter, so both solvers take the Gram matrix of the rows G_1 .. G_n, v (v last) and return z. How long a
-row is makes no difference to x, so rows are scaled to length one first; a row of (almost) no length asks for nothing.
+row is makes no difference to x, so rows are scaled to length one first. A row asks for nothing where its dtype cannot tell
+its squared length from zero (tiny / eps: a length of 3e-16 in float32, 1e-146 in float64), however small the others are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.core.parts.projection import BLOCK, NEGLIGIBLE
+from offbeat.core.parts.projection import BLOCK
 
 MARGIN = 64  # of the rounding of a Gram matrix's entries: less than this is not a distance
 # the 8 active sets of three variables, none first: of equally good ones the smaller counts
@@ -32,25 +33,22 @@ def gram_of(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
     return gram
 
 
-class _Program(NamedTuple):
-    """min 1/2 u^T A u + b^T u, u >= 0 with rows and v of length one; z = u * scale."""
+class _Scaled(NamedTuple):
+    """The same program with rows and v of length one; its solution u is z / scale."""
 
-    A: Tensor  # [..., n, n], a row and a column of zeros for a row of no length
-    b: Tensor  # [..., n]
-    scale: Tensor  # [..., n]
+    cosines: Tensor  # [..., n + 1, n + 1], a row and a column of zeros for a row of no length
+    scale: Tensor  # [..., n], ||v|| / ||G_i||; 0 where nothing is asked
 
 
-def _scaled(gram: Tensor, size: int | Tensor, rho: float) -> _Program:
+def _scaled(gram: Tensor) -> _Scaled:
     """In float64, whatever the vectors are: differences of products of cosines follow."""
-    entries = torch.as_tensor(size, device=gram.device).unsqueeze(-1)
-    nothing = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps if gram.dtype == torch.float64 else NEGLIGIBLE * entries
+    nothing = torch.finfo(gram.dtype).tiny / torch.finfo(gram.dtype).eps
     gram = gram.double()
     squared = gram.diagonal(dim1=-2, dim2=-1)
     long = squared > nothing
     inverse = torch.where(long, squared, 1.0).rsqrt() * long
     cosines = gram * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
-    b = (cosines[..., :-1, -1] - rho) * long[..., :-1]
-    return _Program(cosines[..., :-1, :-1], b, inverse[..., :-1] * squared[..., -1:].clamp(min=0).sqrt())
+    return _Scaled(cosines, inverse[..., :-1] * (squared * long)[..., -1:].sqrt())
 
 
 @cache
@@ -60,13 +58,14 @@ def _sets(device: torch.device) -> tuple[Tensor, Tensor]:
     return members, members[:, (0, 0, 1)] * members[:, (1, 2, 2)]
 
 
-def solve_three(gram: Tensor, size: int | Tensor, rho: float = 0.0) -> Tensor:
-    """z [..., 3] of Gram matrices [..., 4, 4] of vectors of that many entries: exact, without a branch on values.
+def solve_three(gram: Tensor, rho: float = 0.0) -> Tensor:
+    """z [..., 3] of Gram matrices [..., 4, 4]: exact, without a branch on values.
 
     A solution has a support whose rows are independent (along a dependence one could go on to a smaller one), and is then
     the only stationary point there. So it is the best of the at most 8 such points that are not negative.
     """
-    A, b, scale = _scaled(gram, size, rho)
+    cosines, scale = _scaled(gram)
+    A, b = cosines[..., :-1, :-1], (cosines[..., :-1, -1] - rho) * (scale > 0)
     members, pairs = _sets(A.device)
     # the program of each set [..., 8]; outside it a row of the identity, and nothing asked
     a01, a02, a12 = (torch.stack([A[..., 0, 1], A[..., 0, 2], A[..., 1, 2]], -1).unsqueeze(-2) * pairs).unbind(-1)
@@ -94,27 +93,38 @@ def solve_three(gram: Tensor, size: int | Tensor, rho: float = 0.0) -> Tensor:
     return (u * scale).to(gram.dtype)
 
 
-def solve(gram: Tensor, size: int, rho: float = 0.0) -> Tensor | None:
+def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
     """z [n] for any number of rows; None if the solver fails, or if no vector keeps the margin.
 
-    Lawson and Hanson's least-distance program: with GG^T = B^T B and h = -b, let t >= 0 be the non-negative least-squares
-    solution of [B; h^T] t = (0, .., 0, 1). Then z = t / (1 - h^T t). Nothing is inverted, so rows may depend on each other.
+    The cosines of rows and v are F^T F, F = [B f]: vectors with the same inner products, in as many dimensions as they span.
+    Without a margin u >= 0 is the non-negative least-squares solution of B u = -f. With one it is Lawson and Hanson's
+    least-distance program: h = rho - B^T f, t >= 0 that of [B; h^T] t = (0, .., 0, 1), u = t / (1 - h^T t). Nothing is
+    inverted, so rows may depend on each other and outnumber their entries. Both need v in the same factor as the rows:
+    products with v read off the Gram matrix leave the range of B^T by their rounding, and then no z is the best.
     """
     from scipy.optimize import nnls  # slow to import, and few methods need it
 
-    A, b, scale = (part.cpu().numpy() for part in _scaled(gram, size, rho))
+    cosines, scale = (part.cpu().numpy() for part in _scaled(gram))
+    eps = torch.finfo(gram.dtype).eps
     long = scale > 0
-    z = np.zeros(len(b))
-    if long.any():
-        h = -b[long]
+    z = np.zeros(len(scale))
+    if (cosines[:-1, -1][long] < rho).any():  # otherwise v stays as it is, to the last bit
+        kept = np.append(long, True)
         try:
-            values, vectors = np.linalg.eigh(A[np.ix_(long, long)])
-            B = np.sqrt(values.clip(min=0.0))[:, None] * vectors.T
-            t, _ = nnls(np.vstack([B, h]), np.append(np.zeros(len(h)), 1.0))
+            values, vectors = np.linalg.eigh(cosines[np.ix_(kept, kept)])
+            spanned = values > len(values) * eps * values[-1]  # below that is the rounding of the Gram matrix
+            F = np.sqrt(values[spanned])[:, None] * vectors.T[spanned]
+            B, f = F[:, :-1], F[:, -1]
+            if rho == 0:
+                u, _ = nnls(B, -f)
+            else:
+                h = rho - f @ B
+                t, _ = nnls(np.vstack([B, h]), np.append(np.zeros(len(B)), 1.0))
+                rest = 1.0 - h @ t  # 1 / (1 + ||x - v||^2): 0 where no vector keeps the margin
+                if not rest > MARGIN * eps:
+                    return None
+                u = t / rest
         except (RuntimeError, ValueError, np.linalg.LinAlgError):
             return None
-        rest = 1.0 - h @ t  # 1 / (1 + ||x - v||^2): at least 1/2 without a margin, 0 where none can be kept
-        if not rest > MARGIN * torch.finfo(gram.dtype).eps:
-            return None
-        z[long] = t / rest * scale[long]
+        z[long] = u * scale[long]
     return torch.from_numpy(z).to(gram)

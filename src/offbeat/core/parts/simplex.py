@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.floating[Any]]
 
+SMALL = 1e-3  # weights under this count as zero
 KEPT = 0.01  # the least eigenvalue kept of a matrix that is not positive semidefinite
 
 
@@ -32,6 +33,14 @@ def simplex_minimum(Q: Matrix) -> Matrix | None:
         return None
     a: Matrix = z / z.sum()
     return a
+
+
+def without_small(a: Matrix | None) -> Matrix | None:
+    """Small weights become zero, and the others sum to 1 again; None where none is left."""
+    if a is None:
+        return None
+    a = np.where(a < SMALL, 0.0, a)
+    return a / a.sum() if a.any() else None
 
 
 def _factor(Q: Matrix) -> Matrix:

@@ -5,16 +5,14 @@ Notation: theta, phi -> body, head of the model; f(x) -> features; c_y -> state.
           h, V -> extras["h"], ["v"]; alpha_i -> a row of `weights`; lambda -> lam; E -> work.epochs.
 Deviates: 1. momentum 0.5 and weight decay 5e-4 of the code are the experiment's training section; so is E (the code: 5).
           2. the committed model, which is evaluated, is theta with the sample-weighted mean head; model_for gives a client's own.
-          3. own class means, for classes without c_y, are those of the client's last upload, sent back; the code takes them at the start
-             of the job. A client never heard has none: its examples of such a class are not pulled.
+          3. for a class without c_y the client gets its mean of its last upload back, if any; the code takes it at the start of the job.
           4. c_y is made anew in each round, as in the code: a class nobody brought this time has none.
           5. a client without a head of its own (a newcomer) starts from the mean head; the code's from the initial one.
           6. the program over the simplex is solved exactly, as non-negative least squares. Its matrix is positive semidefinite unless an
              uploaded V is negative: only then eigenvalues under 0.01 are dropped. No solution, a zero matrix or no weight left: own head.
-          7. the loss is cross entropy, whatever the task's; features are taken in evaluation mode; the two passes for the statistics
-             are not charged in virtual time.
-Checked:  tests/strategies/test_fedpac.py (hand-worked, the program against SLSQP), tests/client/test_features.py, the laws; clients
-          of equal size and statistics reduce to FedAvg.
+          7. the loss is cross entropy, whatever the task's; features are taken in evaluation mode; passes for them take no virtual time.
+          8. uploaded n_y are scaled down where they add up to more than the examples the client trained on.
+Checked:  tests/strategies/test_fedpac.py (hand-worked, against SLSQP, reduces to FedAvg), tests/client/test_features.py, the laws.
 """
 
 from __future__ import annotations
@@ -33,12 +31,9 @@ from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require, unknown
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.parts.simplex import Matrix, simplex_minimum
+from offbeat.core.parts.simplex import Matrix, simplex_minimum, without_small
 from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalJob, LocalRule, LocalWork, Note, Phase, UpdateArrived, World
 from offbeat.core.vector import Layout
-
-SMALL = 1e-3  # weights under this count as zero
-
 
 # ---------------------------------------------------------------- a model in two
 
@@ -65,8 +60,7 @@ class Split:
             what = f"all parameters belong to {module!r}" if head else "this one is a single layer"
             raise ConfigError(f"fedpac needs a model with a body and a head, {what}: use a model of at least two layers")
         matrices = [s.shape for s in head if len(s.shape) >= 2]
-        if not matrices:
-            raise ConfigError(f"head = {module!r} has no weight matrix: features enter a linear layer; name the head")
+        require(bool(matrices), f"head = {module!r} has no weight matrix: features enter a linear layer; name the head")
         return Split(module, tuple(s.name for s in head), body, classes=matrices[-1][0], width=prod(matrices[0][1:]))
 
     def ranges(self, layout: Layout) -> Iterator[tuple[int, int]]:
@@ -101,30 +95,32 @@ class HeadThenBody(LocalRule):
         return self.split.module
 
     def phases(self, work: LocalWork) -> tuple[Phase, ...]:
-        return (
-            Phase(epochs=self.head_epochs, lr=self.head_lr, slices=self.split.head),
-            Phase(steps=work.steps, epochs=work.epochs, lr=work.lr, slices=self.split.body),
-        )
+        head = Phase(epochs=self.head_epochs, lr=self.head_lr, slices=self.split.head)
+        return head, Phase(steps=work.steps, epochs=work.epochs, lr=work.lr, slices=self.split.body)
 
     def begin(self, job: LocalJob) -> dict[str, Tensor]:
         f, y = self._features(job, job.base)  # of the body everybody was sent: h of different clients can be compared
         n = y.shape[-1]
-        n_y, mu = class_means(f, y, self.split.classes)
-        h = (n_y / n).unsqueeze(-1) * mu  # h_y = p_y mu_y
-        # V = (sum_y p_y tr E[f f^T | y] - sum_y p_y^2 ||mu_y||^2) / n; the first sum is the mean of ||f||^2
-        v = (f.square().sum((-1, -2)) / n - h.square().sum((-1, -2))) / n
-        return {"h": h.flatten(-2), "v": v.unsqueeze(-1)}
+        n_y, mu, rest = class_means(f, y, self.split.classes)
+        p = (n_y / n).unsqueeze(-1)
+        # V = (sum_y p_y tr E[f f^T | y] - sum_y p_y^2 ||mu_y||^2) / n, where tr E[f f^T | y] = E[||f - mu_y||^2 | y] + ||mu_y||^2:
+        # written so, no rounding makes it negative
+        v = (rest.square().sum((-1, -2)) / n + (p * (1 - p) * mu.square()).sum((-1, -2))) / n
+        return {"h": (p * mu).flatten(-2), "v": v.unsqueeze(-1)}  # h_y = p_y mu_y
 
     def loss(self, job: LocalJob, outputs: Tensor, features: Tensor, y: Tensor) -> Tensor:
+        if outputs.shape[-1] != self.split.classes:
+            given = f"{self.split.classes} values leave the head {self.head!r}, and {outputs.shape[-1]} the model"
+            raise ConfigError(f"fedpac: {given}: it is not what comes last; name the head")
         loss = cross_entropy(outputs, y)
         if "prototypes" not in job.extras:  # the first round
             return loss
-        c, known = job.extras["prototypes"][y], job.extras["known"][y].unsqueeze(-1) > 0
+        f, c, known = features.flatten(1), job.extras["prototypes"][y], job.extras["known"][y].unsqueeze(-1) > 0
         # no parameter of the head moves the features: in its own phase the second term has no gradient
-        return loss + self.lam * mse_loss(features, torch.where(known, c, features.detach()))  # CE + lambda MSE(f(x), c_y)
+        return loss + self.lam * mse_loss(f, torch.where(known, c, f.detach()))  # CE + lambda MSE(f(x), c_y)
 
     def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        n_y, mu = class_means(*self._features(job, local), self.split.classes)
+        n_y, mu, _ = class_means(*self._features(job, local), self.split.classes)
         return {**carry, "means": mu.flatten(-2), "counts": n_y}, {}
 
     def uploads(self, layout: Layout) -> Mapping[str, int]:
@@ -135,17 +131,20 @@ class HeadThenBody(LocalRule):
         if job.features is None:
             raise ConfigError("fedpac's clients look at their features: the trainer gives none")
         f, y = job.features(model)
-        if y.is_floating_point() or f.shape != (*y.shape, self.split.width):
+        labels = not y.is_floating_point() and y.dim() == model.dim() < f.dim()  # one for each example, not one for each of its places
+        flat = f.flatten(y.dim()) if labels else f  # as a convolution sees its input, or a head that flattens it
+        if not labels or flat.shape != (*y.shape, self.split.width):
             given = f"features {tuple(f.shape)} with labels {tuple(y.shape)} {y.dtype}"
             raise ConfigError(f"fedpac: {given}: one vector of {self.split.width} enters the head for each class label; name the head")
-        return f, y
+        return flat, y
 
 
-def class_means(f: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """n_y [..., classes] and mu_y [..., classes, width]; the mean of no examples is zero."""
+def class_means(f: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """n_y [..., classes], mu_y [..., classes, width], f - mu_y like f; the mean of no examples is zero."""
     of_class = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).to(f.dtype)
     n_y = of_class.sum(-2)
-    return n_y, of_class.transpose(-1, -2) @ f / n_y.clamp(min=1).unsqueeze(-1)
+    mu = of_class.mT @ f / n_y.clamp(min=1).unsqueeze(-1)
+    return n_y, mu, f - of_class @ mu
 
 
 # ---------------------------------------------------------------- whose heads help whom
@@ -153,19 +152,14 @@ def class_means(f: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 
 def weights(h: Matrix, v: Matrix) -> list[Matrix | None]:
     """For each of m clients its weights for the m heads, None where there is no solution. h: [m, classes * width], v: [m]."""
+    h = h - h.mean(0)  # only differences count below; what all have in common would leave its rounding in them
     products = h @ h.T
     rows: list[Matrix | None] = []
     for i in range(len(v)):
         # D_i[j, l] = sum_y <h_i - h_j, h_i - h_l>, multiplied out: one matrix product serves all clients
         D = products[i, i] - products[i][:, None] - products[i][None, :] + products
-        a = simplex_minimum(np.diag(v) + D)
-        rows.append(None if a is None else without_small(a))
+        rows.append(without_small(simplex_minimum(np.diag(v) + D)))
     return rows
-
-
-def without_small(a: Matrix) -> Matrix | None:
-    a = np.where(a < SMALL, 0.0, a)
-    return a / a.sum() if a.any() else None
 
 
 # ---------------------------------------------------------------- the server half
@@ -175,6 +169,7 @@ def without_small(a: Matrix) -> Matrix | None:
 class Answer:
     client: int
     ticket: int
+    num_examples: int
     head: Tensor
     extras: Mapping[str, Tensor]
 
@@ -217,6 +212,8 @@ class FedPAC:
         require(self.lr is None or self.lr > 0, f"lr = {self.lr}: must be positive, or none for the training section's")
         require(self.head_lr > 0, f"head_lr = {self.head_lr}: must be positive")
         require(self.head_epochs >= 1, f"head_epochs = {self.head_epochs}: must be at least 1")
+        wrong = f"work.lr = {self.work.lr}: the body is trained with lr = {self.lr}; give one of them"
+        require(self.lr is None or self.work.lr in (None, self.lr), wrong)
         require(self.work.rule is None, f"fedpac has a client rule of its own: it cannot take {self.work.rule!r}")
         self._rounds()
 
@@ -235,7 +232,7 @@ class FedPAC:
             assert isinstance(event, UpdateArrived)
             head = Split.of(state.layout, self.head).head_of(state.layout, event.local)
             state.average.add(state.layout, event.local, float(event.num_examples), event.local)
-            state.answers.append(Answer(event.client, event.ticket, head, event.extras))
+            state.answers.append(Answer(event.client, event.ticket, event.num_examples, head, event.extras))
         if turn.closes:
             actions = [*self._close(state), *actions]
         return actions + self._dispatches(state, turn.chosen)
@@ -265,10 +262,9 @@ class FedPAC:
 
     def _close(self, state: State) -> list[Action]:
         average, answers, state.average, state.answers = state.average, state.answers, Buffer(), []
-        if average.total is None:
+        model = average.mean(state.layout, state.model)  # theta := sum_k n_k theta_k / sum_k n_k, and the mean head
+        if model is None:
             return []  # nobody answered: keep everything
-        model = average.total / average.weight  # theta := sum_k n_k theta_k / sum_k n_k, and the mean head
-        average.statistics.write(state.layout, model, state.model)
         state.model = model
         state.version += 1
         self._align(state, answers)
@@ -277,6 +273,8 @@ class FedPAC:
     def _align(self, state: State, answers: list[Answer]) -> None:
         n_y = torch.stack([answer.extras["counts"] for answer in answers]).to(state.model).clamp(min=0)
         mu = torch.stack([answer.extras["means"] for answer in answers]).to(state.model).view(*n_y.shape, -1)
+        n_k = torch.tensor([[answer.num_examples] for answer in answers]).to(n_y)
+        n_y = n_y * (n_k / torch.maximum(n_y.sum(-1, keepdim=True), n_k))  # nobody counts for more examples than it trained on
         total = n_y.sum(0)
         c = (n_y.unsqueeze(-1) * mu).sum(0)
         state.prototypes = c / torch.where(total > 0, total, 1.0).unsqueeze(-1)  # c_y = sum_k n_ky mu_ky / sum_k n_ky

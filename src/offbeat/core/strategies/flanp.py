@@ -9,7 +9,7 @@ Deviates: 1. neither paper nor code was at hand: the rule is taken from descript
           4. speeds are measured (parts.profile): first jobs are one FedAvg round over everybody, before the first stage. Later jobs are
              measured too.
           5. a round's clients are the n fastest of those who are there when it opens, so that nobody who left is waited for.
-             A newcomer takes its place by its first job.
+             A newcomer takes its place by its first job; where fewer than n_0 were measured, it comes in at once.
           6. a round in which nobody answers counts towards max_rounds_per_stage. sample and deadline are additions.
 Checked:  tests/strategies/test_flanp.py (hand-worked), the laws, n0 = all reduces to FedAvg.
 """
@@ -83,7 +83,6 @@ class FLANP:
         return actions + [Dispatch(client, state.model, self.work) for client in turn.chosen]
 
     def _begin(self, state: State, now: float) -> list[Action]:
-        state.n = min(self.n0, len(state.profile.seconds))
         state.bench, state.profile.idle = state.profile.idle, {}
         return [SetTimer(OPEN, now)]
 
@@ -97,6 +96,7 @@ class FLANP:
 
     def _line_up(self, state: State) -> None:
         """The n fastest of those who are there take part; the others go on waiting."""
+        state.n = max(state.n, min(self.n0, len(state.profile.seconds)))  # fewer than n0 only while no more are measured
         order = fastest({client: state.profile.seconds[client] for client in (*state.bench, *state.rounds.idle)})
         state.rounds.idle, state.bench = dict.fromkeys(order[: state.n]), dict.fromkeys(order[state.n :])
 

@@ -3,7 +3,8 @@ Paper:    Luo et al., "GradMA: A Gradient-Memory-based Accelerated Federated Lea
 Follows:  the authors' code (worker and server corrections); the paper's text was not at hand.
 Notation: x -> job.start; w -> w; g' , g^x , e -> the first three rows of G; g~ -> what Corrected.direction returns; gamma_l, gamma_g ->
           lr_local, lr_global; beta_1, beta_2 -> beta1, beta2; D_i -> state.deltas[i]; m~ -> state.momentum; c(i) -> state.chosen[i].
-Deviates: 1. both programs are solved exactly, from Gram matrices (parts.nnqp); the code has an interior-point method.
+Deviates: 1. both programs are solved exactly, up to the rounding of Gram matrices (parts.nnqp); the code has an interior-point method.
+             A row of zeros is left out, and so is one so short that its square underflows; otherwise its length does not matter.
           2. rho is a margin, <x~, row> >= rho ||x|| ||row||, as in the code; one rho for both halves, the code has two.
           3. a round is those who answered: acc is normalised over them, and a round nobody answers changes nothing, decay included.
           4. a client enters the memory when its delta arrives; where everybody in it belongs to this round, it does not (the code crashes).
@@ -49,19 +50,18 @@ class Corrected(LocalRule):
     cost: ClassVar[float] = 3.0
     rho: float = 0.0
 
-    def begin(self, job: LocalJob) -> tuple[Tensor, Tensor]:
-        # before the first step the previous iterate is x: g' = g = g^x, e = 0, and g~ = g
-        return job.start, torch.tensor(_sizes(job.layout), device=job.start.device)
+    def begin(self, job: LocalJob) -> Tensor:
+        return job.start  # before the first step the previous iterate is x: g' = g = g^x, e = 0, and g~ = g
 
-    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
-        previous, sizes = carry
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Tensor) -> tuple[Tensor, Any]:
+        previous = carry
         g = grad(w)  # first: the one evaluation that moves the statistics of BatchNorm
         rows = torch.stack([grad(previous), grad(job.start), w - job.start, g], dim=-2)  # g', g^x, e = w - x; and g
         tensors = rows.split_with_sizes(_sizes(job.layout), dim=-1)
         grams = torch.stack([G @ G.mT for G in tensors], dim=-3)
-        z = solve_three(grams, sizes, self.rho)  # min_{z >= 0} 1/2 z^T GG^T z + z^T G g, in every tensor
+        z = solve_three(grams, self.rho)  # min_{z >= 0} 1/2 z^T GG^T z + z^T G g, in every tensor
         moves = [z_l.unsqueeze(-2) @ G[..., :3, :] for z_l, G in zip(z.unbind(-2), tensors, strict=True)]
-        return g + torch.cat(moves, dim=-1).squeeze(-2), (w.clone(), sizes)  # g~ = g + G^T z; w is moved in place
+        return g + torch.cat(moves, dim=-1).squeeze(-2), w.clone()  # g~ = g + G^T z; w is moved in place
 
 
 # ---------------------------------------------------------------- the server half
@@ -188,7 +188,7 @@ class GradMA:
         tilde, corrected, failures, at = m.clone(), 0, 0, 0
         for size in _sizes(state.layout) if rows else []:
             here = slice(at, at := at + size)
-            z = solve(gram_of((*rows, m), here.start, here.stop), size, self.rho)  # min_{z >= 0} 1/2 z^T DD^T z + z^T D m
+            z = solve(gram_of((*rows, m), here.start, here.stop), self.rho)  # min_{z >= 0} 1/2 z^T DD^T z + z^T D m
             if z is None:
                 failures += 1  # m as it is
                 continue

@@ -7,7 +7,7 @@ dispatched and not computed. They are independent, so a worker may compute any o
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from offbeat.core.jobs import Failure, Job, Result
 
@@ -15,7 +15,10 @@ Answer = Result | Failure
 
 
 class Worker(Protocol):
-    batches: ClassVar[bool]  # does it look at the pending jobs at all?
+    @property
+    def batches(self) -> bool:
+        """Does it look at the pending jobs at all?"""
+        ...
 
     def compute(self, needed: Job, pending: Collection[Job]) -> list[Answer]:
         """Answers for `needed` and for as many of the other `pending` jobs as suit this worker."""

@@ -1,0 +1,53 @@
+"""How good a model is for whom: every client on its own examples, and groups of clients on all of theirs together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from offbeat.client.data import ClientData, Pair
+from offbeat.client.evaluation import Evaluator
+from offbeat.core.errors import require
+
+EVERYONE = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """When every client is evaluated on its own examples, and on how many: at the end of a run, unless told otherwise."""
+
+    every: int = 0  # also at every so many points of the evaluation grid; 0: at the end only
+    examples: int = 1000  # of each client at most, evenly spaced over its own; 0: no survey at all
+    active: float = 0.5  # this share of the clients, the fastest, and whoever is as fast as they, are active; the rest are stragglers
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"survey.every = {self.every}: must be 0 (at the end only) or more")
+        require(self.examples >= 0, f"survey.examples = {self.examples}: must be 0 (no survey) or more")
+        require(0 < self.active < 1, f"survey.active = {self.active}: a share, between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Surveyor:
+    """surveyor(model_of) -> (client -> metrics, "metric/group" -> value). The group "all" is everyone."""
+
+    evaluator: Evaluator
+    data: ClientData
+    groups: Mapping[str, Sequence[int]]
+    examples: int
+    facts: Mapping[str, str] = field(default_factory=dict)  # what a reader of the values has to know
+
+    def __call__(self, model_of: Callable[[int], Tensor]) -> tuple[dict[int, dict[str, float]], dict[str, float]]:
+        rows = {client: self.evaluator.rows(model_of(client), *self._examples(client)) for client in self.data.num_examples}
+        groups: dict[str, float] = {}
+        for name, members in {EVERYONE: list(rows), **self.groups}.items():
+            values = self.evaluator.values(torch.cat([rows[client] for client in members]))
+            groups |= {f"{metric}/{name}": value for metric, value in values.items()}
+        return {client: self.evaluator.values(r) for client, r in rows.items()}, groups
+
+    def _examples(self, client: int) -> Pair:
+        held = self.data.size(client)
+        taken = min(held, self.examples)
+        return self.data.take(client, torch.arange(taken) * held // taken)  # evenly spaced

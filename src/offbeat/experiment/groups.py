@@ -1,0 +1,81 @@
+"""Who is slow, what the slow ones hold, and on which examples of their own clients are evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from offbeat.client.data import ClientData
+from offbeat.client.evaluation import Evaluator
+from offbeat.client.survey import Survey, Surveyor
+from offbeat.client.training import Trainer
+from offbeat.core.protocol import LocalWork
+from offbeat.scenario.data import Dataset
+from offbeat.scenario.delays import Delays
+
+SLOWEST, ACTIVE, STRAGGLERS, SLOW_CLASSES = "slowest", "active", "stragglers", "slow_classes"
+ON_TEST, ON_TRAINING = "test examples", "training examples"
+
+
+def expected_seconds(trainer: Trainer, delays: Delays, seed: int) -> dict[int, float]:
+    """What a job of each client takes on average, at its mean speed and with the experiment's training."""
+    counts = trainer.data.num_examples
+    return {client: delays.expected(seed, client, trainer.steps(client, LocalWork(), count)) for client, count in counts.items()}
+
+
+def groups(seconds: Mapping[int, float], active: float = 0.5) -> dict[str, list[int]]:
+    """The slowest quarter, the active and the stragglers; none of these where all are equally fast.
+
+    The quarter is a fourth of the clients rounded down, at least one, of equally slow ones those with the higher
+    numbers. Active is the given share (rounded up) and whoever is as fast as the slowest of it: equals stay together.
+    """
+    order = sorted(seconds, key=lambda client: (seconds[client], client))
+    if not order or seconds[order[0]] == seconds[order[-1]]:
+        return {}
+    limit = seconds[order[ceil(active * len(order)) - 1]]
+    made = {
+        SLOWEST: order[-max(1, len(order) // 4) :],
+        ACTIVE: [client for client in order if seconds[client] <= limit],
+        STRAGGLERS: [client for client in order if seconds[client] > limit],
+    }
+    return {name: sorted(members) for name, members in made.items() if members}
+
+
+def class_shares(data: ClientData, members: Sequence[int], classes: int) -> Tensor:
+    """How often each class occurs among the examples of these clients."""
+    counts = sum(torch.bincount(data.targets(client).flatten(), minlength=classes) for client in members)
+    assert isinstance(counts, Tensor)
+    return counts.double() / counts.sum()
+
+
+def own_tests(data: Dataset, parts: Sequence[Tensor]) -> ClientData | None:
+    """The test examples of each client's owners (user, centre, station); None unless every client has some of its own.
+
+    An owner's test examples are a client's if the client holds all of the owner's training examples.
+    """
+    if data.groups is None or data.test_groups is None:
+        return None
+    size = 1 + int(max(data.groups.max(), data.test_groups.max()))
+    all_of = torch.bincount(data.groups, minlength=size)
+    rows = []
+    for part in parts:
+        held = torch.bincount(data.groups[part], minlength=size)
+        whole = (held > 0) & (held == all_of)
+        rows.append(whole[data.test_groups].nonzero().squeeze(1))
+    if any(len(part) == 0 for part in rows):
+        return None
+    return ClientData.shared(data.x_test, data.y_test, rows, num_classes=data.num_classes)
+
+
+def surveyor(
+    evaluator: Evaluator, training: ClientData, tests: ClientData | None, seconds: Mapping[int, float], survey: Survey
+) -> Surveyor | None:
+    """Evaluates clients on their test examples, where each has some, else on those they train on."""
+    if survey.examples == 0:
+        return None
+    found = groups(seconds, survey.active)
+    facts = {"surveyed": ON_TRAINING if tests is None else ON_TEST, **{name: ",".join(map(str, g)) for name, g in found.items()}}
+    return Surveyor(evaluator, training if tests is None else tests, found, survey.examples, facts)

@@ -1,0 +1,175 @@
+"""FedCompass's experiments: time to a target on MNIST and CIFAR-10 (Table 1), on FLamby's sets (Table 2), and for other
+ranges of local steps (Table 3). Its relative times are to FedCompass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from offbeat.client.training import Training
+from offbeat.core.parts.staleness import Polynomial
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.core.strategies.fedat import FedAT
+from offbeat.core.strategies.fedavg import FedAvg
+from offbeat.core.strategies.fedavgm import FedAvgM
+from offbeat.core.strategies.fedbuff import FedBuff
+from offbeat.core.strategies.fedcompass import FedCompass
+from offbeat.engines.until import Target, Until
+from offbeat.experiment.config import Experiment
+from offbeat.presets import Maker, Preset, Scale
+from offbeat.scenario.data import Source
+from offbeat.scenario.data.cifar import Cifar10
+from offbeat.scenario.data.idx import Mnist
+from offbeat.scenario.data.isic import Isic2019
+from offbeat.scenario.data.ixi import Ixi
+from offbeat.scenario.delays import Constant, Delays, Exponential, Normal
+from offbeat.scenario.models import Cnn, EfficientNet, Model, ResNet, UNet3d
+from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
+from offbeat.scenario.partition import Classes, DualDirichlet, Natural, Partition
+
+ALPHA, DISCOUNT = 0.9, Polynomial(a=0.5)
+SEEDS = 10
+ROUNDS = 150  # of a client of mean speed; the paper trains "until it converges"
+QUICK_ROUNDS = 20
+PARTITIONS = ("class", "dirichlet")
+SPEEDS = ("homo", "normal", "exp")
+SIZES = (5, 10, 20)
+RATIOS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    title: str
+    data: Source
+    model: Model
+    training: Training  # without steps
+    seconds: float  # a local step of a client of mean speed
+    targets: Mapping[str, Target]  # by partition
+    mu: float = 0.9  # of FedAvgM and FedCompass+M
+    small: Mapping[str, Any] = field(default_factory=dict)  # what differs at the quick scale
+
+
+COLUMNS: dict[str, Column] = {
+    "mnist": Column(
+        title="MNIST: CNN", data=Mnist(), model=FEDCOMPASS_MNIST, training=Training(optimizer="adam", lr=0.003, batch=64), seconds=0.15,
+        targets={"class": Target("acc", 0.9), "dirichlet": Target("acc", 0.9)}, small={"model": Cnn(channels=(8, 16), kernel=5)},
+    ),
+    "cifar10": Column(
+        title="CIFAR-10: ResNet-18", data=Cifar10(), model=ResNet(depth=18), training=Training(lr=0.1, batch=128), seconds=0.5,
+        targets={"class": Target("acc", 0.6), "dirichlet": Target("acc", 0.5)},
+        small={"model": Cnn(channels=(16, 32), hidden=(64,)), "training": Training(lr=0.1, batch=32)},
+    ),
+    "ixi": Column(
+        title="Fed-IXI: 3-D U-Net, 3 hospitals", data=Ixi(), model=UNet3d(), training=Training(optimizer="adamw", lr=0.001, batch=2),
+        seconds=0.8, targets={"natural": Target("dice", 0.98)},
+        small={"data": Ixi(shape=(16, 20, 16)), "model": UNet3d(width=4, levels=2)},
+    ),
+    "isic": Column(
+        title="Fed-ISIC2019: EfficientNet-B0, 6 centres", data=Isic2019(), model=EfficientNet(weights="efficientnet_b0/model.safetensors"),
+        training=Training(optimizer="adam", lr=0.0005, batch=64), seconds=1.5, targets={"natural": Target("balanced_acc", 0.5)}, mu=0.5,
+        small={
+            "data": Isic2019(size=32), "model": Cnn(channels=(16, 32), hidden=(64,)),
+            "training": Training(optimizer="adam", lr=0.001, batch=32),
+        },
+    ),
+}  # fmt: skip
+
+
+def methods(q_min: int, q_max: int, k: int, mu: float) -> dict[str, Any]:
+    """The rows of Tables 1 and 2. Weighted deltas, as in the authors' code and its baselines."""
+    own = FedCompass(q_min=q_min, q_max=q_max, latest=1.2, alpha=ALPHA, a=DISCOUNT.a, mu=mu)
+    return {
+        "fedavg": FedAvg(),
+        "fedavgm": FedAvgM(mu=mu),
+        "fedasync": FedAsync(mode="delta", alpha=ALPHA, staleness=DISCOUNT, client_weight="examples", rho=0.0),
+        "fedbuff": FedBuff(k=k, lr=ALPHA, staleness=DISCOUNT, client_weight="examples"),  # alpha is a factor of every update
+        "fedat": FedAT(ratio=2.0),  # for FLamby's sets the ratio is not given
+        "fedcompass": own,
+        "fedcompass+M": replace(own, momentum=True),
+        "fedcompass+N": replace(own, normalized=True),
+    }
+
+
+def speeds(law: str, mean: float) -> Delays:
+    """Seconds a local step; a round of one client varies by a twentieth."""
+    if law == "homo":
+        return Constant(mean=mean, unit="step", jitter=0.05)
+    if law == "normal":
+        return Normal(mean=mean, spread=0.3, unit="step", jitter=0.05)
+    return Exponential(mean=mean, unit="step", jitter=0.05)
+
+
+def _preset(
+    name: str, partition: str, division: Partition, clients: int, law: str, steps: tuple[int, int, int], k: int, scale: Scale
+) -> Preset:
+    """`steps`: Q of the others, Qmin, Qmax."""
+    column = COLUMNS[name]
+    changes: dict[str, Any] = {}
+    rounds, seeds = ROUNDS, SEEDS
+    if scale == "quick":
+        steps = (steps[0] // 10, steps[1] // 10, steps[2] // 10)
+        changes, rounds, seeds = dict(column.small), QUICK_ROUNDS, 1
+    q, q_min, q_max = steps
+    rows = methods(q_min, q_max, k, column.mu)
+    training = replace(changes.pop("training", column.training), steps=q)
+    seconds = rounds * q * column.seconds
+    experiment = Experiment(
+        data=column.data,
+        model=column.model,
+        clients=clients,
+        partition=division,
+        delays=speeds(law, column.seconds),
+        training=training,
+        strategy=rows["fedcompass"],
+        until=Until(seconds=seconds),
+        target=column.targets[partition],
+        evaluate_every=seconds / (200 if scale == "paper" else 20),  # relative times need a fine grid
+    )
+    return Preset("", replace(experiment, **changes), rows, seeds=seeds)
+
+
+def _words(law: str) -> str:
+    return {"homo": "equally fast", "normal": "normal speeds", "exp": "exponential speeds"}[law]
+
+
+def table1(name: str, partition: str, clients: int, law: str, scale: Scale) -> Preset:
+    """Time to 90 % (MNIST), 60 or 50 % (CIFAR-10)."""
+    fewest, most = (5, 6) if clients == 5 else (3, 5)
+    division: Partition = Classes(fewest=fewest, most=most) if partition == "class" else DualDirichlet()
+    steps, k = ((100, 20, 100), 5) if clients == 20 else ((200, 40, 200), 3)
+    preset = _preset(name, partition, division, clients, law, steps, k, scale)
+    split = "class partition" if partition == "class" else "dual Dirichlet partition"
+    title = f"{COLUMNS[name].title}, {clients} clients, {split}, {_words(law)}"
+    return replace(preset, summary=f"FedCompass Table 1, {title}: time to {COLUMNS[name].targets[partition]}")
+
+
+def table2(name: str, law: str, scale: Scale) -> Preset:
+    """Time to a DICE of 0.98 (IXI), to a balanced accuracy of 50 % (ISIC)."""
+    clients, k = (3, 2) if name == "ixi" else (6, 3)
+    preset = _preset(name, "natural", Natural(), clients, law, (50, 20, 100), k, scale)
+    summary = f"FedCompass Table 2, {COLUMNS[name].title}, {_words(law)}: time to {COLUMNS[name].targets['natural']}"
+    return replace(preset, summary=summary)
+
+
+def table3(name: str, clients: int, law: str, scale: Scale) -> Preset:
+    """Qmin from a twentieth of Qmax to all of it; at 1.0 it is FedAsync."""
+    preset = table1(name, "dirichlet", clients, law, scale)
+    own: FedCompass = preset.methods["fedcompass"]
+    rows: dict[str, Any] = {f"fedcompass-q{ratio:g}": replace(own, q_min=max(1, round(ratio * own.q_max))) for ratio in RATIOS}
+    rows |= {method: preset.methods[method] for method in ("fedbuff", "fedat")}
+    title = f"{COLUMNS[name].title}, {clients} clients, dual Dirichlet partition, {_words(law)}"
+    return replace(preset, summary=f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}", methods=rows)
+
+
+def makers() -> dict[str, Maker]:
+    made: dict[str, Maker] = {}
+    for law in SPEEDS:
+        for name in ("mnist", "cifar10"):
+            for m in SIZES:
+                made |= {f"table1-{name}-{partition}-m{m}-{law}": partial(table1, name, partition, m, law) for partition in PARTITIONS}
+                made[f"table3-{name}-m{m}-{law}"] = partial(table3, name, m, law)
+        made |= {f"table2-{name}-{law}": partial(table2, name, law) for name in ("ixi", "isic")}
+    return made

@@ -1,0 +1,151 @@
+"""FedPSA's experiments: Tables 1 to 3 (accuracy and AULC), 4 (delays), 5 (calibration) and 6 (ablations)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from offbeat.client.training import Training
+from offbeat.core.strategies.ca2fl import CA2FL
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.core.strategies.fedavg import FedAvg
+from offbeat.core.strategies.fedbuff import FedBuff
+from offbeat.core.strategies.fedfa import FedFa
+from offbeat.core.strategies.fedpac import FedPAC
+from offbeat.core.strategies.fedpsa import FedPSA
+from offbeat.engines.until import Until
+from offbeat.experiment.config import Experiment
+from offbeat.presets import Maker, Preset, Scale
+from offbeat.scenario.data import Source
+from offbeat.scenario.data.cifar import Cifar10, Cifar100
+from offbeat.scenario.data.idx import FashionMnist, Mnist
+from offbeat.scenario.delays import Delays, LongTail, Uniform
+from offbeat.scenario.models import Cnn, Linear, Model
+from offbeat.scenario.models.convolutional import FEDPSA_CIFAR, FEDPSA_MNIST
+from offbeat.scenario.partition import DirichletEqual
+
+CLIENTS = 50
+RATE = 0.2  # sampled a round, or at work at once
+DAYS = 10
+BUFFER = 5  # L_s; K of the others is not given and taken to be the same
+QUICK_CLIENTS = 20
+QUICK_SECONDS = 10_000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    table: int
+    title: str
+    data: Source
+    model: Model
+    small: Model  # at the quick scale
+
+
+COLUMNS: dict[str, Column] = {
+    "mnist": Column(table=1, title="MNIST: CNN", data=Mnist(), model=FEDPSA_MNIST, small=Cnn(channels=(8, 16))),
+    "fmnist": Column(table=1, title="Fashion-MNIST: one linear layer", data=FashionMnist(), model=Linear(), small=Linear()),
+    "cifar10": Column(table=2, title="CIFAR-10: CNN", data=Cifar10(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32), hidden=(64,))),
+    "cifar100": Column(table=2, title="CIFAR-100: CNN", data=Cifar100(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32), hidden=(64,))),
+}
+
+
+def own(clients: int, rate: float = RATE, **changes: Any) -> FedPSA:
+    settings = {"buffer": BUFFER, "queue": 50, "gamma": 5.0, "delta": 0.5, "sketch": 16, "calibration_size": 32}
+    return FedPSA(**{**settings, "concurrency": round(rate * clients), **changes})
+
+
+def methods(clients: int, layers: bool) -> dict[str, Any]:
+    """The rows of Tables 1 to 3. FedPAC needs a head and a body: `layers`."""
+    at_work = round(RATE * clients)
+    rows = {
+        "fedbuff": FedBuff(k=BUFFER, concurrency=at_work),
+        "fedavg": FedAvg(sample=RATE),
+        "fedasync": FedAsync(alpha=0.6, rho=0.005, concurrency=at_work),  # FLGo's
+        "ca2fl": CA2FL(k=BUFFER, concurrency=at_work),
+        "fedfa": FedFa(k=BUFFER, concurrency=at_work),
+        "fedpac": FedPAC(sample=RATE, lr=None),  # lr of the body: everyone's
+        "fedpsa": own(clients),
+    }
+    return rows if layers else {name: row for name, row in rows.items() if name != "fedpac"}
+
+
+def accuracy(name: str, alpha: float, scale: Scale) -> Preset:
+    """A data set's column at one heterogeneity: final accuracy, and on CIFAR the area under the learning curve."""
+    column = COLUMNS[name]
+    clients = CLIENTS if scale == "paper" else QUICK_CLIENTS
+    experiment = Experiment(
+        data=column.data,
+        model=column.model,
+        clients=clients,
+        # clients of equal size, as FLGo's partitioner makes them; it would draw from Dir(alpha times the classes' shares)
+        partition=DirichletEqual(alpha=alpha),
+        delays=Uniform(low=10.0, high=500.0),
+        training=Training(lr=0.01, lr_decay=0.999, batch=64, epochs=5),  # the rate falls with every version, as with every round
+        strategy=own(clients),
+        until=Until(seconds=86_400.0 * DAYS),
+        evaluate_every=86_400.0 * DAYS / 100,
+    )
+    seeds = 3  # not given
+    if scale == "quick":
+        training = Training(lr=0.05, lr_decay=0.999, batch=64, steps=20)
+        experiment = replace(experiment, model=column.small, training=training, evaluate_every=QUICK_SECONDS / 20)
+        experiment, seeds = replace(experiment, until=Until(seconds=QUICK_SECONDS)), 1
+    tables = f"Table{'s 2 and 3' if column.table == 2 else ' 1'}"
+    summary = f"FedPSA {tables}, {column.title}, 50 clients, 10 at work, Dir({alpha:g}), delays U(10, 500)"
+    return Preset(summary, experiment, methods(clients, layers=column.model != Linear()), seeds=seeds)
+
+
+def table4(law: Literal["uniform", "longtail"], high: int, scale: Scale) -> Preset:
+    """Slower clients, uniform or with a long tail; alpha is not given, and the first row fits alpha = 1."""
+    preset = accuracy("cifar100", 1.0, scale)
+    low = high / 50
+    delays: Delays = Uniform(low=low, high=float(high)) if law == "uniform" else LongTail(low=low, high=float(high))
+    rows = {method: preset.methods[method] for method in ("fedbuff", "ca2fl", "fedpsa")}
+    spread = "uniform" if law == "uniform" else "long-tailed"
+    summary = f"FedPSA Table 4, CIFAR-100: CNN, 50 clients, Dir(1), {spread} delays of {low:g} to {high} s"
+    return replace(preset, summary=summary, experiment=replace(preset.experiment, delays=delays), methods=rows)
+
+
+def table5(alpha: float, scale: Scale) -> Preset:
+    """What models are compared on: real examples or noise, few or many."""
+    preset = accuracy("cifar10", alpha, scale)
+    sizes = (16, 32, 128, 512)
+    rows: Mapping[str, Any] = {
+        f"fedpsa-{kind}{size}": own(preset.experiment.clients, calibration=kind, calibration_size=size)
+        for kind in ("real", "gaussian")
+        for size in sizes
+    }
+    summary = f"FedPSA Table 5, CIFAR-10: CNN, Dir({alpha:g}), calibration batches of 16 to 512, real or noise"
+    experiment = replace(preset.experiment, strategy=rows["fedpsa-gaussian32"])
+    return replace(preset, summary=summary, experiment=experiment, methods=rows)
+
+
+def table6(alpha: float, rate: float, scale: Scale) -> Preset:
+    """Ablations, with more and fewer clients at work."""
+    preset = accuracy("cifar10", alpha, scale)
+    full = own(preset.experiment.clients, rate)
+    rows = {
+        "fedpsa-no-T": replace(full, thermometer=False),
+        "fedpsa-no-S": replace(full, signal="parameters"),
+        "fedpsa-no-TS": replace(full, thermometer=False, signal="parameters"),
+        "fedpsa": full,
+    }
+    summary = f"FedPSA Table 6, ablations; CIFAR-10: CNN, Dir({alpha:g}), {round(100 * rate)} % of the clients at work"
+    return replace(preset, summary=summary, experiment=replace(preset.experiment, strategy=full), methods=rows)
+
+
+def makers() -> dict[str, Maker]:
+    made: dict[str, Maker] = {}
+    for name, column in COLUMNS.items():
+        for alpha in (0.1, 0.5, 1.0):  # 0.1 is the one without a suffix
+            suffix = "" if alpha == 0.1 else f"-alpha{alpha:g}"
+            made[f"table{column.table}-{name}{suffix}"] = partial(accuracy, name, alpha)
+    for high in (500, 1000, 2500):
+        made[f"table4-uniform-{high}"] = partial(table4, "uniform", high)
+        made[f"table4-longtail-{high}"] = partial(table4, "longtail", high)
+    for alpha in (0.1, 1.0):
+        made[f"table5-alpha{alpha:g}"] = partial(table5, alpha)
+        made |= {f"table6-alpha{alpha:g}-p{rate}": partial(table6, alpha, rate) for rate in (0.1, 0.2, 0.3)}
+    return made

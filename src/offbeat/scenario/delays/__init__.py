@@ -1,0 +1,38 @@
+"""How long clients take. A client has a speed of its own, drawn once, and every job of it varies a little."""
+
+from __future__ import annotations
+
+from offbeat.scenario.delays.changing import Changing, Traced
+from offbeat.scenario.delays.devices import Devices
+from offbeat.scenario.delays.law import SHORTEST, Delays, Paced, Unit
+from offbeat.scenario.delays.spread import (
+    Constant,
+    Exponential,
+    Groups,
+    HalfNormal,
+    Lognormal,
+    LongTail,
+    Normal,
+    PerClient,
+    Uniform,
+)
+
+__all__ = [
+    "DELAYS", "SHORTEST", "Changing", "Constant", "Delays", "Devices", "Exponential", "Groups", "HalfNormal", "Lognormal", "LongTail",
+    "Normal", "Paced", "PerClient", "Traced", "Uniform", "Unit",
+]  # fmt: skip
+
+DELAYS: dict[str, type[Delays]] = {
+    "constant": Constant,
+    "uniform": Uniform,
+    "normal": Normal,
+    "half_normal": HalfNormal,
+    "lognormal": Lognormal,
+    "exponential": Exponential,
+    "long_tail": LongTail,
+    "groups": Groups,
+    "devices": Devices,
+    "per_client": PerClient,
+    "changing": Changing,
+    "trace": Traced,
+}

@@ -1,0 +1,94 @@
+"""What the way between server and client costs in time, on top of the training: a job is download, training, upload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from typing import Protocol
+
+from offbeat.core import draws
+from offbeat.core.errors import require
+from offbeat.scenario import traces
+from offbeat.scenario.delays.law import passing
+
+BITS = 8e-6  # megabits in a byte
+
+
+class Network(Protocol):
+    def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        """Seconds it takes, from `at` on, to carry `size` bytes from (up) or to the client."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instant:
+    """Nothing: whatever is sent is there at once, or delays already count it."""
+
+    def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offset:
+    """Every job of a client takes some seconds longer, drawn once for each between `low` and `high` (ASO-Fed's 10 to 100)."""
+
+    low: float = 10.0
+    high: float = 100.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("low", self.low), ("high", self.high)):
+            require(value >= 0 and isfinite(value), f"network offset: {name} = {value}: must be 0 or more")
+        require(self.low <= self.high, f"network offset: low = {self.low} lies above high = {self.high}")
+
+    def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        return (self.low + (self.high - self.low) * draws.uniform(seed, "network", client)) / 2  # half each way
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandwidth:
+    """Models travel at the client's own megabits per second, drawn once between `low` and `high`, plus a `latency` each way.
+
+    The bytes are those of the model and of what a method sends along with it, as the trace counts them.
+    """
+
+    low: float = 5.0
+    high: float = 50.0
+    latency: float = 0.05  # seconds
+    upload: float = 0.2  # speed of the way up, as a share of the way down
+
+    def __post_init__(self) -> None:
+        for name, value in (("low", self.low), ("high", self.high), ("upload", self.upload)):
+            require(value > 0 and isfinite(value), f"network bandwidth: {name} = {value}: must be positive and finite")
+        require(self.low <= self.high, f"network bandwidth: low = {self.low} lies above high = {self.high}")
+        require(self.latency >= 0 and isfinite(self.latency), f"network bandwidth: latency = {self.latency}: must be 0 or more")
+
+    def mbps(self, seed: int, client: int) -> float:
+        return self.high - (self.high - self.low) * draws.uniform(seed, "network", client)  # a large draw is slow, as in delays
+
+    def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        speed = self.mbps(seed, client) * (self.upload if up else 1.0)
+        return self.latency + size * BITS / speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """Recorded megabits per second, client by client, from a CSV or Parquet file: columns client, t, mbps."""
+
+    path: str
+
+    def covers(self, clients: Iterable[int]) -> None:
+        """Every client must be there, and every value usable, before a run begins."""
+        self._recorded.covers(clients)
+
+    @cached_property
+    def _recorded(self) -> traces.Column:
+        return traces.column(self.path, traces.MBPS)  # once: a file that changes does not change a run
+
+    def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        series = self._recorded.of(client)
+        return passing(size * BITS, at, series.times, [1.0 / mbps for mbps in series.values])
+
+
+NETWORKS: dict[str, type[Network]] = {"instant": Instant, "offset": Offset, "bandwidth": Bandwidth, "trace": Traced}

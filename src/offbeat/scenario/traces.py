@@ -1,0 +1,165 @@
+"""Recorded worlds: a CSV or Parquet file with the columns client, t, available, seconds_per_step, mbps.
+
+A row says what holds for a client from its time t on. Whoever needs a column reads that one, so the others may be
+missing. Files are read once and checked as a whole: clients begin at t = 0, times increase, no cell is empty.
+"""
+
+from __future__ import annotations
+
+import csv
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.errors import DataError, unknown
+
+AVAILABLE, SECONDS, MBPS = "available", "seconds_per_step", "mbps"
+KEYS = ("client", "t")
+COLUMNS = (*KEYS, AVAILABLE, SECONDS, MBPS)
+TRUTH = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What was recorded of one client: values[i] holds from times[i] on."""
+
+    times: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def at(self, t: float) -> float:
+        return self.values[max(bisect_right(self.times, t) - 1, 0)]
+
+    @property
+    def mean(self) -> float:
+        """Weighted by how long each value held; the last one as long as the one before it."""
+        if len(self.times) == 1:
+            return self.values[0]
+        spans = [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+        spans.append(spans[-1])
+        return sum(v * s for v, s in zip(self.values, spans, strict=True)) / sum(spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a trace, client by client."""
+
+    path: str
+    name: str
+    clients: dict[int, Series]
+
+    def of(self, client: int) -> Series:
+        if client not in self.clients:
+            raise DataError(f"trace {self.path}: no rows for client {client}: it has {len(self.clients)} clients")
+        return self.clients[client]
+
+    def covers(self, clients: Iterable[int]) -> None:
+        for client in clients:
+            self.of(client)
+
+
+def column(path: str, name: str) -> Column:
+    """A column of a trace file; the file is read again when it was changed."""
+    try:
+        changed = Path(path).stat().st_mtime_ns
+    except OSError as error:
+        raise DataError(f"cannot read the trace {path}: {error.strerror or error}") from None
+    return _column(path, name, changed)
+
+
+@lru_cache(maxsize=16)
+def _column(path: str, name: str, changed: int) -> Column:
+    times: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
+    for line, row in _rows(path, name):
+        where = f"trace {path}, row {line}"
+        client = _client(row["client"], where)
+        t, value = _number(row["t"], "t", where), _value(row[name], name, where)
+        before = times.setdefault(client, [])
+        if t < 0:
+            raise DataError(f"{where}: t = {t:g}: times are 0 or more")
+        if not before and t > 0:
+            raise DataError(f"{where}: client {client} begins at t = {t:g}: a gap before it, begin at 0 (available 0: not there yet)")
+        if before and t <= before[-1]:
+            raise DataError(f"{where}: client {client} has t = {t:g} after {before[-1]:g}: sort each client's rows by time")
+        before.append(t)
+        values.setdefault(client, []).append(value)
+    if not times:
+        raise DataError(f"trace {path}: no rows")
+    return Column(path, name, {client: Series(tuple(times[client]), tuple(values[client])) for client in times})
+
+
+def _value(cell: Any, name: str, where: str) -> float:
+    if name == AVAILABLE:
+        text = str(cell).strip().lower()
+        if text == "":
+            raise DataError(f"{where}: {name} is empty: a trace has no gaps, repeat the value before")
+        if text not in TRUTH:
+            raise DataError(f"{where}: available = {cell}: must be 0 or 1")
+        return TRUTH[text]
+    value = _number(cell, name, where)
+    if value <= 0:
+        raise DataError(f"{where}: {name} = {value:g}: must be positive")
+    return value
+
+
+def _number(cell: Any, name: str, where: str) -> float:
+    text = "" if cell is None else str(cell).strip()
+    if text in ("", "nan", "None"):
+        raise DataError(f"{where}: {name} is empty: a trace has no gaps, repeat the value before")
+    try:
+        value = float(text)
+    except ValueError:
+        raise DataError(f"{where}: {name} = {text!r} is not a number") from None
+    if not isfinite(value):
+        raise DataError(f"{where}: {name} = {text}: must be finite")
+    return value
+
+
+def _client(cell: Any, where: str) -> int:
+    number = _number(cell, "client", where)
+    if number < 0 or number != int(number):
+        raise DataError(f"{where}: client = {cell}: clients are numbered, 0 or more")
+    return int(number)
+
+
+def _rows(path: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows with their numbers; in a CSV file those are its lines."""
+    header, rows = _parquet(path) if Path(path).suffix.lower() in (".parquet", ".pq") else _csv(path)
+    for needed in (*KEYS, name):
+        if needed not in header:
+            raise DataError(f"trace {path}: no column {needed!r}; it has {', '.join(map(repr, header)) or 'none'} of {', '.join(COLUMNS)}")
+    for given in header:
+        if given not in COLUMNS:
+            raise DataError(f"trace {path}: {unknown('column', given, COLUMNS)}")
+    return rows
+
+
+def _csv(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restval="", skipinitialspace=True)
+            header = list(reader.fieldnames or [])
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
+    for line, row in rows:
+        if None in row:
+            raise DataError(f"trace {path}, row {line}: more cells than columns")
+    return header, iter(rows)
+
+
+def _parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
+    try:
+        parquet = import_module("pyarrow.parquet")  # not a dependency: most traces are CSV
+    except ImportError:
+        raise DataError(f"reading {path} needs pyarrow: pip install pyarrow, or save the trace as CSV") from None
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the trace {path}: {error}") from None
+    return list(table.column_names), iter(enumerate(table.to_pylist(), start=1))

@@ -1,0 +1,110 @@
+"""The data set of an experiment: a name, or a name with settings, in Python, in files and on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.engines.until import Until
+from offbeat.experiment import build, files
+from offbeat.experiment.config import Experiment
+from offbeat.scenario.data import DATASETS
+from offbeat.scenario.data.digits import Digits
+from offbeat.scenario.data.idx import Mnist
+from offbeat.scenario.data.newsgroups import TwentyNews
+from offbeat.scenario.data.plug import Npz
+from offbeat.scenario.data.synthetic import Synthetic
+from offbeat.scenario.data.tiny import TinyImageNet
+from offbeat.scenario.delays import Constant
+from offbeat.scenario.models import Linear
+from offbeat.scenario.partition import Iid, Natural
+
+
+def test_a_name_stands_for_the_data_set_with_its_defaults():
+    assert Experiment(data="mnist") == Experiment(data=Mnist())
+    assert Experiment().data == Digits()
+
+
+def test_old_files_and_changes_by_name_still_read():
+    assert files.parse("data: mnist").data == Mnist()
+    assert files.changed(Experiment(), ["data=mnist"]).data == Mnist()
+    assert files.changed(Experiment(), ["data=synthetic", "data.alpha=0.5"]).data == Synthetic(alpha=0.5)
+    assert files.changed(Experiment(), ["data.name=20news", "data.length=50"]).data == TwentyNews(length=50)
+    assert files.changed(Experiment(), ["data={name: npz, folder: mine}"]).data == Npz(folder="mine")
+
+
+@pytest.mark.parametrize("name", [name for name in DATASETS if name != "npz"])
+def test_every_data_set_reads_back_from_a_file_as_itself(name, tmp_path):
+    experiment = Experiment(data=name)
+    files.write(tmp_path / "experiment.yaml", experiment)
+    assert files.read(tmp_path / "experiment.yaml") == experiment
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data=digit", "unknown data set 'digit': did you mean 'digits'"),
+        ("data={name: npz}", "data: folder must be given"),
+        ("data.vocabulary=9", "unknown setting 'vocabulary'"),
+        ("data={name: synthetic, alpha: -1}", "data: synthetic alpha = -1.0"),
+        ("data={name: fitrec, target: pulse}", "data.target: unknown value 'pulse'"),
+    ],
+)
+def test_a_mistake_says_where_it_is(change, message):
+    with pytest.raises(ConfigError, match=message):
+        files.changed(Experiment(), [change])
+
+
+WORLD = Experiment(model=Linear(), delays=Constant(mean=10.0), until=Until(updates=8))
+
+
+def test_natural_owners_are_the_clients():
+    experiment = replace(WORLD, data=Synthetic(users=5), clients=5, partition=Natural())
+    made = build.setup(experiment)
+    assert dict(made.world.clients) == dict(enumerate(experiment.data.load().groups.bincount().tolist()))
+    engine = build.engine(made, experiment)
+    engine.run()
+
+
+def test_a_data_set_made_in_python_is_taken_where_a_name_is():
+    data = Synthetic(users=3).load()
+    experiment = replace(WORLD, data=data, clients=3, partition=Natural())
+    assert dict(build.setup(experiment).world.clients) == {k: len(x) for k, (x, _) in enumerate(data.by_owner())}
+    with pytest.raises(ConfigError, match="holds what a file cannot"):
+        files.write(Path("never.yaml"), experiment)
+    with pytest.raises(DataError, match="names no owners"):
+        Digits().load().by_owner()
+
+
+def test_several_real_targets_get_as_many_outputs(tmp_path, monkeypatch):
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
+    rng = np.random.default_rng(0)
+    for name in ("north", "south"):
+        np.savez(tmp_path / f"{name}.npz", x=rng.normal(size=(20, 3)), y=rng.normal(size=(20, 2)))
+    made = build.setup(replace(WORLD, data=Npz(folder="."), clients=2, partition=Natural()))
+    assert made.layout.num_params == 3 * 2 + 2
+    assert made.evaluator(made.world.model)["mae"] > 0
+
+
+def test_images_stay_bytes_until_a_model_sees_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
+    home = tmp_path / "tiny-imagenet" / "tiny-imagenet-200"
+    (home / "val/images").mkdir(parents=True)
+    (home / "wnids.txt").write_text("n1\nn2\n")
+    for name, colour in (("n1", 0), ("n2", 255)):
+        (home / "train" / name / "images").mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (64, 64), (colour,) * 3).save(home / "train" / name / "images" / f"{i}.JPEG")
+        Image.new("RGB", (64, 64), (colour,) * 3).save(home / "val/images" / f"{name}.JPEG")
+    (home / "val/val_annotations.txt").write_text("n1.JPEG\tn1\t0\t0\t9\t9\nn2.JPEG\tn2\t0\t0\t9\t9\n")
+    experiment = replace(WORLD, data=TinyImageNet(), clients=2, partition=Iid())
+    engine = build.engine(build.setup(experiment), experiment)
+    engine.run()
+    # black and white have mean 1/2 and deviation 1/2: they reach the model as -1 and 1, and one step tells them apart
+    last = engine.trace.db.execute("SELECT value FROM metrics WHERE key = 'acc' ORDER BY seq DESC LIMIT 1").fetchone()
+    assert last[0] == 1.0

@@ -1,0 +1,133 @@
+"""Who is slow, what they hold, on which examples they are judged; and what a whole run tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offbeat.client.data import ClientData
+from offbeat.client.survey import Survey
+from offbeat.core.strategies import REGISTRY
+from offbeat.engines.until import Until
+from offbeat.experiment import build, groups, metrics
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.plain import from_plain, to_plain
+from offbeat.experiment.simulate import simulate
+from offbeat.scenario.data.dataset import Dataset
+from offbeat.scenario.delays import Constant, PerClient
+from offbeat.scenario.models import Linear
+
+
+def test_the_slowest_quarter_and_the_halves():
+    made = groups.groups({0: 5.0, 1: 50.0, 2: 10.0, 3: 20.0, 4: 1.0, 5: 2.0, 6: 60.0, 7: 30.0})
+    assert made == {"slowest": [1, 6], "active": [0, 2, 4, 5], "stragglers": [1, 3, 6, 7]}
+    assert groups.groups({0: 10.0, 1: 30.0}) == {"slowest": [1], "active": [0], "stragglers": [1]}
+
+
+def test_equally_fast_clients_stay_together():
+    # Fed-OGD's L1 and L2 with periods 1, 3 and 5: 60/20/20 % and 40/30/30 % of ten clients
+    first = dict(enumerate([1.0] * 6 + [3.0] * 2 + [5.0] * 2))
+    second = dict(enumerate([1.0] * 4 + [3.0] * 3 + [5.0] * 3))
+    assert groups.groups(first)["stragglers"] == [6, 7, 8, 9]  # the sixth is as fast as the fifth
+    assert groups.groups(second, active=0.4)["active"] == [0, 1, 2, 3]
+    assert groups.groups(second)["active"] == [0, 1, 2, 3, 4, 5, 6]  # half is five: four of period 1, one of 3, so all of 3
+
+
+def test_where_all_are_equally_fast_nobody_is_slow():
+    assert groups.groups({0: 1.0, 1: 1.0}) == {}
+
+
+def test_class_shares_count_the_examples_of_the_group():
+    data = ClientData.own([(torch.zeros(2, 1), torch.tensor([0, 1])), (torch.zeros(4, 1), torch.tensor([2, 2, 2, 1]))])
+    assert groups.class_shares(data, [1], 3).tolist() == [0, 0.25, 0.75]
+    assert groups.class_shares(data, [0, 1], 4).tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6, 0])
+
+
+def owned(test_owners: list[int]) -> Dataset:
+    """Owners 0, 0, 1, 1, 2 of five training examples."""
+    x, y = torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)
+    test = torch.tensor(test_owners)
+    return Dataset("mine", x, y, torch.arange(len(test_owners)).float()[:, None], torch.zeros(len(test), dtype=torch.int64), num_classes=1,
+                   groups=torch.tensor([0, 0, 1, 1, 2]), test_groups=test, group_names=("a", "b", "c"))  # fmt: skip
+
+
+def test_a_clients_test_examples_are_those_of_its_owners():
+    parts = [torch.tensor([0, 1, 4]), torch.tensor([2, 3])]  # owners 0 and 2; owner 1
+    tests = groups.own_tests(owned([1, 0, 2, 1, 0]), parts)
+    assert tests is not None
+    assert [tests.take(c, torch.arange(tests.size(c)))[0].flatten().tolist() for c in (0, 1)] == [[1, 2, 4], [0, 3]]
+
+
+def test_without_test_examples_for_everyone_nobody_is_judged_on_them():
+    whole = [torch.tensor([0, 1, 4]), torch.tensor([2, 3])]
+    assert groups.own_tests(owned([0, 0, 2]), whole) is None  # none of owner 1
+    assert groups.own_tests(owned([0, 1, 2]), [torch.tensor([0, 2]), torch.tensor([1, 3, 4])]) is None  # owners 0 and 1 are torn apart
+    assert groups.own_tests(replace(owned([0]), test_groups=None), whole) is None
+
+
+# ---------------------------------------------------------------- whole runs
+
+EXPERIMENT = Experiment(clients=4, model=Linear(), delays=PerClient(means=(10.0, 20.0, 30.0, 90.0)), until=Until(seconds=100.0))
+
+
+def run(experiment: Experiment) -> tuple[metrics.Summary, build.VirtualEngine]:
+    engine = build.engine(build.setup(experiment), experiment)
+    engine.run()
+    engine.trace.flush()
+    return metrics.summarize(engine.trace.db, experiment.population), engine
+
+
+def test_a_run_ends_with_a_survey_of_its_clients():
+    s, engine = run(EXPERIMENT)
+    assert list(s.by_client) == [0, 1, 2, 3]
+    assert s.surveyed == "training examples"
+    assert s.of_group("slowest") == s.by_client[3]  # a quarter of four
+    assert metrics.members(engine.trace.db, "stragglers") == [2, 3]
+    assert engine.trace.db.execute("SELECT COUNT(DISTINCT seq) FROM clients").fetchone() == (1,)
+    assert len(metrics.curve(engine.trace.db, "acc/slow_classes").values) == len(metrics.curve(engine.trace.db, "acc").values) == 51
+
+
+def test_a_survey_changes_nothing_of_a_run():
+    told, engine = run(EXPERIMENT)
+    silent, other = run(replace(EXPERIMENT, survey=Survey(examples=0)))
+    assert told.metrics == silent.metrics
+    assert (silent.by_client, silent.groups, silent.surveyed) == ({}, {}, None)
+    assert torch.equal(engine.model, other.model)
+
+
+def test_a_survey_may_be_made_on_a_coarse_grid():
+    _, engine = run(replace(EXPERIMENT, survey=Survey(every=25)))
+    times = [now for (now,) in engine.trace.db.execute("SELECT DISTINCT now FROM clients ORDER BY now")]
+    assert times == [0.0, 50.0, 100.0]  # points 0, 25 and 50; the last is the end and asked about once
+    assert engine.trace.db.execute("SELECT COUNT(DISTINCT seq) FROM clients").fetchone() == (3,)
+
+
+def test_methods_with_a_model_for_each_client_are_judged_by_it():
+    # alone, each client is better on its own examples than the global model, which is never trained
+    alone, engine = run(replace(EXPERIMENT, strategy=REGISTRY["local"]()))
+    before, _ = engine.survey(lambda client: engine.model)
+    assert all(alone.by_client[client] > before[client]["acc"] for client in before)
+
+
+def test_pooled_data_is_still_judged_client_by_client():
+    s, _ = run(replace(EXPERIMENT, strategy=REGISTRY["global"]()))
+    assert list(s.by_client) == [0, 1, 2, 3]
+
+
+def test_equal_speeds_have_no_slowest_quarter():
+    s, _ = run(replace(EXPERIMENT, delays=Constant(mean=10.0)))
+    assert set(s.groups) == {f"{name}/all" for name in s.metrics}
+    assert s.of_group("slowest") != s.of_group("slowest")  # nan
+
+
+def test_the_survey_is_a_setting_of_an_experiment():
+    experiment = replace(EXPERIMENT, survey=Survey(every=5, active=0.25))
+    assert from_plain(to_plain(experiment)) == experiment
+
+
+def test_a_simulation_of_ones_own_is_surveyed_too():
+    pairs = [(torch.tensor([[1.0], [-1.0]]), torch.tensor([1, 0]))] * 2
+    result = simulate(torch.nn.Linear(1, 2), pairs, delays=[10.0, 30.0], until="60s")
+    assert set(result.summary.by_client) == {0, 1}

@@ -1,0 +1,186 @@
+"""Worlds read from a file, and what the network adds to a job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.protocol import Layout, LocalWork, Slice
+from offbeat.core.strategies import FedAsync, Local
+from offbeat.core.surroundings import Trip
+from offbeat.engines.traffic import Payload
+from offbeat.scenario import network, traces
+from offbeat.scenario.counts import Counts
+from offbeat.scenario.delays import Changing, Constant, Traced
+from offbeat.scenario.network import NETWORKS, Bandwidth, Instant, Offset
+from offbeat.scenario.registry import summaries
+from offbeat.scenario.surroundings import SimulatedWorld
+
+GOOD = """client,t,available,seconds_per_step,mbps
+0,0,1,2.0,8
+0,10,1,4.0,4
+1,0,1,0.5,100
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "trace.csv"
+    path.write_text(text)
+    return str(path)
+
+
+def world(delays: Any, **settings: Any) -> SimulatedWorld:
+    return SimulatedWorld(delays=delays, counts=Counts([10, 10]), seed=0, steps=lambda client, work, examples: 3, **settings)
+
+
+# ---------------------------------------------------------------- traces
+
+
+def test_a_recorded_pace_holds_from_its_time_on(tmp_path: Path) -> None:
+    law = Traced(path=written(tmp_path, GOOD))
+    w = world(law)
+    assert w.trip(0, 0, LocalWork(), 10, started=0.0) == Trip(6.0, 6.0)  # 3 steps of 2 s
+    # from 7 on: 1.5 steps until 10, the other 1.5 at 4 s; at 7 one would have guessed 6
+    assert w.trip(0, 0, LocalWork(), 10, started=7.0) == pytest.approx((9.0, 6.0, False, None, None))
+    assert w.trip(0, 0, LocalWork(), 10, started=99.0) == Trip(12.0, 12.0)
+    assert w.trip(1, 0, LocalWork(), 10, started=99.0) == Trip(1.5, 1.5)
+    # the last value counts as long as the one before: (2 + 4) / 2
+    assert (law.expected(0, 0, steps=1), law.expected(0, 1, steps=4)) == (3.0, 2.0)
+
+
+def test_columns_nobody_asks_for_may_be_missing(tmp_path: Path) -> None:
+    path = written(tmp_path, "client,t,mbps\n0,0,5\n")
+    network.Traced(path=path).covers([0])
+    with pytest.raises(DataError, match="no column 'seconds_per_step'; it has 'client', 't', 'mbps'"):
+        Traced(path=path).covers([0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("client,t,seconds_per_step\n0,5,1\n", r"row 2: client 0 begins at t = 5: a gap"),
+        ("client,t,seconds_per_step\n0,0,1\n0,9,\n", r"row 3: seconds_per_step is empty: a trace has no gaps"),
+        ("client,t,seconds_per_step\n0,0,1\n0,9\n", r"row 3: seconds_per_step is empty"),
+        ("client,t,seconds_per_step\n0,0,1\n1,0,1\n0,9,1\n0,8,1\n", r"row 5: client 0 has t = 8 after 9: sort"),
+        ("client,t,seconds_per_step\n0,0,1\n0,0,2\n", r"row 3: client 0 has t = 0 after 0: sort"),
+        ("client,t,seconds_per_step\n0,-1,1\n", r"row 2: t = -1: times are 0 or more"),
+        ("client,t,seconds_per_step\n0,0,-3\n", r"row 2: seconds_per_step = -3: must be positive"),
+        ("client,t,seconds_per_step\n0,0,0\n", r"row 2: seconds_per_step = 0: must be positive"),
+        ("client,t,seconds_per_step\n0,0,fast\n", r"row 2: seconds_per_step = 'fast' is not a number"),
+        ("client,t,seconds_per_step\n0,0,inf\n", r"row 2: seconds_per_step = inf: must be finite"),
+        ("client,t,seconds_per_step\n-1,0,1\n", r"row 2: client = -1: clients are numbered"),
+        ("client,t,seconds_per_step\n0.5,0,1\n", r"row 2: client = 0.5: clients are numbered"),
+        ("client,t,seconds_per_step\n0,0,1,7\n", r"row 2: more cells than columns"),
+        ("client,t,seconds_per_step,speed\n0,0,1,7\n", r"unknown column 'speed'"),
+        ("client,t,seconds_per_step\n", r"no rows"),
+        ("", r"no column 'client'; it has none"),
+        ("client,t,seconds_per_step\n0,0,1\n", r"no rows for client 1: it has 1 clients"),
+    ],
+)
+def test_a_trace_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Traced(path=written(tmp_path, text)).covers(range(2))
+
+
+def test_available_is_yes_or_no(tmp_path: Path) -> None:
+    path = written(tmp_path, "client,t,available\n0,0,maybe\n")
+    with pytest.raises(DataError, match=r"row 2: available = maybe: must be 0 or 1"):
+        traces.column(path, traces.AVAILABLE)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot read the trace .*missing\.csv: No such file"):
+        Traced(path=str(tmp_path / "missing.csv")).covers([0])
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(DataError, match=r"cannot read the trace .*binary\.csv"):
+        Traced(path=str(tmp_path / "binary.csv")).covers([0])
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trace.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DataError, match="needs pyarrow: pip install pyarrow, or save the trace as CSV"):
+        Traced(path=str(tmp_path / "trace.parquet")).covers([0])
+
+
+def test_a_parquet_file_is_read_like_a_csv_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet traces need pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"client": [0, 0, 1], "t": [0.0, 10.0, 0.0], "seconds_per_step": [2.0, 4.0, 0.5]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "trace.parquet")
+    law = Traced(path=str(tmp_path / "trace.parquet"))
+    assert (law.expected(0, 0, steps=1), law.pace(0, 1, 0.0)) == (3.0, 1.0)
+
+
+# ---------------------------------------------------------------- network
+
+
+def test_an_offset_of_each_client_is_added_to_every_job() -> None:
+    law = Offset(low=10.0, high=100.0)
+    w = world(Constant(mean=7.0, jitter=0.0), network=law)
+    for client in (0, 1):
+        trip = w.trip(client, 0, LocalWork(), 10, 0.0)
+        assert 17 < trip.duration < 107
+        assert trip == w.trip(client, 5, LocalWork(), 10, 300.0)
+        assert trip.expected == trip.duration
+    assert w.trip(0, 0, LocalWork(), 10, 0.0) != w.trip(1, 0, LocalWork(), 10, 0.0)
+
+
+def test_a_job_is_download_training_and_upload() -> None:
+    law = Bandwidth(low=8.0, high=8.0, latency=0.5, upload=0.5)
+    w = world(Constant(mean=10.0, jitter=0.0), network=law, payload=lambda work: (1_000_000, 2_000_000))
+    # down: 8 Mbit at 8 Mbit/s, up: 16 Mbit at 4 Mbit/s, each with half a second before it
+    assert w.trip(0, 0, LocalWork(), 10, 0.0).duration == pytest.approx((0.5 + 1) + 10 + (0.5 + 4))
+
+
+def test_a_recorded_bandwidth_changes_under_way(tmp_path: Path) -> None:
+    law = network.Traced(path=written(tmp_path, GOOD))
+    # 40 Mbit from 8 on: 16 at 8 Mbit/s until 10, then 24 at 4 Mbit/s
+    assert law.transfer(0, 0, 5_000_000, 8.0, up=False) == pytest.approx(2 + 6)
+
+
+def test_training_starts_when_the_download_is_done() -> None:
+    law = Changing(delays=Constant(mean=10.0, jitter=0.0), at=(5.0,), factors=(2.0,))
+    w = world(law, network=Bandwidth(low=8.0, high=8.0, latency=0.0, upload=1.0), payload=lambda work: (2_000_000, 0))
+    # down until 2, then 3 s at the old pace and 7 at twice the time
+    assert w.trip(0, 0, LocalWork(), 10, 0.0).duration == pytest.approx(2 + 3 + 14)
+
+
+def test_the_bytes_are_those_of_the_model_and_what_goes_with_it() -> None:
+    layout = Layout((Slice("w", (10,), 0, 10, "param"),))
+    payload = Payload.of(FedAsync(), torch.zeros(10), layout)
+    assert payload(LocalWork()) == (40, 40)
+    assert payload(LocalWork(extras={"basis": torch.zeros(5)})) == (60, 40)
+    assert Payload.of(Local(), torch.zeros(10), layout)(LocalWork()) == (0, 0)  # alone, nothing travels
+
+
+def test_large_draws_are_slow_as_with_delays() -> None:
+    law = Bandwidth(low=5.0, high=50.0)
+    assert all(5 < law.mbps(0, client) < 50 for client in range(100))
+    assert law.transfer(0, 0, 10**6, 0.0, up=True) > law.transfer(0, 0, 10**6, 0.0, up=False)
+    assert Instant().transfer(0, 0, 10**9, 0.0, up=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Offset(low=-1.0), "network offset: low = -1.0: must be 0 or more"),
+        (lambda: Offset(low=9.0, high=1.0), "low = 9.0 lies above high = 1.0"),
+        (lambda: Bandwidth(low=0.0), "network bandwidth: low = 0.0: must be positive"),
+        (lambda: Bandwidth(latency=-1.0), "network bandwidth: latency = -1.0"),
+        (lambda: Bandwidth(upload=0.0), "network bandwidth: upload = 0.0"),
+    ],
+)
+def test_networks_that_cannot_be_meant_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_every_network_has_a_summary() -> None:
+    assert all(summaries(NETWORKS).values())
