@@ -122,6 +122,11 @@ def test_a_solver_that_gives_up_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
     assert solve(G @ G.mT) is None
 
 
+def test_squares_that_overflow_are_a_failure() -> None:
+    for G in (torch.tensor([[1.0, 0.0], [-1e20, 1e20]]), torch.tensor([[1e20, -1e20], [-1.0, 1.0]])):  # 2e40 is infinite in float32
+        assert solve(G @ G.mT) is None
+
+
 @pytest.mark.parametrize("short", [1e-7, 1e-12, 1e-15])
 def test_in_float32_a_short_row_asks_for_as_much_as_a_long_one(short: float) -> None:
     # <v, (s, 0)> = -s, so z_1 = s / s^2 = 1 / s and x = v + (1, 0) = (0, 1)

@@ -40,7 +40,7 @@ def compare(
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
         if changes or any(given is not None for given in (scale, strategies, seeds, until, out)):
-            raise ConfigError("--resume finishes a comparison as it is: --scale, --strategies, --seeds, --set, --until, --out are for new ones")
+            raise ConfigError("--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until or --out with it")
         comparison = Comparison(resume)
     else:
         assert source is not None

@@ -51,12 +51,12 @@ class Column:
 COLUMNS: dict[str, Column] = {
     "cifar10": Column(
         title="CIFAR-10: ResNet-18, 95 % of one class", data=Cifar10(), model=ResNet(depth=18), partition=MainClass(share=0.95, main=1),
-        table="I", figure=2, small={"model": Cnn(channels=(16, 32), hidden=(64,)), "clients": 20},
+        table="I", figure=2, small={"model": Cnn(channels=(16, 32)), "clients": 20},
     ),
     "cifar100": Column(
         title="CIFAR-100: ResNet-18, 2 × 40 % main classes", data=Cifar100(), model=ResNet(depth=18),
         partition=MainClass(share=0.8, main=2), table="II", figure=3,
-        small={"model": Cnn(channels=(16, 32), hidden=(64,)), "clients": 50},
+        small={"model": Cnn(channels=(16, 32)), "clients": 50},
     ),
     "tiny": Column(
         title="Tiny-ImageNet: ResNet-34, 95 % of 4 classes", data=TinyImageNet(), model=ResNet(depth=34),

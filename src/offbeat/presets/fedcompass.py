@@ -60,7 +60,7 @@ COLUMNS: dict[str, Column] = {
     "cifar10": Column(
         title="CIFAR-10: ResNet-18", data=Cifar10(), model=ResNet(depth=18), training=Training(lr=0.1, batch=128), seconds=0.5,
         targets={"class": Target("acc", 0.6), "dirichlet": Target("acc", 0.5)},
-        small={"model": Cnn(channels=(16, 32), hidden=(64,)), "training": Training(lr=0.1, batch=32)},
+        small={"model": Cnn(channels=(16, 32)), "training": Training(lr=0.1, batch=32)},
     ),
     "ixi": Column(
         title="Fed-IXI: 3-D U-Net, 3 hospitals", data=Ixi(), model=UNet3d(), training=Training(optimizer="adamw", lr=0.001, batch=2),
@@ -71,7 +71,7 @@ COLUMNS: dict[str, Column] = {
         title="Fed-ISIC2019: EfficientNet-B0, 6 centres", data=Isic2019(), model=EfficientNet(weights="efficientnet_b0/model.safetensors"),
         training=Training(optimizer="adam", lr=0.0005, batch=64), seconds=1.5, targets={"natural": Target("balanced_acc", 0.5)}, mu=0.5,
         small={
-            "data": Isic2019(size=32), "model": Cnn(channels=(16, 32), hidden=(64,)),
+            "data": Isic2019(size=32), "model": Cnn(channels=(16, 32)),
             "training": Training(optimizer="adam", lr=0.001, batch=32),
         },
     ),

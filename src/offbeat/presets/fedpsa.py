@@ -46,8 +46,8 @@ class Column:
 COLUMNS: dict[str, Column] = {
     "mnist": Column(table=1, title="MNIST: CNN", data=Mnist(), model=FEDPSA_MNIST, small=Cnn(channels=(8, 16))),
     "fmnist": Column(table=1, title="Fashion-MNIST: one linear layer", data=FashionMnist(), model=Linear(), small=Linear()),
-    "cifar10": Column(table=2, title="CIFAR-10: CNN", data=Cifar10(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32), hidden=(64,))),
-    "cifar100": Column(table=2, title="CIFAR-100: CNN", data=Cifar100(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32), hidden=(64,))),
+    "cifar10": Column(table=2, title="CIFAR-10: CNN", data=Cifar10(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32))),
+    "cifar100": Column(table=2, title="CIFAR-100: CNN", data=Cifar100(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32))),
 }
 
 

@@ -63,7 +63,7 @@ COLUMNS: dict[str, Column] = {
     # 10,000 of the training images are held out in the paper, and pictures are cropped and flipped: neither is done here
     "cifar10": Column(
         title="CIFAR-10: VGG11, 10 clients, Dir(0.1)", data=Cifar10(), model=Vgg11(), clients=10, updates=500,
-        small={"model": Cnn(channels=(16, 32), hidden=(64,))},
+        small={"model": Cnn(channels=(16, 32))},
     ),
     "20news": Column(
         # AdamW is what the Hugging Face trainer takes; its rate falls to 0 within every job, which is not done here
@@ -82,7 +82,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "cifar100": Column(
         title="CIFAR-100: MobileNetV2, 100 clients, Dir(0.1)", data=Cifar100(), model=MobileNetV2(), clients=100, updates=100_000, k=10,
-        small={"model": Cnn(channels=(16, 32), hidden=(64,)), "clients": 20},
+        small={"model": Cnn(channels=(16, 32)), "clients": 20},
     ),
 }  # fmt: skip
 QUICK_UPDATES = 200

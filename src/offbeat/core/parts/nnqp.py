@@ -105,6 +105,8 @@ def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
     from scipy.optimize import nnls  # slow to import, and few methods need it
 
     cosines, scale = (part.cpu().numpy() for part in _scaled(gram))
+    if not np.isfinite(cosines).all():
+        return None  # squares that overflow
     eps = torch.finfo(gram.dtype).eps
     long = scale > 0
     z = np.zeros(len(scale))
