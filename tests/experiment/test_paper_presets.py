@@ -7,7 +7,9 @@ has the real files, one preset of each data set runs on some of those as well.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
+from itertools import product
 from math import isfinite, prod
 from pathlib import Path
 
@@ -84,6 +86,16 @@ def test_scales_belong_to_papers():
         presets.load("orthofl/table2-mnist", "quik")
     with pytest.raises(ConfigError, match="unknown preset 'orthofl/table2-minst': did you mean 'orthofl/table2-mnist'"):
         presets.load("orthofl/table2-minst")
+
+
+def test_the_docs_list_every_preset():
+    text = (Path(__file__).parents[2] / "docs" / "presets.md").read_text()
+    rows = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))  # the first cell of each
+    listed = []
+    for pattern in re.findall(r"`([^`]+)`", rows):
+        parts = [part.split(",") for part in re.split(r"[{}]", pattern)]  # text and {choices} in turn; no comma outside
+        listed += ["".join(chosen) for chosen in product(*parts)]
+    assert sorted(listed) == sorted(PAPERS)
 
 
 # ---------------------------------------------------------------- the papers' numbers

@@ -197,6 +197,8 @@ def test_times_per_step_grow_with_the_steps() -> None:
         (lambda: Lognormal(median=0.0), "lognormal delays: median = 0.0"),
         (lambda: Lognormal(sigma=-0.5), "lognormal delays: sigma = -0.5"),
         (lambda: Exponential(mean=float("nan")), "exponential delays: mean = nan"),
+        (lambda: Exponential(mean=1.0, least=2.0), "exponential delays: least = 2.0: from 0 to the mean, 1.0"),
+        (lambda: HalfNormal(mean=1.0, least=-0.1), "half-normal delays: least = -0.1"),
         (lambda: PerClient(means=()), "per-client delays: means is empty"),
         (lambda: PerClient(means=(1.0, 0.0)), r"per-client delays: means\[1\] = 0.0: must be positive"),
         (lambda: PerClient(means=(1.0, 2.0)).mean_of(0, 2), "none for client 2, there are 2"),
@@ -221,6 +223,13 @@ def test_times_per_step_grow_with_the_steps() -> None:
 def test_impossible_delays_are_refused(make: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_nobody_is_faster_than_the_least() -> None:
+    for law in (Exponential, HalfNormal):
+        free, bound = ([law(mean=3.0, least=least).mean_of(1, client) for client in range(200)] for least in (0.0, 0.3))
+        assert min(free) < 0.3 == min(bound)
+        assert [max(m, 0.3) for m in free] == bound
 
 
 def test_every_law_has_a_summary() -> None:

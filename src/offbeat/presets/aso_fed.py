@@ -28,7 +28,7 @@ from offbeat.scenario.data.extrasensory import ExtraSensory
 from offbeat.scenario.data.fitrec import FitRec
 from offbeat.scenario.data.idx import FashionMnist
 from offbeat.scenario.delays import Constant
-from offbeat.scenario.models import Lstm, Model
+from offbeat.scenario.models import Cnn, Lstm, Model
 from offbeat.scenario.models.convolutional import ASO_FED_FASHION
 from offbeat.scenario.network import Offset
 from offbeat.scenario.partition import Natural, Partition, Pieces
@@ -36,7 +36,7 @@ from offbeat.scenario.streaming import Growing
 
 OFFSET = Offset(low=10.0, high=100.0)
 # what training takes is not given; the offsets are meant to be what tells clients apart
-COMPUTING = Constant(mean=0.02, unit="step", jitter=0.05)
+COMPUTING = Constant(mean=0.1, unit="step", jitter=0.05)
 GROWTH = Growing(start=(0.1, 0.9), rate=(0.0005, 0.001), per="round", min_examples=2)  # "a random portion": of what range is not said
 
 
@@ -65,7 +65,7 @@ WORLDS: dict[str, World] = {
     "extrasensory": World(title="ExtraSensory: 51 labels, LSTM, 60 users", data=ExtraSensory(), clients=60, lam=0.8, minutes=157),
     "fashion-mnist": World(
         title="Fashion-MNIST: two convolutions, 20 clients of 2 pieces of a class", data=FashionMnist(), clients=20, lam=0.5, minutes=241,
-        model=ASO_FED_FASHION, partition=Pieces(),
+        model=ASO_FED_FASHION, partition=Pieces(), small={"model": Cnn(channels=(8, 16), pool="last")},
     ),
 }  # fmt: skip
 
@@ -104,7 +104,7 @@ def table4(name: str, scale: Scale) -> Preset:
     )
     seeds = 3  # not given
     if scale == "quick":
-        small = {"training": Training(lr=0.05, batch=32, steps=10), "until": Until(seconds=900.0), "evaluate_every": 60.0}
+        small = {"training": Training(lr=0.05, batch=32, steps=10), "until": Until(seconds=900.0), "evaluate_every": 150.0}
         experiment, seeds = replace(experiment, **{**small, **world.small}), 1
     return Preset(f"ASO-Fed Table IV.1, {world.title}, growing data, offsets of 10 to 100 s", experiment, rows, seeds=seeds)
 

@@ -64,14 +64,16 @@ class HalfNormal(Varying):
     """Mean times are half-normal around `mean` seconds: most clients are fast, none is very slow."""
 
     mean: float = 60.0
+    least: float = 0.0  # nobody is faster than this; the law itself has clients that take next to nothing
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("half-normal", mean=self.mean)
+        require(0 <= self.least <= self.mean, f"half-normal delays: least = {self.least}: from 0 to the mean, {self.mean}")
 
     def mean_of(self, seed: int, client: int) -> float:
         scale = self.mean * sqrt(pi / 2)  # the mean of |N(0, s^2)| is s sqrt(2 / pi)
-        return scale * _NORMAL.inv_cdf((1.0 + speed(seed, client)) / 2)
+        return max(self.least, scale * _NORMAL.inv_cdf((1.0 + speed(seed, client)) / 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +111,15 @@ class Exponential(Varying):
     """Exponentially distributed mean times around `mean` seconds: many fast clients, a long tail of slow ones."""
 
     mean: float = 60.0
+    least: float = 0.0  # nobody is faster than this; the law itself has clients that take next to nothing
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("exponential", mean=self.mean)
+        require(0 <= self.least <= self.mean, f"exponential delays: least = {self.least}: from 0 to the mean, {self.mean}")
 
     def mean_of(self, seed: int, client: int) -> float:
-        return -self.mean * log(1.0 - speed(seed, client))  # the quantile: a large draw is a slow client, as elsewhere
+        return max(self.least, -self.mean * log(1.0 - speed(seed, client)))  # the quantile: a large draw is a slow client, as elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
