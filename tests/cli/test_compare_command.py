@@ -82,6 +82,7 @@ def test_speed_ups_may_be_against_another_method(compared, offbeat):
 
 def test_the_page_has_a_second_table_of_what_the_papers_look_at(compared):
     page = (compared[0] / "report.html").read_text()
+    assert "Data: digits: 1442 training and 355 test examples" in page
     for word in ("stragglers", "variance", "forgetting", "AULC (days)", "relative time"):
         assert f"<th>{word}</th>" in page
 

@@ -79,8 +79,9 @@ def test_what_cannot_be_listed_is_refused(offbeat):
 def test_a_finished_run_is_shown(offbeat, finished):
     shown = offbeat("show", finished)
     assert (shown.status, shown.err) == (0, "")
-    first, *lines = shown.out.splitlines()
+    first, data, *lines = shown.out.splitlines()
     assert first == "finished"
+    assert data == "data: digits: 1442 training and 355 test examples, inputs 1×8×8, 10 classes"
     told = {line[:23].strip(): line[23:].strip() for line in lines}
     summary = Run(finished).summary()
     assert told["strategy"] == "fedasync"
@@ -93,6 +94,7 @@ def test_an_unfinished_run_is_shown_as_far_as_it_got(offbeat, unfinished):
     told = json.loads(offbeat("show", unfinished, "--json").out)
     assert told["complete"] is False
     assert told["ended"] == "not finished"
+    assert told["data"].startswith("digits: 1442 training")  # known from the first moment on
     assert told["updates"] >= 10
     assert offbeat("show", unfinished).status == 0
 

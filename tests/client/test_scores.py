@@ -171,6 +171,29 @@ def test_without_a_known_pair_there_is_no_concordance():
 # ---------------------------------------------------------------- tasks and evaluators
 
 
+@pytest.mark.parametrize("spoilt", [[0], [0, 1, 2, 3]], ids=["one", "all"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_outputs_that_are_no_numbers_are_never_a_good_score(spoilt, batch):
+    real, volume, risk = torch.ones(4, 3), torch.zeros(4, 2, 3, 3), torch.tensor([4.0, 3.0, 2.0, 1.0])
+    for outputs in (real, volume, risk):
+        outputs[spoilt] = float("nan")
+    lived = torch.tensor([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0], [4.0, 1.0]])
+    assert all(map(isnan, measured(Regression(), real, torch.ones(4, 3), batch).values()))
+    assert all(map(isnan, measured(Segmentation(), volume, torch.zeros(4, 3, 3, dtype=torch.int64), batch).values()))
+    assert all(map(isnan, measured(Survival(), risk, lived, batch).values()))
+
+
+def test_what_is_empty_on_both_sides_is_right():
+    # SMAPE of 0 against 0 is 0; DICE of a class that nobody sees is 1, and neither spoils a gradient
+    assert measured(Regression(), torch.zeros(2), torch.zeros(2))["smape"] == 0
+    outputs = torch.tensor([[[50.0, 50.0]], [[-1e4, -1e4]]]).movedim(1, 0).requires_grad_()  # softmax is 1 and 0 to the bit
+    loss = Segmentation().loss(outputs, torch.zeros(1, 2, dtype=torch.int64))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert outputs.grad is not None
+    assert bool(outputs.grad.isfinite().all())
+
+
 def test_every_kind_of_data_set_has_its_task():
     from typing import get_args
 

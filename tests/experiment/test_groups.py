@@ -18,6 +18,7 @@ from offbeat.experiment.simulate import simulate
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.delays import Constant, PerClient
 from offbeat.scenario.models import Linear
+from offbeat.scenario.network import Offset
 
 
 def test_the_slowest_quarter_and_the_halves():
@@ -37,6 +38,12 @@ def test_equally_fast_clients_stay_together():
 
 def test_where_all_are_equally_fast_nobody_is_slow():
     assert groups.groups({0: 1.0, 1: 1.0}) == {}
+
+
+def test_a_share_of_the_clients_is_not_rounded_up_for_an_error_in_the_last_bit():
+    # 0.55 * 100 is 55.00000000000001 in floating point
+    assert len(groups.groups({client: float(client) for client in range(100)}, active=0.55)["active"]) == 55
+    assert groups.groups({0: 1.0, 1: 2.0}, active=1e-12)["active"] == [0]  # and it is never nobody
 
 
 def test_class_shares_count_the_examples_of_the_group():
@@ -120,6 +127,16 @@ def test_equal_speeds_have_no_slowest_quarter():
     s, _ = run(replace(EXPERIMENT, delays=Constant(mean=10.0)))
     assert set(s.groups) == {f"{name}/all" for name in s.metrics}
     assert s.of_group("slowest") != s.of_group("slowest")  # nan
+
+
+@pytest.mark.parametrize("strategy", ["fedasync", "global"])
+def test_who_is_slow_depends_on_the_network_too(strategy):
+    network = Offset(low=10.0, high=100.0)
+    setup = build.setup(replace(EXPERIMENT, clients=8, delays=Constant(mean=10.0), network=network, strategy=REGISTRY[strategy]()))
+    # all train equally fast, so the two slowest of eight are those with the largest offset: half of it down, half up
+    offset = {client: 2 * network.transfer(EXPERIMENT.seed, client, 0, 0.0, up=True) for client in range(8)}
+    assert setup.surveyor is not None
+    assert setup.surveyor.groups["slowest"] == sorted(sorted(offset, key=offset.__getitem__)[-2:])
 
 
 def test_the_survey_is_a_setting_of_an_experiment():

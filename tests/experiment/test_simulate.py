@@ -7,8 +7,10 @@ import random
 import sqlite3
 import subprocess
 import sys
+from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import offbeat
+from offbeat.client.task import LOSS, Metric
 from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.engines.until import Until
 from offbeat.scenario.delays import Uniform
@@ -313,3 +316,26 @@ def test_a_model_in_sixteen_bits_is_refused():
     data = [(torch.zeros(4, 2, dtype=torch.bfloat16), torch.tensor([0, 1, 0, 1]))]
     with pytest.raises(ConfigError, match=r"bfloat16: keep them in float32"):
         offbeat.simulate(module, data)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Squared error, and a metric of one's own that is better when it is lower."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("distance", False))
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((outputs[:, 0] - y) ** 2).mean()
+
+    def rows(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((outputs[:, :1] - y[:, None]) ** 2).double()
+
+    def scores(self, rows: torch.Tensor) -> list[float]:
+        return [float(rows.mean()), float(rows.mean().sqrt())]
+
+
+def test_a_target_on_a_metric_of_ones_own_has_to_go_the_way_its_name_says():
+    ones = [(torch.ones(4, 1), torch.ones(4))]
+    with pytest.raises(ConfigError, match=r"target distance=0.5: of distance less is better, which its name does not say.* rmse"):
+        simulate(nn.Linear(1, 1), ones, loss=Measured(), until="distance=0.5,60s")
+    assert simulate(nn.Linear(1, 1), ones, loss=Measured(), until="loss=1e9,60s").outcome.reason == "target"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
+import shutil
 import tarfile
 import threading
 import zipfile
@@ -125,14 +127,14 @@ def test_an_archive_that_lies_there_is_unpacked(root):
     assert find_folder("set", ("inner/a.txt",), archive) == root / "set"
     assert (root / "set/inner/deep/b.txt").read_bytes() == b"B"
     assert sorted(os.listdir(root / "set")) == ["all.tar.gz", "inner"]
-    assert [p.name for p in find_files("set", "*.txt", archive, "")] == ["a.txt", "b.txt"]
+    assert [p.name for p in find_files("set", ("*.txt",), archive, "")] == ["a.txt", "b.txt"]
 
 
 def test_a_zip_is_unpacked_too(root):
     (root / "set").mkdir()
     with zipfile.ZipFile(root / "set" / "all.zip", "w") as archive:
         archive.writestr("a.txt", "A")
-    assert [p.read_text() for p in find_files("set", "*.txt", Published(name="all.zip"), "")] == ["A"]
+    assert [p.read_text() for p in find_files("set", ("*.txt",), Published(name="all.zip"), "")] == ["A"]
 
 
 def test_a_tampered_archive_is_not_unpacked(root):
@@ -148,6 +150,46 @@ def test_another_archive_of_the_same_name_is_told_apart(root):
     tar(root / "set" / "all.tar.gz", {"other.txt": b"A"})
     with pytest.raises(DataError, match=r"was unpacked and .*a.txt is still missing: it is another archive"):
         find_folder("set", ("a.txt",), Published(name="all.tar.gz"))
+
+
+def test_a_folder_copied_in_half_is_to_be_removed_first(root):
+    (root / "set" / "inner").mkdir(parents=True)
+    (root / "set/inner/a.txt").write_text("A")
+    tar(root / "set" / "all.tar.gz", {"inner/a.txt": b"A", "inner/b.txt": b"B"})
+    with pytest.raises(DataError, match=r"inner/b.txt is missing, .*: remove .*set/inner so that it can be unpacked whole"):
+        find_folder("set", ("inner/a.txt", "inner/b.txt"), Published(name="all.tar.gz"))
+    shutil.rmtree(root / "set" / "inner")
+    find_folder("set", ("inner/a.txt", "inner/b.txt"), Published(name="all.tar.gz"))
+
+
+def test_what_a_killed_process_left_is_not_read_and_goes_with_the_next_unpacking(root):
+    home = root / "set"
+    rooms = [home / f".unpacking-{name}" for name in ("killed", "held", "new")]
+    for room in rooms:
+        room.mkdir(parents=True)
+        (room / "half.txt").write_text("half")
+    for room in rooms[:2]:
+        os.utime(room, (0, 0))
+    tar(home / "all.tar.gz", {"a.txt": b"A"})
+    other = os.open(rooms[1], os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)  # a process that is still unpacking
+    try:
+        assert [p.name for p in find_files("set", ("*.txt",), Published(name="all.tar.gz"), "")] == ["a.txt"]
+    finally:
+        os.close(other)
+    assert [room.exists() for room in rooms] == [False, True, True]
+
+
+def test_an_encrypted_zip_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("a.txt", "A")
+    data = bytearray((tmp_path / "all.zip").read_bytes())
+    data[6] |= 1  # the flag of the member itself, and of its entry in the list at the end
+    data[data.find(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "all.zip").write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"all.zip is encrypted"):
+        unpack(tmp_path / "all.zip", tmp_path / "home")
+    assert list((tmp_path / "home").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["../out.txt", "/tmp/out.txt", "a/../../out.txt", "..\\out.txt", "C:/out.txt"])

@@ -64,6 +64,7 @@ def test_both_layouts_of_cifar10_hold_the_same(root, tmp_path_factory, monkeypat
     assert torch.equal(one.x_train, two.x_train)
     assert torch.equal(one.x_test, two.x_test)
     assert one.input_shape == (3, 32, 32)
+    assert one.notes == two.notes == ("5 of 50,000 training pictures are there", "1 of 10,000 test pictures are there")
     # the red plane comes first: the first value of the first image is its first byte, standardised by the red of all five
     red = pixels(6)[:5, :1024] / 255
     assert one.x_train[0, 0, 0, 0].item() == pytest.approx((red[0, 0] - red.mean()) / red.std(), abs=1e-5)
@@ -105,6 +106,7 @@ class Harmful:
         (pickle.dumps({b"data": 3}), "is no batch of CIFAR"),
         (pickle.dumps({b"data": pixels(2), b"labels": [1]}, protocol=2), "holds 2 images and 1 labels"),
         (pickle.dumps({b"data": pixels(1), b"labels": [11]}, protocol=2), "labels must be one number from 0 to 9"),
+        (pickle.dumps({b"data": pixels(1), b"labels": [10**30]}, protocol=2), "labels must be one number from 0 to 9"),
         (pickle.dumps({b"data": pixels(1), b"labels": [1]}, protocol=2)[:500], "is no whole pickle"),
         (b"hello", "is no whole pickle"),
     ],
@@ -199,6 +201,8 @@ def test_isic_is_cropped_and_split_by_centre(root):
         (("a,8,0,train", "b,1,0,test"), "target must be a whole number from 0 to 7"),
         (("a,1,0,train", "b,1,0,val"), "fold must be train or test, and both must occur, not 'val'"),
         (("../../a,1,0,train", "b,1,0,test"), "image must be a bare name"),
+        (("a,1,nan,train", "b,1,0,test"), "center nan is no centre: a whole number from 0 up"),
+        (("a,1,1.5,train", "b,1,0,test"), "center 1.5 is no centre"),
         (("z,1,0,train", "b,1,0,test"), "z.jpg is missing"),
         (("a,1,0",), "row 2 has 3 cells, the header 4"),
     ],
@@ -209,13 +213,13 @@ def test_a_wrong_table_of_isic_is_refused(root, rows, message):
         Isic2019(size=8).load()
 
 
-def nifti(values: np.ndarray, slope=0.0, intercept=0.0, code=None, order="<") -> bytes:
+def nifti(values: np.ndarray, slope=0.0, intercept=0.0, code=None, order="<", offset=352.0) -> bytes:
     codes = {"uint8": 2, "int16": 4, "float32": 16}
     header = bytearray(352)
     struct.pack_into(f"{order}i", header, 0, 348)
     struct.pack_into(f"{order}8h", header, 40, values.ndim, *values.shape, *(1,) * (7 - values.ndim))
     struct.pack_into(f"{order}h", header, 70, code or codes[str(values.dtype)])
-    struct.pack_into(f"{order}3f", header, 108, 352.0, slope, intercept)
+    struct.pack_into(f"{order}3f", header, 108, offset, slope, intercept)
     header[344:348] = b"n+1\0"
     return bytes(header) + values.astype(values.dtype.newbyteorder(order)).tobytes(order="F")
 
@@ -227,6 +231,8 @@ def test_a_nifti_volume_is_read_in_both_byte_orders_and_scaled(tmp_path):
         assert np.array_equal(read_nifti(tmp_path / "v.nii"), values * 0.5 + 1)
     (tmp_path / "v.nii.gz").write_bytes(gzip.compress(nifti(values[..., None])))  # a fourth axis of one, slope 0: no scaling
     assert np.array_equal(read_nifti(tmp_path / "v.nii.gz"), values)
+    (tmp_path / "v.nii").write_bytes(nifti(values, slope=np.nan, intercept=np.nan))  # as nibabel writes it
+    assert np.array_equal(read_nifti(tmp_path / "v.nii"), values)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +242,9 @@ def test_a_nifti_volume_is_read_in_both_byte_orders_and_scaled(tmp_path):
         (nifti(np.zeros((2, 2, 2), np.uint8))[:-1], "holds 7 bytes of values, its header says 8"),
         (nifti(np.zeros((2, 2, 2), np.uint8), code=1792), "NIfTI type 1792 are not understood"),
         (gzip.compress(nifti(np.zeros((2, 2, 2), np.uint8)))[:40], "is cut short or damaged"),
+        (nifti(np.zeros((2, 2, 2), np.uint8), offset=np.nan), "values begin at byte nan"),
+        (nifti(np.zeros((2, 2, 2), np.uint8), offset=np.inf), "values begin at byte inf"),
+        (nifti(np.zeros((2, 2, 2), np.uint8), slope=2.0, intercept=np.nan), "are moved by nan"),
     ],
 )
 def test_a_damaged_volume_is_refused(tmp_path, content, message):

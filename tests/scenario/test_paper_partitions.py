@@ -24,6 +24,7 @@ from offbeat.scenario.partition import (
     Partition,
     Pieces,
     class_counts,
+    dirichlet,
 )
 
 WHOLE: list[Partition] = [  # these leave nobody's example over
@@ -109,6 +110,20 @@ def test_neither_a_class_nor_a_client_is_preferred() -> None:
     assert mean == pytest.approx(0.5, abs=0.1)
     assert min(shares) < 0.2
     assert max(shares) > 0.8
+
+
+def test_no_random_number_decides_twice(monkeypatch) -> None:
+    # a class that is used up is met by draws from its own stretch alone: used again, they would prefer its neighbours
+    drawn, used = dirichlet._drawn, []
+
+    def recorded(cumulated: list[float], draw: float) -> int:
+        used.append(draw)
+        return drawn(cumulated, draw)
+
+    monkeypatch.setattr(dirichlet, "_drawn", recorded)
+    DirichletEqual(alpha=0.5).split(labels(300, classes=10), 10, seed=0)
+    assert len(used) > 300  # some classes were used up
+    assert len(set(used)) == len(used)
 
 
 # ---------------------------------------------------------------- dual Dirichlet (FedCompass, Algorithm 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,19 @@ def test_owners_of_training_examples_come_first():
         ({"x_test": torch.full((6, 2), torch.inf)}, "test inputs: 6 of 6 are not finite, the first is number 0"),
         ({"groups": torch.zeros(5, dtype=torch.int64), "group_names": ("a",)}, "6 training inputs, owners of 5"),
         ({"groups": torch.tensor([0, 0, 0, 0, 0, 1]), "group_names": ("a",)}, "training owner 1 is out of range: 0 to 0"),
-        ({"num_classes": None, "task": "multilabel"}, "must be 0 or 1"),
+        ({"num_classes": None, "task": "multilabel", "y_train": Y[:, None], "y_test": Y[:, None]}, "must be 0 or 1"),
+        ({"num_classes": None, "task": "multilabel"}, r"targets have shape \(\) an example: one 0 or 1 for each label"),
+        ({"x_test": X.double()}, r"training inputs are \(2,\) float32, test inputs \(2,\) float64: make them alike"),
+        ({"x_test": X[:, :1]}, r"training inputs are \(2,\) float32, test inputs \(1,\) float32"),
+        ({"y_test": Y.int()}, r"training targets are \(\) int64, test targets \(\) int32"),
+        ({"y_train": Y.float(), "y_test": Y.float()}, "are torch.float32: classes are whole numbers"),
+        ({"y_train": Y[:, None], "y_test": Y[:, None]}, "one class an example is expected"),
+        ({"task": "segmentation"}, "a class for each place is expected"),
+        ({"num_classes": None}, "are torch.int64: regression needs real numbers"),
+        ({"num_classes": None, "task": "classification"}, "classification needs num_classes"),
+        ({"num_classes": None, "task": "survival", "y_train": X[:, 0], "y_test": X[:, 0]}, "time and event are expected"),
+        ({"num_classes": None, "task": "survival", "y_train": X, "y_test": X}, "events must be 0 or 1"),
+        ({"x_test": X[:0], "y_test": Y[:0]}, "0 test inputs, 0 labels"),
         ({"task": "guessing"}, "task 'guessing' is none of classification"),
     ],
 )
@@ -50,7 +63,7 @@ def test_what_a_model_has_to_give():
     assert Dataset("a", X, X[:, 0], X, X[:, 0], None).outputs == 1
     assert Dataset("a", X, y, X, y, None).outputs == 4
     assert Dataset("a", X, y.round(), X, y.round(), None, task="multilabel").outputs == 4
-    assert Dataset("a", X, y[:, :2], X, y[:, :2], None, task="survival").outputs == 1
+    assert Dataset("a", X, y[:, :2].round(), X, y[:, :2].round(), None, task="survival").outputs == 1
 
 
 def test_a_torch_data_set_is_taken_as_it_is():
@@ -58,6 +71,40 @@ def test_a_torch_data_set_is_taken_as_it_is():
     assert data.x_train is X
     assert (data.num_classes, data.task) == (3, "classification")
     assert (data.groups.tolist(), data.group_names) == ([1, 0] * 3, ("a", "b"))
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, list, lambda given: [torch.tensor(value) for value in given]])
+def test_owners_may_be_a_tensor_or_an_array(kind):
+    data = from_dataset(TensorDataset(X, Y), TensorDataset(X, Y), groups=kind([3, 5, 3, 5, 3, 5]), test_groups=kind([5, 3, 5, 3, 5, 3]))
+    assert data.groups is not None
+    assert data.test_groups is not None
+    assert (data.groups.tolist(), data.test_groups.tolist(), data.group_names) == ([0, 1] * 3, [1, 0] * 3, ("3", "5"))
+
+
+def test_owners_may_be_numbers_and_words():
+    assert from_dataset(TensorDataset(X, Y), TensorDataset(X, Y), groups=["b", 1] * 3).group_names == ("1", "b")
+
+
+@pytest.mark.parametrize(
+    ("owners_of", "message"),
+    [
+        ({"groups": [0] * 5}, "6 training inputs, owners of 5"),
+        ({"groups": [0] * 6, "test_groups": [0] * 2}, "3 test inputs, owners of 2"),
+        ({"groups": [0] * 6, "test_groups": []}, "3 test inputs, owners of 0"),
+        ({"test_groups": [0] * 3}, "test_groups go with a test set and with groups"),
+    ],
+)
+def test_owners_of_more_or_fewer_examples_are_refused(owners_of, message):
+    with pytest.raises(DataError, match=message):
+        from_dataset(TensorDataset(X, Y), TensorDataset(X[:3], Y[:3]), **owners_of)
+
+
+def test_whole_numbers_are_what_the_task_needs():
+    for dtype in (torch.uint8, torch.int16, torch.uint16):
+        data = from_dataset(TensorDataset(X, Y.to(dtype)), TensorDataset(X, Y))
+        assert (data.y_train.dtype, data.num_classes) == (torch.int64, 3)
+    real = from_dataset(TensorDataset(X.double(), Y), TensorDataset(X, Y), task="regression")
+    assert (real.x_train.dtype, real.y_train.dtype, real.outputs) == (torch.float32, torch.float32, 1)
 
 
 class Indexed:
@@ -138,6 +185,12 @@ def test_files_that_are_no_numbers_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=r"is no whole .npz file"):
         from_npz(tmp_path)
+    for shape, message in (("(1000000000000000,)", "more values than the memory holds"), ("(1000,)", "is no whole .npz file")):
+        header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(80))
+        with pytest.raises(DataError, match=message):
+            from_npz(tmp_path)
     path.write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(DataError, match=r"is no whole .npz file|refused"):
         from_npz(tmp_path)

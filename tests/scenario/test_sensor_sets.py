@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from offbeat.core import draws
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.scenario.data.air import BeijingAir, KddAir
 from offbeat.scenario.data.extrasensory import ExtraSensory
@@ -54,6 +55,8 @@ def test_har_has_nine_signals_and_its_subjects_as_owners(root):
         ("train/y_train.txt", "1\n6\n", r"holds 3 × 128 numbers, expected 2 × 128"),
         ("train/subject_train.txt", "1\n", "names 1 subjects for 3 windows"),
         ("train/subject_train.txt", "1.5\n2\n3\n", "one whole number a line"),
+        ("train/subject_train.txt", "1\ninf\n3\n", "one whole number a line"),
+        ("train/y_train.txt", "1\ninf\n2\n", "one whole number a line"),
         ("test/Inertial Signals/body_acc_x_test.txt", "1 2 three\n", "not a table of numbers"),
         ("test/Inertial Signals/body_acc_x_test.txt", "1 2\n1\n", "not a table of numbers"),
     ],
@@ -69,7 +72,7 @@ def test_signals_that_are_not_finite_are_refused(root):
     values = np.zeros((2, 128))
     values[1, 5] = np.nan
     np.savetxt(home / "test/Inertial Signals/body_acc_x_test.txt", values)
-    with pytest.raises(DataError, match="'uci-har': test inputs: 1 of 2 are not finite, the first is number 1"):
+    with pytest.raises(DataError, match=r"body_acc_x_test.txt row 2 holds values that are not finite"):
         UciHar().load()
 
 
@@ -128,6 +131,9 @@ def test_weather_is_carried_over_short_gaps_and_windows_with_longer_ones_are_lef
         ({(2, 11): "inf"}, "TEMP = 'inf' in row 4 is no number"),
         ({(2, 15): '"UP"'}, "wind direction 'UP' is none of N, NNE"),
         ({(2, 2): "13"}, "year, month, day and hour"),
+        ({(2, 3): "1.5"}, "year, month, day and hour must be given in every row, as whole numbers"),
+        ({(2, 1): "99999"}, "year 99999 is out of range: 1900 to 2100"),
+        ({(2, 1): "1e18"}, r"year 1e\+18 is out of range"),
         ({(2, 17): '"B"'}, "holds 2 stations"),
         ({(2, 17): '"A",1'}, "row 4 has 19 cells, the header 18"),
     ],
@@ -185,6 +191,10 @@ def test_kdd_cup_files_without_a_common_area_are_refused(root):
     (home / "beijing_17_18_aq.csv").write_text("stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\nshunyi_aq,yesterday,1,1,1,1,1,1\n")
     with pytest.raises(DataError, match="utc_time must be written as"):
         KddAir().load()
+    for odd in ("NaT", "9999-01-01 00:00:00"):
+        (home / "beijing_17_18_aq.csv").write_text(f"stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\nshunyi_aq,{odd},1,1,1,1,1,1\n")
+        with pytest.raises(DataError, match=f"utc_time '{odd}' is out of range: years from 1900 to 2100"):
+            KddAir().load()
     (home / "beijing_17_18_aq.csv").write_text("station,utc_time\nshunyi,1\n")
     with pytest.raises(DataError, match="has no column 'stationId'; its columns: station, utc_time"):
         KddAir().load()
@@ -261,12 +271,32 @@ def test_windows_across_a_pause_are_left_out(root):
         ({"heart_rate": "fast"}, "line 1 is no workout"),
         ({"altitude": None}, "lists of the same length|is no workout|not finite"),
         ({"heart_rate": [float("1e400")] * 61}, "line 1 is no workout|not finite"),
+        ({"heart_rate": [10**400] * 61}, "line 1 is no workout"),
     ],
 )
 def test_a_damaged_workout_is_refused(root, change, message):
     fitrec(root, [workout(7, "run", 1000, **change), workout(7, "run", 2000), *(workout(8, "run", 1000 * i) for i in (1, 2))])
     with pytest.raises(DataError, match=message):
         FitRec(**SMALL).load()
+
+
+def test_a_workout_of_years_is_left_out_and_told(root):
+    broken = workout(7, "run", 1000)
+    broken["timestamp"][-1] = 10**15  # every 10 seconds of that would fill the memory
+    fitrec(root, [broken, workout(7, "run", 2000), workout(7, "run", 3000), workout(8, "run", 1000), workout(8, "run", 2000)])
+    data = FitRec(**SMALL).load()
+    # user 7 trains on the first of three, which is left out, and tests on the last; user 8 has one for each
+    assert data.notes == ("1 of 4 workouts left out: longer than two days",)
+    assert set(data.groups.tolist()) == {0}
+    assert data.group_names == ("8", "7")
+    fitrec(root, [broken, broken, *(workout(8, "run", 1000 * i) for i in (1, 2))])
+    with pytest.raises(DataError, match=r"no window of 10 steps .*2 of 2 workouts left out: longer than two days"):
+        FitRec(**{**SMALL, "users": 1, "seed": seed_of(7)}).load()
+
+
+def seed_of(user: int) -> int:
+    """With which of the users 7 and 8 that one is drawn."""
+    return next(seed for seed in range(100) if draws.sample([7, 8], 1, seed, "fitrec users") == [user])
 
 
 def test_lines_that_would_run_code_are_only_text(root):
@@ -310,6 +340,19 @@ def test_extrasensory_has_several_labels_and_a_table_a_user(root):
     assert data.x_train[0, 0].item() == pytest.approx(-2.5 / (35 / 12) ** 0.5, rel=1e-5)
     assert (data.group_names, data.groups.tolist()) == (("AA-1", "BB-2"), [0] * 6 + [1] * 6)
     assert "2 labels at once, 2 natural owners" in data.summary
+
+
+def test_copies_and_leftovers_are_no_users(root):
+    extrasensory(root)
+    home = root / "extrasensory"
+    table = (home / "AA-1.features_labels.csv.gz").read_bytes()
+    for odd in (".unpacking-x/CC-3.features_labels.csv.gz", "__MACOSX/._AA-1.features_labels.csv", "AA-1.features_labels.csv.bak"):
+        (home / odd).parent.mkdir(exist_ok=True)
+        (home / odd).write_bytes(table)
+    assert ExtraSensory().load().group_names == ("AA-1", "BB-2")
+    (home / "AA-1.features_labels.csv").write_bytes(gzip.decompress(table))
+    with pytest.raises(DataError, match=r"AA-1.features_labels.csv.gz and .*AA-1.features_labels.csv are of the same user: remove one"):
+        ExtraSensory().load()
 
 
 def test_damaged_tables_of_extrasensory_are_refused(root):

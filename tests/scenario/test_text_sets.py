@@ -93,8 +93,20 @@ def test_a_pretrained_tokenizer_numbers_its_own_pieces(root, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(DataError, match="needs the extra 'text'"):
         TwentyNews(tokenizer=str(tmp_path)).load()
-    with pytest.raises(DataError, match="a folder with a pretrained tokenizer"):
+    with pytest.raises(DataError, match=r"nothing is no folder: put a pretrained tokenizer there"):
         TwentyNews(tokenizer=str(tmp_path / "nothing")).load()
+
+
+def test_a_tokenizer_lies_below_the_data_root_unless_its_whole_path_is_given(root, tmp_path, monkeypatch):
+    news(root)
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(AutoTokenizer=Pieces))
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "pieces").mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)  # where a command is given from does not matter
+    with pytest.raises(DataError, match=rf"tokenizer = 'pieces': {root / 'pieces'} is no folder"):
+        TwentyNews(tokenizer="pieces").load()
+    (root / "pieces").mkdir()
+    assert TwentyNews(tokenizer="pieces", length=3).load().vocabulary == 100
 
 
 @pytest.mark.parametrize(("settings", "message"), [({"vocabulary": 2}, "vocabulary = 2"), ({"length": 0}, "length = 0")])

@@ -47,6 +47,8 @@ def print_run(run: Run, as_json: bool) -> None:
         print_json({"folder": str(run.folder), "complete": run.complete, **summary.plain(), "experiment": to_plain(experiment)})
         return
     typer.echo(run.folder)
+    if summary.data is not None:
+        typer.echo(f"data: {summary.data}")  # prose, too long for a table
     print_table(_lines(run, experiment, summary), headings=False)
 
 

@@ -42,6 +42,10 @@ class Evaluator:
     def metrics(self) -> tuple[Metric, ...]:
         return self.task.metrics
 
+    @property
+    def examples(self) -> tuple[Tensor, Tensor]:
+        return self._x, self._y
+
     def __call__(self, vector: Tensor) -> dict[str, float]:
         rows = self.rows(vector, self._x, self._y)
         values = self.values(rows)

@@ -25,8 +25,8 @@ class Counts(NamedTuple):
 
 
 def ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """0 where there is nothing to divide by."""
-    return torch.where(whole > 0, part / whole.clamp(min=1e-300), torch.zeros_like(part))
+    """0 where there is nothing to divide by; nan stays nan, so that no broken model looks perfect."""
+    return torch.where(whole == 0, torch.zeros_like(part), part / whole.masked_fill(whole == 0, 1))
 
 
 def recalls(counts: Counts) -> Tensor:
@@ -60,10 +60,11 @@ def smape(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def dice(outputs: Tensor, places: Tensor) -> Tensor:
-    """2 |A ∩ B| / (|A| + |B|) of each example and class, (n, classes); 1 where both are empty. Shares, or 0 and 1."""
+    """2 |A ∩ B| / (|A| + |B|) of each example and class, (n, classes); 1 where both are empty, nan stays nan. Shares, or 0 and 1."""
     both = (outputs * places).flatten(2).sum(2)
     sizes = (outputs + places).flatten(2).sum(2)
-    return torch.where(sizes > 0, 2 * both / sizes.clamp(min=1e-30), torch.ones_like(both))
+    empty = sizes == 0
+    return torch.where(empty, torch.ones_like(both), 2 * both / sizes.masked_fill(empty, 1))  # 0 / 0 would spoil the gradient
 
 
 def cox(risk: Tensor, time: Tensor, event: Tensor) -> Tensor:
@@ -81,7 +82,9 @@ def cox(risk: Tensor, time: Tensor, event: Tensor) -> Tensor:
 def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float:
     """Harrell's C: of all pairs whose order is known, the share in which who had the event first was said to be at higher
     risk; equal risks count half. The order of i before j is known if i had the event and j was seen later, or was seen
-    last at that very time without it. nan without such a pair."""
+    last at that very time without it. nan without such a pair, or with a risk that is nan."""
+    if bool(risk.isnan().any()):
+        return nan
     known = agree = 0.0
     happened = event > 0
     for part in torch.split(happened.nonzero().squeeze(1), AT_ONCE):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import nan
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -132,6 +133,7 @@ class Segmentation:
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
         said, classes = outputs.argmax(1), outputs.shape[1]
         overlap = scores.dice(_places(said, classes).double(), _places(y, classes).double()).mean()
+        overlap = overlap.masked_fill(outputs.isnan().any(), nan)  # the largest of nan is whatever comes first
         return _row(y, torch.stack([self.loss(outputs, y).double(), overlap]))
 
     def scores(self, rows: Tensor) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from math import inf
 
 ARRIVE, LOST, READY, TIMER, EVALUATE = range(5)  # the order within one instant
 NOBODY = -1
@@ -32,7 +33,7 @@ class Clock:
         heappush(self.heap, (at, kind, who, ticket))
 
     def pop(self, horizon: float) -> Due | None:
-        """Advance to what is due next; None if that lies beyond the horizon or nothing is due any more."""
+        """Advance to what is due next; None if that lies beyond the horizon or, without one, only evaluation is left."""
         heap = self.heap
         while heap:
             due = heap[0]
@@ -40,12 +41,17 @@ class Clock:
                 heappop(heap)
                 self.dead -= 1
                 continue
-            if due[0] > horizon or (due[1] == EVALUATE and len(heap) - self.dead == 1):
+            if due[0] > horizon or (horizon == inf and due[1] == EVALUATE and len(heap) - self.dead == 1):
                 return None
             heappop(heap)
             self.now = due[0]
             return due
         return None
+
+    @property
+    def next(self) -> float:
+        """When something is due next; inf if nothing is."""
+        return min((due[0] for due in self.heap if not self._is_dead(due)), default=inf)
 
     @property
     def over(self) -> bool:

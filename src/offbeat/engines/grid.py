@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
 from offbeat.engines.clock import EVALUATE, NOBODY
@@ -21,7 +22,7 @@ def step(engine: VirtualEngine) -> None:
     _evaluate(engine)
     if engine.survey_every and p.evaluations % engine.survey_every == 0:
         _survey(engine)
-    p.evaluations += 1
+    p.evaluations = max(p.evaluations + 1, _before_the_next_event(engine))
     engine.clock.push(_point(engine, p.evaluations), EVALUATE, NOBODY)
 
 
@@ -30,6 +31,14 @@ def finish(engine: VirtualEngine) -> None:
     if engine.progress.evaluated != (engine.clock.now, engine.ledger.version):
         _evaluate(engine)
     _survey(engine)
+
+
+def _before_the_next_event(engine: VirtualEngine) -> int:
+    """The last point before anything can change, where nobody works and no end in time is set: an absence may be endless."""
+    if engine.until.seconds is not None or engine.ledger.open or not isfinite(engine.every):
+        return 0
+    at = engine.clock.next / engine.every
+    return ceil(at) - 1 if isfinite(at) else 0
 
 
 def _point(engine: VirtualEngine, number: int) -> float:

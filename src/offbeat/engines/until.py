@@ -9,7 +9,8 @@ from math import isfinite
 
 from offbeat.core.errors import ConfigError, require
 
-LOWER_IS_BETTER = ("loss", "mae", "mse", "smape")
+# names are all that a file or a stored run has; a target on a metric of your own that goes another way than its name is refused
+LOWER_IS_BETTER = ("error", "loss", "mae", "mape", "mse", "perplexity", "rmse", "smape")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

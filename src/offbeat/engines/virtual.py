@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from torch import Tensor
@@ -103,7 +103,7 @@ class VirtualEngine:
 
     def _run_out(self, horizon: float) -> None:
         self.reason = OVER if self.clock.over else "seconds"
-        if self.reason == "seconds":
+        if isfinite(horizon):  # where all are gone too: runs of the same length are compared over the same time
             self.clock.now = horizon
 
     def _finish(self) -> Outcome:
@@ -202,7 +202,10 @@ class VirtualEngine:
         if trip.crashes:
             presence.lose(self, job, self.surroundings.next_available(client, now))
         else:  # it still trains; what it sends then comes too late
-            presence.lose(self, job, job.started + trip.duration, late=ticket)
+            sent = job.started + trip.duration
+            if trip.again is not None:
+                self.clock.push(sent + trip.again, ARRIVE, client, ticket)
+            presence.lose(self, job, sent, late=ticket)
 
     # ------------------------------------------------------------ checkpoints
 

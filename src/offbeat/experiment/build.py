@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
+from offbeat.client.rehearsal import rehearse
 from offbeat.client.sensitivity import make_probe
 from offbeat.client.survey import Surveyor
-from offbeat.client.task import TASKS, Classification, Loss, Task, as_task
+from offbeat.client.task import TASKS, Classification, Loss, Metric, Task, as_task
 from offbeat.client.training import Trainer
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.protocol import LocalWork, World
@@ -23,7 +24,7 @@ from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.gate import Gate
 from offbeat.engines.trace import Trace
 from offbeat.engines.traffic import Payload
-from offbeat.engines.until import Until
+from offbeat.engines.until import LOWER_IS_BETTER, Until
 from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers import Worker
 from offbeat.engines.workers.faulty import Faulty
@@ -53,6 +54,7 @@ class Setup:
     evaluator: Evaluator
     every: float
     surveyor: Surveyor | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)  # what a reader of the results has to know
 
     @property
     def layout(self) -> Layout:
@@ -77,7 +79,8 @@ def setup(experiment: Experiment) -> Setup:
         module.register_forward_pre_hook(data.pixels)  # images stay bytes until a model sees them
     task = TASKS[data.task or "classification"]()
     evaluator = Evaluator(module, data.x_test, data.y_test, task)
-    return assemble(module, clients, evaluator, experiment, task, groups.own_tests(data, parts))
+    made = assemble(module, clients, evaluator, experiment, task, groups.own_tests(data, parts))
+    return replace(made, facts={"data": data.summary})
 
 
 def split(experiment: Experiment, data: Dataset) -> list[Tensor]:
@@ -100,46 +103,55 @@ def assemble(
     tests: ClientData | None = None,  # held out, of each client
 ) -> Setup:
     """Put a module and its clients' data into the experiment's world."""
-    _check_targets(experiment, [metric.name for metric in evaluator.metrics])
+    _check_targets(experiment, evaluator.metrics)
     _check_recorded(experiment, clients)
     _check_precision(module)
     task = as_task(task, clients.labels)
+    rehearse(module, clients, evaluator, task)
+    seed, model, layout = experiment.seed, flatten(module), Layout.of(module)
     sketcher = getattr(experiment.strategy, "sketcher", None)  # a method that compares models by what they do
-    probe = None if sketcher is None else make_probe(sketcher, module, clients, task, experiment.seed)
-    trainer, delays = Trainer(module, clients, experiment.training, task, probe), experiment.delays
-    surveyor = _surveyor(trainer, evaluator, tests, experiment)
+    probe = None if sketcher is None else make_probe(sketcher, module, clients, task, seed)
+    trainer, payload = Trainer(module, clients, experiment.training, task, probe), Payload.of(experiment.strategy, model, layout)
+    surroundings = _surroundings(experiment, trainer, payload)
+    surveyor = _surveyor(surroundings, trainer.data, evaluator, tests, experiment)
     if is_pooled(experiment.strategy):
-        delays = _mean_speed(trainer, experiment)
         # one machine that is always there and has it all
-        experiment = replace(experiment, network=Instant(), availability=Always(), faults=(), streaming=Static())
+        speed = _mean_speed(trainer, experiment)
+        experiment = replace(experiment, delays=speed, network=Instant(), availability=Always(), faults=(), streaming=Static())
         clients = clients.merged()
         trainer = Trainer(module, clients, experiment.training, task, probe)
+        surroundings = _surroundings(experiment, trainer, payload)
     counts = clients.num_examples
-    seed, model, layout = experiment.seed, flatten(module), Layout.of(module)
-    surroundings = SimulatedWorld(
-        delays=delays,
-        counts=counts,
-        seed=seed,
-        steps=trainer.steps,
-        payload=Payload.of(experiment.strategy, model, layout),
-        network=experiment.network,
-        availability=experiment.availability,
-        faults=experiment.faults,
-        streaming=experiment.streaming,
-    )
     arrived = {client: surroundings.num_examples(client, 0, 0.0) for client in counts}  # what clients register with
     world = World(model=model, layout=layout, clients=arrived, seed=seed, probe=probe)
     every = experiment.evaluate_every or _grid(experiment.until, surroundings, counts)
     return Setup(module, world, surroundings, trainer, evaluator, every, surveyor)
 
 
-def _surveyor(trainer: Trainer, evaluator: Evaluator, tests: ClientData | None, experiment: Experiment) -> Surveyor | None:
+def _surroundings(experiment: Experiment, trainer: Trainer, payload: Payload) -> SimulatedWorld:
+    return SimulatedWorld(
+        delays=experiment.delays,
+        counts=trainer.data.num_examples,
+        seed=experiment.seed,
+        steps=trainer.steps,
+        payload=payload,
+        network=experiment.network,
+        availability=experiment.availability,
+        faults=experiment.faults,
+        streaming=experiment.streaming,
+    )
+
+
+def _surveyor(
+    federated: SimulatedWorld, data: ClientData, evaluator: Evaluator, tests: ClientData | None, experiment: Experiment
+) -> Surveyor | None:
     """Who is asked at the end; the evaluator is told what the slowest hold, so that it can follow it over time."""
-    seconds = groups.expected_seconds(trainer, experiment.delays, experiment.seed)
-    made = groups.surveyor(evaluator, trainer.data, tests, seconds, experiment.survey)
-    classes = trainer.data.num_classes
-    if made is not None and groups.SLOWEST in made.groups and classes is not None and isinstance(evaluator.task, Classification):
-        evaluator.mixes = {groups.SLOW_CLASSES: groups.class_shares(trainer.data, made.groups[groups.SLOWEST], classes)}
+    if experiment.survey.examples == 0:
+        return None
+    made = groups.surveyor(evaluator, data, tests, groups.expected_seconds(federated), experiment.survey)
+    classes = data.num_classes
+    if groups.SLOWEST in made.groups and classes is not None and isinstance(evaluator.task, Classification):
+        evaluator.mixes = {groups.SLOW_CLASSES: groups.class_shares(data, made.groups[groups.SLOWEST], classes)}
     return made
 
 
@@ -157,11 +169,18 @@ def _check_precision(module: nn.Module) -> None:
         raise ConfigError(f"the model's parameters are {dtype}: keep them in float32, and let its forward use torch.autocast for speed")
 
 
-def _check_targets(experiment: Experiment, measured: list[str]) -> None:
-    """A misspelt metric would only look like a target that is never reached."""
+def _check_targets(experiment: Experiment, measured: Sequence[Metric]) -> None:
+    """A misspelt metric would only look like a target that is never reached, one that goes the other way like one reached at once."""
+    known = {metric.name: metric for metric in measured}
     for target in (experiment.until.target, experiment.target):
-        if target is not None and target.metric not in measured:
-            raise ConfigError(f"target {target}: {unknown('metric', target.metric, measured)}")
+        if target is None:
+            continue
+        if target.metric not in known:
+            raise ConfigError(f"target {target}: {unknown('metric', target.metric, known)}")
+        higher = known[target.metric].higher_is_better
+        if higher == (target.metric in LOWER_IS_BETTER):
+            better, instead = ("more", "any other name") if higher else ("less", f"one of the names {', '.join(LOWER_IS_BETTER)}")
+            raise ConfigError(f"target {target}: of {target.metric} {better} is better, which its name does not say: give it {instead}")
 
 
 def _mean_speed(trainer: Trainer, experiment: Experiment) -> Constant:

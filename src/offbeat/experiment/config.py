@@ -72,7 +72,8 @@ class Experiment:
         object.__setattr__(self, "faults", (self.faults,) if isinstance(self.faults, Fault) else tuple(self.faults))
         require(self.clients >= 1, f"clients = {self.clients}: at least 1 client is needed")
         require(self.seed >= 0, f"seed = {self.seed}: must be 0 or more")
-        require(self.timeout > 1, f"timeout = {self.timeout}: must be more than 1 times the expected duration")
+        usable = self.timeout > 1 and isfinite(self.timeout)
+        require(usable, f"timeout = {self.timeout}: must be more than 1 times the expected duration, and finite")
         every = self.evaluate_every
         require(every is None or (every > 0 and isfinite(every)), f"evaluate_every = {every}: must be a positive number of seconds")
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")

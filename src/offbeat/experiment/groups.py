@@ -11,19 +11,17 @@ from torch import Tensor
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.survey import Survey, Surveyor
-from offbeat.client.training import Trainer
 from offbeat.core.protocol import LocalWork
 from offbeat.scenario.data import Dataset
-from offbeat.scenario.delays import Delays
+from offbeat.scenario.surroundings import SimulatedWorld
 
 SLOWEST, ACTIVE, STRAGGLERS, SLOW_CLASSES = "slowest", "active", "stragglers", "slow_classes"
 ON_TEST, ON_TRAINING = "test examples", "training examples"
 
 
-def expected_seconds(trainer: Trainer, delays: Delays, seed: int) -> dict[int, float]:
-    """What a job of each client takes on average, at its mean speed and with the experiment's training."""
-    counts = trainer.data.num_examples
-    return {client: delays.expected(seed, client, trainer.steps(client, LocalWork(), count)) for client, count in counts.items()}
+def expected_seconds(world: SimulatedWorld) -> dict[int, float]:
+    """What the first job of each client is expected to take on all its data: download, the experiment's training, upload."""
+    return {client: world.trip(client, 0, LocalWork(), count, 0.0).expected for client, count in world.counts.items()}
 
 
 def groups(seconds: Mapping[int, float], active: float = 0.5) -> dict[str, list[int]]:
@@ -35,7 +33,8 @@ def groups(seconds: Mapping[int, float], active: float = 0.5) -> dict[str, list[
     order = sorted(seconds, key=lambda client: (seconds[client], client))
     if not order or seconds[order[0]] == seconds[order[-1]]:
         return {}
-    limit = seconds[order[ceil(active * len(order)) - 1]]
+    fastest = max(1, ceil(active * len(order) - 1e-9))  # 0.55 * 100 is 55.00000000000001: no 56th for that
+    limit = seconds[order[fastest - 1]]
     made = {
         SLOWEST: order[-max(1, len(order) // 4) :],
         ACTIVE: [client for client in order if seconds[client] <= limit],
@@ -72,10 +71,8 @@ def own_tests(data: Dataset, parts: Sequence[Tensor]) -> ClientData | None:
 
 def surveyor(
     evaluator: Evaluator, training: ClientData, tests: ClientData | None, seconds: Mapping[int, float], survey: Survey
-) -> Surveyor | None:
+) -> Surveyor:
     """Evaluates clients on their test examples, where each has some, else on those they train on."""
-    if survey.examples == 0:
-        return None
     found = groups(seconds, survey.active)
     facts = {"surveyed": ON_TRAINING if tests is None else ON_TEST, **{name: ",".join(map(str, g)) for name, g in found.items()}}
     return Surveyor(evaluator, training if tests is None else tests, found, survey.examples, facts)

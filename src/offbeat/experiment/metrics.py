@@ -51,12 +51,14 @@ class Summary:
     rejected: int = 0  # by the strategy
     lost: int = 0
     late: int = 0
+    duplicates: int = 0  # second copies of an upload
     server_seconds: float = nan  # host time inside the strategy
     server_bytes: float = nan  # the most the strategy's tensors took, looked at on the evaluation grid
     wall_seconds: float = nan  # host time of the run, over all its resumes
     groups: dict[str, float] = field(default_factory=dict)  # "acc/slowest", …: of groups of clients, on their own examples
     by_client: dict[int, float] = field(default_factory=dict)  # the metric a table shows, of each client on its own examples
     surveyed: str | None = None  # which examples these are
+    data: str | None = None  # the data set in one line, with what its reader has to know: rows left out, a split of our own
     variance: float = nan  # between active clients and stragglers
     aulc: float = nan  # area under the learning curve, metric × days
     forgetting: float = nan  # of what the slowest quarter holds, between two updates of one of them
@@ -157,12 +159,14 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         rejected=kinds["reject"],
         lost=kinds["lost"],
         late=kinds["late"],
+        duplicates=kinds["duplicate"],
         server_seconds=float(facts.get("server_seconds", nan)),
         server_bytes=float(facts.get("server_bytes", nan)),
         wall_seconds=float(facts.get("wall_seconds", nan)),
         groups={key: value for key, value in values.items() if "/" in key},
         by_client=per_client(db, name),
         surveyed=facts.get("surveyed"),
+        data=facts.get("data"),
         variance=measures.variance(*(values.get(f"{name}/{group}", nan) for group in (EVERYONE, ACTIVE, STRAGGLERS))),
         aulc=measures.aulc(curve(db, name)),
         forgetting=measures.forgetting(curve(db, f"acc/{SLOW_CLASSES}"), arrivals(db, members(db, SLOWEST))),

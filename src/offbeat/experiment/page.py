@@ -26,16 +26,17 @@ def save(
     title: str,
     path: Path,
     more: Sequence[Any] = (),
+    data: str | None = None,
 ) -> None:
-    """`tables`: of each a heading row and one row a method, already formatted; `more`: figures to put below."""
+    """`tables`: of each a heading row and one row a method, already formatted; `more`: figures to put below; `data`: in words."""
     figures = [_curves(methods, metric, target), _timeline(methods), _staleness(methods), *more]
     parts = [f.to_html(full_html=False, include_plotlyjs="inline" if i == 0 else False) for i, f in enumerate(figures)]
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style></head>
-<body><h1>{escape(title)}</h1>{"".join(map(_table, tables))}
+<body><h1>{escape(title)}</h1>{f'<p class="note">Data: {escape(data)}</p>' if data else ""}{"".join(map(_table, tables))}
 <p class="note">Curves: mean over seeds, band from lowest to highest. Timeline: the first seed's run.
-Slowest ¼, active, stragglers: clients by their mean speed, on examples of their own. Relative time: to 95 % of the lowest final value
-of all, the reference (fedavg) = 1. docs/metrics.md has the formulas.</p>
+Slowest ¼, active, stragglers: clients by what a job of theirs takes, on examples of their own. Relative time: to 95 % of the lowest
+final value of all, the reference (fedavg) = 1. docs/metrics.md has the formulas.</p>
 {"".join(parts)}</body></html>"""
     write_whole(path, page.encode())
 

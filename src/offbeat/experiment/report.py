@@ -43,7 +43,8 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     held = _held(_first(comparison))
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
-    page.save(methods, [report.table, details(rows)], metric, target, title, report.page, [] if held is None else [heatmap.draw(held)])
+    drawn = [] if held is None else [heatmap.draw(held)]
+    page.save(methods, [report.table, details(rows)], metric, target, title, report.page, drawn, _data(comparison))
     return report
 
 
@@ -58,6 +59,11 @@ def _held(experiment: Experiment) -> Tensor | None:
 def _first(comparison: Comparison) -> Experiment:
     """All are alike but for strategy and seed."""
     return comparison.runs(comparison.strategies()[0])[0].experiment()
+
+
+def _data(comparison: Comparison) -> str | None:
+    """As the first run met it."""
+    return comparison.runs(comparison.strategies()[0])[0].summary().data
 
 
 def _target(comparison: Comparison) -> Target | None:

@@ -155,6 +155,7 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
             engine = build.engine(made, experiment, trace=trace, checkpoints=checkpoints, checkpoint_every=checkpoint_every, watch=watch)
             _restore(run, engine)
             with _resumable(), _interruptible(engine):
+                trace.set_facts(made.facts)
                 outcome = engine.run()
                 trace.set_facts({"wall_seconds": before + time.monotonic() - began, **outcome.costs()})
                 if outcome.reason != INTERRUPTED:

@@ -7,6 +7,7 @@ next window.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,8 @@ from offbeat.scenario import traces
 from offbeat.scenario.shares import among, require_share
 
 Span = tuple[float, float]
+SHORTEST = 1e-3  # seconds of a period: shorter ones would be all that a run does
+RAREST = 1e-4  # of a share drawn period by period: the next one of a rarer kind would be looked for too long
 
 
 class Window(NamedTuple):
@@ -95,7 +98,8 @@ class JoinAndLeave(Availability):
 class Periodic(Availability):
     """In every period another share of the clients is away: each draws anew with each period (ASO-Fed, Fig. 5).
 
-    With a period as long as a client's job this is dropping out of single iterations.
+    The draw is for a stretch of time, not for an iteration as in the paper: with a period as long as a client's job the two
+    come close, but a job that reaches into a period of absence is lost.
     """
 
     share: float = 0.2  # of all clients, on average
@@ -103,7 +107,9 @@ class Periodic(Availability):
 
     def __post_init__(self) -> None:
         require(0 <= self.share < 1, f"periodic: share = {self.share}: from 0 to less than 1, or nobody is ever there")
-        _positive("periodic", period=self.period)
+        usable = self.share == 0 or RAREST <= self.share <= 1 - RAREST
+        require(usable, f"periodic: share = {self.share}: 0, or from {RAREST:g} to {1 - RAREST:g}")
+        _lasting("periodic", period=self.period)
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if self.share == 0:
@@ -133,7 +139,9 @@ class Diurnal(Availability):
         object.__setattr__(self, "hours", _span("diurnal", "hours", self.hours))
         assert isinstance(self.hours, tuple)
         require(self.hours[0] > 0 and self.hours[1] < 24, f"diurnal: hours = {self.hours}: more than 0 and less than 24")
-        _positive("diurnal", day=self.day)
+        _lasting("diurnal", day=self.day)
+        shortest = self.hours[0] * self.day / 24
+        require(shortest >= SHORTEST, f"diurnal: hours = {self.hours[0]} are {shortest:g} s of a day of {self.day:g} s: at least {SHORTEST:g} s")
 
     def window(self, seed: int, client: int, now: float) -> Window:
         hour = self.day / 24
@@ -157,7 +165,7 @@ class Churn(Availability):
     _last: dict[tuple[int, int], tuple[int, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        _positive("churn", up=self.up, down=self.down)
+        _lasting("churn", up=self.up, down=self.down)
         require_share("churn", self.share)
 
     def window(self, seed: int, client: int, now: float) -> Window:
@@ -200,7 +208,9 @@ class Traced(Availability):
 
     def window(self, seed: int, client: int, now: float) -> Window:
         self._recorded.of(client)  # or say that there is none
-        return next((window for window in self._windows[client] if window.end > now), NEVER)
+        windows = self._windows[client]
+        i = bisect_right(windows, now, key=lambda window: window.end)
+        return windows[i] if i < len(windows) else NEVER
 
 
 AVAILABILITY: dict[str, type[Availability]] = {
@@ -240,6 +250,7 @@ def _drawn(given: float | Span, seed: int, purpose: str, client: int) -> float:
     return low if low == high else low + (high - low) * draws.uniform(seed, purpose, client)
 
 
-def _positive(law: str, **values: float) -> None:
+def _lasting(law: str, **values: float) -> None:
     for name, value in values.items():
         require(value > 0 and isfinite(value), f"{law}: {name} = {value}: must be positive and finite")
+        require(value >= SHORTEST, f"{law}: {name} = {value}: at least {SHORTEST:g} seconds")

@@ -96,7 +96,7 @@ class Spoiling(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Corrupted(Spoiling):
-    """Some entries of the uploaded model, drawn for each job, are not a number."""
+    """Some trained entries of the uploaded model, drawn for each job, are not a number."""
 
     name = "corrupted"
     probability: float = 0.1
@@ -107,10 +107,10 @@ class Corrupted(Spoiling):
         require(self.entries >= 1, f"corrupted: entries = {self.entries}: at least 1")
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
-        damaged = local.clone()
+        damaged = layout.trainable(local).clone()
         for i in range(self.entries):
-            damaged[draws.below(local.numel(), job.seed, "corrupted entry", job.client, job.index, i)] = nan
-        return damaged
+            damaged[draws.below(damaged.numel(), job.seed, "corrupted entry", job.client, job.index, i)] = nan
+        return layout.with_trainable(local, damaged)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from offbeat.core import draws
 from offbeat.core.errors import require
@@ -19,6 +19,15 @@ BITS = 8e-6  # megabits in a byte
 class Network(Protocol):
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         """Seconds it takes, from `at` on, to carry `size` bytes from (up) or to the client."""
+        ...
+
+
+@runtime_checkable
+class Uneven(Protocol):
+    """What a network has besides if its speed changes while the run goes on."""
+
+    def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        """Seconds the transfer would take if the speed stayed as it is at that time."""
         ...
 
 
@@ -83,12 +92,26 @@ class Traced:
         self._recorded.covers(clients)
 
     @cached_property
+    def _paces(self) -> dict[int, traces.Series]:
+        return {}
+
+    @cached_property
     def _recorded(self) -> traces.Column:
         return traces.column(self.path, traces.MBPS)  # once: a file that changes does not change a run
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        series = self._recorded.of(client)
-        return passing(size * BITS, at, series.times, [1.0 / mbps for mbps in series.values])
+        pace = self._pace(client)
+        return passing(size * BITS, at, pace.times, pace.values)
+
+    def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        return size * BITS * self._pace(client).at(at)
+
+    def _pace(self, client: int) -> traces.Series:
+        """Seconds a megabit, inverted once: a trace may be long."""
+        if (pace := self._paces.get(client)) is None:
+            series = self._recorded.of(client)
+            pace = self._paces[client] = traces.Series(series.times, tuple(1.0 / mbps for mbps in series.values))
+        return pace
 
 
 NETWORKS: dict[str, type[Network]] = {"instant": Instant, "offset": Offset, "bandwidth": Bandwidth, "trace": Traced}

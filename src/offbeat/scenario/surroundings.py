@@ -11,7 +11,7 @@ from offbeat.core.surroundings import Trip
 from offbeat.scenario.availability import Always, Availability, Window
 from offbeat.scenario.delays import Delays, Paced
 from offbeat.scenario.faults import Fault
-from offbeat.scenario.network import Instant, Network
+from offbeat.scenario.network import Instant, Network, Uneven
 from offbeat.scenario.streaming import Static, Stream
 
 Steps = Callable[[int, LocalWork, int], int]  # (client, work, num_examples) -> local steps of that work
@@ -60,15 +60,17 @@ class SimulatedWorld:
         return self._told(self._way(client, work, started, duration, expected), client, index, started)
 
     def _way(self, client: int, work: LocalWork, started: float, duration: float, expected: float) -> Trip:
-        """Download, training at the pace of the time, upload; one would have guessed that the pace stays as it is."""
+        """Download, training at the pace of the time, upload; one would have guessed that pace and speed stay as they are."""
         seed, delays, network = self.seed, self.delays, self.network
         down_bytes, up_bytes = (0, 0) if self.payload is None else self.payload(work)
         down = network.transfer(seed, client, down_bytes, started, up=False)
+        guess = network.guessed(seed, client, down_bytes, started, up=False) if isinstance(network, Uneven) else down
         if isinstance(delays, Paced):
             duration = delays.elapsed(seed, client, started + down, duration)
-            expected *= delays.pace(seed, client, started + down)
+            expected *= delays.pace(seed, client, started + guess)
         up = network.transfer(seed, client, up_bytes, started + down + duration, up=True)
-        return Trip(duration=down + duration + up, expected=down + expected + up)
+        guess_up = network.guessed(seed, client, up_bytes, started, up=True) if isinstance(network, Uneven) else up
+        return Trip(duration=down + duration + up, expected=guess + expected + guess_up)
 
     def _told(self, trip: Trip, client: int, index: int, started: float) -> Trip:
         """What becomes of the trip: whoever leaves on the way does not come back to it."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from math import isfinite
+from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +112,11 @@ def _number(cell: Any, name: str, where: str) -> float:
     if text in ("", "nan", "None"):
         raise DataError(f"{where}: {name} is empty: a trace has no gaps, repeat the value before")
     try:
-        value = float(text)
+        value = nan if "_" in text else float(text)  # Python reads 1_0 as 10, a table does not mean it
     except ValueError:
-        raise DataError(f"{where}: {name} = {text!r} is not a number") from None
+        value = nan
+    if isnan(value):
+        raise DataError(f"{where}: {name} = {text!r} is not a number")
     if not isfinite(value):
         raise DataError(f"{where}: {name} = {text}: must be finite")
     return value
@@ -136,6 +138,8 @@ def _rows(path: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for given in header:
         if given not in COLUMNS:
             raise DataError(f"trace {path}: {unknown('column', given, COLUMNS)}")
+        if header.count(given) > 1:
+            raise DataError(f"trace {path}: column {given!r} is there {header.count(given)} times: which one is meant?")
     return rows
 
 

@@ -26,6 +26,7 @@ Floats = NDArray[np.float64]
 Series = tuple[Floats, Floats]  # (hours, weather), (hours, pollutants)
 
 POLLUTANTS = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3")
+YEARS = (1900, 2100)  # every hour from a station's first to its last has a place: a wrong year would fill the memory
 COMPASS = ("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW")
 BEIJING_PAGE = "https://archive.ics.uci.edu/dataset/501/beijing+multi+site+air+quality+data"
 BEIJING = Published(
@@ -55,7 +56,7 @@ class BeijingAir(_Windows):
     """Beijing air quality 2013-2017: six pollutants from 48 hours of weather, 12 stations (files: beijing-air/PRSA_Data_*.csv)."""
 
     def load(self) -> Dataset:
-        paths = find_files("beijing-air", "PRSA_Data_*.csv", BEIJING, BEIJING_PAGE)
+        paths = find_files("beijing-air", ("PRSA_Data_*.csv",), BEIJING, BEIJING_PAGE)
         stations: dict[str, Series] = {}
         for path in paths:
             name, series = _beijing(path)
@@ -94,9 +95,13 @@ def _beijing(path: Path) -> tuple[str, Series]:
 
 def _moments(path: Path, year: Floats, month: Floats, day: Floats, hour: Floats) -> NDArray[np.datetime64]:
     parts = np.stack([year, month, day, hour])
-    fine = np.isfinite(parts).all() and ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour >= 0) & (hour <= 23)).all()
+    fine = np.isfinite(parts).all() and (parts == np.rint(parts)).all()
+    fine = fine and ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour >= 0) & (hour <= 23)).all()
     if not fine:
-        raise DataError(f"{path}: year, month, day and hour must be given in every row")
+        raise DataError(f"{path}: year, month, day and hour must be given in every row, as whole numbers")
+    odd = year[(year < YEARS[0]) | (year > YEARS[1])]
+    if len(odd):
+        raise DataError(f"{path}: year {odd[0]:g} is out of range: {YEARS[0]} to {YEARS[1]}")
     y, m, d, h = parts.astype(np.int64)
     months = (y - 1970).astype("M8[Y]").astype("M8[M]") + (m - 1)
     hours: NDArray[np.datetime64] = months.astype("M8[D]").astype("M8[h]") + ((d - 1) * 24 + h)
@@ -129,6 +134,11 @@ def _by_station(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tupl
         times = np.array(column(names, rows, "utc_time"), dtype="M8[s]").astype("M8[h]")
     except ValueError:
         raise DataError(f"{path}: utc_time must be written as 2017-01-01 14:00:00") from None
+    first, last = (np.datetime64(str(year), "h") for year in (YEARS[0], YEARS[1] + 1))
+    odd = np.flatnonzero(~((times >= first) & (times < last)))  # nor is it NaT
+    if len(odd):
+        given = column(names, rows, "utc_time")[odd[0]]
+        raise DataError(f"{path}: utc_time {given!r} is out of range: years from {YEARS[0]} to {YEARS[1]}")
     values = np.stack([numbers(path, name, column(names, rows, name), ("", "NA")) for name in wanted], axis=1)
     stations = np.array([name.rsplit("_", 1)[0] for name in column(names, rows, key)])
     return {str(area): (times[stations == area], values[stations == area]) for area in np.unique(stations)}

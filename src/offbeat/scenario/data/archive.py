@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import fcntl
 import lzma
 import os
 import shutil
 import tarfile
 import tempfile
+import time
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from offbeat.core.errors import DataError
+
+ROOM = ".unpacking-"
+FRESH = 60.0  # seconds: a room this new may not be locked yet
 
 
 def unpack(path: Path, into: Path) -> None:
     """All members of the archive below `into`. What is there already stays as it is."""
     try:
         into.mkdir(parents=True, exist_ok=True)
-        room = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=into))
+        _sweep(into)
+        room = Path(tempfile.mkdtemp(prefix=ROOM, dir=into))
+        mine = os.open(room, os.O_RDONLY)
     except OSError as error:
         raise DataError(f"cannot unpack {path} into {into}: {error.strerror or error}") from None
     try:
+        with suppress(OSError):  # some network drives have no locks
+            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (_unzip if zipfile.is_zipfile(path) else _untar)(path, room)
         _move(room, into)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError):
@@ -30,6 +40,21 @@ def unpack(path: Path, into: Path) -> None:
         raise DataError(f"cannot unpack {path}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(room, ignore_errors=True)
+        os.close(mine)
+
+
+def _sweep(into: Path) -> None:
+    """Remove what killed processes left: a room that is not new and that nobody holds (a lock goes with its process)."""
+    for room in into.glob(f"{ROOM}*"):
+        with suppress(OSError):
+            if time.time() - room.stat().st_mtime < FRESH:
+                continue
+            held = os.open(room, os.O_RDONLY)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(room, ignore_errors=True)
+            finally:
+                os.close(held)
 
 
 def _unzip(path: Path, room: Path) -> None:
@@ -38,6 +63,8 @@ def _unzip(path: Path, room: Path) -> None:
             _refuse_escape(path, member.filename)
             if (member.external_attr >> 16) & 0o170000 == 0o120000:
                 raise DataError(f"{path} holds the link {member.filename!r}: refused")
+            if member.flag_bits & 1:
+                raise DataError(f"{path} is encrypted: unpack it beside itself, with its password")
         archive.extractall(room)
 
 

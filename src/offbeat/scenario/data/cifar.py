@@ -19,6 +19,7 @@ PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 HOMES = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PIXELS = 3 * 32 * 32
+TRAIN, TEST = 50_000, 10_000  # pictures, as published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,9 @@ def _load(name: str, layouts: tuple[Layout, ...], classes: int, names: tuple[str
     y_train = torch.cat([y for _, y in parts[:-1]])
     x_test, y_test = parts[-1]
     train, test = standardised(x_train, x_test)
-    return Dataset(name, train, y_train, test, y_test, num_classes=classes, class_names=names)
+    counts = (("training", len(train), TRAIN), ("test", len(test), TEST))  # a file cut at the end of a record looks whole
+    notes = tuple(f"{found:,} of {published:,} {part} pictures are there" for part, found, published in counts if found != published)
+    return Dataset(name, train, y_train, test, y_test, num_classes=classes, class_names=names, notes=notes)
 
 
 def _read_binary(path: Path, classes: int) -> tuple[Tensor, Tensor]:
@@ -109,7 +112,8 @@ def _read_python(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == PIXELS and len(data)
     if not whole or not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
         raise DataError(f"{path} is no batch of CIFAR: images of {PIXELS} bytes and a list of labels are expected")
-    return _checked(path, torch.from_numpy(np.array(data)), torch.tensor(labels), classes)
+    numbers = torch.tensor([label if 0 <= label < classes else -1 for label in labels])  # however large it is
+    return _checked(path, torch.from_numpy(np.array(data)), numbers, classes)
 
 
 def _checked(path: Path, pixels: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:

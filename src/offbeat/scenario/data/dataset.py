@@ -64,17 +64,26 @@ class Dataset:
             object.__setattr__(self, "task", "regression" if self.num_classes is None else "classification")
         if self.task not in get_args(Kind):
             raise DataError(f"data set {self.name!r}: task {self.task!r} is none of {', '.join(get_args(Kind))}")
+        for part, x, y in (("training", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
+            if len(x) != len(y) or len(x) == 0:
+                raise DataError(f"data set {self.name!r}: {len(x)} {part} inputs, {len(y)} labels")
+        if self.num_classes is None and self.task in ("classification", "segmentation"):
+            raise DataError(f"data set {self.name!r}: {self.task} needs num_classes, how many there are")
+        for what, train, test in (("inputs", self.x_train, self.x_test), ("targets", self.y_train, self.y_test)):
+            if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+                raise DataError(f"data set {self.name!r}: training {what} are {_kind(train)}, test {what} {_kind(test)}: make them alike")
         parts = (("training", self.x_train, self.y_train, self.groups), ("test", self.x_test, self.y_test, self.test_groups))
         for part, x, y, groups in parts:
             where = f"data set {self.name!r}"
-            if len(x) != len(y) or len(x) == 0:
-                raise DataError(f"{where}: {len(x)} {part} inputs, {len(y)} labels")
             _finite(f"{where}: {part} inputs", x)
             _finite(f"{where}: {part} targets", y)
+            _fits(f"{where}: {part} targets", y, self.task)
             if self.num_classes is not None:
                 _within(f"{where}: {part} label", y, self.num_classes)
             if self.task == "multilabel" and not bool(((y == 0) | (y == 1)).all()):
                 raise DataError(f"{where}: {part} labels of several at once must be 0 or 1")
+            if self.task == "survival" and not bool(((y[:, 1] == 0) | (y[:, 1] == 1)).all()):
+                raise DataError(f"{where}: {part} events must be 0 or 1, in the second column after the times")
             if groups is not None:
                 if len(groups) != len(x):
                     raise DataError(f"{where}: {len(x)} {part} inputs, owners of {len(groups)}")
@@ -120,8 +129,11 @@ class Dataset:
 
 def owners(train: Sequence[Any], test: Sequence[Any]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """(groups, test_groups, group_names) from the name of each example's owner; owners of training examples come first."""
-    first = sorted(set(train))
-    names: list[Hashable] = [*first, *sorted(set(test) - set(first))]
+    try:
+        first, rest = sorted(set(train)), sorted(set(test) - set(train))
+    except TypeError:  # numbers and words have no order of their own
+        first, rest = sorted(set(train), key=str), sorted(set(test) - set(train), key=str)
+    names: list[Hashable] = [*first, *rest]
     number = {name: i for i, name in enumerate(names)}
     return torch.tensor([number[n] for n in train]), torch.tensor([number[n] for n in test]), tuple(map(str, names))
 
@@ -131,6 +143,28 @@ def _finite(what: str, values: Tensor) -> None:
     if not fine:
         bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
         raise DataError(f"{what}: {int(bad.sum())} of {len(values)} are not finite, the first is number {int(bad.nonzero()[0, 0])}")
+
+
+def _kind(values: Tensor) -> str:
+    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"
+
+
+def _fits(what: str, y: Tensor, task: Kind | None) -> None:
+    """The shape and the dtype that the task asks for."""
+    shapes = {"classification": y.ndim == 1, "segmentation": y.ndim >= 2, "multilabel": y.ndim == 2, "survival": tuple(y.shape[1:]) == (2,)}
+    if not shapes.get(task or "", True):
+        wanted = {
+            "classification": "one class an example is expected (a class a place is segmentation, several at once are multilabel)",
+            "segmentation": "a class for each place is expected",
+            "multilabel": "one 0 or 1 for each label is expected",
+            "survival": "time and event are expected, (2,)",
+        }
+        raise DataError(f"{what} have shape {tuple(y.shape[1:])} an example: {wanted[task or '']}")
+    whole = not (y.is_floating_point() or y.is_complex())
+    if task in ("classification", "segmentation") and not whole:
+        raise DataError(f"{what} are {y.dtype}: classes are whole numbers, such as y.long()")
+    if task in ("regression", "survival") and not y.is_floating_point():
+        raise DataError(f"{what} are {y.dtype}: {task} needs real numbers, such as y.float()")
 
 
 def _within(what: str, values: Tensor, count: int) -> None:

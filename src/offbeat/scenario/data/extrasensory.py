@@ -27,7 +27,7 @@ ARCHIVE = Published(
     name="ExtraSensory.per_uuid_features_labels.zip",
     urls=(f"{PAGE}data/primary_data_files/ExtraSensory.per_uuid_features_labels.zip",),
 )
-PATTERN = "*.features_labels.csv*"
+PATTERNS = ("*.features_labels.csv", "*.features_labels.csv.gz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,16 @@ class ExtraSensory:
         check_shares("extrasensory", self.train, self.test)
 
     def load(self) -> Dataset:
-        paths = find_files("extrasensory", PATTERN, ARCHIVE, PAGE)
+        paths = find_files("extrasensory", PATTERNS, ARCHIVE, PAGE)
         header: tuple[list[str], list[str]] | None = None
         parts: dict[str, list[tuple[Floats, Floats]]] = {"train": [], "test": []}
         who: dict[str, list[str]] = {"train": [], "test": []}
+        users: dict[str, Path] = {}
         for path in paths:
+            user = path.name.split(".")[0]
+            if user in users:
+                raise DataError(f"{path} and {users[user]} are of the same user: remove one of them")
+            users[user] = path
             found, x, y = _read(path)
             if header is not None and found != header:
                 raise DataError(f"{path} has other columns than {paths[0]}")
@@ -53,7 +58,7 @@ class ExtraSensory:
             end, start = in_time(len(x), self.train, self.test)
             for part, rows in {"train": slice(0, end), "test": slice(start, None)}.items():
                 parts[part].append((x[rows], y[rows]))
-                who[part] += [path.name.split(".")[0]] * len(x[rows])
+                who[part] += [user] * len(x[rows])
         assert header is not None
         x_train, y_train, x_test, y_test = (np.concatenate([p[i] for p in parts[part]]) for part in ("train", "test") for i in (0, 1))
         _standardise(x_train, x_test)

@@ -35,6 +35,7 @@ PAGE = "https://sites.google.com/eng.ucsd.edu/fitrec-project/home"
 FILES = ("endomondoHR_proper.json", "endomondoHR_proper.json.gz", "endomondoHR.json.gz", "endomondoHR.json")
 SERIES = ("timestamp", "latitude", "longitude", "altitude", "heart_rate")
 EVERY, PAUSE = 10.0, 60.0  # seconds between samples; seconds without a point that make a pause
+LONGEST = 2 * 86_400.0  # seconds: who trains longer than two days has a wrong clock
 _USER = re.compile(r"""["']userId["']:\s*["']?(\d+)""")
 _SPORT = re.compile(r"""["']sport["']:\s*["']([^"']*)["']""")
 
@@ -68,16 +69,22 @@ class FitRec:
         x: dict[str, list[Floats]] = {"train": [], "test": []}
         y: dict[str, list[Floats]] = {"train": [], "test": []}
         who: dict[str, list[int]] = {"train": [], "test": []}
+        tried = long = 0
         for user in sorted(workouts):
             done = sorted(workouts[user], key=lambda workout: float(workout["timestamp"][0]))
             end, start = in_time(len(done), self.train, self.test)
             for part, some in {"train": done[: max(end, 1)], "test": done[min(start, len(done) - 1) :]}.items():
                 for workout in some:
+                    tried += 1
+                    if np.ptp(workout["timestamp"]) > LONGEST:
+                        long += 1
+                        continue
                     windows, targets = self._windows(workout)
                     x[part].append(windows)
                     y[part].append(targets)
                     who[part] += [user] * len(windows)
-        return self._dataset(path, x, y, who)
+        notes = (f"{long} of {tried} workouts left out: longer than two days",) if long else ()
+        return self._dataset(path, x, y, who, notes)
 
     def _drawn(self, path: Path) -> dict[int, str]:
         """User -> sport: each has enough workouts of its favourite sport."""
@@ -107,10 +114,13 @@ class FitRec:
         whole = np.isfinite(windows).all((1, 2)) & np.isfinite(targets)
         return windows[whole], targets[whole]
 
-    def _dataset(self, path: Path, x: dict[str, list[Floats]], y: dict[str, list[Floats]], who: dict[str, list[int]]) -> Dataset:
+    def _dataset(
+        self, path: Path, x: dict[str, list[Floats]], y: dict[str, list[Floats]], who: dict[str, list[int]], notes: tuple[str, ...]
+    ) -> Dataset:
+        if not who["train"] or not who["test"]:
+            noted = "".join(f" ({note})" for note in notes)
+            raise DataError(f"{path}: no window of {self.steps} steps in the training or the test workouts{noted}: use fewer steps")
         x_train, y_train, x_test, y_test = (np.concatenate(parts[part]) for part in ("train", "test") for parts in (x, y))
-        if not len(x_train) or not len(x_test):
-            raise DataError(f"{path}: no window of {self.steps} steps in the training or the test workouts: use fewer steps")
         mean, deviation = x_train.mean((0, 1)), x_train.std((0, 1))
         deviation[deviation == 0] = 1
         scaled = ((x_train - mean) / deviation, y_train, (x_test - mean) / deviation, y_test)
@@ -118,7 +128,7 @@ class FitRec:
         groups, test_groups, names = owners(who["train"], who["test"])
         return Dataset(
             "fitrec", x1, y1, x2, y2, num_classes=None, groups=groups,
-            test_groups=test_groups, group_names=names, class_names=(self.target,),
+            test_groups=test_groups, group_names=names, class_names=(self.target,), notes=notes,
         )  # fmt: skip
 
 
@@ -130,7 +140,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str, int, str]]:
                 if not line.strip():
                     continue
                 user, sport = _USER.search(line), _SPORT.search(line)
-                if user is None or sport is None:
+                if user is None or sport is None or len(user[1]) > 100:  # Python reads no number of thousands of digits
                     raise DataError(f"{path} line {number} names no userId and sport: it is cut short or damaged")
                 yield number, line, int(user[1]), sport[1]
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError):
@@ -147,7 +157,7 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
         except json.JSONDecodeError:
             workout = ast.literal_eval(line.strip())  # values only: nothing is executed
         series = {name: np.asarray(workout[name], dtype=np.float64) for name in SERIES}
-    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+    except (ValueError, SyntaxError, KeyError, TypeError, OverflowError, MemoryError, RecursionError):
         raise DataError(f"{path} line {number} is no workout with {', '.join(SERIES)}: it is cut short or damaged") from None
     lengths = {len(values) if values.ndim == 1 else -1 for values in series.values()}
     if len(lengths) != 1 or lengths.pop() < 2:

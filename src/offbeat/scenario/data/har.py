@@ -50,6 +50,9 @@ def _part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
         if values.shape != (len(labels), STEPS):
             expected = f"{len(labels)} × {STEPS}, one row a label"
             raise DataError(f"{folder / f'{signal}_{part}.txt'} holds {values.shape[0]} × {values.shape[1]} numbers, expected {expected}")
+        odd = np.flatnonzero(~np.isfinite(values).all(1))  # standardised, one of them would spoil all windows
+        if len(odd):
+            raise DataError(f"{folder / f'{signal}_{part}.txt'} row {odd[0] + 1} holds values that are not finite")
     if len(subjects) != len(labels):
         raise DataError(f"{home / part / f'subject_{part}.txt'} names {len(subjects)} subjects for {len(labels)} windows")
     bad = [label for label in labels if not 1 <= label <= len(ACTIVITIES)]
@@ -61,6 +64,6 @@ def _part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
 
 def _column(path: Path) -> list[int]:
     values = read_matrix(path, np.float64)
-    if values.shape[1] != 1 or not np.array_equal(values, np.rint(values)):
+    if values.shape[1] != 1 or not np.isfinite(values).all() or not np.array_equal(values, np.rint(values)):
         raise DataError(f"{path}: one whole number a line is expected")
     return [int(v) for v in values[:, 0]]

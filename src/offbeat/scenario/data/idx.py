@@ -73,6 +73,8 @@ def read_idx(path: Path) -> Tensor:
     if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] not in _TYPES:
         raise DataError(f"{path} is not an IDX file")
     dimensions = data[3]
+    if dimensions > 32:
+        raise DataError(f"{path} is damaged: its header says {dimensions} dimensions")
     header = 4 + 4 * dimensions
     if len(data) < header:
         raise DataError(f"{path} is cut short: its header says {dimensions} dimensions")

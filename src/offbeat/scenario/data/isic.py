@@ -34,6 +34,9 @@ class Isic2019:
         if not set(labels) <= set(range(len(CLASSES))):
             raise DataError(f"{table}: target must be a whole number from 0 to {len(CLASSES) - 1}")
         centres = numbers(table, "center", column(names, rows, "center"))
+        odd = [centre for centre in centres if not (centre >= 0 and centre == int(centre))]  # nan is neither
+        if odd:
+            raise DataError(f"{table}: center {odd[0]:g} is no centre: a whole number from 0 up is expected")
         folds = column(names, rows, "fold")
         wrong = sorted(set(folds) - {"train", "test"})
         if wrong or len(set(folds)) != 2:

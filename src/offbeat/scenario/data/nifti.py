@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,10 @@ def read_nifti(path: Path) -> NDArray[np.float32]:
         raise DataError(f"{path}: a volume of sizes {tuple(shape)} cannot be")
     if code not in TYPES:
         raise DataError(f"{path}: values of NIfTI type {code} are not understood; known: {', '.join(map(str, TYPES))}")
+    if not isfinite(slope):
+        slope = intercept = 0.0  # how nibabel says that nothing is scaled
+    if not isfinite(offset) or not isfinite(intercept):
+        raise DataError(f"{path} is damaged: its header says that values begin at byte {offset:g} and are moved by {intercept:g}")
     return _values(path, data, np.dtype(order + TYPES[code]), int(offset), shape, slope, intercept)
 
 

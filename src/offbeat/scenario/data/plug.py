@@ -32,8 +32,8 @@ def from_dataset(
     name: str = "mine",
     num_classes: int | None = None,
     task: Kind | None = None,
-    groups: Sequence[Any] | None = None,
-    test_groups: Sequence[Any] | None = None,
+    groups: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None = None,
+    test_groups: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None = None,
 ) -> Dataset:
     """A data set from anything that gives (input, target) pairs; whole numbers as targets are classes.
 
@@ -41,10 +41,11 @@ def from_dataset(
     """
     x, y = _stacked(train, f"{name}: training")
     notes: tuple[str, ...] = ()
-    who = None if groups is None else list(groups)
-    others = list(test_groups or [])
+    who, others = _names(groups), _names(test_groups) or []
     if who is not None and len(who) != len(x):
         raise DataError(f"data set {name!r}: {len(x)} training inputs, owners of {len(who)}")
+    if test_groups is not None and (who is None or test is None):
+        raise DataError(f"data set {name!r}: test_groups go with a test set and with groups, and {'one' if who else 'groups'} is missing")
     if test is None:
         classes = y if y.ndim == 1 and not y.is_floating_point() else torch.zeros(len(x), dtype=torch.int64)
         held = every_fifth(classes)
@@ -54,6 +55,8 @@ def from_dataset(
             who, others = ([given[i] for i in part.nonzero().squeeze(1).tolist()] for part in (~held, held))
     else:
         x_test, y_test = _stacked(test, f"{name}: test")
+        if test_groups is not None and len(others) != len(x_test):
+            raise DataError(f"data set {name!r}: {len(x_test)} test inputs, owners of {len(others)}")
     return _made(name, (x, y, x_test, y_test), num_classes, task, who, others, notes)
 
 
@@ -103,17 +106,34 @@ def _made(
     others: list[Any],
     notes: tuple[str, ...],
 ) -> Dataset:
-    y_train, y_test = tensors[1], tensors[3]
-    if num_classes is None and not y_train.is_floating_point() and task in (None, "classification", "segmentation"):
+    x_train, y_train, x_test, y_test = tensors
+    whole = not any(y.is_floating_point() or y.is_complex() for y in (y_train, y_test))
+    if whole:  # whatever whole numbers they are
+        dtype = torch.float32 if task in ("regression", "survival") else torch.int64
+        y_train, y_test = y_train.to(dtype), y_test.to(dtype)
+    if num_classes is None and whole and task in (None, "classification", "segmentation"):
         num_classes = 1 + max(int(y_train.max()), int(y_test.max())) if len(y_train) and len(y_test) else None
     groups, test_groups, names = (None, None, ()) if who is None else owners(who, others)
     held = test_groups if len(others) == len(y_test) and others else None
-    return Dataset(name, *tensors, num_classes=num_classes, task=task, groups=groups, test_groups=held, group_names=names, notes=notes)
+    return Dataset(
+        name, x_train, y_train, x_test, y_test, num_classes=num_classes, task=task, groups=groups, test_groups=held,
+        group_names=names, notes=notes,
+    )  # fmt: skip
+
+
+def _names(given: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None) -> list[Any] | None:
+    """Of owners, as Python has them: two tensors of the same number are not the same owner."""
+    if given is None:
+        return None
+    if isinstance(given, (Tensor, np.ndarray)):
+        made = given.tolist()
+        return made if isinstance(made, list) else [made]
+    return [value.item() if isinstance(value, (Tensor, np.generic)) else value for value in given]
 
 
 def _stacked(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
     if isinstance(pairs, TensorDataset) and len(pairs.tensors) == 2:
-        return pairs.tensors[0], pairs.tensors[1]
+        return _tensor(pairs.tensors[0], what), _tensor(pairs.tensors[1], what)
     xs, ys = [], []
     # a torch data set need not be iterable: it has a length and numbers
     numbered = hasattr(pairs, "__getitem__") and hasattr(pairs, "__len__")
@@ -148,8 +168,14 @@ def _arrays(path: Path) -> dict[str, Tensor]:
             found = {key: _tensor(file[key], f"{path}: {key}") for key in ("x", "y", "x_test", "y_test") if key in file}
     except (OSError, EOFError, zipfile.BadZipFile, AttributeError, TypeError):
         raise DataError(f"{path} is no whole .npz file: it is cut short or damaged") from None
-    except ValueError:  # numpy's word for objects that only a pickle could hold
-        raise DataError(f"{path} holds objects that are no numbers: refused") from None
+    except DataError:
+        raise
+    except MemoryError:
+        raise DataError(f"{path} is damaged, or too large: its header says more values than the memory holds") from None
+    except ValueError as error:
+        if "allow_pickle" in str(error):  # objects that only a pickle could hold
+            raise DataError(f"{path} holds objects that are no numbers: refused") from None
+        raise DataError(f"{path} is no whole .npz file: it is cut short or damaged") from None
     if not {"x", "y"} <= set(found) or ("x_test" in found) != ("y_test" in found):
         raise DataError(f"{path} must hold x and y, and x_test and y_test both or not at all; it holds {', '.join(found) or 'neither'}")
     for x, y in (("x", "y"), ("x_test", "y_test")):

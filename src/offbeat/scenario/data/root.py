@@ -57,25 +57,36 @@ def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None 
             _verify(path, archive.md5)
     else:
         path = _fetched(folder, archive, page, f" (or what it holds, such as {missing})")
+    before = {home / Path(name).parts[0] for name in wanted if (home / Path(name).parts[0]).exists()}
     unpack(path, home)
-    if not all((home / name).exists() for name in wanted):
-        raise DataError(f"{path} was unpacked and {missing} is still missing: it is another archive than the published one")
-    return home
+    lacking = next((home / name for name in wanted if not (home / name).exists()), None)
+    if lacking is None:
+        return home
+    top = home / lacking.relative_to(home).parts[0]
+    if top in before:  # what is there is never overwritten
+        raise DataError(f"{lacking} is missing, and {path} may hold it: remove {top} so that it can be unpacked whole")
+    raise DataError(f"{path} was unpacked and {lacking} is still missing: it is another archive than the published one")
 
 
-def find_files(folder: str, pattern: str, archive: Published, page: str) -> list[Path]:
-    """All files of that pattern in the data set's folder, at any depth, unpacked from its archive if there are none."""
+def find_files(folder: str, patterns: tuple[str, ...], archive: Published, page: str) -> list[Path]:
+    """All files of these patterns in the data set's folder, at any depth, unpacked from its archive if there are none."""
     home = data_root() / folder
-    found = sorted(home.rglob(pattern)) if home.is_dir() else []
+    found = _matching(home, patterns)
     if not found:
         path = home / archive.name
         if not path.is_file():
-            path = _fetched(folder, archive, page, f" (or what it holds, {pattern})")
+            path = _fetched(folder, archive, page, f" (or what it holds, {patterns[0]})")
         unpack(path, home)
-        found = sorted(home.rglob(pattern))
+        found = _matching(home, patterns)
     if not found:
-        raise DataError(f"{home / archive.name} was unpacked and holds no {pattern}: it is another archive than the published one")
+        raise DataError(f"{home / archive.name} was unpacked and holds no {patterns[0]}: it is another archive than the published one")
     return found
+
+
+def _matching(home: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """Neither what a killed process left half unpacked, nor what a Mac puts into archives."""
+    found = {path for pattern in patterns for path in home.rglob(pattern)} if home.is_dir() else set()
+    return sorted(path for path in found if not any(p.startswith(".") or p == "__MACOSX" for p in path.relative_to(home).parts))
 
 
 def _fetched(folder: str, wanted: Published, page: str, instead: str = "") -> Path:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError, require
 from offbeat.scenario.data.dataset import Dataset
+from offbeat.scenario.data.root import data_root
 
 PADDING, UNKNOWN = 0, 1  # the first words have number 2
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
@@ -73,9 +74,9 @@ def as_dataset(name: str, texts: Texts, vocabulary: int, length: int, tokenizer:
 
 
 def _pretrained(folder: str, texts: Texts, length: int) -> tuple[Tensor, Tensor, int]:
-    path = Path(folder).expanduser()
+    path = data_root() / Path(folder).expanduser()  # a relative path is meant from the data root, as that of a model's weights
     if not path.is_dir():
-        raise DataError(f"tokenizer = {folder!r}: a folder with a pretrained tokenizer (tokenizer.json or vocab.txt) is expected")
+        raise DataError(f"tokenizer = {folder!r}: {path} is no folder: put a pretrained tokenizer there (tokenizer.json or vocab.txt)")
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -83,9 +84,9 @@ def _pretrained(folder: str, texts: Texts, length: int) -> tuple[Tensor, Tensor,
     try:
         made = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError) as error:
-        raise DataError(f"tokenizer = {folder!r}: {str(error).splitlines()[0]}") from None
+        raise DataError(f"tokenizer {path}: {str(error).splitlines()[0]}") from None
     if made.pad_token_id != PADDING:
-        raise DataError(f"tokenizer = {folder!r} pads with {made.pad_token_id}: number 0 has to be padding")
+        raise DataError(f"tokenizer {path} pads with {made.pad_token_id}: number 0 has to be padding")
     parts = [
         made(part, padding="max_length", truncation=True, max_length=length, return_tensors="pt")["input_ids"]
         for part in (texts.train, texts.test)

@@ -11,7 +11,7 @@ from math import isfinite
 
 from offbeat.core.errors import require
 from offbeat.scenario import traces
-from offbeat.scenario.delays.law import Delays, Unit, passing, positive
+from offbeat.scenario.delays.law import Delays, Paced, Unit, passing, positive
 from offbeat.scenario.delays.spread import Uniform
 from offbeat.scenario.shares import among, require_share
 
@@ -38,6 +38,8 @@ class Changing:
         require(all(a < b for a, b in pairwise(self.at)), f"changing delays: at = {self.at}: times must increase")
         positive("changing", **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
         require_share("changing delays", self.share)
+        law = type(self.delays).__name__
+        require(not isinstance(self.delays, Paced), f"changing delays: {law} already changes with time: give all times and factors to one")
         object.__setattr__(self, "_times", (float("-inf"), *self.at))
 
     @property

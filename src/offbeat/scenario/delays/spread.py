@@ -12,6 +12,7 @@ from offbeat.scenario.delays.law import SHORTEST, Varying, positive, speed
 from offbeat.scenario.shares import group_of, require_shares
 
 _NORMAL = NormalDist()
+WIDEST = 20.0  # of a lognormal law: one client in six takes e^20 = 5e8 times the median, more is a slip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +93,15 @@ class Lognormal(Varying):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("lognormal", median=self.median, sigma=self.sigma)
+        require(self.sigma <= WIDEST, f"lognormal delays: sigma = {self.sigma}: at most {WIDEST:g}")
         if self.mean is None and self.std is None:
             return
         require(self.mean is not None and self.std is not None, "lognormal delays: mean and std go together: give both or neither")
         assert self.mean is not None
         assert self.std is not None
         positive("lognormal", mean=self.mean, std=self.std)
+        usable = 1e-100 <= self.mean <= 1e100 and self.std <= 1e50 * self.mean  # their squares are numbers, and sigma below 16
+        require(usable, f"lognormal delays: mean = {self.mean}, std = {self.std}: too far from 1, or from each other")
         variance = log(self.std**2 / self.mean**2 + 1)
         object.__setattr__(self, "sigma", sqrt(variance))
         object.__setattr__(self, "median", self.mean * exp(-variance / 2))
@@ -138,6 +142,7 @@ class LongTail(Varying):
         super().__post_init__()
         positive("long-tail", low=self.low, high=self.high, a=self.a)
         require(self.low <= self.high, f"long-tail delays: low = {self.low} lies above high = {self.high}")
+        require(self.a >= 1e-6, f"long-tail delays: a = {self.a}: at least 1e-6")
 
     def mean_of(self, seed: int, client: int) -> float:
         # F(x) = (1 - (low/x)^a) / (1 - (low/high)^a)

@@ -71,13 +71,14 @@ class DirichletEqual:
         room = [len(part) for part in np.array_split(classes, clients)]
         open_clients = list(range(clients))
         mix = [_cumulated(mixes[k], heaps) for k in range(clients)]  # of the classes that are left
-        for pick, draw in rng.random((len(classes), 2)).tolist():
+        picks, again = rng.random((len(classes), 2)).tolist(), rng.random(len(classes)).tolist()
+        for (pick, draw), redraw in zip(picks, again, strict=True):
             at = int(pick * len(open_clients))
             client = open_clients[at]
             c = _drawn(mix[client], draw)
             if not heaps[c]:  # used up since this client drew last: its mix is what is left of it
                 mix[client] = _cumulated(mixes[client], heaps)
-                c = _drawn(mix[client], draw)
+                c = _drawn(mix[client], redraw)  # the first draw is known to lie in the stretch of that class
             owner[heaps[c].pop()] = client
             room[client] -= 1
             if room[client] == 0:
