@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import sqlite3
@@ -92,7 +93,8 @@ def test_a_run_that_ignores_ctrl_c_goes_on_ignoring_it(offbeat, monkeypatch, dig
     assert Run(Path("x")).digest() == digest
 
 
-def test_a_real_process_stops_on_sigint_and_keeps_others_out_while_it_runs(offbeat):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_real_process_stops_when_asked_and_keeps_others_out_while_it_runs(offbeat, number):
     longer = [*WORLD, "--until", "1500s"]
     offbeat("run", "quickstart", *longer, "--out", "whole")
     process = start("run", "quickstart", *longer, "--checkpoint-every", 0, "--out", "x")
@@ -103,7 +105,7 @@ def test_a_real_process_stops_on_sigint_and_keeps_others_out_while_it_runs(offbe
         process.send_signal(signal.SIGSTOP)  # so that it is still at it when we look
         refused(offbeat("run", "--resume", "x"), "x is being run by another process", status=1)
         assert offbeat("show", "x").status == 0  # but reading is free
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.send_signal(signal.SIGCONT)
         out, err = process.communicate(timeout=60)
     finally:
@@ -113,6 +115,32 @@ def test_a_real_process_stops_on_sigint_and_keeps_others_out_while_it_runs(offbe
     assert err.startswith("stopped at ")
     assert err.endswith("offbeat run --resume x\n")
     assert resume(offbeat, Path("x")) == Run(Path("whole")).digest()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_comparison_that_is_ended_leaves_no_process_behind(offbeat, number):
+    process = start("compare", "quickstart", *WORLD, "--until", "100000s", "--strategies", "fedasync", "--seeds", 1, "--out", "x")
+    try:
+        deadline = time.monotonic() + 60
+        while not list(Path("x").glob("*/lock")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    run = next(Path("x").glob("*/lock")).parent
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with open(run / "lock", "w") as file:  # it is held as long as a process runs this
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+                continue
+        break
+    else:
+        pytest.fail("the run goes on without its comparison")
+    assert list((run / "checkpoint").glob("*.json"))  # what was done is not lost
 
 
 # ---------------------------------------------------------------- damage

@@ -136,7 +136,7 @@ def execute(comparison: Comparison, jobs: int | None = None, on_progress: Callab
     shares: Any = context.Array("d", [float(i not in todo) for i in range(len(folders))])
     stop = context.Event()
     workers = min(jobs or os.cpu_count() or 1, len(todo))
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_set_up, initargs=(shares, stop)) as pool:
+    with _terminable(), ProcessPoolExecutor(workers, mp_context=context, initializer=_set_up, initargs=(shares, stop, os.getpid())) as pool:
         try:
             with _deaf_children():
                 waiting: set[Future[bool]] = {pool.submit(_execute, i, folder) for i, folder in todo.items()}
@@ -166,6 +166,19 @@ def _deaf_children() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A termination is a Ctrl-C: left to itself it would leave the processes of the runs behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _as_they_finish(waiting: set[Future[bool]], tick: Callable[[], Any]) -> Iterator[bool]:
     while waiting:
         done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -175,13 +188,19 @@ def _as_they_finish(waiting: set[Future[bool]], tick: Callable[[], Any]) -> Iter
 
 
 _shares: Any = None  # in a child: the progress of all runs,
-_stop: Any = None  # and whether to stop
+_stop: Any = None  # whether to stop,
+_parent = 0  # and whose child it is
 
 
-def _set_up(shares: Any, stop: Any) -> None:
-    global _shares, _stop
-    _shares, _stop = shares, stop
+def _set_up(shares: Any, stop: Any, parent: int) -> None:
+    global _shares, _stop, _parent
+    _shares, _stop, _parent = shares, stop, parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _orphaned() -> bool:
+    """Was the comparison killed over our head?"""
+    return os.getppid() != _parent
 
 
 def _execute(index: int, folder: str) -> bool:
@@ -189,11 +208,13 @@ def _execute(index: int, folder: str) -> bool:
 
     def watch(engine: VirtualEngine) -> None:
         _shares[index] = share_done(engine)
-        engine.interrupt |= _stop.is_set()
+        engine.interrupt |= _stop.is_set() or _orphaned()
 
     if _stop.is_set():
         return False
     outcome = runs.execute(runs.Run(Path(folder)), watch)
+    if _orphaned():
+        os._exit(1)  # nobody will ever hand it another run, and it would wait for one
     if outcome is not None and outcome.reason == INTERRUPTED:
         return False
     _shares[index] = 1.0

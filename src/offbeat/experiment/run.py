@@ -217,21 +217,24 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible(engine: VirtualEngine) -> Iterator[None]:
-    """Ctrl-C asks the engine to stop between two events; a second one stops at once (the last checkpoint stays).
+    """Ctrl-C or a termination asks the engine to stop between two events; a second one stops at once (the last checkpoint stays).
 
     Who ignores Ctrl-C (a job in the background, one of several runs) goes on ignoring it.
     """
-    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    if ignored or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
 
     def ask(number: int, frame: FrameType | None) -> None:
         engine.interrupt = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(number, signal.default_int_handler)
 
-    before = signal.signal(signal.SIGINT, ask)
+    for number in heeded:
+        signal.signal(number, ask)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in heeded:
+            signal.signal(number, before[number])
