@@ -16,6 +16,9 @@ from pathlib import Path, PurePosixPath
 
 from offbeat.core.errors import DataError
 
+# names and links are checked here in any case; Python has had its own filter since 3.11.4
+FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+
 ROOM = ".unpacking-"
 FRESH = 60.0  # seconds: a room this new may not be locked yet
 
@@ -73,7 +76,7 @@ def _untar(path: Path, room: Path) -> None:
         for member in archive:
             _refuse_escape(path, member.name)
             if member.isdir() or member.isfile():
-                archive.extract(member, room, set_attrs=False, filter="data")
+                archive.extract(member, room, set_attrs=False, **FILTER)
             else:
                 raise DataError(f"{path} holds {member.name!r}, which is no file and no folder: refused")
 
