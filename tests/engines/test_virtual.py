@@ -111,6 +111,19 @@ def test_an_answer_after_the_timeout_is_counted_and_dropped(eager):
     assert [e[:2] for e in eager.seen] == [("ClientReady", 0.0), ("ClientLost", 10.0), ("ClientReady", 15.0), ("UpdateArrived", 16.0)]
 
 
+def test_the_second_copy_of_a_late_answer_is_counted_too(eager):
+    class Twice(Surroundings):
+        def trip(self, *given):
+            return super().trip(*given)._replace(again=3.0)
+
+    # expected 1 s, takes 15: lost at 10, late at 15 and again at 18; the next job answers at 16 and again at 19
+    engine = make_engine(eager, Twice({0: 1.0}, slow={(0, 0): 15.0, (0, 1): 1.0, (0, 2): 9.0}), until=Until(seconds=19.0))
+    engine.run()
+    assert kinds(engine, "late", "arrive", "duplicate") == [
+        ("late", 15.0, 0, 0), ("arrive", 16.0, 0, 1), ("duplicate", 18.0, 0, 0), ("duplicate", 19.0, 0, 1)
+    ]  # fmt: skip
+
+
 def test_a_client_that_is_away_after_its_update_leaves_and_comes_back(eager):
     world = Surroundings({0: 1.0}, away={0: [(0.5, 7.0)]})
     make_engine(eager, world, until=Until(seconds=7.5)).run()
@@ -124,9 +137,36 @@ def test_a_client_that_is_away_at_the_start_is_ready_when_it_comes(eager):
 
 
 def test_a_run_with_nobody_left_ends_and_says_so(eager):
-    engine = make_engine(eager, Surroundings({0: 1.0}, away={0: [(0.5, inf)]}), until=Until(seconds=100.0), every=1.0)
-    outcome = engine.run()
+    world = Surroundings({0: 1.0}, away={0: [(0.5, inf)]})
+    outcome = make_engine(eager, world, until=Until(updates=5), every=1.0).run()
     assert (outcome.reason, outcome.now) == (OVER, 1.0)
+
+
+def test_with_an_end_in_time_the_grid_goes_on_to_it_though_nobody_is_left(eager):
+    calls = []
+
+    def evaluate(model):
+        calls.append(model)
+        return {"acc": float(model[0])}
+
+    world = Surroundings({0: 1.0}, away={0: [(0.5, inf)]})
+    engine = make_engine(eager, world, until=Until(seconds=10.0), evaluate=evaluate, every=4.0)
+    outcome = engine.run()
+    assert (outcome.reason, outcome.now) == (OVER, 10.0)
+    # one update at 1, then nothing: the curve is as long as that of a run in which somebody stays, at no cost
+    assert list(engine.trace.rows("SELECT now, value FROM metrics ORDER BY seq")) == [(0.0, 0.0), (4.0, 1.0), (8.0, 1.0), (10.0, 1.0)]
+    assert len(calls) == 2
+    assert list(engine.trace.rows("SELECT now, detail FROM trace WHERE kind = 'stop'")) == [(10.0, OVER)]
+
+
+def test_while_everybody_is_away_a_run_without_an_end_in_time_writes_no_points(eager):
+    # jobs of 1 s at 0 and at a million; the grid has a point a second
+    world = Surroundings({0: 1.0}, away={0: [(0.5, 1e6)]})
+    engine = make_engine(eager, world, until=Until(updates=2), evaluate=lambda m: {"acc": float(m[0])}, every=1.0)
+    assert engine.run().now == 1e6 + 1
+    # the last point before the return keeps the curve flat over the gap
+    points = [(0.0, 0.0), (1.0, 1.0), (999_999.0, 1.0), (1e6, 1.0), (1e6 + 1, 2.0)]
+    assert list(engine.trace.rows("SELECT now, value FROM metrics ORDER BY seq")) == points
 
 
 def test_the_dispatch_carries_the_version_after_the_commits_before_it(eager):

@@ -233,6 +233,7 @@ def test_changes_leave_the_experiment_they_start_from_alone():
         ("until: null", "until 'None' is not understood"),
         ("training: {lr: .nan}", "training.lr = nan: must be positive and finite"),
         ("evaluate_every: .inf", "evaluate_every = inf"),
+        ("timeout: .inf", "timeout = inf: must be more than 1 times the expected duration, and finite"),
         ("clients: 99999999999999999999999999999999999999999999999999999999999999999999x", "clients = '9999"),
     ],
 )  # fmt: skip

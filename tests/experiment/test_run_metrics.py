@@ -7,12 +7,17 @@ from math import isnan, nan
 from pathlib import Path
 
 import pytest
+import torch
 
+import offbeat
 from offbeat.core.errors import RunError
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Target
+from offbeat.engines.virtual import OVER
 from offbeat.experiment import compare, metrics, report
 from offbeat.experiment.metrics import Span, Summary
+from offbeat.scenario.availability import Dropout
+from offbeat.scenario.delays import Constant
 
 
 @pytest.fixture
@@ -155,3 +160,20 @@ def test_sizes_are_readable(count, text):
 def test_nothing_to_compare_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one strategy and one seed"):
         compare.create(Path(tmp_path), {}, [0])
+
+
+def test_second_copies_are_counted_and_cost_their_bytes(trace):
+    trace.add(9, "duplicate", 2, client=0, ticket=2, size=100)
+    trace.flush()
+    s = metrics.summarize(trace.db, clients=2)
+    assert (s.duplicates, s.bytes_up) == (1, 220 + 100)
+
+
+def test_where_all_drop_out_the_curve_and_the_idle_share_reach_to_the_end():
+    clients = [(torch.randn(8, 3), torch.arange(8) % 2) for _ in range(2)]
+    delays = Constant(mean=10.0, jitter=0.0)
+    done = offbeat.simulate(torch.nn.Linear(3, 2), clients, delays=delays, availability=Dropout(share=1.0, at=100.0), until="1000s")
+    # ten jobs of 10 s each, the last one just done; then 900 s of 1000 without anybody
+    assert (done.outcome.reason, done.summary.seconds, done.summary.updates) == (OVER, 1000.0, 20)
+    assert done.summary.idle_share == pytest.approx(0.9)
+    assert metrics.curve(done.trace.db, "acc").seconds[-1] == 1000.0

@@ -84,7 +84,8 @@ def test_damage_is_not_a_number_and_leaves_the_training_alone() -> None:
     damaged = Corrupted(entries=1).spoilt(LAYOUT, job(), given)
     assert sum(map(isnan, damaged.tolist())) == 1
     assert given.tolist() == result().local.tolist()
-    assert len({tuple(map(isnan, Corrupted().spoilt(LAYOUT, job(index=i), given).tolist())) for i in range(40)}) == 5
+    places = {tuple(map(isnan, Corrupted().spoilt(LAYOUT, job(index=i), given).tolist())).index(True) for i in range(40)}
+    assert places == {0, 1, 2}  # any parameter, no statistic
 
 
 def test_faults_of_the_content_are_made_between_worker_and_gate() -> None:

@@ -77,6 +77,8 @@ def test_columns_nobody_asks_for_may_be_missing(tmp_path: Path) -> None:
         ("client,t,seconds_per_step\n0.5,0,1\n", r"row 2: client = 0.5: clients are numbered"),
         ("client,t,seconds_per_step\n0,0,1,7\n", r"row 2: more cells than columns"),
         ("client,t,seconds_per_step,speed\n0,0,1,7\n", r"unknown column 'speed'"),
+        ("client,t,seconds_per_step,t\n0,0,1,0\n", r"column 't' is there 2 times"),
+        ("client,t,seconds_per_step\n0,0,1_0\n", r"row 2: seconds_per_step = '1_0' is not a number"),
         ("client,t,seconds_per_step\n", r"no rows"),
         ("", r"no column 'client'; it has none"),
         ("client,t,seconds_per_step\n0,0,1\n", r"no rows for client 1: it has 1 clients"),
@@ -143,6 +145,14 @@ def test_a_recorded_bandwidth_changes_under_way(tmp_path: Path) -> None:
     law = network.Traced(path=written(tmp_path, GOOD))
     # 40 Mbit from 8 on: 16 at 8 Mbit/s until 10, then 24 at 4 Mbit/s
     assert law.transfer(0, 0, 5_000_000, 8.0, up=False) == pytest.approx(2 + 6)
+
+
+def test_a_network_that_collapses_was_not_to_be_expected(tmp_path: Path) -> None:
+    law = network.Traced(path=written(tmp_path, "client,t,mbps\n0,0,8\n0,5,0.01\n"))
+    w = world(Constant(mean=10.0, jitter=0.0), network=law, payload=lambda work: (1_000_000, 1_000_000))
+    # 1 s down and 10 s of training; then 8 Mbit take 800 s, where at dispatch one would have guessed 1
+    trip = w.trip(0, 0, LocalWork(), 10, 0.0)
+    assert (trip.duration, trip.expected) == pytest.approx((1 + 10 + 800, 1 + 10 + 1))
 
 
 def test_training_starts_when_the_download_is_done() -> None:

@@ -94,7 +94,8 @@ def _numbers(s: Summary) -> list[list[str]]:
         lines.append(["server memory", size(s.server_bytes)])
         lines.append(["server / host seconds", f"{s.server_seconds:.2f} / {s.wall_seconds:.1f}"])
     lines += [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
-    lines += [[name, str(count)] for name, count in (("rejected", s.rejected), ("lost", s.lost), ("late", s.late)) if count]
+    in_vain = (("rejected", s.rejected), ("lost", s.lost), ("late", s.late), ("duplicates", s.duplicates))
+    lines += [[name, str(count)] for name, count in in_vain if count]
     return lines
 
 

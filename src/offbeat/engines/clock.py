@@ -48,10 +48,12 @@ class Clock:
             return due
         return None
 
-    @property
-    def next(self) -> float:
+    def upcoming(self) -> float:
         """When something is due next; inf if nothing is."""
-        return min((due[0] for due in self.heap if not self._is_dead(due)), default=inf)
+        while self.dead and self._is_dead(self.heap[0]):
+            heappop(self.heap)
+            self.dead -= 1
+        return self.heap[0][0] if self.heap else inf
 
     @property
     def over(self) -> bool:

@@ -37,7 +37,7 @@ def _before_the_next_event(engine: VirtualEngine) -> int:
     """The last point before anything can change, where nobody works and no end in time is set: an absence may be endless."""
     if engine.until.seconds is not None or engine.ledger.open or not isfinite(engine.every):
         return 0
-    at = engine.clock.next / engine.every
+    at = engine.clock.upcoming() / engine.every
     return ceil(at) - 1 if isfinite(at) else 0
 
 

@@ -141,7 +141,8 @@ class Diurnal(Availability):
         require(self.hours[0] > 0 and self.hours[1] < 24, f"diurnal: hours = {self.hours}: more than 0 and less than 24")
         _lasting("diurnal", day=self.day)
         shortest = self.hours[0] * self.day / 24
-        require(shortest >= SHORTEST, f"diurnal: hours = {self.hours[0]} are {shortest:g} s of a day of {self.day:g} s: at least {SHORTEST:g} s")
+        told = f"{shortest:g} s of a day of {self.day:g} s"
+        require(shortest >= SHORTEST, f"diurnal: hours = {self.hours[0]} are {told}: at least {SHORTEST:g} s")
 
     def window(self, seed: int, client: int, now: float) -> Window:
         hour = self.day / 24

@@ -1,17 +1,21 @@
-"""Which clients belong to which share of all: drawn, yet exact, without knowing how many clients there are.
+"""Which clients belong to which share of all: drawn, yet as exact as can be without knowing how many clients there are.
 
-Clients are dealt in blocks of consecutive ids, as small as the shares allow: with 0.6, 0.2 and 0.2 the block is five
-clients, of whom exactly 3, 1 and 1 belong to each share, in an order drawn for that block.
+Clients are dealt in small blocks of consecutive ids. With 0.6, 0.2 and 0.2 the block is five clients, of whom exactly 3, 1
+and 1 belong to each share, in an order drawn for that block. Where a block small enough cannot be divided in these shares,
+what is left over is carried from block to block: with 0.37, of ten clients 3 or 4, of a hundred exactly 37.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from math import floor
 
 from offbeat.core import draws
 from offbeat.core.errors import require
 
-LARGEST = 1000  # of a block: shares are exact to a tenth of a per cent
+LARGEST = 10  # clients of a block that can be divided exactly; a number of clients that ends inside one is off by part of it
+HANDY = 5  # of one that cannot: the smaller, the closer; yet who is next should not be foreseen
+FINEST = 1000  # shares are looked at as this many parts of all at most
 
 
 def require_share(what: str, share: float) -> None:
@@ -38,19 +42,40 @@ def among(share: float, seed: int, purpose: str, client: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _block(shares: tuple[float, ...]) -> int:
-    """The smallest number of clients that can be divided in these shares."""
-    for size in range(1, LARGEST):
-        if all(abs(share * size - round(share * size)) < 1e-9 for share in shares):
-            return size
-    return LARGEST
+    """The smallest number of clients that can be divided in these shares, or the largest handy part of it."""
+    whole = next((n for n in range(1, FINEST) if all(abs(share * n - round(share * n)) < 1e-9 for share in shares)), FINEST)
+    if whole <= LARGEST:
+        return whole
+    return max((n for n in range(2, HANDY + 1) if whole % n == 0), default=HANDY)  # whole blocks make up the whole
 
 
 @lru_cache(maxsize=4096)
 def _dealt(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> tuple[int, ...]:
     """For each place in the block its group."""
-    bounds = [round(sum(shares[: i + 1]) * size) for i in range(len(shares))]
+    bounds = _bounds(shares, size, seed, purpose, block)
     ranked = sorted(range(size), key=lambda place: draws.bits(seed, purpose, block, place))
     groups = [0] * size
     for rank, place in enumerate(ranked):
         groups[place] = next(i for i, bound in enumerate(bounds) if rank < bound)
     return tuple(groups)
+
+
+def _bounds(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> list[int]:
+    """Ranks below the i-th bound, and not below the one before, are group i.
+
+    Group by group, of those whom the groups before have left: of the first n of them floor(n s + u) belong to it, where s
+    is its share of what is left and u is drawn once. So a block gets the difference of two such counts, never less than 0.
+    """
+    before, after, left, bounds = block * size, (block + 1) * size, 1.0, [0]
+    for i, share in enumerate(shares[:-1]):
+        u = draws.uniform(seed, f"{purpose} rounding", i)
+        s = min(share / left, 1.0) if left > 1e-12 else 0.0
+        taken, then = _count(before, s, u), _count(after, s, u)
+        bounds.append(bounds[-1] + then - taken)
+        before, after, left = before - taken, after - then, left - share
+    return [*bounds[1:], size]
+
+
+def _count(n: int, s: float, u: float) -> int:
+    exact = n * s
+    return floor(exact + u) if abs(exact - round(exact)) > 1e-9 * max(n, 1) else round(exact)

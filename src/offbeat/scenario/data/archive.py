@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from offbeat.core.errors import DataError
 
