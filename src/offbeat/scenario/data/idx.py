@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
-import zlib
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.root import find_file
+from offbeat.scenario.data.root import find_file, read_bytes
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 MNIST = ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
@@ -69,7 +67,7 @@ _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 def read_idx(path: Path) -> Tensor:
     """A tensor from an IDX file, gzipped or not: two zero bytes, type, dimensions, sizes, data, all big-endian."""
-    data = _read(path)
+    data = read_bytes(path)
     if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] not in _TYPES:
         raise DataError(f"{path} is not an IDX file")
     dimensions = data[3]
@@ -85,13 +83,3 @@ def read_idx(path: Path) -> Tensor:
         raise DataError(f"{path} holds {len(data) - header} bytes of data, its header says {expected}: it is cut short or damaged")
     values = np.frombuffer(data, kind, offset=header).reshape(shape)
     return torch.from_numpy(values.astype(kind.newbyteorder("=")))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    except (EOFError, zlib.error):
-        raise DataError(f"{path} is cut short or damaged") from None

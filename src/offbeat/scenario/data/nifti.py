@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
-import zlib
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
+from offbeat.scenario.data.root import read_bytes
 
 HEADER = 348
 TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8", 256: "i1", 512: "u2", 768: "u4", 1024: "i8", 1280: "u8"}
@@ -20,7 +19,7 @@ TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8", 256: "i1", 512: "u2", 76
 
 def read_nifti(path: Path) -> NDArray[np.float32]:
     """The volume, its first axis first, scaled as the header says."""
-    data = _read(path)
+    data = read_bytes(path)
     order = next((o for o in "<>" if len(data) >= HEADER and struct.unpack_from(f"{o}i", data)[0] == HEADER), None)
     if order is None or data[344:348] not in (b"n+1\0", b"ni1\0"):
         raise DataError(f"{path} is no NIfTI-1 file")
@@ -54,13 +53,3 @@ def _values(
     while values.ndim > 3 and values.shape[-1] == 1:
         values = values[..., 0]
     return values
-
-
-def _read(path: Path) -> bytes:
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    except (EOFError, zlib.error):
-        raise DataError(f"{path} is cut short or damaged") from None

@@ -6,8 +6,10 @@ asked for: which file to put where.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,3 +115,14 @@ def _verify(path: Path, md5: str) -> None:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     if found != md5:
         raise DataError(f"{path} is damaged: its MD5 is {found}, the published file has {md5}")
+
+
+def read_bytes(path: Path) -> bytes:
+    """A whole file, gzipped or not."""
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    except (EOFError, zlib.error):
+        raise DataError(f"{path} is cut short or damaged") from None
