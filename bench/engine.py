@@ -32,7 +32,7 @@ from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers.inline import Inline
 from offbeat.scenario.counts import Counts
-from offbeat.scenario.data import DATASETS
+from offbeat.scenario.data import load
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Cnn
 from offbeat.scenario.partition import Dirichlet
@@ -94,7 +94,7 @@ def peak_mb() -> float:
 
 def overhead(jobs: int = 40) -> None:
     """CPU time of the engine over a plain PyTorch loop that does the same local trainings, digits CNN, alternating."""
-    data = DATASETS["digits"]()
+    data = load("digits")
     rows = Dirichlet(alpha=0.3).split(data.y_train, 20, seed=0)
     clients = ClientData.shared(data.x_train, data.y_train, rows)
     module = Cnn().build(data.input_shape, 10, seed=0)

@@ -80,7 +80,7 @@ class CA2FL:
     def _collect(self, state: State, event: UpdateArrived) -> Action:
         client = event.client
         delta = torch.sub(event.local, event.base)  # Delta_i
-        h_i = state.caches.get(client)
+        h_i = state.caches.get(client)  # read once, for the residual and for the sum: a store may lie on disk, so not RunningSum.put
         residual = delta if h_i is None else delta - h_i
         if h_i is not None:
             state.total.remove(h_i)
