@@ -133,8 +133,9 @@ def execute(comparison: Comparison, jobs: int | None = None, on_progress: Callab
     if not todo:
         return True
     context = multiprocessing.get_context("spawn")
-    shares: Any = context.Array("d", [float(i not in todo) for i in range(len(folders))])
-    stop = context.Event()
+    # Bare shared memory, one writer a cell: a process that is killed while it holds a lock never gives it back.
+    shares: Any = context.RawArray("d", [float(i not in todo) for i in range(len(folders))])
+    stop: Any = context.RawValue("b", False)
     workers = min(jobs or os.cpu_count() or 1, len(todo))
     with _terminable(), ProcessPoolExecutor(workers, mp_context=context, initializer=_set_up, initargs=(shares, stop, os.getpid())) as pool:
         try:
@@ -142,13 +143,13 @@ def execute(comparison: Comparison, jobs: int | None = None, on_progress: Callab
                 waiting: set[Future[bool]] = {pool.submit(_execute, i, folder) for i, folder in todo.items()}
             return all(list(_as_they_finish(waiting, lambda: on_progress and on_progress(list(shares)))))
         except KeyboardInterrupt:
-            stop.set()  # whoever is running writes a checkpoint and returns
+            stop.value = True  # whoever is running writes a checkpoint and returns
             pool.shutdown(wait=True, cancel_futures=True)
             return False
         except BrokenProcessPool:
             raise runs.Unfinished("a process of the comparison died (out of memory?)") from None
         except BaseException:
-            stop.set()
+            stop.value = True
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
@@ -208,9 +209,9 @@ def _execute(index: int, folder: str) -> bool:
 
     def watch(engine: VirtualEngine) -> None:
         _shares[index] = share_done(engine)
-        engine.interrupt |= _stop.is_set() or _orphaned()
+        engine.interrupt |= bool(_stop.value) or _orphaned()
 
-    if _stop.is_set():
+    if _stop.value:
         return False
     outcome = runs.execute(runs.Run(Path(folder)), watch)
     if _orphaned():
