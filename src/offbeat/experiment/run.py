@@ -33,7 +33,7 @@ from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
-from offbeat.experiment import build, files, measures, metrics
+from offbeat.experiment import build, files, identity, measures, metrics
 from offbeat.experiment.config import Experiment
 
 Watch = Callable[[VirtualEngine], None]
@@ -150,14 +150,17 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
         made = build.setup(experiment)
         trace = Trace(run.trace_file)
         try:
-            before, began = _seconds_so_far(trace), time.monotonic()
+            before, began = _facts(trace), time.monotonic()
             checkpoints = Checkpoints(run.folder / "checkpoint")
+            if checkpoints.exist():  # else it begins now, in whatever world there is
+                identity.check(before, made.facts)
             engine = build.engine(made, experiment, trace=trace, checkpoints=checkpoints, checkpoint_every=checkpoint_every, watch=watch)
             _restore(run, engine)
             with _resumable(), _interruptible(engine):
                 trace.set_facts(made.facts)
                 outcome = engine.run()
-                trace.set_facts({"wall_seconds": before + time.monotonic() - began, **outcome.costs()})
+                seconds = float(before.get("wall_seconds", 0.0)) + time.monotonic() - began
+                trace.set_facts({"wall_seconds": seconds, **outcome.costs()})
                 if outcome.reason != INTERRUPTED:
                     write_whole(run.model_file, save(made.state_dict(outcome.model)))
         finally:
@@ -198,10 +201,9 @@ def environment() -> dict[str, Any]:
     return {"python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(), "packages": versions}
 
 
-def _seconds_so_far(trace: Trace) -> float:
-    """Of the attempts before this one; a killed one did not get to say."""
-    rows = trace.db.execute("SELECT value FROM facts WHERE key = 'wall_seconds'").fetchone()
-    return float(rows[0]) if rows else 0.0
+def _facts(trace: Trace) -> dict[str, str]:
+    """What the attempts before this one left; a killed one did not get to say how long it took."""
+    return dict(trace.db.execute("SELECT key, value FROM facts"))
 
 
 @contextlib.contextmanager
