@@ -80,6 +80,17 @@ def test_speed_ups_may_be_against_another_method(compared, offbeat):
     assert not Path("new").exists()
 
 
+def test_a_comparison_remembers_its_reference(offbeat):
+    """One that was named stays when the comparison is read again, and the page says which it is."""
+    told = offbeat("compare", "quickstart", *PAIR, *TINY, "--seeds", 1, "--reference", "fedasync", "--out", "x", "--json")
+    for given in (told, offbeat("show", "x", "--json"), offbeat("compare", "--resume", "x", "--json")):
+        rows = {row["strategy"]: row for row in json.loads(given.out)["rows"]}
+        assert rows["fedasync"]["relative_time"] == 1.0
+    assert "the reference (fedasync) = 1" in Path("x/report.html").read_text()
+    again = json.loads(offbeat("show", "x", "--reference", "fedavg", "--json").out)["rows"]
+    assert {row["strategy"]: row for row in again}["fedavg"]["relative_time"] == 1.0
+
+
 def test_the_page_has_a_second_table_of_what_the_papers_look_at(compared):
     page = (compared[0] / "report.html").read_text()
     assert "Data: digits: 1442 training and 355 test examples" in page

@@ -147,6 +147,18 @@ def test_orthofl_runs_as_long_as_five_hundred_updates_take():
     assert presets.load("orthofl/table2-mnist").experiment.until.seconds == pytest.approx(11_268, abs=10)
 
 
+def test_times_are_relative_to_what_the_paper_calls_one():
+    for name, scale in product(PAPERS, SCALES):
+        preset = presets.load(name, scale)
+        if name.startswith("fedcompass/"):  # its Table 3 takes the ratio of its other tables
+            assert preset.reference == ("fedcompass-q0.2" if "table3" in name else "fedcompass")
+            assert preset.reference in preset.methods
+            reference, own = preset.methods[preset.reference], presets.load("fedcompass/table1-mnist-class-m5-homo").methods["fedcompass"]
+            assert reference.q_min / reference.q_max == own.q_min / own.q_max, name
+        else:
+            assert preset.reference == "fedavg"
+
+
 def test_fedcompass_targets_speeds_and_partitions():
     target = {name: presets.load(f"fedcompass/{name}").experiment.target for name in ("table1-cifar10-class-m5-homo", "table2-ixi-exp")}
     assert list(target.values()) == [Target("acc", 0.6), Target("dice", 0.98)]

@@ -24,7 +24,7 @@ DataRoot = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Folder with the data sets [default: OFFBEAT_DATA, else the user's cache]."),
 ]
-Reference = Annotated[str | None, typer.Option(metavar="STRATEGY", help="Speed-ups are against this one [default: fedavg].")]
+Reference = Annotated[str | None, typer.Option(metavar="STRATEGY", help="Speed-ups are against this one [default: the preset's own].")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

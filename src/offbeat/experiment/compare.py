@@ -32,7 +32,7 @@ from offbeat.experiment.groups import ACTIVE, SLOWEST, STRAGGLERS
 from offbeat.experiment.metrics import Summary
 
 MANIFEST = runs.COMPARISON
-REFERENCE = "fedavg"  # speed-ups are against this one
+REFERENCE = "fedavg"  # speed-ups are against this one, unless the comparison or its reader names another
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,15 @@ class Comparison:
 
     def layout(self) -> list[dict[str, Any]]:
         """The runs: strategy, seed and folder each."""
+        return self._manifest()[0]
+
+    def _manifest(self) -> tuple[list[dict[str, Any]], str]:
+        """The runs and the reference."""
         path = self.folder / MANIFEST
         try:
-            listed: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
-            return [{"strategy": str(e["strategy"]), "seed": int(e["seed"]), "folder": str(e["folder"])} for e in listed]
+            told: dict[str, Any] = json.loads(path.read_text())
+            entries = [{"strategy": str(e["strategy"]), "seed": int(e["seed"]), "folder": str(e["folder"])} for e in told["runs"]]
+            return entries, str(told.get("reference", REFERENCE))
         except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{self.folder} is not a comparison: it has no {MANIFEST}") from None
         except (ValueError, KeyError, TypeError) as error:
@@ -89,10 +94,10 @@ class Comparison:
         """The method that speed-ups and relative times are against."""
         if reference is not None and reference not in self.strategies():
             raise unknown("strategy of this comparison", reference, self.strategies())
-        return reference or REFERENCE
+        return reference or self._manifest()[1]
 
     def rows(self, reference: str | None = None) -> list[Row]:
-        """One a method; speed-ups and relative times are against the reference, fedavg unless another is named."""
+        """One a method; speed-ups and relative times are against the reference, the comparison's own unless another is named."""
         summaries = {name: [run.summary() for run in self.runs(name)] for name in self.strategies()}
         base, relative = _time_of_all(summaries.get(self.checked(reference), [])), self.relative_times(reference)
         return [replace(_row(name, given, base), relative_time=relative.get(name, nan)) for name, given in summaries.items()]
@@ -108,7 +113,7 @@ class Comparison:
         return measures.relative_times(curves, target, against) if target else {}
 
 
-def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int]) -> Comparison:
+def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int], reference: str = REFERENCE) -> Comparison:
     """Make the folders of all runs; `experiments` are one a strategy, alike in all else."""
     if not experiments or not seeds:
         raise ConfigError("a comparison needs at least one strategy and one seed")
@@ -122,7 +127,7 @@ def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int]) -
             sub = f"{name}-seed{seed}"
             runs.create(folder / sub, replace(experiment, seed=seed))
             entries.append({"strategy": name, "seed": seed, "folder": sub})
-    write_whole(folder / MANIFEST, json.dumps({"runs": entries}, indent=2).encode())
+    write_whole(folder / MANIFEST, json.dumps({"reference": reference, "runs": entries}, indent=2).encode())
     return Comparison(folder)
 
 

@@ -25,6 +25,7 @@ def save(
     target: Target | None,
     title: str,
     path: Path,
+    reference: str,
     more: Sequence[Any] = (),
     data: str | None = None,
 ) -> None:
@@ -36,7 +37,7 @@ def save(
 <body><h1>{escape(title)}</h1>{f'<p class="note">Data: {escape(data)}</p>' if data else ""}{"".join(map(_table, tables))}
 <p class="note">Curves: mean over seeds, band from lowest to highest. Timeline: the first seed's run.
 Slowest ¼, active, stragglers: clients by what a job of theirs takes, on examples of their own. Relative time: to 95 % of the lowest
-final value of all, the reference (fedavg) = 1. docs/metrics.md has the formulas.</p>
+final value of all, the reference ({escape(reference)}) = 1. docs/metrics.md has the formulas.</p>
 {"".join(parts)}</body></html>"""
     write_whole(path, page.encode())
 

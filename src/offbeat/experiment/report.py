@@ -44,7 +44,8 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     drawn = [] if held is None else [heatmap.draw(held)]
-    page.save(methods, [report.table, details(rows)], metric, target, title, report.page, drawn, _data(comparison))
+    tables, against = [report.table, details(rows)], comparison.checked(reference)
+    page.save(methods, tables, metric, target, title, report.page, against, drawn, _data(comparison))
     return report
 
 

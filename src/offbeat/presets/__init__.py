@@ -24,6 +24,7 @@ class Preset:
     methods: Mapping[str, Any] = field(default_factory=dict)  # name -> strategy, in the order of a table; a variant's begins alike
     compared: tuple[str, ...] = ()  # whom `offbeat compare` compares unless told otherwise; empty: all of `methods`
     seeds: int = 3
+    reference: str = "fedavg"  # the method whose time the paper calls 1
 
     def with_strategy(self, name: str) -> Experiment:
         """The experiment with another method, in the preset's own settings where it has some."""

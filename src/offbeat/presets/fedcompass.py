@@ -130,7 +130,7 @@ def _preset(
         target=column.targets[partition],
         evaluate_every=seconds / (200 if scale == "paper" else 20),  # relative times need a fine grid
     )
-    return Preset("", replace(experiment, **changes), rows, seeds=seeds)
+    return Preset("", replace(experiment, **changes), rows, seeds=seeds, reference="fedcompass")
 
 
 def _words(law: str) -> str:
@@ -163,7 +163,7 @@ def table3(name: str, clients: int, law: str, scale: Scale) -> Preset:
     rows: dict[str, Any] = {f"fedcompass-q{ratio:g}": replace(own, q_min=max(1, round(ratio * own.q_max))) for ratio in RATIOS}
     rows |= {method: preset.methods[method] for method in ("fedbuff", "fedat")}
     title = f"{COLUMNS[name].title}, {clients} clients, dual Dirichlet partition, {_words(law)}"
-    return replace(preset, summary=f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}", methods=rows)
+    return replace(preset, summary=f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}", methods=rows, reference="fedcompass-q0.2")
 
 
 def makers() -> dict[str, Maker]:
