@@ -1,0 +1,57 @@
+"""The scripts of bench/ still run, on a scale at which their numbers mean nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from offbeat.presets import load
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_engine_is_measured(monkeypatch, capsys):
+    engine = script("engine")
+    monkeypatch.setattr(engine, "ALTERNATIONS", 1)
+    engine.rate(updates=50, repeats=1)
+    engine.memory(clients=2_000)
+    engine.overhead(jobs=2)
+    rate, memory, overhead = capsys.readouterr().out.splitlines()
+    assert re.match(r"rate: [\d,]+ updates per second of CPU \(median of 1;", rate)
+    assert re.match(r"memory: \d+ MB in all with 2,000 clients, 1,000 in flight", memory)
+    assert re.match(r"overhead: engine / plain loop = \d+\.\d+ \(median of 1;", overhead)
+
+
+def test_a_server_step_is_measured(monkeypatch, capsys):
+    step = script("server_step")
+    monkeypatch.setattr(step, "STEPS", 2)
+    monkeypatch.setattr(step, "MODELS", step.MODELS[:1])
+    step.main(["fedavg", "orthofl", "fedbuff"])
+    told = capsys.readouterr().out
+    assert "LeNet5: 44,426 parameters in 10 tensors" in told
+    assert re.search(r"orthofl +pass +[\d.]+ ms +update +[\d.]+ ms", told)
+    assert "skipped" not in told
+
+
+def test_the_table_of_all_methods_is_made():
+    methods = script("methods")
+    experiment = load("digits").experiment
+    label, numbers = methods.run(("fedavg", replace(experiment, clients=4, until=replace(experiment.until, seconds=60.0))))
+    cells = methods.row(label, [numbers, numbers]).split("|")
+    assert len(cells) == len(methods.HEAD.split("|"))
+    assert cells[1].strip() == "fedavg"
+    assert re.match(r" 0\.\d+ ± 0\.000 ", cells[2])
