@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
 
@@ -120,6 +121,9 @@ def test_a_path_with_odd_characters_is_opened(tmp_path):
 # ---------------------------------------------------------------- rows of a comparison
 
 
+TARGET = Target("acc", 0.9)
+
+
 def summary(acc: float, reached: float | None) -> Summary:
     return Summary("seconds", 100.0, 10, 5, {"loss": 1.0, "acc": acc}, reached, 2.0, 4, 1000, 500, 0.25, 3)
 
@@ -135,21 +139,28 @@ def test_a_row_is_a_mean_and_a_standard_deviation_over_seeds():
     assert (made.time_to_target, made.reached) == (30.0, 2)
     assert made.speedup == pytest.approx(3.0)
     assert made.bytes_moved == 1500
-    assert report.cells(made) == ["mine", "0.600 ± 0.141", "–", "30 s", "3.00×", "2.0", "1.5 kB", "25%", "10"]
+    assert report.cells(made, TARGET) == ["mine", "0.600 ± 0.141", "–", "30 s", "3.00×", "2.0", "1.5 kB", "25%", "10"]
 
 
 def test_a_seed_that_did_not_reach_the_target_is_not_averaged_away():
     made = row(summary(0.5, 20.0), summary(0.7, None), reference=90.0)
     assert (made.time_to_target, made.reached) == (20.0, 1)
     assert isnan(made.speedup)
-    assert report.cells(made)[3:5] == ["20 s (1 of 2)", "–"]
+    assert report.cells(made, TARGET)[3:5] == ["20 s (1 of 2)", "–"]
     assert made.plain()["speedup"] is None
 
 
 def test_nothing_reached_and_one_seed_are_told_as_such():
     made = row(summary(0.5, None))
-    assert report.cells(made)[1:5] == ["0.500", "–", "not reached", "–"]
-    assert report.headings([made], "acc=0.9")[:4] == ["strategy", "final acc", "slowest ¼", "time to acc=0.9"]
+    assert report.cells(made, TARGET)[1:5] == ["0.500", "–", "not reached", "–"]
+    assert report.headings([made], TARGET)[:4] == ["strategy", "final acc", "slowest ¼", "time to acc=0.9"]
+
+
+def test_without_a_target_times_are_relative():
+    made = replace(row(summary(0.5, None)), relative_time=0.42)
+    assert report.headings([made], None)[2:5] == ["slowest ¼", "relative time", "staleness"]
+    assert report.cells(made, None)[2:5] == ["–", "0.42", "2.0"]
+    assert len(report.headings([made], None)) == len(report.cells(made, None)) == len(report.cells(made, TARGET)) - 1
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3e12, "3.0 TB")])

@@ -27,6 +27,7 @@ def save(methods: list[Method], metric: str, target: Target | None, title: str, 
     for axis, method in zip(axes, shown, strict=True):
         _timeline(axis, method)
     axes[0].set_ylabel("client")
+    axes[0].yaxis.get_major_locator().set_params(integer=True)  # there is no client 2.5
     image = BytesIO()
     figure.savefig(image, dpi=130, format="png")
     write_whole(path, image.getvalue())

@@ -14,8 +14,6 @@ from offbeat.experiment.compare import Comparison, Row
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.metrics import size
 
-HEADINGS = ["strategy", "final", "slowest ¼", "time to target", "speed-up", "staleness", "moved", "idle", "updates"]
-
 
 @dataclass(frozen=True)
 class Report:
@@ -28,7 +26,7 @@ class Report:
 def read(comparison: Comparison, reference: str | None = None) -> Report:
     """The numbers; the figure and the page are where `write` put them."""
     rows, target = comparison.rows(reference), _target(comparison)
-    table = [headings(rows, str(target) if target else None), *map(cells, rows)]
+    table = [headings(rows, target), *(cells(row, target) for row in rows)]
     return Report(rows, table, comparison.folder / "figure.png", comparison.folder / "report.html")
 
 
@@ -72,21 +70,19 @@ def _target(comparison: Comparison) -> Target | None:
     return first.until.target or first.target
 
 
-def headings(rows: list[Row], target: str | None) -> list[str]:
-    names = list(HEADINGS)
-    names[1] = f"final {rows[0].metric}"
-    if target:
-        names[3] = f"time to {target}"
-    return names
+def headings(rows: list[Row], target: Target | None) -> list[str]:
+    times = ["relative time"] if target is None else [f"time to {target}", "speed-up"]
+    return ["strategy", f"final {rows[0].metric}", "slowest ¼", *times, "staleness", "moved", "idle", "updates"]
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Row, target: Target | None) -> list[str]:
+    """Without a target nobody reached or missed it: times are then those to what every method gets to."""
+    speedup = "–" if row.speedup != row.speedup else f"{row.speedup:.2f}×"
     return [
         row.strategy,
         f"{row.final:.3f}" + ("" if row.spread != row.spread else f" ± {row.spread:.3f}"),
         _number(row.slowest),
-        _time(row),
-        "–" if row.speedup != row.speedup else f"{row.speedup:.2f}×",
+        *([_number(row.relative_time, ".2f")] if target is None else [_time(row), speedup]),
         f"{row.staleness:.1f}",
         size(row.bytes_moved),
         f"{row.idle_share:.0%}",
