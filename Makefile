@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 CROSS := .venv-cross
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit resume presets test-text bench crosscheck clean
+.PHONY: help demo test lint types unit resume presets test-all test-text bench crosscheck clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -24,6 +24,8 @@ demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page,
 	$(BIN)/offbeat compare quickstart
 
 test: lint types unit resume presets ## Everything that must hold: lint, types, tests, kill-and-resume, the papers' presets
+
+test-all: test test-text crosscheck ## The same, and the suites that install more
 
 lint: $(READY) ## Style and formatting rules (ruff)
 	$(BIN)/ruff check .
