@@ -9,23 +9,34 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+import torch
+
 from offbeat.presets import load
 
 BENCH = Path(__file__).parents[1] / "bench"
 
 
-def script(name: str) -> ModuleType:
+@pytest.fixture(autouse=True)
+def _threads():
+    """The scripts measure on one; who comes after them wants his own back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def script(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    patch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
 
 def test_the_engine_is_measured(monkeypatch, capsys):
-    engine = script("engine")
+    engine = script("engine", monkeypatch)
     monkeypatch.setattr(engine, "ALTERNATIONS", 1)
     engine.rate(updates=50, repeats=1)
     engine.memory(clients=2_000)
@@ -37,7 +48,7 @@ def test_the_engine_is_measured(monkeypatch, capsys):
 
 
 def test_a_server_step_is_measured(monkeypatch, capsys):
-    step = script("server_step")
+    step = script("server_step", monkeypatch)
     monkeypatch.setattr(step, "STEPS", 2)
     monkeypatch.setattr(step, "MODELS", step.MODELS[:1])
     step.main(["fedavg", "orthofl", "fedbuff"])
@@ -47,8 +58,8 @@ def test_a_server_step_is_measured(monkeypatch, capsys):
     assert "skipped" not in told
 
 
-def test_the_table_of_all_methods_is_made():
-    methods = script("methods")
+def test_the_table_of_all_methods_is_made(monkeypatch):
+    methods = script("methods", monkeypatch)
     experiment = load("digits").experiment
     label, numbers = methods.run(("fedavg", replace(experiment, clients=4, until=replace(experiment.until, seconds=60.0))))
     cells = methods.row(label, [numbers, numbers]).split("|")

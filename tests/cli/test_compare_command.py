@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_line import TINY, answer, contents, refused, start
+from command_line import TINY, answer, contents, refused
 
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedbuff import FedBuff
@@ -89,6 +86,23 @@ def test_a_comparison_remembers_its_reference(offbeat):
     assert "the reference (fedasync) = 1" in Path("x/report.html").read_text()
     again = json.loads(offbeat("show", "x", "--reference", "fedavg", "--json").out)["rows"]
     assert {row["strategy"]: row for row in again}["fedavg"]["relative_time"] == 1.0
+
+    manifest = Path("x/compare.json")
+    told = json.loads(manifest.read_text())
+    for wrong in (["fedavg"], None, 5, "", "nobody"):
+        manifest.write_text(json.dumps({**told, "reference": wrong}))
+        refused(offbeat("show", "x"), "x/compare.json is damaged", f"its reference is {wrong!r}", status=1)
+    del told["reference"]  # as before there was one
+    manifest.write_text(json.dumps(told))
+    rows = json.loads(offbeat("show", "x", "--json").out)["rows"]
+    assert {row["strategy"]: row for row in rows}["fedavg"]["relative_time"] == 1.0
+
+
+def test_without_the_preset_s_reference_it_is_the_first(tmp_path):
+    made = load("quickstart").experiment
+    two = {"fedbuff": made, "fedasync": made}
+    assert comparing.create(tmp_path / "x", two, [0]).checked(None) == "fedbuff"
+    assert comparing.create(tmp_path / "y", two, [0], "fedasync").checked(None) == "fedasync"
 
 
 def test_the_page_has_a_second_table_of_what_the_papers_look_at(compared):
@@ -178,63 +192,6 @@ def test_a_comparison_stopped_in_between_is_finished_by_resume_one_at_a_time(com
     assert offbeat("compare", "--resume", folder).out == given.out  # nothing left to do
 
 
-@pytest.mark.slow
-def test_ctrl_c_stops_all_runs_and_resume_finishes_them(offbeat):
-    """As a terminal does it: every process of the group gets the signal, here while all are in the middle of it."""
-    longer = [*TINY, "--until", "6000s", "--set", "evaluate_every=100"]
-    process = start("compare", "quickstart", *PAIR, *longer, "--jobs", 2, "--out", "x", start_new_session=True)
-    try:
-        deadline = time.monotonic() + 60
-        while not list(Path("x").glob("*/run.sqlite")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, out) == (130, "")
-    assert err == "stopped; finish it with: offbeat compare --resume x\n"
-    assert offbeat("compare", "--resume", "x").status == 0
-    for name in FOLDERS:
-        strategy, seed = name.split("-seed")
-        offbeat("run", "quickstart", *longer, "--set", f"strategy={strategy}", "--seed", seed, "--out", name)
-    assert digests(Path("x")) == digests(Path())
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_the_processes_are_starting_is_quiet_too(offbeat):
-    process = start("compare", "quickstart", *PAIR, *TINY, "--jobs", 2, "--out", "x", start_new_session=True)
-    try:
-        deadline = time.monotonic() + 60
-        while not Path("x/compare.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.5)  # the children are importing torch
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, out) == (130, "")
-    assert err == "stopped; finish it with: offbeat compare --resume x\n"
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_one_line_and_the_rest_is_kept(offbeat):
-    process = start("compare", "quickstart", *PAIR, *TINY, "--until", "20000s", "--jobs", 2, "--out", "x", start_new_session=True)
-    try:
-        deadline = time.monotonic() + 60
-        while not list(Path("x").glob("*/run.sqlite")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        workers = [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(workers[0], signal.SIGKILL)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, out) == (1, "")
-    assert err.count("\n") == 1
-    assert "died" in err
-    assert "offbeat compare --resume x" in err
-
-
 # ---------------------------------------------------------------- what is refused
 
 
@@ -277,7 +234,7 @@ def test_a_comparison_or_a_run_that_is_there_is_not_overwritten(compared, offbea
 def test_what_is_no_comparison_or_a_damaged_one_is_one_line(offbeat):
     refused(offbeat("compare", "--resume", "nowhere"), "nowhere is not a comparison: it has no compare.json")
     Path("x").mkdir()
-    for text in ("", "[1, 2]", '{"runs": 5}', '{"runs": [{"seed": 1}]}', "{"):
+    for text in ("", "[1, 2]", '{"runs": 5}', '{"runs": []}', '{"runs": [{"seed": 1}]}', "{"):
         Path("x/compare.json").write_text(text)
         refused(offbeat("compare", "--resume", "x"), "x/compare.json is damaged", status=1)
         refused(offbeat("show", "x"), "x/compare.json is damaged", status=1)

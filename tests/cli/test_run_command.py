@@ -25,7 +25,7 @@ def test_a_run_is_one_folder_with_all_that_belongs_to_it(offbeat):
     assert done.status == 0
     assert done.err == ""  # no terminal, no bar
     assert done.out.splitlines()[0] == "here"
-    for name in ("experiment.yaml", "run.sqlite", "model.safetensors", "environment.json", "command.txt"):
+    for name in ("experiment.yaml", "run.sqlite", "model.safetensors", "environment.json", "command.txt", "world.json"):
         assert Path("here", name).is_file()
     assert {"offbeat", "torch", "numpy"} <= set(json.loads(Path("here/environment.json").read_text())["packages"])
     assert [tuple(t.shape) for t in load_file("here/model.safetensors").values()] == [(10,), (10, 64)]
@@ -230,7 +230,7 @@ def test_a_run_that_is_there_is_not_overwritten(offbeat):
     assert contents(Path("x")) == before
 
 
-@pytest.mark.parametrize("name", ["run.sqlite", "model.safetensors", "environment.json", "command.txt", "compare.json"])
+@pytest.mark.parametrize("name", ["run.sqlite", "model.safetensors", "environment.json", "command.txt", "world.json", "compare.json"])
 def test_what_somebody_else_put_into_the_folder_is_not_touched(offbeat, name):
     Path("x").mkdir()
     Path("x", name).write_text("precious")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import sqlite3
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command_line import contents, refused, start
 
@@ -20,7 +18,6 @@ from offbeat.experiment import files
 from offbeat.experiment import run as runs
 from offbeat.experiment.run import Run
 from offbeat.presets import load
-from offbeat.scenario.data import _load
 
 # ten evaluations, some forty updates, two tenths of a second
 WORLD = ["--set", "clients=4", "--set", "model=linear", "--until", "600s"]
@@ -119,32 +116,6 @@ def test_a_real_process_stops_when_asked_and_keeps_others_out_while_it_runs(offb
     assert resume(offbeat, Path("x")) == Run(Path("whole")).digest()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_comparison_that_is_ended_leaves_no_process_behind(offbeat, number):
-    process = start("compare", "quickstart", *WORLD, "--until", "100000s", "--strategies", "fedasync", "--seeds", 1, "--out", "x")
-    try:
-        deadline = time.monotonic() + 60
-        while not list(Path("x").glob("*/lock")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(number)
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
-    run = next(Path("x").glob("*/lock")).parent
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with open(run / "lock", "w") as file:  # it is held as long as a process runs this
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.05)
-                continue
-        break
-    else:
-        pytest.fail("the run goes on without its comparison")
-    assert list((run / "checkpoint").glob("*.json"))  # what was done is not lost
-
-
 # ---------------------------------------------------------------- damage
 
 
@@ -198,42 +169,6 @@ def test_a_trace_that_is_gone_or_damaged_is_noticed(offbeat, stopped):
 def test_a_damaged_experiment_file_is_noticed(offbeat, stopped):
     (stopped / "experiment.yaml").write_bytes(b"\xff\xfe")
     refused(offbeat("run", "--resume", stopped), "stopped/experiment.yaml: not a text file")
-
-
-def test_a_run_goes_on_in_the_world_it_began_in_or_not_at_all(offbeat, monkeypatch):
-    recorded = "client,t,seconds_per_step\n" + "".join(f"{client},0,{seconds}\n" for client, seconds in enumerate((1, 2, 3, 4)))
-    Path("speeds.csv").write_text(recorded)
-    with monkeypatch.context() as patch:
-        press_ctrl_c(patch, at=5)
-        world = [*WORLD, "--set", "delays={name: trace, path: speeds.csv}"]
-        assert offbeat("run", "quickstart", *world, "--checkpoint-every", 0, "--out", "x").status == 130
-    Path("speeds.csv").write_text(recorded.replace("3,0,4", "3,0,5"))
-    for _ in range(2):  # asking again does not help
-        refused(offbeat("run", "--resume", "x"), "a recorded trace changed since the run began", status=1)
-    Path("speeds.csv").write_text(recorded)
-    assert offbeat("run", "--resume", "x").status == 0
-    assert offbeat("run", "quickstart", *world, "--out", "y").status == 0
-    assert Run(Path("x")).digest() == Run(Path("y")).digest()
-
-
-def test_data_that_was_swapped_is_noticed(offbeat, monkeypatch):
-    def save(last: int) -> None:
-        for client in range(2):
-            labels = np.arange(40) % 2
-            labels[-1] = last
-            np.savez(f"data/{client}.npz", x=np.ones((40, 3), dtype=np.float32), y=labels)
-
-    Path("data").mkdir()
-    save(last=1)
-    world = ["clients=2", f"data={{name: npz, folder: {Path.cwd()}/data}}", "partition=natural", "model=linear", "until=600s"]
-    changes = [word for change in world for word in ("--set", change)]
-    with monkeypatch.context() as patch:
-        press_ctrl_c(patch, at=5)
-        given = offbeat("run", "quickstart", *changes, "--checkpoint-every", 0, "--out", "x")
-        assert given.status == 130, given.err
-    save(last=0)
-    _load.cache_clear()  # as in a process of its own
-    refused(offbeat("run", "--resume", "x"), "the data, or who holds what of it, changed since the run began", status=1)
 
 
 # ---------------------------------------------------------------- a full disk

@@ -95,8 +95,7 @@ def _create(
     numbers = list(range(seeds or preset.seeds))
     for seed in numbers:
         build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made
-    against = reference or (preset.reference if preset.reference in experiments else comparing.REFERENCE)
-    return comparing.create(new_folder(f"compare-{preset.experiment.name}", out), experiments, numbers, against)
+    return comparing.create(new_folder(f"compare-{preset.experiment.name}", out), experiments, numbers, reference or preset.reference)
 
 
 def _refuse_per_run(changes: list[str]) -> None:

@@ -24,7 +24,10 @@ DataRoot = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Folder with the data sets [default: OFFBEAT_DATA, else the user's cache]."),
 ]
-Reference = Annotated[str | None, typer.Option(metavar="STRATEGY", help="Speed-ups are against this one [default: the preset's own].")]
+Reference = Annotated[
+    str | None,
+    typer.Option(metavar="STRATEGY", help="Speed-ups are against this one [default: the comparison's own: the preset's, else the first]."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -29,7 +29,7 @@ from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers import Worker
 from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
-from offbeat.experiment import groups, identity
+from offbeat.experiment import groups
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.scenario import partition
 from offbeat.scenario.availability import Always
@@ -80,7 +80,7 @@ def setup(experiment: Experiment) -> Setup:
     task = TASKS[data.task or "classification"]()
     evaluator = Evaluator(module, data.x_test, data.y_test, task)
     made = assemble(module, clients, evaluator, experiment, task, groups.own_tests(data, parts))
-    return replace(made, facts={"data": data.summary, **identity.of(experiment, data, parts)})
+    return replace(made, facts={"data": data.summary})
 
 
 def split(experiment: Experiment, data: Dataset) -> list[Tensor]:

@@ -3,6 +3,7 @@
     experiment.yaml     the resolved experiment        run.sqlite          trace and metrics
     environment.json    versions and machine           checkpoint/         to resume from
     command.txt         the command that repeats it    model.safetensors   the final model, a plain state_dict
+    world.json          checksums of data and traces
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from offbeat.experiment.config import Experiment
 
 Watch = Callable[[VirtualEngine], None]
 COMPARISON = "compare.json"  # what makes a folder one of several runs, not a run
-OWN = ("experiment.yaml", "run.sqlite", "model.safetensors", "checkpoint", "environment.json", "command.txt", COMPARISON)
+OWN = ("experiment.yaml", "run.sqlite", "model.safetensors", "checkpoint", "environment.json", "command.txt", "world.json", COMPARISON)
 
 
 class Unfinished(RunError):
@@ -62,6 +63,10 @@ class Run:
     @property
     def model_file(self) -> Path:
         return self.folder / "model.safetensors"
+
+    @property
+    def world_file(self) -> Path:
+        return self.folder / "world.json"
 
     @property
     def complete(self) -> bool:
@@ -107,23 +112,25 @@ class Run:
         return save(build.setup(experiment).state_dict(unpack(tree["model"], get)))
 
 
-def create(folder: Path, experiment: Experiment, command: str | None = None) -> Run:
-    """Make a run folder. Nothing that is there already is touched."""
+def create(folder: Path, experiment: Experiment, command: str | None = None, world: identity.Identity | None = None) -> Run:
+    """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is large."""
     run = Run(folder)
     held = next((name for name in OWN if (folder / name).exists()), None)
     if held == "experiment.yaml":
         raise ConfigError(f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out")
     if held is not None:
         raise ConfigError(f"{folder} already holds {held}: choose another --out")
+    world = world or identity.of(experiment)
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "environment.json", json.dumps(environment(), indent=2).encode())
         write_whole(folder / "command.txt", _repeat(run, command).encode())
+        write_whole(run.world_file, world.dump())
         files.write(run.experiment_file, experiment)  # last: with it the folder is a run
     except (OSError, OffbeatError) as error:
         with contextlib.suppress(OSError):  # leave nothing half made
-            for name in ("environment.json", "command.txt"):
+            for name in ("environment.json", "command.txt", "world.json"):
                 (folder / name).unlink(missing_ok=True)
             if made:
                 folder.rmdir()
@@ -147,20 +154,18 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
     with _alone(run.folder):
         if run.complete:
             return None
+        identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
         made = build.setup(experiment)
         trace = Trace(run.trace_file)
         try:
-            before, began = _facts(trace), time.monotonic()
+            before, began = _seconds_so_far(trace), time.monotonic()
             checkpoints = Checkpoints(run.folder / "checkpoint")
-            if checkpoints.exist():  # else it begins now, in whatever world there is
-                identity.check(before, made.facts)
             engine = build.engine(made, experiment, trace=trace, checkpoints=checkpoints, checkpoint_every=checkpoint_every, watch=watch)
             _restore(run, engine)
             with _resumable(), _interruptible(engine):
                 trace.set_facts(made.facts)
                 outcome = engine.run()
-                seconds = float(before.get("wall_seconds", 0.0)) + time.monotonic() - began
-                trace.set_facts({"wall_seconds": seconds, **outcome.costs()})
+                trace.set_facts({"wall_seconds": before + time.monotonic() - began, **outcome.costs()})
                 if outcome.reason != INTERRUPTED:
                     write_whole(run.model_file, save(made.state_dict(outcome.model)))
         finally:
@@ -201,9 +206,10 @@ def environment() -> dict[str, Any]:
     return {"python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(), "packages": versions}
 
 
-def _facts(trace: Trace) -> dict[str, str]:
-    """What the attempts before this one left; a killed one did not get to say how long it took."""
-    return dict(trace.db.execute("SELECT key, value FROM facts"))
+def _seconds_so_far(trace: Trace) -> float:
+    """Of the attempts before this one; a killed one did not get to say."""
+    rows = trace.db.execute("SELECT value FROM facts WHERE key = 'wall_seconds'").fetchone()
+    return float(rows[0]) if rows else 0.0
 
 
 @contextlib.contextmanager

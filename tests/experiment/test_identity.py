@@ -1,0 +1,145 @@
+"""A run, and every run of a comparison, happens in the world its folder was made for, or not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offbeat.core.errors import DataError, RunError
+from offbeat.core.strategies import FedAsync, FedAvg
+from offbeat.engines.until import Until
+from offbeat.experiment import compare, identity
+from offbeat.experiment import run as runs
+from offbeat.experiment.config import Experiment
+from offbeat.presets import load
+from offbeat.scenario import availability, network
+from offbeat.scenario.data import _load
+from offbeat.scenario.data.plug import Npz
+from offbeat.scenario.delays import Constant, Traced
+from offbeat.scenario.models import Linear
+from offbeat.scenario.partition import Natural
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def record(*seconds: float) -> None:
+    Path("speeds.csv").write_text("client,t,seconds_per_step\n" + "".join(f"{c},0,{s}\n" for c, s in enumerate(seconds)))
+
+
+def traced(**changes: object) -> Experiment:
+    base = replace(load("quickstart").experiment, clients=4, model=Linear(), until=Until(seconds=300.0), delays=Traced(path="speeds.csv"))
+    return replace(base, **changes)
+
+
+def save(x: float = 1.0, last: int = 1) -> None:
+    """Two clients' data in files of their own."""
+    Path("data").mkdir(exist_ok=True)
+    for client in range(2):
+        labels = np.arange(40) % 2
+        labels[-1] = last
+        np.savez(f"data/{client}.npz", x=np.full((40, 3), x, dtype=np.float32), y=labels)
+    _load.cache_clear()  # as in a process of its own
+
+
+def plugged() -> Experiment:
+    data = Npz(folder=str(Path.cwd() / "data"))
+    return traced(clients=2, data=data, partition=Natural(), delays=Constant(mean=1.0))
+
+
+def stop(engine) -> None:
+    engine.interrupt = engine.progress.updates >= 3
+
+
+def test_a_trace_that_changed_is_noticed_and_nothing_is_touched():
+    record(1, 2, 3, 4)
+    run, whole = runs.create(Path("x"), traced()), runs.create(Path("y"), traced())
+    runs.execute(whole)
+    runs.execute(run, stop, checkpoint_every=0.0)
+    before = {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()}
+    record(1, 2, 3, 5)
+    for _ in range(2):  # asking again does not help
+        with pytest.raises(RunError, match=r"^x: the trace speeds.csv changed since the run was made: put back"):
+            runs.execute(run)
+    assert {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()} == before
+    record(1, 2, 3, 4)
+    runs.execute(run)
+    assert run.digest() == whole.digest()
+
+
+def test_every_kind_of_trace_is_one():
+    record(1, 2, 3, 4)
+    Path("links.csv").write_text("client,t,mbps\n" + "".join(f"{client},0,8\n" for client in range(4)))
+    Path("shifts.csv").write_text("client,t,available\n" + "".join(f"{client},0,1\n" for client in range(4)))
+    experiment = traced(network=network.Traced(path="links.csv"), availability=availability.Traced(path="shifts.csv"))
+    found = identity.of(experiment)
+    assert list(found.traces) == ["speeds.csv", "links.csv", "shifts.csv"]
+    Path("shifts.csv").write_text("client,t,available\n" + "".join(f"{client},0,1\n{client},9,0\n" for client in range(4)))
+    assert found.differences(identity.of(experiment)) == ["the trace shifts.csv"]
+
+
+def test_a_run_that_has_not_begun_is_held_to_it_as_well():
+    record(1, 2, 3, 4)
+    run = runs.create(Path("x"), traced())
+    record(4, 3, 2, 1)
+    with pytest.raises(RunError, match=r"the trace speeds.csv changed"):
+        runs.execute(run)
+    assert not run.trace_file.exists()
+
+
+def test_runs_of_one_comparison_are_of_one_world():
+    """One is done, the other not begun: it is not run in another world, and the comparison can still be finished."""
+    record(1, 2, 3, 4)
+    comparison = compare.create(Path("x"), {"fedavg": traced(strategy=FedAvg()), "fedasync": traced(strategy=FedAsync())}, [0])
+    runs.execute(comparison.runs("fedavg")[0])
+    record(1, 2, 3, 5)
+    with pytest.raises(RunError, match=r"^x/fedasync-seed0: the trace speeds.csv changed"):  # also tells it across processes
+        compare.execute(comparison, jobs=1)
+    record(1, 2, 3, 4)
+    assert compare.execute(comparison, jobs=1)
+
+
+@pytest.mark.parametrize("changed", [{"last": 0}, {"x": 1.01}])
+def test_data_that_was_swapped_is_noticed(changed):
+    save()
+    run = runs.create(Path("x"), plugged())
+    save(**changed)
+    with pytest.raises(RunError, match=r"^x: the data, or who holds what of it, changed"):
+        runs.execute(run)
+    save()
+    runs.execute(run)
+    assert run.complete
+
+
+def test_a_last_bit_is_no_other_world():
+    """A mean over many values, summed in another order on another machine."""
+    save()
+    run = runs.create(Path("x"), plugged())
+    save(x=float(np.nextafter(np.float32(1), np.float32(2))))
+    runs.execute(run)
+    assert run.complete
+
+
+def test_a_run_from_before_is_not_asked_and_a_damaged_file_is_one_line():
+    record(1, 2, 3, 4)
+    run = runs.create(Path("x"), traced())
+    kept = run.world_file.read_text()
+    for damage in ("{", "[]", "{}", json.dumps({**json.loads(kept), "norms": ["a"]}), json.dumps({**json.loads(kept), "traces": 3})):
+        run.world_file.write_text(damage)
+        with pytest.raises(RunError, match=r"x/world.json is damaged"):
+            runs.execute(run)
+    run.world_file.unlink()
+    runs.execute(run)
+    assert run.complete
+
+
+def test_without_its_trace_no_folder_is_made():
+    with pytest.raises(DataError, match=r"cannot read the trace speeds.csv: No such file"):
+        runs.create(Path("x"), traced())
+    assert not Path("x").exists()
