@@ -51,7 +51,7 @@ def run_progress(total: str) -> Iterator[Callable[[VirtualEngine], None] | None]
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from offbeat.experiment.crew import share_done
+    from offbeat.experiment.run import share_done
 
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -12,7 +12,7 @@ from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.randomness import generators, seeded
 from offbeat.client.task import Classification, Segmentation, Task
-from offbeat.core.errors import DataError, OffbeatError
+from offbeat.core.errors import DataError, OffbeatError, kind
 
 FEW = 2
 
@@ -26,7 +26,7 @@ def rehearse(module: nn.Module, clients: ClientData, evaluator: Evaluator, task:
 
 
 def _try(module: nn.Module, task: Task, part: str, x: Tensor, y: Tensor, classes: int | None) -> None:
-    given = f"inputs {_kind(x)} and labels {_kind(y)}"
+    given = f"inputs {kind(x)} and labels {kind(y)}"
     outputs: Any = None
     try:
         with torch.no_grad(), seeded(generators(next(module.parameters()).device), 0):
@@ -34,7 +34,7 @@ def _try(module: nn.Module, task: Task, part: str, x: Tensor, y: Tensor, classes
             _check_classes(task, outputs, classes)
             task.rows(outputs, y)  # the loss is one of them
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, AssertionError, KeyError) as error:
-        gave = f"gives outputs {_kind(outputs)}, which do not fit" if isinstance(outputs, Tensor) else "cannot take them"
+        gave = f"gives outputs {kind(outputs)}, which do not fit" if isinstance(outputs, Tensor) else "cannot take them"
         why = error if isinstance(error, OffbeatError) else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise DataError(f"the {part} examples have {given}, and the model {gave} ({why})") from error
 
@@ -46,8 +46,3 @@ def _check_classes(task: Task, outputs: Tensor, classes: int | None) -> None:
     count = outputs.shape[1] if outputs.dim() > 1 else 1
     if count < classes:
         raise DataError(f"the largest label is {classes - 1}, so {classes} outputs are needed and there are {count}")
-
-
-def _kind(values: Tensor) -> str:
-    """Of one example."""
-    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class OffbeatError(Exception):
@@ -48,3 +52,8 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
     return ConfigError(f"unknown {what} {name!r}: {hint}")
+
+
+def kind(values: Tensor) -> str:
+    """Shape and dtype of one example of these, for a message."""
+    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"

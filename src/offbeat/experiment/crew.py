@@ -134,7 +134,7 @@ def _answer(index: int, folder: str, shares: Any, stop: Any, parent: int) -> boo
         return bool(stop.value) or os.getppid() != parent  # told to, or the parent was killed over our head
 
     def watch(engine: VirtualEngine) -> None:
-        shares[index] = share_done(engine)
+        shares[index] = runs.share_done(engine)
         if stopped():
             engine.interrupt = True
 
@@ -155,13 +155,3 @@ def _sendable(error: Exception) -> Exception:
     sent = error if isinstance(error, OffbeatError) else RuntimeError(f"{type(error).__name__}: {error}")
     sent.add_note(traceback.format_exc())  # where it happened does not travel by itself
     return sent
-
-
-def share_done(engine: VirtualEngine) -> float:
-    """How far a run is, between 0 and 1."""
-    until, shares = engine.until, [0.0]
-    if until.seconds is not None:
-        shares.append(engine.clock.now / until.seconds)
-    if until.updates is not None:
-        shares.append(engine.progress.updates / until.updates)
-    return min(1.0, max(shares))

@@ -175,6 +175,16 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
         return outcome
 
 
+def share_done(engine: VirtualEngine) -> float:
+    """How far a run is, between 0 and 1."""
+    until, shares = engine.until, [0.0]
+    if until.seconds is not None:
+        shares.append(engine.clock.now / until.seconds)
+    if until.updates is not None:
+        shares.append(engine.progress.updates / until.updates)
+    return min(1.0, max(shares))
+
+
 def _restore(run: Run, engine: VirtualEngine) -> None:
     try:
         engine.restore()

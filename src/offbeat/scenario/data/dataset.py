@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.errors import DataError
+from offbeat.core.errors import DataError, kind
 
 # What is asked of a model. classification: y (n,) of class numbers. segmentation: y (n, ...) of class numbers, one a place.
 # multilabel: y (n, labels) of 0 and 1. regression: y (n,) or (n, targets). survival: y (n, 2) of time and event (1: it
@@ -71,7 +71,7 @@ class Dataset:
             raise DataError(f"data set {self.name!r}: {self.task} needs num_classes, how many there are")
         for what, train, test in (("inputs", self.x_train, self.x_test), ("targets", self.y_train, self.y_test)):
             if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
-                raise DataError(f"data set {self.name!r}: training {what} are {_kind(train)}, test {what} {_kind(test)}: make them alike")
+                raise DataError(f"data set {self.name!r}: training {what} are {kind(train)}, test {what} {kind(test)}: make them alike")
         parts = (("training", self.x_train, self.y_train, self.groups), ("test", self.x_test, self.y_test, self.test_groups))
         for part, x, y, groups in parts:
             where = f"data set {self.name!r}"
@@ -143,10 +143,6 @@ def _finite(what: str, values: Tensor) -> None:
     if not fine:
         bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
         raise DataError(f"{what}: {int(bad.sum())} of {len(values)} are not finite, the first is number {int(bad.nonzero()[0, 0])}")
-
-
-def _kind(values: Tensor) -> str:
-    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"
 
 
 def _fits(what: str, y: Tensor, task: Kind | None) -> None:
