@@ -15,6 +15,9 @@ from torch import Tensor
 
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, Note, ProtocolError, Reject, SetTimer, Stop
+from offbeat.core.snapshot import Get, Put, Tree, pack, unpack
+
+SAVED = ("version", "next_ticket", "joined", "absent", "jobs")
 
 
 @dataclass(slots=True)
@@ -41,11 +44,15 @@ class Ledger:
     def join(self, client: int, num_examples: int) -> None:
         """A client appears, for the first time or again."""
         self.absent.pop(client, None)
-        if not self.known(client):
+        if client not in self.clients:
             self.joined[client] = num_examples
 
     def leave(self, client: int) -> None:
         self.absent[client] = None
+
+    def told(self, client: int) -> int:
+        """How many examples the client said it has when it joined."""
+        return self.joined[client] if client in self.joined else self.clients[client]
 
     def close(self, ticket: int) -> Job:
         """The ticket is answered or dead: each is consumed once."""
@@ -58,6 +65,8 @@ class Ledger:
 
         `like` is the current model, `arrived` the job whose update is answered: only that may be rejected.
         """
+        if not isinstance(actions, list):
+            raise ProtocolError(f"on_event returned a {type(actions).__name__}: it returns a list of actions")
         sent: set[int] = set()
         for action in actions:
             if isinstance(action, Dispatch):
@@ -102,6 +111,18 @@ class Ledger:
         self.open[ticket] = job
         self.busy[client] = ticket
         return job
+
+    # ------------------------------------------------------------ save and restore
+
+    def save(self, put: Put) -> Tree:
+        saved = {name: pack(getattr(self, name), put) for name in SAVED}
+        return {**saved, "open": [pack(job, put) for job in self.open.values()]}
+
+    def restore(self, tree: Tree, get: Get) -> None:
+        for name in SAVED:
+            setattr(self, name, unpack(tree[name], get))
+        self.open = {job.ticket: job for job in (unpack(saved, get) for saved in tree["open"])}
+        self.busy = {job.client: job.ticket for job in self.open.values()}
 
 
 def _check_model(what: str, model: object, like: Tensor) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from offbeat.core.snapshot import Tree
+
 ARRIVE, LOST, READY, TIMER, EVALUATE = range(5)  # the order within one instant
 NOBODY = -1
 
@@ -32,8 +34,8 @@ class Clock:
     def push(self, at: float, kind: int, who: int, ticket: int = NOBODY) -> None:
         heappush(self.heap, (at, kind, who, ticket))
 
-    def pop(self, horizon: float) -> Due | None:
-        """Advance to what is due next; None if that lies beyond the horizon or, without one, only evaluation is left."""
+    def next(self, horizon: float) -> Due | None:
+        """What is due next; None if that lies beyond the horizon or, without one, only evaluation is left."""
         heap = self.heap
         while heap:
             due = heap[0]
@@ -43,10 +45,12 @@ class Clock:
                 continue
             if due[0] > horizon or (horizon == inf and due[1] == EVALUATE and len(heap) - self.dead == 1):
                 return None
-            heappop(heap)
-            self.now = due[0]
             return due
         return None
+
+    def pop(self) -> None:
+        """Advance to what is due next."""
+        self.now = heappop(self.heap)[0]
 
     def upcoming(self) -> float:
         """When something is due next; inf if nothing is."""
@@ -85,6 +89,15 @@ class Clock:
 
     def _forget(self, key: str) -> None:
         del self.keys[self.live.pop(key)], self.at[key]
+
+    def save(self) -> Tree:
+        return {"now": self.now, "orders": self.orders, "live": self.live, "at": self.at, "heap": self.heap}
+
+    @classmethod
+    def restored(cls, tree: Tree) -> Clock:
+        keys = {order: key for key, order in tree["live"].items()}
+        heap = [(due[0], due[1], due[2], due[3]) for due in tree["heap"]]
+        return cls(now=tree["now"], heap=heap, orders=tree["orders"], live=tree["live"], keys=keys, at=tree["at"])
 
     def fired(self, order: int) -> str:
         """The key of a timer that was popped; a fired timer is gone."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from offbeat.engines.traffic import alone
+from offbeat.core.contract import Contract
 
 Evaluate = Callable[[Tensor], Mapping[str, float]]
 Values = Mapping[str, float]
@@ -36,19 +36,20 @@ class Survey(Protocol):
 @dataclass(slots=True)
 class Judge:
     evaluate: Evaluate
-    strategy: Any
+    contract: Contract
     _known: dict[int, tuple[Tensor, Values]] = field(init=False, default_factory=dict)  # id -> the tensor, so that the id stays its own
 
     def __call__(self, state: Any, model: Tensor, clients: Iterable[int]) -> dict[str, float]:
         """The metrics now; with every client alone, the mean over clients of each one's own model."""
-        if not alone(self.strategy):
+        of = self.contract.model_for
+        if self.contract.shares or of is None:
             return dict(self._all([model])[0])
-        own = self._all([self.strategy.model_for(state, client) for client in clients] or [model])
+        own = self._all([of(state, client) for client in clients] or [model])
         return {name: fmean(values[name] for values in own) for name in own[0]}
 
     def model_of(self, state: Any, model: Tensor) -> ModelOf:
         """A client's own model where the method has such, else the global one."""
-        own = getattr(self.strategy, "model_for", None)
+        own = self.contract.model_for
         return (lambda client: model) if own is None else (lambda client: own(state, client))
 
     def _all(self, models: list[Tensor]) -> list[Values]:

@@ -19,7 +19,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -33,11 +33,10 @@ from offbeat.core.snapshot import unpack
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import Trace
-from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
+from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
 from offbeat.experiment import build, files, identity, measures, metrics
 from offbeat.experiment.config import Experiment
 
-Watch = Callable[[VirtualEngine], None]
 COMPARISON = "compare.json"  # what makes a folder one of several runs, not a run
 OWN = ("experiment.yaml", "run.sqlite", "model.safetensors", "checkpoint", "environment.json", "command.txt", "world.json", COMPARISON)
 
@@ -173,16 +172,6 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
                 trace.flush()
             trace.db.close()
         return outcome
-
-
-def share_done(engine: VirtualEngine) -> float:
-    """How far a run is, between 0 and 1."""
-    until, shares = engine.until, [0.0]
-    if until.seconds is not None:
-        shares.append(engine.clock.now / until.seconds)
-    if until.updates is not None:
-        shares.append(engine.progress.updates / until.updates)
-    return min(1.0, max(shares))
 
 
 def _restore(run: Run, engine: VirtualEngine) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, Dispatch, Reject, Strategy, UpdateArrived, World
+from offbeat.core.tell import tell
 from offbeat.testing.compare import fresh, identical, reloaded
 from offbeat.testing.script import Entry, ScriptedEngine, Watch
 from offbeat.testing.steps import Script, play
-from offbeat.testing.tell import tell
 from offbeat.testing.worlds import CopyingStore, TinyClients, tiny_world, with_probe
 
 Law = Callable[[Strategy, Script, World | None], None]
@@ -186,8 +186,8 @@ def resume_continues(strategy: Strategy, script: Script, world: World | None = N
     whole = _play(strategy, script, _world(world, strategy)).log
 
     def watch(engine: ScriptedEngine, entry: Entry) -> None:
-        engine.strategy = fresh(strategy)
-        engine.state = reloaded(engine.strategy, engine.state, engine.world)
+        again = fresh(strategy)
+        engine.coordinator.hand_over(again, reloaded(again, engine.state, engine.world))
 
     _compare(whole, lambda: play(strategy, script, _world(world, strategy), watch=watch).log, "saved and loaded after every event")
 

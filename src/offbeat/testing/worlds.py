@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.core.contract import contract_of
 from offbeat.core.draws import below
 from offbeat.core.jobs import PLAIN, Job, Result, descend, start_job
 from offbeat.core.protocol import Gradient, Phase, World
@@ -83,7 +84,7 @@ def hand_world(model: Sequence[float], clients: Mapping[int, int], *, statistics
 
 def with_probe(world: World, strategy: Any) -> World:
     """The world as it is; with the probe that the strategy's `sketcher` asks for, if it has one and the world none."""
-    sketcher = getattr(strategy, "sketcher", None)
+    sketcher = contract_of(strategy).sketcher
     if sketcher is None or world.probe is not None:
         return world
     layout, seed = world.layout, world.seed

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from offbeat.core.jobs import Job, Result
 from offbeat.engines.workers import Answer, Worker
 
 
-@dataclass(frozen=True, slots=True)
 class Faulty:
     """What `spoil` makes of a result depends on the job alone, so it does not matter when or where it was computed."""
 
-    worker: Worker
-    spoil: Callable[[Job, Result], Result]
+    def __init__(self, worker: Worker, spoil: Callable[[Job, Result], Result]) -> None:
+        self._worker, self._spoil = worker, spoil
+        self._jobs: dict[int, Job] = {}
 
-    @property
-    def batches(self) -> bool:
-        return self.worker.batches
+    def submit(self, job: Job, due: float) -> None:
+        self._jobs[job.ticket] = job
+        self._worker.submit(job, due)
 
-    def compute(self, needed: Job, pending: Collection[Job]) -> list[Answer]:
-        jobs = {job.ticket: job for job in (needed, *pending)}
-        answers = self.worker.compute(needed, pending)
-        return [self.spoil(jobs[a.ticket], a) if isinstance(a, Result) and a.ticket in jobs else a for a in answers]
+    def cancel(self, ticket: int) -> None:
+        self._jobs.pop(ticket, None)
+        self._worker.cancel(ticket)
+
+    def collect(self, tickets: Collection[int]) -> list[Answer]:
+        return [self._spoilt(answer) for answer in self._worker.collect(tickets)]
+
+    def close(self) -> None:
+        self._jobs.clear()
+        self._worker.close()
+
+    def _spoilt(self, answer: Answer) -> Answer:
+        job = self._jobs.pop(answer.ticket, None)
+        return answer if job is None or not isinstance(answer, Result) else self._spoil(job, answer)
