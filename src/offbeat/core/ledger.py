@@ -39,7 +39,8 @@ class Ledger:
         return chain(self.clients, self.joined)
 
     def idle(self, client: int) -> bool:
-        return client not in self.busy and client not in self.absent and self.known(client)
+        # called for every event: not through `known`
+        return client not in self.busy and client not in self.absent and (client in self.clients or client in self.joined)
 
     def join(self, client: int, num_examples: int) -> None:
         """A client appears, for the first time or again."""

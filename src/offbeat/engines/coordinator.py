@@ -78,7 +78,7 @@ class Coordinator:
         trace: Record | None = None,
         num_examples: NumExamples | None = None,  # None: as many as it said when it joined
         journal: Callable[[Fact], None] | None = None,  # told each fact before the strategy is
-        heard: Hear | None = None,  # told each event and answer after it was booked; None: only the version is compared
+        heard: Hear | None = None,  # told each event and answer after it was booked; without, versions are compared here
     ) -> None:
         self.strategy, self.world, self.until = strategy, world, until
         self.contract = contract_of(strategy)
@@ -91,7 +91,7 @@ class Coordinator:
         self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
         self.reason: str | None = None
         self._num_examples = num_examples or self._as_told
-        self._journal, self._heard = journal, heard or self._count
+        self._journal, self._heard = journal, heard
         self._fired = (-1.0, 0)  # timers fired at this instant
 
     # ------------------------------------------------------------ facts
@@ -261,12 +261,10 @@ class Coordinator:
                 self.trace.note(now, action.ticket, action.values)
             else:
                 self.end(action.reason)
-        self._heard(event, actions)
-
-    def _count(self, event: Event, actions: Sequence[Any]) -> None:
-        counted, version = self.state.version, self.ledger.version
-        if counted != version:
-            raise ProtocolError(f"state.version is {counted} after {version} commits: a strategy counts them too")
+        if self._heard is not None:
+            self._heard(event, actions)
+        elif self.state.version != ledger.version:
+            raise ProtocolError(f"state.version is {self.state.version} after {ledger.version} commits: a strategy counts them too")
 
     def _accept(self, event: Any, result: Result) -> None:
         self.progress.updates += 1
