@@ -35,6 +35,17 @@ class Buffer:
         """Add weight * (local - base)."""
         self.add(layout, torch.sub(local, base), weight, local)
 
+    def merge(self, layout: Layout, other: Buffer) -> None:
+        """Add all that another buffer has gathered; that one is not used any more."""
+        if self.total is None:
+            self.total = other.total
+        elif other.total is not None:
+            self.total.add_(other.total)
+        self.weight += other.weight
+        self.count += other.count
+        if other.statistics.mean is not None:
+            self.statistics.add(layout, other.statistics.mean, other.statistics.weight)
+
     def mean(self, layout: Layout, server: Tensor) -> Tensor | None:
         """The mean with the weights given, and with the statistics of the locals; None where nothing was added."""
         if self.total is None:
