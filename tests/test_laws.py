@@ -44,7 +44,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedasync": [
         {},
         {"mode": "delta", "client_weight": "examples"},
-        {"mode": "delta", "client_weight": "equal", "concurrency": 1},
+        {"mode": "delta", "client_weight": "equal", "concurrency": 1, "statistics": "replace"},
         {"concurrency": 2, "max_staleness": 1, "staleness": "hinge"},
     ],
     "fedbuff": [
@@ -122,8 +122,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedcompass": [
         {},
         {"q_min": 1, "q_max": 4, "momentum": True, "normalized": True, "weights": "equal"},
-        {"q_min": 2, "q_max": 2, "max_staleness": 1, "speed": "average"},
+        {"q_min": 2, "q_max": 2, "max_staleness": 1, "speed": "average", "statistics": "replace"},
         {"q_min": 1, "q_max": 6, "latest": 1.0, "create": "latest", "discount": "aggregation", "concurrency": 2},
+        {"q_min": 1, "q_max": 6, "flush_on_stop": True, "momentum": True, "statistics": "replace", "discount": "aggregation"},
     ],
 }
 CASES = [(name, settings) for name in REGISTRY for settings in VARIANTS.get(name, [{}])]

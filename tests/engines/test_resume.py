@@ -96,6 +96,7 @@ VARIANTS = {
     "global": Global(),
     "fedcompass": FedCompass(q_min=2, q_max=6),
     "fedcompass momentum": FedCompass(q_min=2, q_max=6, momentum=True, normalized=True, discount="aggregation", concurrency=3),
+    "fedcompass flushed": FedCompass(q_min=2, q_max=6, flush_on_stop=True, statistics="replace"),
 }
 
 

@@ -111,6 +111,7 @@ class VirtualEngine:
         if self.reason == INTERRUPTED:
             self.save()
         else:
+            exchange.finish(self)  # no checkpoint follows: killed from here on, a run does all of its end again
             grid.finish(self)
             self.trace.add(now, "stop", self.ledger.version, detail=self.reason)
         self.trace.flush()

@@ -21,15 +21,15 @@ class Buffer:
     count: int = 0
     statistics: Contributions = field(default_factory=Contributions)
 
-    def add(self, layout: Layout, vector: Tensor, weight: float, local: Tensor) -> None:
-        """Add weight * vector; `local` is the client's model, whose statistics count with the same weight."""
+    def add(self, layout: Layout, vector: Tensor, weight: float, local: Tensor, share: float | None = None) -> None:
+        """Add weight * vector; `local` is the client's model, whose statistics count with the same weight, or with `share`."""
         if self.total is None:
             self.total = vector * weight
         else:
             self.total.add_(vector, alpha=weight)
         self.weight += weight
         self.count += 1
-        self.statistics.add(layout, local, weight)
+        self.statistics.add(layout, local, weight if share is None else share)
 
     def add_delta(self, layout: Layout, base: Tensor, local: Tensor, weight: float) -> None:
         """Add weight * (local - base)."""
