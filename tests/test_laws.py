@@ -54,18 +54,20 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"k": 3, "client_weight": "examples", "max_staleness": 0},
         {"k": 3, "exclude_buffered": True, "concurrency": 1, "max_staleness": 0},
     ],
-    "ca2fl": [{"k": 2}, {"k": 1}, {"k": 3, "lr": 0.5, "concurrency": 2}],
+    "ca2fl": [{"k": 2}, {"k": 1}, {"k": 3, "lr": 0.5, "concurrency": 2}, {"k": 2, "evict_after": 1.5}],
     "fedfa": [{"k": 2}, {"k": 3, "queue": "deltas", "concurrency": 2}, {"k": 1, "concurrency": 1}],
     "fedpac": [
         {"lr": 0.125, "head_lr": 0.25},
         {"sample": 2, "lam": 0.0, "combine": False, "head_epochs": 2},
         {"sample": 0.4, "deadline": 1.5, "lr": None, "head": "head"},
+        {"evict_after": 1.5},
     ],
     "gradma": [
         {"lr_local": 0.125},
         {"lr_local": 0.125, "beta2": 0.5, "memory_num": 2, "sample": 2, "rho": 0.25},
         {"lr_local": None, "beta2": 1.0, "memory_num": 1, "worker": False, "deadline": 1.5},
         {"lr_local": 0.125, "server": False, "sample": 0.4},
+        {"lr_local": 0.125, "beta2": 0.5, "evict_after": 1.5},
     ],
     "fedat": [
         {},
@@ -78,6 +80,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"lag": 0, "sample": 2},
         {"lag": 1, "sample": 1, "cap": 1.5},
         {"lag": 2, "sample": 1.0, "cap": 3.0},
+        {"lag": 1, "sample": 1, "evict_after": 1.5},
+        {"lag": 2, "sample": 2, "cap": 1.5, "evict_after": 0.25},
     ],
     "mifa": [
         {"lr": 0.125},
@@ -85,6 +89,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"lr": 0.125, "wait": "no_wait", "average": "heard"},
         {"lr": 0.125, "epoch": 1.5},
         {"lr": 0.125, "epoch": 1.0, "decay": True, "wait": "no_wait"},
+        {"lr": 0.125, "evict_after": 1.5},
+        {"lr": 0.125, "epoch": 1.5, "average": "heard", "evict_after": 0.25},
     ],
     "flanp": [
         {},
@@ -95,6 +101,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {},
         {"reference": "chain", "first_alpha": 1.0, "concurrency": 2},
         {"projection": "pairwise"},
+        {"projection": "pairwise", "evict_after": 1.5},
         {"moving_average": False, "concurrency": 1},
         {"calibrate": False, "max_staleness": 1},
         {"concurrency": 2, "max_staleness": 0},
@@ -118,6 +125,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 1.0, "cache": False, "concurrency": 2},
         {"lr_local": 0.125, "lr_global": 0.0625, "upload": "difference"},
         {"lr_local": 0.125, "lr_global": 0.0625, "project": "always", "concurrency": 1},
+        {"lr_local": 0.125, "lr_global": 0.0625, "evict_after": 1.5},
+        {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 1.5, "combine": "sum_of_means", "evict_after": 0.25},
     ],
     "fedcompass": [
         {},

@@ -438,5 +438,5 @@ def test_what_is_committed_at_the_end_is_counted_like_any_commit():
         def finish(self, state, now):
             return [Commit(state.model)]
 
-    with pytest.raises(ProtocolError, match="state.version is 2 after 3 commits"):
+    with pytest.raises(ProtocolError, match="is 2 after 3 commits"):
         make_engine(Uncounted(), Surroundings({0: 2.0}), until=Until(seconds=4.0)).run()

@@ -207,9 +207,9 @@ class FedAT:
 
     def _hand_over(self, state: State, tier: Tier, now: float) -> list[Action]:
         """A tier is dropped: what its open round has heard, and whom it waits for, count where most of its members are now."""
-        cancelled: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + tier.key)]
         if not tier.rounds.is_open:
-            return cancelled
+            return []
+        cancelled: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + tier.key)]
         heir = max(state.tiers, key=lambda other: sum(client in tier.members for client in other.members))
         heir.answers.merge(state.layout, tier.answers)
         return cancelled + Rounds(deadline=self.deadline, key=heir.key).take_over(heir.rounds, tier.rounds, now)
