@@ -258,6 +258,20 @@ class SkewsItsVersion(Mean):
         return actions
 
 
+class GoesOnAfterTheEnd(Mean):
+    """At the end of a run it waits for one more instant."""
+
+    def finish(self, state: State, now: float) -> list[Action]:
+        return [SetTimer("one more", now)]
+
+
+class ForgetsItsLastCommit(Mean):
+    """What it commits at the end of a run is not its own model."""
+
+    def finish(self, state: State, now: float) -> list[Action]:
+        return [Commit(state.model.clone())]
+
+
 class KeepsAnotherModel(Mean):
     """Commits a copy: what is evaluated is not what it goes on with."""
 
@@ -379,6 +393,8 @@ BROKEN: list[tuple[Strategy, str, int, str]] = [
     (LeaksTheLost(), "no client leaks", 1, "never sent work"),
     (LeaksNewcomers(), "no client leaks", 1, "were never sent work"),
     (WaitsForEver(), "no client leaks", 1, "nobody is at work and no timer is set"),
+    (GoesOnAfterTheEnd(), "legal answers", 0, "SetTimer at the end of a run: only Commit and Note"),
+    (ForgetsItsLastCommit(), "legal answers", 0, "finish: state.version and state.model are not those of the last Commit"),
     (SkewsItsVersion(), "versions", 5, "state.version is 2 after 3 Commits"),
     (KeepsAnotherModel(), "versions", 1, "equal, but another tensor"),
     (DispatchesBeforeItCommits(), "base versions", 1, "the model of version 1 under version 0"),

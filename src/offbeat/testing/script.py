@@ -173,7 +173,7 @@ class ScriptedEngine:
         self.ledger.check_last(actions, self.model, self.now)
         for action in actions:
             self._carry_out(action)
-        if self.state.version != self.ledger.version or self.state.model is not self.model:
+        if actions and (self.state.version != self.ledger.version or self.state.model is not self.model):
             raise ProtocolError("finish: state.version and state.model are not those of the last Commit")
         self.stopped = self.stopped or "the run is over"
         return actions
