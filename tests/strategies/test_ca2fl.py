@@ -88,7 +88,7 @@ def test_a_client_heard_of_in_time_keeps_its_cache() -> None:
     assert list(engine.state.caches) == [0]
 
 
-def test_where_all_caches_are_given_up_h_is_nothing() -> None:
+def test_a_client_given_up_that_returns_has_nothing_to_be_compared_with() -> None:
     engine = started(CA2FL(k=1, evict_after=1.0), [0], {0: 10})
     engine.arrive(0, [4], at=1.0, reachable=False)
     engine.back(0, at=2.0)

@@ -101,6 +101,7 @@ class CA2FL:
     def _step(self, state: State) -> list[Action]:
         buffer, state.buffer = state.buffer, Buffer()
         assert buffer.total is not None
+        assert state.total.total is not None
         v = buffer.total / self.k
         if state.h is not None:
             v += state.h  # v_t = h_t + 1/K sum_{i in S} (Delta_i - h_i)
@@ -108,7 +109,7 @@ class CA2FL:
         buffer.statistics.write(state.layout, model, state.model)
         N = len(state.clients) + len(state.newcomers)
         note = Note({"h": 0.0 if state.h is None else _norm(state, state.h), "v": _norm(state, v), "cached": state.total.count / N})
-        state.h = None if state.total.total is None else state.total.total / N  # h_{t+1} = 1/N sum_i h_i
+        state.h = state.total.total / N  # h_{t+1} = 1/N sum_i h_i
         state.model = model
         state.version += 1
         return [Commit(model), note]
