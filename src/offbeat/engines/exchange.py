@@ -15,6 +15,7 @@ from torch import Tensor
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import (
+    Action,
     CancelTimer,
     Commit,
     Dispatch,
@@ -43,6 +44,23 @@ def deliver(engine: VirtualEngine, event: Event, arrived: Job | None = None, res
     ledger.check(actions, engine.model, arrived, now)
     if result is not None and Reject not in map(type, actions):
         _accept(engine, event, result)  # before the answer is carried out: it may send the client its next job
+    _carry_out(engine, actions)
+
+
+def finish(engine: VirtualEngine) -> None:
+    """The run ends in order: ask the strategy, if it has anything to say to that, for its last Commit and Note."""
+    last = getattr(engine.strategy, "finish", None)
+    if last is None:
+        return
+    began = time.perf_counter()
+    actions = last(engine.state, engine.clock.now)
+    engine.progress.server_seconds += time.perf_counter() - began
+    engine.ledger.check_last(actions, engine.model, engine.clock.now)
+    _carry_out(engine, actions)
+
+
+def _carry_out(engine: VirtualEngine, actions: list[Action]) -> None:
+    now, ledger = engine.clock.now, engine.ledger
     for action in actions:
         match action:
             case Dispatch():

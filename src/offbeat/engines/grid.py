@@ -49,7 +49,7 @@ def _point(engine: VirtualEngine, number: int) -> float:
 
 def _evaluate(engine: VirtualEngine) -> None:
     p, now, version = engine.progress, engine.clock.now, engine.ledger.version
-    p.metrics = engine.judge(engine.state, engine.model, engine.ledger.everyone())
+    p.metrics = engine.judge(engine.state, engine.model, engine.ledger.everyone(), engine.own_statistics())
     if not engine.traffic.silent:  # alone, there is no server
         p.server_bytes = max(p.server_bytes, bytes_held(engine.state))
     p.evaluated = (now, version)
@@ -69,7 +69,7 @@ def _survey(engine: VirtualEngine) -> None:
     engine.trace.set_facts(engine.survey.facts)
     if p.surveyed == (now, version):
         return
-    clients, groups = engine.survey(engine.judge.model_of(engine.state, engine.model))
+    clients, groups = engine.survey(engine.judge.model_of(engine.state, engine.model, engine.own_statistics()))
     p.surveyed = (now, version)
     engine.trace.clients(now, version, clients)
     engine.trace.metrics(now, version, p.updates, groups)

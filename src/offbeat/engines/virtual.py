@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.core.jobs import Job
+from offbeat.core.jobs import STATISTICS, Job
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import ProtocolError, Strategy, TimerFired, UpdateArrived, World
 from offbeat.core.surroundings import Surroundings
@@ -60,14 +60,14 @@ class VirtualEngine:
     ) -> None:
         self.strategy, self.world, self.surroundings, self.worker = strategy, world, surroundings, worker
         self.until, self.every, self.timeout, self.watch = until, every, timeout, watch
-        self.judge, self.survey, self.survey_every = Judge(evaluate, strategy), survey, survey_every
+        self.judge, self.survey, self.survey_every = Judge(evaluate, strategy, world.layout), survey, survey_every
         self.gate = gate or Gate(world.layout, world.model.dtype)
         self.trace = trace or Trace()
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
         self.interrupt = False
         self.state: Any = strategy.init(world)
         self.model = world.model  # of the last Commit: what is evaluated
-        self.traffic = Traffic.of(strategy, world.model)
+        self.traffic = Traffic.of(strategy, world.layout.trainable(world.model) if self.gate.local_statistics else world.model)
         self.clock, self.ledger, self.progress = Clock(), Ledger(world.clients, world.seed), Progress()
         self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
         self.verdicts: dict[int, Verdict] = {}  # computed before their arrival was due
@@ -111,6 +111,7 @@ class VirtualEngine:
         if self.reason == INTERRUPTED:
             self.save()
         else:
+            exchange.finish(self)  # no checkpoint follows: killed from here on, a run does all of its end again
             grid.finish(self)
             self.trace.add(now, "stop", self.ledger.version, detail=self.reason)
         self.trace.flush()
@@ -130,6 +131,12 @@ class VirtualEngine:
             self._fire(now, who)
         else:
             grid.step(self)
+
+    def own_statistics(self) -> dict[int, Tensor]:
+        """Of the clients that have such."""
+        if not self.gate.local_statistics:
+            return {}
+        return {client: memory[STATISTICS] for client, memory in self.memories.items() if STATISTICS in memory}
 
     # ------------------------------------------------------------ events
 

@@ -74,7 +74,7 @@ class ScriptedEngine:
     watch: Watch | None = None  # called after each answer was carried out
     now: float = 0.0
     log: list[Entry] = field(init=False, default_factory=list)
-    stopped: str | None = field(init=False, default=None)  # the reason the strategy gave
+    stopped: str | None = field(init=False, default=None)  # the reason the strategy gave, or that it is over
     ledger: Ledger = field(init=False)
     state: Any = field(init=False)
     model: Tensor = field(init=False)  # of the last Commit
@@ -165,6 +165,19 @@ class ScriptedEngine:
         self.ledger.leave(client)
         self._deliver(ClientLost(self.now, client))
 
+    def finish(self) -> list[Action]:
+        """The run ends here: what the strategy asks at the end, carried out."""
+        self._end_instant()
+        last = getattr(self.strategy, "finish", None)
+        actions: list[Action] = [] if last is None else last(self.state, self.now)
+        self.ledger.check_last(actions, self.model, self.now)
+        for action in actions:
+            self._carry_out(action)
+        if actions and (self.state.version != self.ledger.version or self.state.model is not self.model):
+            raise ProtocolError("finish: state.version and state.model are not those of the last Commit")
+        self.stopped = self.stopped or "the run is over"
+        return actions
+
     def move(self, to: float) -> None:
         """Let time pass up to `to`; what happens there comes before the timers due there."""
         if to < self.now:
@@ -190,7 +203,7 @@ class ScriptedEngine:
         if at is not None:
             self.move(at)
         if self.stopped is not None:
-            raise ScriptError(f"the strategy stopped the run: {self.stopped}")
+            raise ScriptError(f"nothing happens any more: {self.stopped}")
         if (kind, client) <= self._last:
             order = "updates, losses, clients coming back, each by client"
             raise ScriptError(f"out of order at {self.now:g} s for client {client}: an instant has {order}; or give a later `at`")
