@@ -44,7 +44,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedasync": [
         {},
         {"mode": "delta", "client_weight": "examples"},
-        {"mode": "delta", "client_weight": "equal", "concurrency": 1},
+        {"mode": "delta", "client_weight": "equal", "concurrency": 1, "statistics": "replace"},
         {"concurrency": 2, "max_staleness": 1, "staleness": "hinge"},
     ],
     "fedbuff": [
@@ -54,18 +54,20 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"k": 3, "client_weight": "examples", "max_staleness": 0},
         {"k": 3, "exclude_buffered": True, "concurrency": 1, "max_staleness": 0},
     ],
-    "ca2fl": [{"k": 2}, {"k": 1}, {"k": 3, "lr": 0.5, "concurrency": 2}],
+    "ca2fl": [{"k": 2}, {"k": 1}, {"k": 3, "lr": 0.5, "concurrency": 2}, {"k": 2, "evict_after": 1.5}],
     "fedfa": [{"k": 2}, {"k": 3, "queue": "deltas", "concurrency": 2}, {"k": 1, "concurrency": 1}],
     "fedpac": [
         {"lr": 0.125, "head_lr": 0.25},
         {"sample": 2, "lam": 0.0, "combine": False, "head_epochs": 2},
         {"sample": 0.4, "deadline": 1.5, "lr": None, "head": "head"},
+        {"evict_after": 1.5},
     ],
     "gradma": [
         {"lr_local": 0.125},
         {"lr_local": 0.125, "beta2": 0.5, "memory_num": 2, "sample": 2, "rho": 0.25},
         {"lr_local": None, "beta2": 1.0, "memory_num": 1, "worker": False, "deadline": 1.5},
         {"lr_local": 0.125, "server": False, "sample": 0.4},
+        {"lr_local": 0.125, "beta2": 0.5, "evict_after": 1.5},
     ],
     "fedat": [
         {},
@@ -78,6 +80,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"lag": 0, "sample": 2},
         {"lag": 1, "sample": 1, "cap": 1.5},
         {"lag": 2, "sample": 1.0, "cap": 3.0},
+        {"lag": 1, "sample": 1, "evict_after": 1.5},
+        {"lag": 2, "sample": 2, "cap": 1.5, "evict_after": 0.25},
     ],
     "mifa": [
         {"lr": 0.125},
@@ -85,6 +89,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"lr": 0.125, "wait": "no_wait", "average": "heard"},
         {"lr": 0.125, "epoch": 1.5},
         {"lr": 0.125, "epoch": 1.0, "decay": True, "wait": "no_wait"},
+        {"lr": 0.125, "evict_after": 1.5},
+        {"lr": 0.125, "epoch": 1.5, "average": "heard", "evict_after": 0.25},
     ],
     "flanp": [
         {},
@@ -95,6 +101,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {},
         {"reference": "chain", "first_alpha": 1.0, "concurrency": 2},
         {"projection": "pairwise"},
+        {"projection": "pairwise", "evict_after": 1.5},
         {"moving_average": False, "concurrency": 1},
         {"calibrate": False, "max_staleness": 1},
         {"concurrency": 2, "max_staleness": 0},
@@ -118,12 +125,15 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 1.0, "cache": False, "concurrency": 2},
         {"lr_local": 0.125, "lr_global": 0.0625, "upload": "difference"},
         {"lr_local": 0.125, "lr_global": 0.0625, "project": "always", "concurrency": 1},
+        {"lr_local": 0.125, "lr_global": 0.0625, "evict_after": 1.5},
+        {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 1.5, "combine": "sum_of_means", "evict_after": 0.25},
     ],
     "fedcompass": [
         {},
         {"q_min": 1, "q_max": 4, "momentum": True, "normalized": True, "weights": "equal"},
-        {"q_min": 2, "q_max": 2, "max_staleness": 1, "speed": "average"},
+        {"q_min": 2, "q_max": 2, "max_staleness": 1, "speed": "average", "statistics": "replace"},
         {"q_min": 1, "q_max": 6, "latest": 1.0, "create": "latest", "discount": "aggregation", "concurrency": 2},
+        {"q_min": 1, "q_max": 6, "flush_on_stop": True, "momentum": True, "statistics": "replace", "discount": "aggregation"},
     ],
 }
 CASES = [(name, settings) for name in REGISTRY for settings in VARIANTS.get(name, [{}])]
@@ -248,6 +258,20 @@ class SkewsItsVersion(Mean):
         return actions
 
 
+class GoesOnAfterTheEnd(Mean):
+    """At the end of a run it waits for one more instant."""
+
+    def finish(self, state: State, now: float) -> list[Action]:
+        return [SetTimer("one more", now)]
+
+
+class ForgetsItsLastCommit(Mean):
+    """What it commits at the end of a run is not its own model."""
+
+    def finish(self, state: State, now: float) -> list[Action]:
+        return [Commit(state.model.clone())]
+
+
 class KeepsAnotherModel(Mean):
     """Commits a copy: what is evaluated is not what it goes on with."""
 
@@ -369,6 +393,8 @@ BROKEN: list[tuple[Strategy, str, int, str]] = [
     (LeaksTheLost(), "no client leaks", 1, "never sent work"),
     (LeaksNewcomers(), "no client leaks", 1, "were never sent work"),
     (WaitsForEver(), "no client leaks", 1, "nobody is at work and no timer is set"),
+    (GoesOnAfterTheEnd(), "legal answers", 0, "SetTimer at the end of a run: only Commit and Note"),
+    (ForgetsItsLastCommit(), "legal answers", 0, "finish: state.version and state.model are not those of the last Commit"),
     (SkewsItsVersion(), "versions", 5, "state.version is 2 after 3 Commits"),
     (KeepsAnotherModel(), "versions", 1, "equal, but another tensor"),
     (DispatchesBeforeItCommits(), "base versions", 1, "the model of version 1 under version 0"),

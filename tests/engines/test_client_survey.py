@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from small_world import Eager, State, Surroundings, make_engine
+from small_world import LAYOUT, Eager, State, Surroundings, make_engine
 from torch import Tensor
 
 from offbeat.core.contract import contract_of
@@ -69,7 +69,7 @@ def test_a_method_with_a_model_for_each_client_is_asked_for_it() -> None:
     model = engine.run().model
     own = dict(engine.trace.rows("SELECT client, value FROM clients"))
     assert own == {0: float(model[0]), 1: 1 + float(model[0]) + 10}
-    assert torch.equal(Judge(lambda model: {}, contract_of(Eager())).model_of(None, model)(3), model)
+    assert torch.equal(Judge(lambda model: {}, contract_of(Eager()), LAYOUT).model_of(None, model, {})(3), model)
 
 
 def test_a_stopped_run_surveys_where_it_would_have(tmp_path: Path) -> None:

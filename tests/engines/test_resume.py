@@ -91,10 +91,15 @@ VARIANTS = {
     "fed_ogd limited": FedOGD(epoch=1.5, combine="sum_of_means", concurrency=2),
     "fed_ogd uncached": FedOGD(cache=False, project="always"),
     "fed_ogd differences": FedOGD(upload="difference"),
+    "ca2fl evicting": CA2FL(k=3, evict_after=2.0),
+    "mifa evicting": Mifa(evict_after=2.0),
+    "fed_ogd evicting": FedOGD(epoch=1.5, evict_after=2.0),
+    "safa evicting": Safa(lag=1, sample=2, cap=2.5, evict_after=2.0),
     "local": Local(),
     "global": Global(),
     "fedcompass": FedCompass(q_min=2, q_max=6),
     "fedcompass momentum": FedCompass(q_min=2, q_max=6, momentum=True, normalized=True, discount="aggregation", concurrency=3),
+    "fedcompass flushed": FedCompass(q_min=2, q_max=6, flush_on_stop=True, statistics="replace"),
 }
 
 

@@ -388,3 +388,55 @@ def test_after_stop_nobody_is_sent_work():
     engine = make_engine(Eager(answer=answer), Surroundings({0: 1.0}, crashes={(0, 0)}), until=Until(seconds=99.0))
     assert engine.run().reason == "enough"
     assert not engine.coordinator.ledger.open
+
+
+# ---------------------------------------------------------------- the end
+
+
+class Concluding(Eager):
+    """Adds a hundred to the model when the run is over."""
+
+    def finish(self, state, now):
+        self.seen.append(("finish", now))
+        state.model, state.version = state.model + 100, state.version + 1
+        return [Commit(state.model), Note({"added": 100.0})]
+
+
+@pytest.mark.parametrize("until", [Until(seconds=4.0), Until(updates=2), Until(seconds=9.0, target=Target("w", 2.0))])
+def test_a_strategy_that_asks_for_it_commits_once_more_when_the_run_is_over(until):
+    strategy = Concluding()
+    engine = make_engine(strategy, Surroundings({0: 2.0}), until=until, evaluate=lambda model: {"w": float(model[0])}, every=1.0)
+    outcome = engine.run()
+    # the client adds one at 2 and at 4 s; what was committed at the end is the outcome, and is evaluated as the end
+    assert (outcome.now, outcome.version, outcome.model.tolist(), outcome.metrics) == (4.0, 3, [102, 102], {"w": 102.0})
+    assert strategy.seen.count(("finish", 4.0)) == 1
+    assert list(engine.trace.rows("SELECT now, version FROM commits ORDER BY seq"))[-1] == (4.0, 3)
+    assert list(engine.trace.rows("SELECT key, value FROM notes")) == [("added", 100.0)]
+    assert list(engine.trace.rows("SELECT now, version, value FROM metrics ORDER BY seq"))[-1] == (4.0, 3, 102.0)
+
+
+def test_an_interrupted_run_is_not_over():
+    strategy = Concluding()
+    engine = make_engine(strategy, Surroundings({0: 2.0}), until=Until(seconds=4.0))
+    engine.interrupt = True
+    outcome = engine.run()
+    assert (outcome.reason, outcome.version) == ("interrupted", 0)
+    assert ("finish", 0.0) not in strategy.seen
+
+
+def test_at_the_end_of_a_run_nothing_can_be_sent_or_waited_for():
+    class Late(Eager):
+        def finish(self, state, now):
+            return [SetTimer("never", now)]
+
+    with pytest.raises(ProtocolError, match="SetTimer at the end of a run: only Commit and Note are left"):
+        make_engine(Late(), Surroundings({0: 2.0}), until=Until(seconds=4.0)).run()
+
+
+def test_what_is_committed_at_the_end_is_counted_like_any_commit():
+    class Uncounted(Eager):
+        def finish(self, state, now):
+            return [Commit(state.model)]
+
+    with pytest.raises(ProtocolError, match="is 2 after 3 commits"):
+        make_engine(Uncounted(), Surroundings({0: 2.0}), until=Until(seconds=4.0)).run()

@@ -54,6 +54,50 @@ def test_a_second_upload_in_one_buffer_is_compared_with_the_first() -> None:
     assert engine.model.tolist() == [7]  # h = 6 / 2 = 3: 3 + 3 + (2 + 0) / 2
 
 
+def test_the_cache_of_a_client_that_stays_away_is_given_up_after_evict_after_seconds() -> None:
+    engine = started(CA2FL(k=2, evict_after=5.0), [0], FOUR)
+    engine.arrive(0, [4], at=1.0)
+    engine.arrive(1, [8], at=2.0)  # v = (4 + 8) / 2: w = 6; h = (4 + 8) / 4 = 3
+    engine.lose(1, at=3.0, reachable=False)
+    engine.arrive(2, [2], at=4.0)  # base 0: Delta = 2
+    engine.arrive(3, [1], at=7.5)  # base 0: Delta = 1; 4.5 s after the loss h_1 is still there
+    assert engine.model.tolist() == [10.5]  # v = 3 + (2 + 1) / 2
+    # h = (4 + 8 + 2 + 1) / 4 = 3.75
+    engine.arrive(0, [5], at=8.0)  # 5 s: h_1 := 0. Base 0: Delta = 5, h_0 = 4
+    engine.arrive(2, [9], at=9.0)  # base 6: Delta = 3, h_2 = 2
+    assert engine.model.tolist() == [15.25]  # v = 3.75 + (1 + 1) / 2: h is what the caches were at the last step
+    assert notes(engine)[-1].values["cached"] == 3 / 4
+    # h = (5 + 0 + 3 + 1) / 4 = 2.25; N is still 4
+    engine.back(1, at=10.0)
+    engine.arrive(1, [17.25], at=11.0)  # base 15.25: Delta = 2, h_1 = 0
+    engine.arrive(3, [12.5], at=12.0)  # base 10.5: Delta = 2, h_3 = 1
+    assert engine.model.tolist() == [19]  # v = 2.25 + (2 + 1) / 2
+    # h = (5 + 2 + 3 + 2) / 4 = 3
+    engine.arrive(0, [10.5], at=13.0)  # base 10.5: Delta = 0, h_0 = 5
+    engine.arrive(2, [18.25], at=14.0)  # base 15.25: Delta = 3 = h_2
+    assert engine.model.tolist() == [19.5]  # v = 3 + (-5 + 0) / 2
+
+
+def test_a_client_heard_of_in_time_keeps_its_cache() -> None:
+    engine = started(CA2FL(k=2, evict_after=5.0), [0])
+    engine.arrive(0, [4], at=1.0)
+    engine.lose(1, at=2.0, reachable=False)
+    engine.arrive(0, [4], at=3.0, reachable=False)  # its cache is 4 again: v = (4 + 0) / 2
+    engine.back(0, at=7.9)
+    engine.back(1, at=8.0)
+    assert list(engine.state.caches) == [0]
+
+
+def test_a_client_given_up_that_returns_has_nothing_to_be_compared_with() -> None:
+    engine = started(CA2FL(k=1, evict_after=1.0), [0], {0: 10})
+    engine.arrive(0, [4], at=1.0, reachable=False)
+    engine.back(0, at=2.0)
+    engine.arrive(0, [6], at=3.0)
+    assert engine.model.tolist() == [10]  # base 4: Delta = 2 and h_0 = 0, but h = 4 is of the last step: 4 + 4 + 2
+    engine.arrive(0, [10], at=4.0)
+    assert engine.model.tolist() == [10]  # Delta = 0, h_0 = 2, h = 2: 10 + 2 - 2
+
+
 def test_the_server_rate_scales_the_step_and_not_the_caches() -> None:
     engine = started(CA2FL(k=1, lr=0.5), [0])
     engine.arrive(0, [8], at=1.0)

@@ -292,6 +292,44 @@ def test_an_epoch_in_which_nobody_reports_repeats_the_step_on_the_caches() -> No
     assert (close(engine.model, [-3]), engine.ledger.version) == (True, 3)
 
 
+def test_the_cache_of_a_client_that_stays_away_is_given_up_after_evict_after_seconds() -> None:
+    engine = started(FedOGD(lr_local=0.1, lr_global=0.5, epoch=1.0, evict_after=2.0), [0], {0: 10, 1: 10})
+    report(engine, 0, [4], at=0.5)
+    report(engine, 1, [2], at=0.6, reachable=False)
+    engine.advance(1.0)
+    assert close(engine.model, [-1.5])  # .5 * (4 + 2) / 2
+    assert basis(engine, 0) == pytest.approx([2])  # active; client 1, who left, is a straggler
+    engine.advance(2.0)
+    assert close(engine.model, [-3])  # nobody reports: the same step again
+    engine.advance(3.0)  # 2.4 s after it left: G_1 := 0
+    assert close(engine.model, [-4])  # .5 * 4 / 2: n is still 2
+    assert list(engine.state.caches) == [0]
+    report(engine, 0, [2], at=3.5)
+    engine.back(1, at=3.6)
+    engine.advance(4.0)
+    assert close(engine.model, [-4.5])  # .5 * 2 / 2
+    assert (basis(engine, 0), basis(engine, 1)) == ([0], [0])  # both stragglers, one took three epochs: nobody is active
+    report(engine, 1, [6], at=4.5)
+    engine.advance(5.0)
+    assert close(engine.model, [-6.5])  # .5 * (2 + 6) / 2
+
+
+def test_a_report_that_waits_for_its_tick_is_not_given_up() -> None:
+    engine = started(FedOGD(lr_local=0.1, lr_global=0.5, epoch=4.0, evict_after=1.0), [0], {0: 10, 1: 10})
+    report(engine, 1, [2], at=0.5, reachable=False)
+    report(engine, 0, [4], at=3.0)
+    engine.advance(4.0)
+    assert close(engine.model, [-1.5])
+    engine.advance(8.0)
+    assert close(engine.model, [-2.5])  # .5 * 4 / 2
+
+
+@pytest.mark.parametrize("settings", [{"cache": False}, {"upload": "difference"}])
+def test_there_is_nothing_to_give_up_where_nothing_is_cached(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="the server has caches only with"):
+        FedOGD(evict_after=2.0, **settings)
+
+
 def test_before_anything_was_reported_nothing_is_committed() -> None:
     engine = started(FedOGD(epoch=1.0), [7])
     engine.advance(3.0)

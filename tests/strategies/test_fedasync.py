@@ -114,6 +114,22 @@ def test_in_the_delta_form_statistics_are_still_values() -> None:
     assert engine.model.tolist() == [2, 4, 7]
 
 
+def test_in_the_delta_form_statistics_may_be_replaced_by_the_clients() -> None:
+    strategy = FedAsync(alpha=0.5, mode="delta", client_weight="equal", staleness="constant", statistics="replace")
+    engine = started(strategy, [0, 2, 5], statistics=True)
+    engine.arrive(0, [8, 6, 7], at=1.0)
+    assert engine.model.tolist() == [2, 6, 7]  # w: .5 / 2 * (8 - 0), as ever; mean: omega = 1; counter max(5, 7)
+    engine.arrive(1, [0, 7, 6], at=2.0)
+    assert engine.model.tolist() == [2, 7, 7]  # the last to answer has it, however old and light; counters still never fall
+
+
+def test_replaced_statistics_belong_to_the_delta_form() -> None:
+    with pytest.raises(ConfigError, match="statistics = 'replace'"):
+        FedAsync(statistics="replace")
+    with pytest.raises(ConfigError, match="statistics = 'mean'"):
+        FedAsync(mode="delta", statistics="mean")  # type: ignore[arg-type]
+
+
 def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_served_again() -> None:
     engine = started(FedAsync(alpha=0.5, max_staleness=1), [0])
     engine.arrive(0, [2], at=1.0)

@@ -300,16 +300,57 @@ def test_where_two_tiers_become_one_it_goes_on_with_what_the_second_had() -> Non
     assert flying(engine) == [0, 1]
 
 
-def test_where_a_tier_is_dropped_the_round_it_had_open_is_given_up() -> None:
-    engine = profiled(FedAT(ratio=2.0, lam=0.0, retier=1), [0], {0: 10, 1: 10}, {0: (1.0, [4]), 1: (3.0, [8])})
-    engine.arrive(1, [10], at=4.0)  # 1 s: (3 + 1) / 2 = 2 s, within the ratio; the second tier's model and round go on
+def two_tiers_become_one(**settings: Any) -> ScriptedEngine:
+    """Since 4 s there is one tier, the second of two before; client 0 was sent out by the first one."""
+    strategy = FedAT(ratio=2.0, lam=0.0, retier=1, **settings)
+    engine = profiled(strategy, [0], {0: 10, 1: 10}, {0: (1.0, [4]), 1: (3.0, [8])})
+    engine.arrive(1, [10], at=4.0)  # 1 s: (3 + 1) / 2 = 2 s, within the ratio; the second tier's model goes on
     assert tiers(engine) == [[0, 1]]
+    return engine
+
+
+def test_where_a_tier_is_dropped_its_jobs_under_way_count_where_its_members_are_now() -> None:
+    engine = two_tiers_become_one()
+    engine.advance()
+    assert flying(engine) == [0]  # the round goes on; 1 takes part in the next
     engine.arrive(0, [100], at=5.0)
-    assert rejected(engine) == [0]
-    engine.arrive(1, [12], at=6.0)
-    assert engine.model.tolist() == [12]
+    assert (rejected(engine), engine.model.tolist()) == ([], [100])  # alone in its round, in the only tier
     engine.advance()
     assert flying(engine) == [0, 1]
+
+
+def test_where_a_tier_is_dropped_what_it_had_heard_counts_too() -> None:
+    clients, first = {0: 10, 1: 30, 2: 10}, {0: (1.0, [4]), 1: (1.5, [4]), 2: (3.0, [4])}
+    engine = profiled(FedAT(ratio=2.0, lam=0.0, retier=1), [0], clients, first)
+    assert tiers(engine) == [[0, 1], [2]]
+    engine.arrive(0, [5], at=4.0)  # the first tier waits for 1
+    engine.arrive(2, [8])  # 1 s: (3 + 1) / 2 = 2 s, twice the 1 s of client 0: one tier
+    assert tiers(engine) == [[0, 1, 2]]
+    engine.advance()
+    assert flying(engine) == [1]
+    engine.arrive(1, [7], at=5.0)  # (10 * 5 + 30 * 7) / 40 = 6.5
+    assert (rejected(engine), engine.model.tolist()) == ([], [6.5])
+
+
+def test_a_round_that_goes_on_in_another_tier_is_one_with_what_that_has_open() -> None:
+    strategy = FedAT(ratio=2.0, lam=0.0, retier=1)
+    engine = profiled(strategy, [0], FOUR, {0: (1.0, [6]), 1: (2.0, [6]), 2: (3.5, [6]), 3: (8.0, [6])})
+    assert tiers(engine) == [[0, 1], [2], [3]]
+    engine.arrive(0, [1], at=12.0)  # 4 s: (1 + 4) / 2 = 2.5 s; its tier waits for 1
+    engine.arrive(3, [7], at=13.0)  # 5 s: (8 + 5) / 2 = 6.5 s; the last tier's round: now 2, 2.5 and 3.5 s are within the ratio
+    assert tiers(engine) == [[1, 0, 2], [3]]
+    engine.arrive(1, [2], at=14.0)
+    assert engine.ledger.version == 2  # nothing new since the last tier's round: 2 is waited for as well
+    engine.arrive(2, [6], at=15.0)  # w^(1) = (1 + 2 + 6) / 3 = 3, w^(2) = 7; T = (1, 1): 5
+    assert (rejected(engine), engine.model.tolist()) == ([], [5])
+
+
+def test_the_deadline_of_a_round_that_goes_on_elsewhere_runs_from_the_cut() -> None:
+    engine = two_tiers_become_one(deadline=5.0)
+    assert engine.timers == {"round 2": 4.0, "deadline 2": 9.0}  # the dropped tier's, of 8 s, is gone
+    engine.advance(9.0)
+    engine.arrive(0, [100], at=9.5)
+    assert rejected(engine) == [0]
 
 
 # ---------------------------------------------------------------- reductions

@@ -466,6 +466,7 @@ def test_the_work_keeps_its_rate_and_gets_its_steps_from_the_scheduler() -> None
     [
         {"alpha": 0.0}, {"alpha": 1.1}, {"a": -0.5}, {"mu": 1.0}, {"mu": -0.1}, {"weights": "size"}, {"max_staleness": -1},
         {"concurrency": 0}, {"q_min": 0}, {"q_max": 19}, {"latest": 0.5}, {"speed": "mean"}, {"create": "now"}, {"discount": "never"},
+        {"statistics": "mean"},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any]) -> None:
@@ -506,6 +507,106 @@ def test_the_statistics_of_late_updates_go_with_the_next_group() -> None:
     engine.arrive(0, [0, 1, 8], at=17.0)  # in time, u = 0: weight 1/2
     # mean = (1/2 * 4 + 1/4 * 8 + 1/2 * 1) / (5/4) = 3.6; omega = 5/4, at most 1; w: 2 + 2 + 0
     assert engine.model.tolist() == pytest.approx([4, 3.6, 9], rel=1e-15)
+
+
+def test_replaced_statistics_of_a_first_arrival_are_the_clients() -> None:
+    engine = started(FedCompass(**SHORT, statistics="replace"), [0, 2, 5], statistics=True)
+    engine.arrive(0, [8, 6, 3], at=1.0)
+    assert engine.model.tolist() == [4, 6, 5]  # w moves by 1/2 * 8, as ever; omega = 1; max(5, 3)
+
+
+@pytest.mark.parametrize("discount", ["arrival", "aggregation"])
+def test_replaced_statistics_of_a_group_are_the_plain_mean_over_it_and_the_general_buffer(discount: Any) -> None:
+    engine = two_known(FedCompass(**SHORT, statistics="replace", discount=discount), [0, 2, 5], statistics=True)
+    engine.arrive(1, [4, 4, 7], at=4.0)  # weight 1/2
+    engine.arrive(0, [8, 7, 6], at=5.0)  # u = 1: weight 1/4
+    assert engine.model.tolist() == [4, 5.5, 7]  # (4 + 7) / 2, whatever they weigh; w: 1/2 * 4 + 1/4 * 8
+    late = two_known(FedCompass(**SHORT, statistics="replace", discount=discount), [0, 2, 5], statistics=True)
+    late.advance(7.0)
+    late.arrive(1, [4, 4, 9], at=8.0)
+    late.arrive(0, [8, 8, 6], at=9.0)
+    assert late.model.tolist() == [0, 2, 5]  # they wait for the next group
+    late.arrive(0, [0, 3, 8], at=17.0)
+    assert late.model.tolist() == [4, 5, 9]  # (4 + 8 + 3) / 3
+
+
+# ---------------------------------------------------------------- the end of a run
+
+
+def test_what_waits_at_the_end_is_not_applied_unless_asked_for() -> None:
+    engine = two_known(FedCompass(**SHORT))
+    answer(engine, 1, [-4.0], at=4.0)
+    engine.finish()
+    assert (engine.model.tolist(), engine.ledger.version) == ([0], 2)
+
+
+def test_flushed_at_the_end_all_buffers_are_one_last_group() -> None:
+    engine = two_known(FedCompass(**SHORT, flush_on_stop=True))
+    answer(engine, 1, [-4.0], at=4.0)  # u = 0: 1/2 * 4 = 2 into group 1
+    actions = engine.finish()
+    assert (engine.model.tolist(), engine.ledger.version) == ([2], 3)
+    # Q_eff = 1, its own; there is no group 0: it stands for all of them. Group 1 is still open
+    told = {"group": 0, "updates": 1, "late_updates": 0, "omega": 0.5, "q_eff": 1, "open_groups": 1}
+    assert actions == [Commit(engine.model), Note(told)]
+
+
+def test_flushed_at_the_end_the_general_buffer_goes_along_even_alone() -> None:
+    engine = two_known(FedCompass(**SHORT, flush_on_stop=True))
+    answer(engine, 0, [-8.0], at=5.0)  # u = 1: 1/2 * 1/2 * 8 = 2
+    engine.advance(7.0)
+    answer(engine, 1, [-8.0], at=8.0)  # late, u = 1: 2 into the general buffer
+    assert (engine.model.tolist(), engine.ledger.version) == ([2], 3)
+    engine.finish()
+    assert (engine.model.tolist(), engine.ledger.version) == ([4], 4)
+
+
+def two_buffers(**settings: Any) -> ScriptedEngine:
+    """Until 6.5 s nothing has moved; in each of two groups one has arrived and one is at work. p = 1/4."""
+    engine = started(FedCompass(**SHORT, flush_on_stop=True, **settings), [0, 2, 5], THREE, statistics=True)
+    zero = [0.0, 0.0, 0.0]
+    answer(engine, 0, zero, at=1.0)  # S = 1: group 1, 4 steps, T_a = 5, T_max = 7
+    answer(engine, 1, zero, at=2.0)  # S = 2: joins it with (5 - 2) / 2 = 1 step, on version 2
+    answer(engine, 2, zero, at=4.0)  # S = 4: (5 + 4 - 4) / 4 = 1 step: group 2, T_a = 8, T_max = 10
+    engine.join(3, at=4.0)
+    answer(engine, 3, zero, at=5.0)  # S = 1: joins group 2 with 8 - 5 = 3 steps, on version 4
+    assert (engine.ledger.version, flying(engine)) == (4, {0: 4, 1: 1, 2: 1, 3: 3})
+    engine.arrive(1, [12, 4, 9], at=6.0)  # u = 2: 1/3 * 1/4 * 12 = 1
+    engine.arrive(3, [8, 8, 7], at=6.5)  # u = 0: 1/4 * 8 = 2
+    assert (engine.model.tolist(), engine.ledger.version) == ([0, 2, 5], 4)
+    return engine
+
+
+def test_flushed_at_the_end_several_groups_are_summed_in_one_step() -> None:
+    engine = two_buffers()
+    engine.finish()
+    # w = 1 + 2; omega = 1/12 + 1/4 = 1/3, mean = (1/12 * 4 + 1/4 * 8) / (1/3) = 7: 2/3 * 2 + 1/3 * 7; max(5, 9, 7)
+    assert engine.model.tolist() == pytest.approx([3, 11 / 3, 9], rel=1e-15)
+    assert engine.ledger.version == 5
+    replaced = two_buffers(statistics="replace")
+    replaced.finish()
+    assert replaced.model.tolist() == [3, 6, 9]  # (4 + 8) / 2
+
+
+def test_flushed_at_the_end_several_groups_have_one_mean_number_of_steps() -> None:
+    engine = two_buffers(normalized=True)
+    engine.finish()
+    # 1/12 * 12 / 1 + 1/4 * 8 / 3 = 5/3; Q_eff = (1/4 * 1 + 1/4 * 3) / (1/2) = 2
+    assert engine.model[0].item() == pytest.approx(10 / 3, rel=1e-15)
+
+
+def test_flushed_at_the_end_momentum_counts_as_for_any_group() -> None:
+    engine = two_known(FedCompass(**SHORT, flush_on_stop=True, momentum=True, mu=0.5))
+    answer(engine, 1, [-4.0], at=4.0)
+    answer(engine, 0, [-8.0], at=5.0)
+    assert engine.model.tolist() == [4]  # m = 2 + 2
+    answer(engine, 1, [-4.0], at=9.0)  # u = 0: 2; it waits for client 0
+    engine.finish()
+    assert engine.model.tolist() == [8]  # m = .5 * 4 + 2
+
+
+def test_with_empty_buffers_there_is_nothing_to_flush() -> None:
+    engine = two_known(FedCompass(**SHORT, flush_on_stop=True))
+    assert (engine.finish(), engine.ledger.version) == ([], 2)
 
 
 def test_what_is_logged() -> None:

@@ -165,6 +165,21 @@ def test_a_lost_client_keeps_its_head_and_does_not_weigh() -> None:
     assert sent(engine, 0).base.tolist() == [3, 2, 2]  # alone it has nobody to combine with
 
 
+def test_head_and_means_of_a_client_that_stays_away_are_given_up_after_evict_after_seconds() -> None:
+    engine = after_one_round(FedPAC(evict_after=2.0))
+    engine.advance()
+    engine.lose(1, at=3.0, reachable=False)
+    engine.arrive(0, [3, 2, 2], at=4.0, extras=FIRST)
+    engine.advance()
+    assert 1 in engine.state.heads
+    engine.back(1, at=5.0)
+    assert [list(kept) for kept in (engine.state.heads, engine.state.means, engine.state.counts)] == [[0], [0], [0]]
+    engine.lose(0, at=6.0)
+    engine.advance()
+    assert sent(engine, 1).base is engine.model  # as a newcomer: the mean head
+    assert sent(engine, 0).base.tolist() == [3, 2, 2]
+
+
 def test_a_round_in_which_nobody_answers_keeps_everything() -> None:
     engine = after_one_round()
     engine.advance()

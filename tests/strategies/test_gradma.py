@@ -221,6 +221,23 @@ def test_a_client_that_was_forgotten_starts_anew() -> None:
     close(engine.state.deltas[0], [0, 2])  # not (1, 0) + (0, 2)
 
 
+def test_a_client_that_stays_away_is_forgotten_after_evict_after_seconds() -> None:
+    engine = opened(GradMA(beta1=0.0, beta2=1.0, evict_after=2.0), [0, 0, 0])
+    answer(engine, [1, 0, 0], [0, 1, 0])
+    engine.lose(1, at=3.0, reachable=False)
+    engine.arrive(0, engine.model - torch.tensor([1.0, 0, 0]), at=4.0)
+    engine.advance()
+    assert engine.state.chosen == {0: 3, 1: 2}
+    engine.join(2, at=5.0, num_examples=10)  # 2 s
+    assert engine.state.chosen == {0: 3}
+    engine.lose(0, at=6.0, reachable=False)
+    engine.advance()
+    before = engine.model
+    engine.arrive(2, before - torch.tensor([-1.0, -1.0, 1.0]), at=7.0)
+    # D_0 = (2, 0, 0) objects to (-1, -1, 1), D_1 = (0, 1, 0) is forgotten: m~ = (0, -1, 1)
+    close(before - engine.model, [0, -1, 1])
+
+
 def test_members_of_the_round_are_not_forgotten_and_who_finds_no_room_still_counts_in_the_mean() -> None:
     engine = opened(GradMA(memory_num=1), [0, 0], {0: 10, 1: 10})
     answer(engine, [4, 0], [-8, 4])

@@ -62,6 +62,43 @@ def test_who_is_away_counts_with_its_last_gradient() -> None:
     assert noted(engine, "remembered") == [0, 1, 1, 0]
 
 
+def test_the_gradient_of_a_client_that_stays_away_is_given_up_after_evict_after_seconds() -> None:
+    engine = opened(Mifa(lr=0.5, evict_after=3.0), [0])
+    engine.arrive(0, [-1], at=1.0)
+    engine.arrive(1, [-3], at=2.0, reachable=False)
+    assert engine.model.tolist() == [-2]  # G = 2, 6: - .5 * 8 / 2
+    engine.advance()
+    engine.arrive(0, [-1], at=4.5)  # G_0 = (-2 + 1) / .5 = -2; G_1 = 6 still, after 2.5 s
+    assert engine.model.tolist() == [-3]  # -2 - .5 * 4 / 2
+    engine.advance()
+    engine.arrive(0, [-4], at=5.0)  # 3 s: G_1 := 0. G_0 = (-3 + 4) / .5 = 2
+    assert engine.model.tolist() == [-3.5]  # -3 - .5 * 2 / 2: N is still 2
+    engine.advance()
+    engine.back(1, at=5.5)
+    engine.arrive(0, [-4.5], at=6.0)
+    assert engine.model.tolist() == [-4]  # G_0 = 2 again
+    assert (noted(engine, "remembered"), noted(engine, "never_heard")) == ([0, 1, 0, 0], [0, 0, 1, 1])
+
+
+def test_with_the_mean_over_those_heard_who_is_given_up_is_not_among_them() -> None:
+    engine = opened(Mifa(lr=0.5, evict_after=3.0, average="heard"), [0])
+    engine.arrive(0, [-1], at=1.0)
+    engine.arrive(1, [-3], at=2.0, reachable=False)
+    engine.advance()
+    engine.arrive(0, [-3], at=5.0)  # G_0 = (-2 + 3) / .5 = 2, alone
+    assert engine.model.tolist() == [-3]  # -2 - .5 * 2 / 1
+
+
+def test_an_answer_that_was_not_used_yet_is_not_given_up() -> None:
+    engine = opened(Mifa(lr=0.5, evict_after=1.0), [0])
+    engine.arrive(1, [-3], at=1.0, reachable=False)
+    engine.arrive(0, [-1], at=5.0)
+    assert engine.model.tolist() == [-2]  # G = 2 and 6, though client 1 is gone for 4 s
+    engine.advance()
+    engine.arrive(0, [-3], at=6.0)
+    assert engine.model.tolist() == [-2.5]  # G_0 = 2 and nothing else: -2 - .5 * 2 / 2
+
+
 def test_a_lost_or_refused_client_keeps_its_gradient() -> None:
     engine = opened(Mifa(lr=0.5), [0])
     engine.arrive(0, [-1], at=1.0)

@@ -204,6 +204,19 @@ def test_pairwise_remembers_what_a_lost_client_did_last() -> None:
     assert sent(engine, B).tolist() == [2, 4]  # (0, 4) of its (3, 4), after (2, 0)
 
 
+def test_pairwise_forgets_what_a_lost_client_did_after_evict_after_seconds() -> None:
+    engine = started(OrthoFL(projection="pairwise", evict_after=1.0), [0, 0])
+    engine.arrive(A, [2, 0], at=1.0)
+    engine.lose(A, at=2.0, reachable=False)
+    engine.arrive(B, [3, 4], at=3.0)
+    assert sent(engine, B).tolist() == [5, 4]  # all of its (3, 4), after (2, 0)
+
+
+def test_only_pairwise_keeps_anything_of_the_lost() -> None:
+    with pytest.raises(ConfigError, match="only with projection = 'pairwise'"):
+        OrthoFL(evict_after=1.0)
+
+
 # ---------------------------------------------------------------- what is calibrated, and against what
 
 

@@ -85,6 +85,46 @@ def test_who_was_picked_last_round_is_bypassed_and_counts_from_the_next_round_on
     assert noted(engine, "picked") == [1, 0, 0, 0, 1, 1]
 
 
+def test_the_model_of_a_client_that_stays_away_is_given_up_after_evict_after_seconds() -> None:
+    engine = second_round(evict_after=4.0)
+    engine.lose(2, at=4.0, reachable=False)
+    engine.arrive(1, [0], at=5.0)
+    engine.advance()
+    assert engine.model.tolist() == [4]  # (3 + 0 + 9) / 3
+    engine.arrive(0, [12], at=8.0)  # 4 s: c_2 = 9 is gone
+    engine.advance()
+    assert engine.model.tolist() == [6]  # (12 + 0) / 2
+    engine.back(2, at=9.0)
+    engine.arrive(1, [3], at=10.0)
+    engine.advance()
+    assert engine.model.tolist() == [7.5]  # (12 + 3) / 2
+    assert sent(engine, 2) == [7.5]  # as a newcomer, not its 9
+
+
+def test_an_upload_in_the_bypass_is_used_before_it_is_given_up() -> None:
+    engine = second_round(evict_after=1.0)
+    engine.arrive(0, [12], at=4.0, reachable=False)  # picked last round: bypassed
+    engine.arrive(1, [0], at=6.0)
+    engine.advance()
+    assert engine.model.tolist() == [4]  # (3 + 0 + 9) / 3: c_0 = 12 counts from the next round on
+    engine.arrive(2, [3], at=7.0)
+    engine.advance()
+    assert engine.model.tolist() == [1.5]  # but by then client 0 is gone: (0 + 3) / 2
+
+
+def test_where_all_models_are_given_up_w_stays() -> None:
+    engine = opened(Safa(sample=1, evict_after=1.0), [0], {0: 10})
+    engine.arrive(0, [4], at=1.0, reachable=False)
+    engine.advance()
+    assert engine.model.tolist() == [4]
+    engine.join(1, at=5.0, num_examples=10)
+    engine.advance()
+    assert (engine.model.tolist(), engine.ledger.version, len(engine.state.caches)) == ([4], 1, 0)
+    engine.arrive(1, [8], at=6.0)
+    engine.advance()
+    assert engine.model.tolist() == [8]
+
+
 def test_missing_picks_come_from_the_bypass_in_order_of_arrival() -> None:
     engine = second_round(sample=2)  # picked: 0 and 1
     engine.arrive(1, [0], at=4.0)

@@ -25,11 +25,12 @@ from offbeat.client.randomness import seeded
 from offbeat.client.task import Loss, Task, as_task
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require, unknown
-from offbeat.core.jobs import PLAIN, Job, Optimizer, Result, descend, start_job
+from offbeat.core.jobs import PLAIN, Job, Optimizer, Result, descend, start_job, with_own_statistics
 from offbeat.core.protocol import LocalWork, Phase
 from offbeat.core.vector import Binding
 
 _Name = Literal["sgd", "adam", "adamw"]
+_Norm = Literal["shared", "local"]
 
 # Examples are gathered for many batches at once: one indexing instead of one a step. This many values bound the copy.
 _GATHERED = 2**22
@@ -48,10 +49,12 @@ class Training:
     batch: int = 32
     steps: int | None = None  # of batches; or
     epochs: int | None = None  # passes over the client's data; neither: one epoch
+    bn: _Norm = "shared"  # statistics of BatchNorm: merged by the server, or "local": each client keeps its own
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(_Name):
             raise unknown("optimizer", self.optimizer, get_args(_Name))
+        require(self.bn in get_args(_Norm), f"training.bn = {self.bn!r}: 'shared' or 'local'")
         require(self.lr > 0 and isfinite(self.lr), f"training.lr = {self.lr}: must be positive and finite")
         require(0 < self.lr_decay <= 1, f"training.lr_decay = {self.lr_decay}: must lie in (0, 1], 1 for a constant rate")
         require(0 <= self.momentum < 1, f"training.momentum = {self.momentum}: must lie in [0, 1)")
@@ -125,6 +128,15 @@ class Trainer:
         return Trainer, (self.binding.module, self.data, self.training, self.task, self.probe)
 
     def __call__(self, job: Job) -> Result:
+        if self.training.bn == "shared":
+            return self._train(job, self.probe)
+        layout, probe = self.binding.layout, self.probe
+        sent = layout.statistics(job.base)
+        # a sketch is of what is uploaded, or the server could not compare it with its own
+        as_sent = None if probe is None else (lambda vector: probe(layout.with_statistics(vector, sent)))
+        return with_own_statistics(lambda own: self._train(own, as_sent), layout, job)
+
+    def _train(self, job: Job, probe: Callable[[Tensor], Tensor] | None) -> Result:
         self._check(job.client, job.num_examples)
         rule = job.work.rule or PLAIN
         lr = self.training.rate(job.base_version) if job.work.lr is None else job.work.lr
@@ -132,7 +144,7 @@ class Trainer:
         def features_at(vector: Tensor) -> Pair:
             return features(self.binding, rule.head, vector, self._all(job.client, job.num_examples))
 
-        local_job = start_job(job, self.binding.layout, lr, self.probe, features_at)
+        local_job = start_job(job, self.binding.layout, lr, probe, features_at)
         order = draws.generator(job.seed, "batches", job.client, job.index)
         self._reset_residents()
         self.binding.put(job.base)

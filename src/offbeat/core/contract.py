@@ -9,6 +9,7 @@ A plain class with only those two is a whole strategy. What else its class may s
 | `pooled: bool` | False | the experiment builds one client that holds all data |
 | `sketcher: Sketcher` | none | the client package makes `World.probe` and `LocalJob.probe` from it |
 | `model_for(state, client)` | the model | what a client is judged by, where it has a model of its own |
+| `finish(state, now)` | nothing | asked once at an orderly end of a run, for Commit and Note |
 
 Engines, builders and the test kit ask `contract_of`, never the strategy itself.
 """
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from offbeat.core.about import About
+from offbeat.core.protocol import Action
 
 
 class Sketcher(Protocol):
@@ -33,6 +35,7 @@ class Sketcher(Protocol):
 
 
 ModelFor = Callable[[Any, int], Tensor]  # (state, client) -> the client's own model
+Finish = Callable[[Any, float], list[Action]]  # (state, now) -> its last requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Contract:
     pooled: bool = False
     sketcher: Any = None
     model_for: ModelFor | None = None
+    finish: Finish | None = None
 
 
 def contract_of(strategy: object) -> Contract:
@@ -54,4 +58,5 @@ def contract_of(strategy: object) -> Contract:
         pooled=bool(getattr(strategy, "pooled", False)),
         sketcher=getattr(strategy, "sketcher", None),
         model_for=getattr(strategy, "model_for", None),
+        finish=getattr(strategy, "finish", None),
     )

@@ -6,7 +6,7 @@ Purity is what makes it safe to compute a job late, in any process, or twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from offbeat.core.errors import unknown
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 
+STATISTICS = "own statistics"  # memory of every client, whatever its rule, where statistics stay at the clients; not a name for a rule's
 Features = Callable[[Tensor], tuple[Tensor, Tensor]]  # see LocalJob.features
 
 
@@ -74,6 +75,14 @@ def start_job(
     start = layout.trainable(job.base)
     memory = {name: job.memory.get(name, torch.zeros_like(start)) for name in rule.memory}
     return LocalJob(job.base, start, layout, lr, job.work.extras, memory, probe, features)
+
+
+def with_own_statistics(train: Callable[[Job], Result], layout: Layout, job: Job) -> Result:
+    """Train with the client's own buffers and counters in the base. They become its memory; what it was sent goes back as it came."""
+    held = job.memory.get(STATISTICS)
+    result = train(job if held is None else replace(job, base=layout.with_statistics(job.base, held)))
+    local = layout.with_statistics(result.local, layout.statistics(job.base))
+    return replace(result, local=local, memory={**result.memory, STATISTICS: layout.statistics(result.local)})
 
 
 def descend(

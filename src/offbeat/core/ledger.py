@@ -95,6 +95,13 @@ class Ledger:
             elif not isinstance(action, (CancelTimer, Stop)):
                 raise ProtocolError(f"{action!r} is not an action")
 
+    def check_last(self, actions: list[Action], like: Tensor, now: float) -> None:
+        """The same for what a strategy asks at the end of a run, when nothing can happen any more."""
+        for action in actions:
+            if not isinstance(action, (Commit, Note)):
+                raise ProtocolError(f"{type(action).__name__} at the end of a run: only Commit and Note are left to ask for")
+        self.check(actions, like, None, now)
+
     def _why_not_idle(self, client: int, sent: set[int]) -> str:
         if client in sent:
             return "it is dispatched twice in one answer"

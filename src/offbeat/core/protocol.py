@@ -242,7 +242,11 @@ class State(Protocol):
 
 @runtime_checkable
 class Strategy(Protocol):
-    """A frozen, keyword-only dataclass of hyper-parameters. Optional: model_for(state, client) -> Tensor."""
+    """A frozen, keyword-only dataclass of hyper-parameters.
+
+    Optional: model_for(state, client) -> Tensor, what a client is judged by; finish(state, now) -> list[Action], asked once when
+    a run ends in order (not when it is interrupted): Commit and Note are all that is left to ask for.
+    """
 
     def init(self, world: World) -> Any: ...
 

@@ -96,6 +96,18 @@ class Layout:
             at += b - a
         return out
 
+    def statistics(self, vector: Tensor) -> Tensor:
+        """The buffer and counter entries of a vector, as a new one."""
+        return torch.cat([vector[..., :0], *(vector[..., a:b] for a, b in (*self.buffers, *self.counters))], dim=-1)
+
+    def with_statistics(self, vector: Tensor, statistics: Tensor) -> Tensor:
+        """A copy of `vector` whose buffer and counter entries are `statistics`."""
+        out, at = vector.clone(), 0
+        for a, b in (*self.buffers, *self.counters):
+            out[..., a:b] = statistics[..., at : at + b - a]
+            at += b - a
+        return out
+
     @staticmethod
     def of(module: nn.Module) -> Layout:
         slices: list[Slice] = []

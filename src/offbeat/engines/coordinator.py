@@ -22,9 +22,10 @@ from torch import Tensor
 
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import RunError
-from offbeat.core.jobs import Failure, Job, Result
+from offbeat.core.jobs import STATISTICS, Failure, Job, Result
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import (
+    Action,
     CancelTimer,
     ClientLost,
     ClientReady,
@@ -86,7 +87,8 @@ class Coordinator:
         self.model = world.model  # of the last Commit: what is evaluated
         self.ledger, self.progress = Ledger(world.clients, world.seed), Progress()
         self.gate = gate or Gate(world.layout, world.model.dtype)
-        self.traffic = Traffic.of(self.contract, world.model)
+        travels = world.layout.trainable(world.model) if self.gate.local_statistics else world.model
+        self.traffic = Traffic.of(self.contract, travels)
         self.trace: Record = trace or Unrecorded()
         self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
         self.reason: str | None = None
@@ -176,6 +178,19 @@ class Coordinator:
         self._tell(TimerFired(now, key), orders)
         return orders
 
+    def finish(self, now: float) -> list[Action]:
+        """The run ends in order: a strategy that has anything to say to that is asked for its last Commit and Note."""
+        last = self.contract.finish
+        if last is None:
+            return []
+        began = time.perf_counter()
+        actions = last(self.state, now)
+        self.progress.server_seconds += time.perf_counter() - began
+        self.ledger.check_last(actions, self.model, now)
+        self._book(now, actions, [])
+        self._compare_versions()
+        return actions
+
     def judge(self, answers: Sequence[Result | Failure]) -> list[Verdict]:
         """What the gate says of answers to open tickets. Nothing is booked."""
         return self.gate.inspect(answers, self.ledger.open)
@@ -192,6 +207,12 @@ class Coordinator:
     def hand_over(self, strategy: Strategy, state: Any) -> None:
         """Go on with another object of the same strategy, and its state: as after a resume."""
         self.strategy, self.contract, self.state = strategy, contract_of(strategy), state
+
+    def own_statistics(self) -> dict[int, Tensor]:
+        """Of the clients that keep such to themselves."""
+        if not self.gate.local_statistics:
+            return {}
+        return {client: memory[STATISTICS] for client, memory in self.memories.items() if STATISTICS in memory}
 
     # ------------------------------------------------------------ what follows from a fact
 
@@ -246,6 +267,19 @@ class Coordinator:
             raise
         if result is not None and Reject not in map(type, actions):
             self._accept(event, result)  # before the answer is booked: it may send the client its next job
+        self._book(now, actions, orders)
+        if self._heard is not None:
+            self._heard(event, actions)
+        elif self.state.version != ledger.version:
+            self._compare_versions()
+
+    def _compare_versions(self) -> None:
+        counted, version = self.state.version, self.ledger.version
+        if counted != version:
+            raise ProtocolError(f"state.version is {counted} after {version} commits: a strategy counts them too")
+
+    def _book(self, now: float, actions: list[Action], orders: list[Order]) -> None:
+        ledger = self.ledger
         for action in actions:
             if isinstance(action, Dispatch):
                 orders.append(self._dispatch(now, action))
@@ -261,10 +295,6 @@ class Coordinator:
                 self.trace.note(now, action.ticket, action.values)
             else:
                 self.end(action.reason)
-        if self._heard is not None:
-            self._heard(event, actions)
-        elif self.state.version != ledger.version:
-            raise ProtocolError(f"state.version is {self.state.version} after {ledger.version} commits: a strategy counts them too")
 
     def _accept(self, event: Any, result: Result) -> None:
         self.progress.updates += 1

@@ -72,7 +72,7 @@ class Evaluation:
 
     def _look(self, now: float, run: Coordinator) -> None:
         measured, version = self.measured, run.ledger.version
-        measured.metrics = self._judge(run.state, run.model, run.ledger.everyone())
+        measured.metrics = self._judge(run.state, run.model, run.ledger.everyone(), run.own_statistics())
         if run.contract.shares:  # alone, there is no server
             measured.server_bytes = max(measured.server_bytes, bytes_held(run.state))
         measured.last = (now, version)
@@ -89,7 +89,7 @@ class Evaluation:
         version = run.ledger.version
         if self.measured.surveyed == (now, version):
             return
-        clients, groups = self._survey(self._judge.model_of(run.state, run.model))
+        clients, groups = self._survey(self._judge.model_of(run.state, run.model, run.own_statistics()))
         self.measured.surveyed = (now, version)
         self._trace.clients(now, version, clients)
         self._trace.metrics(now, version, run.progress.updates, groups)

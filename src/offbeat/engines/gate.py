@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import require
-from offbeat.core.jobs import Failure, Job, Result
+from offbeat.core.jobs import STATISTICS, Failure, Job, Result
 from offbeat.core.vector import Layout
 
 MOST_COUNTED = 1 << 24  # steps or batches in one job
@@ -32,6 +32,7 @@ class Gate:
     layout: Layout
     dtype: torch.dtype
     max_norm: float | None = None  # of local - base, over the trainable entries
+    local_statistics: bool = False  # do clients keep their buffers and counters, as memory?
 
     def __post_init__(self) -> None:
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
@@ -87,13 +88,18 @@ class Gate:
             return f"steps {str(answer.steps)[:20]} is not a positive whole number"
         if local.requires_grad:
             answer = replace(answer, local=local.detach())  # its graph would grow with every update
-        if answer.memory and not all(_sound(kept, self.layout.num_params, self.dtype) for kept in answer.memory.values()):
+        if answer.memory and not all(_sound(kept, self._length(name), self.dtype) for name, kept in answer.memory.items()):
             return "memory that holds no finite vectors"
         rule = job.work.rule
         promised = {} if rule is None else rule.uploads(self.layout)
         if not promised:
             return replace(answer, extras={}) if answer.extras else answer
         return self._extras(answer, promised)
+
+    def _length(self, name: str) -> int:
+        """Of a vector of memory."""
+        own = self.local_statistics and name == STATISTICS
+        return self.layout.size - self.layout.num_params if own else self.layout.num_params
 
     def _extras(self, result: Result, promised: Mapping[str, int]) -> Verdict:
         for name, length in promised.items():

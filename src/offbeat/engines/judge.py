@@ -1,5 +1,8 @@
 """Evaluation on the grid: of the global model, or of every client's own where a method shares nothing.
 
+Where clients keep their BatchNorm statistics to themselves the global model is nobody's: it is judged with the statistics of
+each client that has any, and the mean is taken.
+
 A model is a tensor that never changes once published, so whatever was evaluated last time and is still the same tensor
 is not evaluated again.
 """
@@ -14,9 +17,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from offbeat.core.contract import Contract
+from offbeat.core.vector import Layout
 
 Evaluate = Callable[[Tensor], Mapping[str, float]]
 Values = Mapping[str, float]
+Judged = tuple[Tensor, Tensor | None]  # a model, and the statistics to put into it
 ModelOf = Callable[[int], Tensor]  # client -> the model it is to be judged by
 
 
@@ -37,24 +42,31 @@ class Survey(Protocol):
 class Judge:
     evaluate: Evaluate
     contract: Contract
-    _known: dict[int, tuple[Tensor, Values]] = field(init=False, default_factory=dict)  # id -> the tensor, so that the id stays its own
+    layout: Layout
+    # by ids, with the tensors themselves, so that the ids stay their own
+    _known: dict[tuple[int, int], tuple[Judged, Values]] = field(init=False, default_factory=dict)
 
-    def __call__(self, state: Any, model: Tensor, clients: Iterable[int]) -> dict[str, float]:
-        """The metrics now; with every client alone, the mean over clients of each one's own model."""
-        of = self.contract.model_for
-        if self.contract.shares or of is None:
-            return dict(self._all([model])[0])
-        own = self._all([of(state, client) for client in clients] or [model])
-        return {name: fmean(values[name] for values in own) for name in own[0]}
+    def __call__(self, state: Any, model: Tensor, clients: Iterable[int], statistics: Mapping[int, Tensor]) -> dict[str, float]:
+        """The metrics now. With every client alone: the mean over clients of each one's own model. Where clients keep their
+        statistics: the mean over those who have such, of the model with these in it."""
+        judged: list[Judged] = [(model, own) for own in statistics.values()]
+        if not self.contract.shares and (of := self.contract.model_for) is not None:
+            judged = [(of(state, client), statistics.get(client)) for client in clients]
+        found = self._all(judged or [(model, None)])
+        return {name: fmean(values[name] for values in found) for name in found[0]} if len(found) > 1 else dict(found[0])
 
-    def model_of(self, state: Any, model: Tensor) -> ModelOf:
-        """A client's own model where the method has such, else the global one."""
+    def model_of(self, state: Any, model: Tensor, statistics: Mapping[int, Tensor]) -> ModelOf:
+        """A client's own model where the method has such, else the global one; with the client's own statistics if it has any."""
         own = self.contract.model_for
-        return (lambda client: model) if own is None else (lambda client: own(state, client))
+        return lambda client: self._whole(model if own is None else own(state, client), statistics.get(client))
 
-    def _all(self, models: list[Tensor]) -> list[Values]:
+    def _whole(self, model: Tensor, statistics: Tensor | None) -> Tensor:
+        return model if statistics is None else self.layout.with_statistics(model, statistics)
+
+    def _all(self, judged: list[Judged]) -> list[Values]:
         before, self._known = self._known, {}
-        for model in models:
-            if id(model) not in self._known:
-                self._known[id(model)] = before.get(id(model)) or (model, self.evaluate(model))
-        return [self._known[id(model)][1] for model in models]
+        for model, own in judged:
+            key = id(model), id(own)
+            if key not in self._known:
+                self._known[key] = before.get(key) or ((model, own), self.evaluate(self._whole(model, own)))
+        return [self._known[id(model), id(own)][1] for model, own in judged]

@@ -64,7 +64,7 @@ class VirtualEngine:
         self.coordinator = Coordinator(
             strategy, world, until=until, gate=gate, trace=self.trace, num_examples=surroundings.num_examples
         )
-        judge = Judge(evaluate, self.coordinator.contract)
+        judge = Judge(evaluate, self.coordinator.contract, world.layout)
         self.evaluation = Evaluation(judge, until, self.trace, every=every, survey=survey, survey_every=survey_every)
         self.surroundings, self.worker, self.until, self.timeout = surroundings, worker, until, timeout
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
@@ -126,6 +126,7 @@ class VirtualEngine:
         if reason == INTERRUPTED:
             self.save()
         else:
+            run.finish(now)  # no checkpoint follows: killed from here on, a run does all of its end again
             self.evaluation.finish(now, run)
             self.trace.add(now, "stop", run.ledger.version, detail=reason)
         self.trace.flush()

@@ -112,13 +112,20 @@ def assemble(
     seed, model, layout = experiment.seed, flatten(module), Layout.of(module)
     contract = contract_of(experiment.strategy)
     probe = None if contract.sketcher is None else make_probe(contract.sketcher, module, clients, task, seed)
-    trainer, payload = Trainer(module, clients, experiment.training, task, probe), Payload.of(contract, model, layout)
+    local = _statistics_stay(experiment)
+    if local and layout.plain:
+        raise ConfigError("training.bn = 'local': this model has no statistics that clients could keep; leave it 'shared'")
+    trainer = Trainer(module, clients, experiment.training, task, probe)
+    payload = Payload.of(contract, layout.trainable(model) if local else model, layout)
     surroundings = _surroundings(experiment, trainer, payload)
     surveyor = _surveyor(surroundings, trainer.data, evaluator, tests, experiment)
     if is_pooled(experiment.strategy):
         # one machine that is always there and has it all
         speed = _mean_speed(trainer, experiment)
-        experiment = replace(experiment, delays=speed, network=Instant(), availability=Always(), faults=(), streaming=Static())
+        training = replace(experiment.training, bn="shared")  # there is nobody to keep them from
+        experiment = replace(
+            experiment, delays=speed, network=Instant(), availability=Always(), faults=(), streaming=Static(), training=training
+        )
         clients = clients.merged()
         trainer = Trainer(module, clients, experiment.training, task, probe)
         surroundings = _surroundings(experiment, trainer, payload)
@@ -127,6 +134,11 @@ def assemble(
     world = World(model=model, layout=layout, clients=arrived, seed=seed, probe=probe)
     every = experiment.evaluate_every or _grid(experiment.until, surroundings, counts)
     return Setup(module, world, surroundings, trainer, evaluator, every, surveyor)
+
+
+def _statistics_stay(experiment: Experiment) -> bool:
+    """Does every client keep its BatchNorm statistics? Where all data is in one place there is no such thing."""
+    return experiment.training.bn == "local" and not is_pooled(experiment.strategy)
 
 
 def _surroundings(experiment: Experiment, trainer: Trainer, payload: Payload) -> SimulatedWorld:
@@ -225,7 +237,7 @@ def engine(
         every=made.every,
         survey=made.surveyor,
         survey_every=experiment.survey.every,
-        gate=Gate(made.layout, made.world.model.dtype, experiment.max_norm),
+        gate=Gate(made.layout, made.world.model.dtype, experiment.max_norm, _statistics_stay(experiment)),
         trace=trace,
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,

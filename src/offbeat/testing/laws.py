@@ -32,7 +32,11 @@ class Crashed(LawBroken):
 
 def legal_answers(strategy: Strategy, script: Script, world: World | None = None) -> None:
     """it answers every event, and asks only for what is allowed"""
-    _play(strategy, script, _world(world, strategy))
+    engine = _play(strategy, script, _world(world, strategy))
+    try:
+        engine.finish()  # at the end, too
+    except Exception as error:
+        raise Crashed(_reason(error)) from error
 
 
 def same_actions(strategy: Strategy, script: Script, world: World | None = None) -> None:

@@ -91,7 +91,7 @@ class ScriptedEngine:
 
     @property
     def stopped(self) -> str | None:
-        """The reason the strategy gave."""
+        """The reason the strategy gave, or that it is over."""
         return self.coordinator.reason
 
     # ------------------------------------------------------------ what may happen
@@ -166,6 +166,15 @@ class ScriptedEngine:
             raise ScriptError(f"client {client} is not idle: only an idle client leaves, one at work is lost")
         self._carry_out(self.coordinator.left(self.now, client))
 
+    def finish(self) -> list[Action]:
+        """The run ends here: what the strategy asks at the end, carried out."""
+        self._end_instant()
+        actions = self.coordinator.finish(self.now)
+        if actions and self.state.model is not self.model:
+            raise ProtocolError("finish: state.model is not the tensor of the last Commit")
+        self.coordinator.end("the run is over")
+        return actions
+
     def move(self, to: float) -> None:
         """Let time pass up to `to`; what happens there comes before the timers due there."""
         if to < self.now:
@@ -191,7 +200,7 @@ class ScriptedEngine:
         if at is not None:
             self.move(at)
         if self.stopped is not None:
-            raise ScriptError(f"the strategy stopped the run: {self.stopped}")
+            raise ScriptError(f"nothing happens any more: {self.stopped}")
         if (kind, client) <= self._last:
             order = "updates, losses, clients coming back, each by client"
             raise ScriptError(f"out of order at {self.now:g} s for client {client}: an instant has {order}; or give a later `at`")

@@ -21,19 +21,30 @@ class Buffer:
     count: int = 0
     statistics: Contributions = field(default_factory=Contributions)
 
-    def add(self, layout: Layout, vector: Tensor, weight: float, local: Tensor) -> None:
-        """Add weight * vector; `local` is the client's model, whose statistics count with the same weight."""
+    def add(self, layout: Layout, vector: Tensor, weight: float, local: Tensor, share: float | None = None) -> None:
+        """Add weight * vector; `local` is the client's model, whose statistics count with the same weight, or with `share`."""
         if self.total is None:
             self.total = vector * weight
         else:
             self.total.add_(vector, alpha=weight)
         self.weight += weight
         self.count += 1
-        self.statistics.add(layout, local, weight)
+        self.statistics.add(layout, local, weight if share is None else share)
 
     def add_delta(self, layout: Layout, base: Tensor, local: Tensor, weight: float) -> None:
         """Add weight * (local - base)."""
         self.add(layout, torch.sub(local, base), weight, local)
+
+    def merge(self, layout: Layout, other: Buffer) -> None:
+        """Add all that another buffer has gathered; that one is not used any more."""
+        if self.total is None:
+            self.total = other.total
+        elif other.total is not None:
+            self.total.add_(other.total)
+        self.weight += other.weight
+        self.count += other.count
+        if other.statistics.mean is not None:
+            self.statistics.add(layout, other.statistics.mean, other.statistics.weight)
 
     def mean(self, layout: Layout, server: Tensor) -> Tensor | None:
         """The mean with the weights given, and with the statistics of the locals; None where nothing was added."""

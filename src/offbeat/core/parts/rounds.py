@@ -83,6 +83,17 @@ class Rounds:
                 return self._close(rounds, event.now, counts=False)
         return Turn()
 
+    def take_over(self, rounds: Round, other: Round, now: float) -> list[Action]:
+        """The open round of another goes on in this one, or becomes it where none is open."""
+        timer: list[Action] = []
+        if not rounds.is_open:
+            rounds.heard = 0
+            timer = [] if self.deadline is None else [SetTimer(DEADLINE + self.key, now + self.deadline)]
+        rounds.waiting.update(other.waiting)
+        rounds.wanted += other.wanted
+        rounds.heard += other.heard
+        return timer
+
     def _open(self, rounds: Round, now: float, known: int, seed: int) -> Turn:
         wanted = sample_size(self.sample, known)
         asked = ceil(wanted * (1 + self.over_select) - 1e-9)

@@ -44,9 +44,18 @@ class RunningSum:
         table[client] = vector
         self.weights[client] = weight
         self.add(vector, weight)
+        self._renew_from(table)
+
+    def drop(self, table: MutableMapping[int, Tensor], client: int) -> None:
+        """Take a client out of the table whose sum this is; one that is not there is nothing."""
+        if client in table:
+            self.remove(table.pop(client), self.weights.pop(client, 1.0))
+            self._renew_from(table)
+
+    def _renew_from(self, table: MutableMapping[int, Tensor]) -> None:
         if self.worn:
             order = sorted(table)  # a store need not keep one
-            self.renew((table[other] for other in order), (self.weights[other] for other in order))
+            self.renew((table[other] for other in order), (self.weights.get(other, 1.0) for other in order))
 
     @property
     def worn(self) -> bool:

@@ -10,11 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from offbeat.core.errors import require
 from offbeat.core.vector import Layout
+
+Statistics = Literal["mix", "replace"]  # with the method's weight, or with omega = 1 and all contributors alike (what APPFL does)
+
+
+def check_statistics(statistics: str) -> None:
+    require(statistics in ("mix", "replace"), f"statistics = {statistics!r}: 'mix' or 'replace'")
 
 
 def mix(layout: Layout, new: Tensor, server: Tensor, local: Tensor, omega: float) -> None:

@@ -5,8 +5,8 @@ Notation: K (M elsewhere) -> k; eta -> lr; N -> all clients known so far; h_t^i 
           v_t -> v.
 Deviates: 1. neither the paper's text nor its code was at hand; the rule is read off FLGo's port and off what others say of it.
           2. h_i is replaced when the upload arrives, so a client's second upload within one buffer is compared with its first (as FLGo).
-          3. h is what the caches were at the last step, over the clients known then. Who was never heard counts as 0 in it, and the
-             caches of the lost are kept.
+          3. h is what the caches were at the last step, over the clients known then. Who was never heard counts as 0 in it. The caches of
+             the lost are kept, or given up after evict_after seconds: h_i = 0 from then on, and in h from the next step on.
           4. k=10 as in FedBuff; FLGo takes a tenth of the clients. The paper tunes eta; 1 is FLGo's.
           5. statistics are the mean of the buffer's: they have no cache.
 Checked:  tests/strategies/test_ca2fl.py (hand-worked), the laws, FedBuff without discount while every buffer holds everybody once.
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require, require_whole
+from offbeat.core.parts.absence import Absences, check_evict
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
@@ -44,6 +45,7 @@ class State:
     h: Tensor | None = None  # their mean over all clients at the last step; None: 0
     buffer: Buffer = field(default_factory=Buffer)
     seats: Seats = field(default_factory=Seats)
+    absences: Absences = field(default_factory=Absences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class CA2FL:
 
     k: int = 10  # updates per step
     lr: float = 1.0  # server learning rate
+    evict_after: float | None = None  # seconds a lost client's cache is kept; None: for ever
     concurrency: int | None = None
     work: LocalWork = LocalWork()
 
@@ -59,6 +62,7 @@ class CA2FL:
         require_whole(k=self.k)
         require(self.k >= 1, f"k = {self.k}: the buffer holds at least 1 update")
         require(self.lr > 0 and isfinite(self.lr), f"lr = {self.lr}: must be positive and finite")
+        check_evict(self.evict_after)
         check_limit(self.concurrency)
 
     def init(self, world: World) -> State:
@@ -68,6 +72,8 @@ class CA2FL:
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
+        for client in state.absences.hear(event, self.evict_after):
+            state.total.drop(state.caches, client)  # h_i := 0
         if isinstance(event, (ClientReady, UpdateArrived)) and event.client not in state.clients:
             state.newcomers[event.client] = None
         if isinstance(event, UpdateArrived):

@@ -9,6 +9,7 @@ Deviates: 1. G = (base - local) / eta_l: with the printed sign the server would 
           3. an epoch is a length of time (see parts.epochs): reports wait for its end. Without any, the step on the caches is repeated.
              epoch=None: the low median of the first jobs, known as soon as half of them are back.
           4. active: the last report took at most one epoch, and nothing was missed, lost or left since. All others are stragglers.
+             Caches of the lost are kept, or given up after evict_after seconds: a cache that does not exist counts as 0.
           5. a group without caches has basis 0, on which nothing is projected (the official code crashes).
           6. upload="difference" divides by |M_i|, which the paper forgets, and fixes the groups. First uploads are whole gradients.
           7. statistics: the mean of the caches that exist; with differences the reporters' mean, mixed in by their share of all heard.
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
+from offbeat.core.parts.absence import Absences, check_evict
 from offbeat.core.parts.epochs import Epochs, check_epoch
 from offbeat.core.parts.projection import NEGLIGIBLE
 from offbeat.core.parts.running import RunningSum
@@ -108,6 +110,7 @@ class State:
     active: dict[int, bool] = field(default_factory=dict)  # False, or not here: a straggler
     sum_act: RunningSum = field(default_factory=RunningSum)  # of the active's G; what is reported enters at the tick
     sum_str: RunningSum = field(default_factory=RunningSum)
+    absences: Absences = field(default_factory=Absences)
 
     def sum_of(self, client: int) -> RunningSum:
         return self.sum_act if self.active.get(client) else self.sum_str
@@ -124,6 +127,7 @@ class FedOGD:
     project: Literal["conflict", "always"] = "conflict"
     combine: Literal["mean", "sum_of_means"] = "mean"
     upload: Literal["gradient", "difference"] = "gradient"
+    evict_after: float | None = None  # seconds a lost client's cache is kept; None: for ever
     concurrency: int | None = None
     work: LocalWork = LocalWork()
 
@@ -136,6 +140,9 @@ class FedOGD:
         require(self.combine in ("mean", "sum_of_means"), f"combine = {self.combine!r}: 'mean' or 'sum_of_means'")
         require(self.upload in ("gradient", "difference"), f"upload = {self.upload!r}: 'gradient' or 'difference'")
         require(self.cache or self.upload == "gradient", "upload = 'difference' adds to running means: it needs cache = True")
+        check_evict(self.evict_after)
+        wrong = f"evict_after = {self.evict_after}: the server has caches only with cache = True and upload = 'gradient'"
+        require(self.evict_after is None or (self.cache and self.upload == "gradient"), wrong)
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: fed_ogd's clients have a rule of their own")
         wrong = f"work.lr = {self.work.lr}: clients train with lr_local = {self.lr_local}, since G = (base - local) / lr_local"
         require(self.work.lr in (None, self.lr_local), wrong)
@@ -154,6 +161,8 @@ class FedOGD:
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
+        for client in state.absences.hear(event, self.evict_after, unless=state.epochs.reports.__contains__):
+            self._evict(state, client)
         ticks = state.epochs.hear(event)
         if isinstance(event, (ClientReady, UpdateArrived)) and event.client not in state.clients:
             state.newcomers[event.client] = None
@@ -179,6 +188,10 @@ class FedOGD:
         state.caches[client] = G
         state.heard[client] = None
         return [Note({"epochs": state.epochs.age(client) or 0}, event.ticket)]
+
+    def _evict(self, state: State, client: int) -> None:
+        if client in state.caches:
+            state.sum_of(client).remove(state.caches.pop(client))  # G_k := 0
 
     def _demote(self, state: State, client: int) -> None:
         if self.upload == "difference" or not state.active.get(client):

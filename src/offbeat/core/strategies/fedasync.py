@@ -5,7 +5,8 @@ Notation: alpha -> alpha; s(t - tau) -> staleness(u); rho -> rho; x_new -> local
 Deviates: 1. u counts versions between dispatch and arrival, so a fresh update has weight alpha (the paper's t - tau is u + 1).
           2. mode="delta" is not in the paper: w + alpha_t p_k (local - base), what APPFL and FedCompass's baseline call FedAsync.
           3. updates arriving at one instant are mixed one by one, by client id; FLGo averages them.
-          4. no server-side limit on staleness by default (max_staleness rejects).
+          4. statistics="replace" is APPFL's too, in the delta form: omega = 1 instead of alpha_t p_k, the server has the last client's.
+          5. no server-side limit on staleness by default (max_staleness rejects).
 Checked:  tests/strategies/test_fedasync.py (hand-worked), the laws, FedBuff(k=1) reduces to mode="delta" while nothing is stale.
 """
 
@@ -24,6 +25,7 @@ from offbeat.core.parts import statistics
 from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
 from offbeat.core.parts.staleness import Polynomial, Staleness, as_staleness
+from offbeat.core.parts.statistics import Statistics, check_statistics
 from offbeat.core.parts.weights import Census, ClientWeight, check_weight
 from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Reject, UpdateArrived, World
 from offbeat.core.vector import Layout
@@ -47,6 +49,7 @@ class FedAsync:
     staleness: Staleness | str = Polynomial(a=0.5)
     mode: Literal["mix", "delta"] = "mix"
     client_weight: ClientWeight | None = None  # p_k, in mode="delta"
+    statistics: Statistics = "mix"  # of BatchNorm, in mode="delta": mixed in with alpha_t p_k, or replaced by the client's
     rho: float = 0.005  # the client's proximal pull
     max_staleness: int | None = None
     concurrency: int | None = None
@@ -56,6 +59,9 @@ class FedAsync:
         require(0 < self.alpha <= 1, f"alpha = {self.alpha}: must lie in (0, 1]")
         require(self.mode in ("mix", "delta"), f"mode = {self.mode!r}: 'mix' or 'delta'")
         require(self.mode == "delta" or self.client_weight is None, "client_weight counts only with mode='delta'")
+        check_statistics(self.statistics)
+        only = f"statistics = {self.statistics!r} counts only with mode='delta': where the client's model is mixed in, so are they"
+        require(self.mode == "delta" or self.statistics == "mix", only)
         require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
         check_weight(self.client_weight)
         check_limit(self.concurrency)
@@ -90,7 +96,7 @@ class FedAsync:
         else:
             alpha_t *= state.census.weight(event.client, self.client_weight)
             model = torch.sub(event.local, event.base).mul_(alpha_t).add_(state.model)  # w + a_t p_k (local - base)
-        statistics.mix(state.layout, model, state.model, event.local, alpha_t)
+        statistics.mix(state.layout, model, state.model, event.local, 1.0 if self.statistics == "replace" else alpha_t)
         state.model = model
         state.version += 1
         return [Commit(model)]

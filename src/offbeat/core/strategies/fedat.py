@@ -10,7 +10,8 @@ Deviates: 1. neither paper nor code was at hand: the rule is taken from descript
           4. a newcomer joins the tier of the client nearest in speed. A tier without members does not exist; one whose members are
              gone keeps its model.
           5. retier: every so many tier rounds tiers are cut anew by mean durations. The m-th keeps model and count of the m-th; where their
-             number changes, of the one at the same place in between. Jobs under way still count in the round they were sent out for.
+             number changes, of the one at the same place in between. Jobs under way still count in the round they were sent out for; the
+             open round of a tier that is dropped goes on in the tier that has most of its members now, its deadline from the cut on.
           6. a tier round in which nobody answers changes nothing. deadline holds for tier rounds and for profiling.
 Checked:  tests/strategies/test_fedat.py (hand-worked), the laws, one tier reduces to FedAvg.
 """
@@ -29,8 +30,8 @@ from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, cut_by_ratio, cut_into, nearest, profile_turn
 from offbeat.core.parts.proximal import with_proximal
-from offbeat.core.parts.rounds import OPEN, Round, Rounds
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Note, SetTimer, TimerFired, UpdateArrived, World
+from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds
+from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, Event, LocalWork, Note, SetTimer, TimerFired, UpdateArrived, World
 from offbeat.core.vector import Layout
 
 TIERS = 5
@@ -194,14 +195,24 @@ class FedAT:
     def _retier(self, state: State, now: float) -> list[Action]:
         old, groups = state.tiers, self._cut(state)
         idle = {client: None for tier in old for client in tier.rounds.idle}
+        left = {tier.number: tier for tier in old}
         state.tiers = []
-        taken: dict[int, None] = {}
         for j in range(len(groups)):
             source = old[(2 * j + 1) * len(old) // (2 * len(groups))]  # the middle of the j-th of M' lies in its share of M
-            state.tiers.append(self._tier(state, source.model, source.count) if source.number in taken else source)
-            taken[source.number] = None
+            again = left.pop(source.number, None) is None
+            state.tiers.append(self._tier(state, source.model, source.count) if again else source)
         self._settle(state, groups, idle)
-        return [self._spread(state), *self._open_soon(state, now)]
+        actions = [action for tier in left.values() for action in self._hand_over(state, tier, now)]
+        return [self._spread(state), *actions, *self._open_soon(state, now)]
+
+    def _hand_over(self, state: State, tier: Tier, now: float) -> list[Action]:
+        """A tier is dropped: what its open round has heard, and whom it waits for, count where most of its members are now."""
+        if not tier.rounds.is_open:
+            return []
+        cancelled: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + tier.key)]
+        heir = max(state.tiers, key=lambda other: sum(client in tier.members for client in other.members))
+        heir.answers.merge(state.layout, tier.answers)
+        return cancelled + Rounds(deadline=self.deadline, key=heir.key).take_over(heir.rounds, tier.rounds, now)
 
     def _spread(self, state: State) -> Note:
         seconds = state.profile.seconds.values()

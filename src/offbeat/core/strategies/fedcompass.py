@@ -11,8 +11,10 @@ Deviates: 1. a late client is not put among the arrived (Algorithm 1, line 14 do
           4. not in the paper: a lost member is waited for no longer; the update of one that leaves while it waits still counts.
           5. floor and the late test allow 1e-9 for rounding. S is the whole time of a job, transfers included, over the steps assigned.
           6. statistics: the mean over group and general buffer, weighted like the deltas (st p), mixed in with omega = the sum of those
-             weights, at most 1. The authors replace them by a plain mean; with omega a group of one is FedAsync's delta form here too.
-          7. no flush at the end of a run (the authors' update_all): no event announces it. concurrency and max_staleness are ours.
+             weights, at most 1, so that a group of one is FedAsync's delta form here too. statistics="replace" is the authors': a first
+             arrival's replace the server's, a group's and the general buffer's are a plain mean (of counters still the maximum).
+          7. flush_on_stop (off by default) ends a run with one last group of all that waits. The authors' update_all is that without the
+             general buffer, which is lost there. concurrency and max_staleness are ours.
           8. members of a group that is over are assigned together, when its last arriver is ready: fastest first, the last included.
           9. the authors' code differs from the paper: speed="average", weights="equal", create="latest", discount="aggregation".
 Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/core/test_compass.py (properties of the schedule), the
@@ -37,7 +39,7 @@ from offbeat.core.parts.compass import Compass, Create, Schedule, Speed, Turn, f
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
 from offbeat.core.parts.server_opt import Memory, Momentum, Plain
 from offbeat.core.parts.staleness import Polynomial
-from offbeat.core.parts.statistics import Contributions
+from offbeat.core.parts.statistics import Contributions, Statistics, check_statistics
 from offbeat.core.parts.weights import Census, ClientWeight
 from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, LocalWork, Note, Reject, UpdateArrived, World
 from offbeat.core.vector import Layout
@@ -83,6 +85,8 @@ class FedCompass:
     speed: Speed = "replace"  # "average": 0.1 old + 0.9 new, as in the authors' code
     create: Create = "expected"  # a new group follows the T_a of an open one; "latest": its T_max, as in the authors' code
     discount: Literal["arrival", "aggregation"] = "arrival"  # when st(u) is taken; the authors' newer code: at aggregation
+    statistics: Statistics = "mix"  # of BatchNorm: with the weights of the deltas; "replace": by the contributors' plain mean
+    flush_on_stop: bool = False  # apply what waits in buffers when the run ends
     max_staleness: int | None = None
     concurrency: int | None = None  # without a seat a client is in no group
     work: LocalWork = LocalWork()
@@ -94,6 +98,7 @@ class FedCompass:
         require(self.weights in ("examples", "equal"), f"weights = {self.weights!r}: 'examples' or 'equal'")
         require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
         require(self.discount in ("arrival", "aggregation"), f"discount = {self.discount!r}: 'arrival' or 'aggregation'")
+        check_statistics(self.statistics)
         given = self.work.steps or self.work.epochs
         require(given is None, f"work: {given} steps or epochs: the scheduler sets the steps, between q_min and q_max")
         check_limit(self.concurrency)
@@ -128,14 +133,15 @@ class FedCompass:
         delta = torch.sub(event.local, event.base)
         if turn.place == "first" or turn.group is None:
             model = delta.mul_(st * p).add_(state.model)  # w := w - st(u) p_i Delta_i
-            statistics.mix(state.layout, model, state.model, event.local, st * p)
+            statistics.mix(state.layout, model, state.model, event.local, st * p if self.statistics == "mix" else 1.0)
             return [note, self._commit(state, model)]
         pile = state.general if turn.place == "late" else state.piles.setdefault(turn.group, Pile())
         if self.normalized:
             delta.div_(turn.steps)
         key, weight = (0, st * p) if self.discount == "arrival" else (event.base_version, p)
         # Delta-bar_g := Delta-bar_g + st(u) p_i Delta_i, or Delta-bar of those who are late
-        pile.sums.setdefault(key, Buffer()).add(state.layout, delta, weight, event.local)
+        share = weight if self.statistics == "mix" else 1.0
+        pile.sums.setdefault(key, Buffer()).add(state.layout, delta, weight, event.local, share)
         pile.p += p
         pile.pq += p * turn.steps
         pile.count += 1
@@ -149,24 +155,36 @@ class FedCompass:
         group = state.piles.pop(number, None)
         if group is None:
             return []  # nobody was in time: the general buffer waits for the next group
+        return self._apply(state, number, [group])
+
+    def finish(self, state: State, now: float) -> list[Action]:
+        """The run is over: what waits is one last group, of number 0."""
+        if not self.flush_on_stop or not (state.piles or state.general.count):
+            return []
+        groups, state.piles = list(state.piles.values()), {}
+        return self._apply(state, 0, groups)
+
+    def _apply(self, state: State, number: int, groups: list[Pile]) -> list[Action]:
+        """w moves by these buffers and the general one."""
         late, state.general = state.general, Pile()
         d, values, omega = torch.zeros_like(state.model), Contributions(), 0.0
-        for base_version, part in (*group.sums.items(), *late.sums.items()):
+        for base_version, part in (entry for pile in (*groups, late) for entry in pile.sums.items()):
             assert part.total is not None
             st = 1.0 if self.discount == "arrival" else self._st(state.version - base_version)
             d.add_(part.total, alpha=st)  # Delta-bar_g + Delta-bar
             omega += st * part.weight  # for a group of one, what FedAsync's delta form mixes with
             if part.statistics.mean is not None:
-                values.add(state.layout, part.statistics.mean, st * part.weight)
-        p, pq = group.p + late.p, group.pq + late.pq
+                share = st if self.statistics == "mix" else 1.0
+                values.add(state.layout, part.statistics.mean, share * part.statistics.weight)
+        p, pq = sum(pile.p for pile in groups) + late.p, sum(pile.pq for pile in groups) + late.pq
         q_eff = pq / p if p > 0 else 0.0  # Q_eff = sum p_i Q_i / sum p_i
         if self.normalized:
             d.mul_(q_eff)
         optimizer = Momentum(mu=self.mu) if self.momentum else Plain()  # m := mu m + d
         model = optimizer.step(state.momentum, state.model, d)  # w := w - (Delta-bar_g + Delta-bar); +M: w - m
-        values.write(state.layout, model, state.model, omega)
-        told = {"group": float(number), "updates": float(group.count), "late_updates": float(late.count), "omega": omega}
-        note = Note({**told, "q_eff": q_eff, "open_groups": float(len(state.schedule.groups))})
+        values.write(state.layout, model, state.model, omega if self.statistics == "mix" else 1.0)
+        counts = {"updates": float(sum(pile.count for pile in groups)), "late_updates": float(late.count)}
+        note = Note({"group": float(number), **counts, "omega": omega, "q_eff": q_eff, "open_groups": float(len(state.schedule.groups))})
         return [self._commit(state, model), note]
 
     def _commit(self, state: State, model: Tensor) -> Action:

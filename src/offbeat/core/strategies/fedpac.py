@@ -8,6 +8,7 @@ Deviates: 1. momentum 0.5 and weight decay 5e-4 of the code are the experiment's
           3. for a class without c_y the client gets its mean of its last upload back, if any; the code takes it at the start of the job.
           4. c_y is made anew in each round, as in the code: a class nobody brought this time has none.
           5. a client without a head of its own (a newcomer) starts from the mean head; the code's from the initial one.
+             So does one that was lost for evict_after seconds: head and class means are given up.
           6. the program over the simplex is solved exactly, as non-negative least squares. Its matrix is positive semidefinite unless an
              uploaded V is negative: only then eigenvalues under 0.01 are dropped. No solution, a zero matrix or no weight left: own head.
           7. the loss is cross entropy, whatever the task's; features are taken in evaluation mode; passes for them take no virtual time.
@@ -29,6 +30,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require, unknown
+from offbeat.core.parts.absence import Absences, check_evict
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.simplex import Matrix, simplex_minimum, without_small
@@ -189,6 +191,7 @@ class State:
     rounds: Round = field(default_factory=Round)
     average: Buffer = field(default_factory=Buffer)
     answers: list[Answer] = field(default_factory=list)
+    absences: Absences = field(default_factory=Absences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +207,7 @@ class FedPAC:
     sample: int | float | None = None  # clients a round: a number, a share of all, or everybody
     deadline: float | None = None  # seconds; a round closes then with whoever answered
     over_select: float = 0.0  # ask (1 + this) times as many, close when `sample` have answered
+    evict_after: float | None = None  # seconds a lost client's head and class means are kept; None: for ever
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
@@ -214,6 +218,7 @@ class FedPAC:
         require(self.head_epochs >= 1, f"head_epochs = {self.head_epochs}: must be at least 1")
         wrong = f"work.lr = {self.work.lr}: the body is trained with lr = {self.lr}; give one of them"
         require(self.lr is None or self.work.lr in (None, self.lr), wrong)
+        check_evict(self.evict_after)
         require(self.work.rule is None, f"fedpac has a client rule of its own: it cannot take {self.work.rule!r}")
         self._rounds()
 
@@ -226,6 +231,9 @@ class FedPAC:
         return State(world.model, 0, world.layout, world.clients, world.seed, heads, means, counts)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        for client in state.absences.hear(event, self.evict_after, unless=lambda c: any(a.client == c for a in state.answers)):
+            for kept in (state.heads, state.means, state.counts):
+                kept.pop(client, None)
         turn = self._rounds().turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
         if turn.counts:

@@ -8,6 +8,7 @@ Deviates: 1. both programs are solved exactly, up to the rounding of Gram matric
           2. rho is a margin, <x~, row> >= rho ||x|| ||row||, as in the code; one rho for both halves, the code has two.
           3. a round is those who answered: acc is normalised over them, and a round nobody answers changes nothing, decay included.
           4. a client enters the memory when its delta arrives; where everybody in it belongs to this round, it does not (the code crashes).
+             Whoever is lost stays in it, or leaves it after evict_after seconds; what it did to m~ stays.
           5. weight decay and momentum of the training section act on g~; the code decays before the correction, and has no local momentum.
           6. sample=None (everybody) by default; the code samples 10 of 100, takes 5 steps on batches of 64.
           7. worker=False, server=False are the code's GradMA-S and GradMA-W, the latter without server momentum as there; but there it
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require, require_whole
+from offbeat.core.parts.absence import Absences, check_evict
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.nnqp import gram_of, solve, solve_three
 from offbeat.core.parts.rounds import Round, Rounds
@@ -80,6 +82,7 @@ class State:
     chosen: dict[int, int] = field(default_factory=dict)  # the memory: client -> in how many rounds since it was let in
     answers: Buffer = field(default_factory=Buffer)
     momentum: Tensor | None = None  # m~, params only; None: 0
+    absences: Absences = field(default_factory=Absences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,7 @@ class GradMA:
     rho: float = 0.0  # the least cosine with a row that a correction asks for, as a share of ||x|| / ||x~||
     worker: bool = True  # False: GradMA-S, plain local steps
     server: bool = True  # False: GradMA-W, no momentum and no memory
+    evict_after: float | None = None  # seconds a lost client is remembered; None: until others need its place
     sample: int | float | None = None
     deadline: float | None = None
     work: LocalWork = LocalWork()
@@ -110,6 +114,7 @@ class GradMA:
         require(lr is None or self.work.lr in (None, lr), wrong)
         require_whole(memory_num=self.memory_num)
         require(self.memory_num >= 0, f"memory_num = {self.memory_num}: must be 0 or more")
+        check_evict(self.evict_after)
         require(0 <= self.rho < 1, f"rho = {self.rho}: must lie in [0, 1)")
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: gradma's clients have a rule of their own")
         self._rounds()
@@ -128,6 +133,8 @@ class GradMA:
         )  # fmt: skip
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        for client in state.absences.hear(event, self.evict_after, unless=state.members.__contains__):
+            self._evict(state, client)
         turn = self._rounds().turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
         if turn.counts:
@@ -157,11 +164,13 @@ class GradMA:
             others = [other for other in state.chosen if other not in state.members]
             if not others:
                 return False
-            evicted = min(others, key=state.chosen.__getitem__)  # the least often chosen, of several the one longest here
-            del state.chosen[evicted]
-            state.deltas.pop(evicted, None)
+            self._evict(state, min(others, key=state.chosen.__getitem__))  # the least often chosen, of several the one longest here
         state.chosen[client] = 1
         return True
+
+    def _evict(self, state: State, client: int) -> None:
+        state.chosen.pop(client, None)
+        state.deltas.pop(client, None)
 
     def _close(self, state: State) -> list[Action]:
         answers, state.answers = state.answers, Buffer()

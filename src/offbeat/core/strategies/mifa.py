@@ -7,10 +7,11 @@ Deviates: 1. the paper's text was not at hand, only its code. There eta_t falls 
              from w_0, and the step is taken at the end of the round in which the last first answer came.
           3. it waits for clients known at the start, until each has answered its first job. A job that was lost, or a client that left, is
              not waited for: it has been available, and counts as 0. Who never came at all is waited for `patience` rounds.
-          4. a round is over when all who were available at its beginning are heard or lost (or at its deadline). One that nobody answers
+          4. G_i of a lost client is kept, as is the point of the method, or given up after evict_after seconds: then G_i = 0 again.
+          5. a round is over when all who were available at its beginning are heard or lost (or at its deadline). One that nobody answers
              takes no step. With `epoch`, steps are Fed-OGD's ticks (parts.epochs), and a tick without answers repeats the last step.
-          5. average="heard" divides by the answers in the table, as FLGo and Fed-OGD's authors do.
-          6. statistics are the mean over the table, of those who have answered.
+          6. average="heard" divides by the answers in the table, as FLGo and Fed-OGD's authors do.
+          7. statistics are the mean over the table, of those who have answered.
 Checked:  tests/strategies/test_mifa.py (hand-worked), the laws, everybody available is FedAvg with equal weights, and with `epoch` Fed-OGD
           without anything to project on.
 """
@@ -28,6 +29,7 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require, require_whole
 from offbeat.core.parts import statistics
+from offbeat.core.parts.absence import Absences, check_evict
 from offbeat.core.parts.epochs import Epochs, check_epoch
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.running import RunningSum
@@ -48,10 +50,11 @@ class State:
     rounds: Round = field(default_factory=Round)
     total: RunningSum = field(default_factory=RunningSum)  # sum_i G_i
     newcomers: dict[int, None] = field(default_factory=dict)
-    heard: int = 0  # since the last step
+    heard: dict[int, None] = field(default_factory=dict)  # since the last step
     waiting: bool = True  # for the table to be filled
     waited: int = 0  # rounds
     first: dict[int, bool] = field(default_factory=dict)  # clients known at the start that came -> is its first job over?
+    absences: Absences = field(default_factory=Absences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,7 @@ class Mifa:
     average: Literal["all", "heard"] = "all"  # divide by all clients known, or by those in the table
     epoch: float | None = None  # seconds between steps, as Fed-OGD's; None: rounds
     deadline: float | None = None  # seconds; a round closes then with whoever answered
+    evict_after: float | None = None  # seconds a lost client's gradient is kept; None: for ever
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
@@ -74,6 +78,7 @@ class Mifa:
         require(self.patience >= 0, f"patience = {self.patience}: must be 0 or more rounds")
         require(self.average in ("all", "heard"), f"average = {self.average!r}: 'all' or 'heard'")
         check_epoch(self.epoch)
+        check_evict(self.evict_after)
         require(self.epoch is None or self.deadline is None, f"deadline = {self.deadline}: with epoch = {self.epoch} there are no rounds")
         wrong = f"work.lr = {self.work.lr}: clients train with lr = {self.lr}, since G = (base - local) / lr"
         require(self.work.lr in (None, self.lr), wrong)
@@ -93,6 +98,8 @@ class Mifa:
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         self._meet(state, event)
+        for client in state.absences.hear(event, self.evict_after, unless=state.heard.__contains__):
+            state.total.drop(state.table, client)  # G_i := 0
         if self.epoch is not None:
             ticks = state.epochs.hear(event)
             if isinstance(event, UpdateArrived):
@@ -125,7 +132,7 @@ class Mifa:
         G = torch.sub(event.base, event.local).div_(eta)  # G_i = (x - y) / eta_t
         statistics.own(state.layout, G, event.local)
         state.total.put(state.table, event.client, G)
-        state.heard += 1
+        state.heard[event.client] = None
 
     def _still_waits(self, state: State) -> bool:
         if state.waiting:
@@ -137,8 +144,8 @@ class Mifa:
     def _step(self, state: State) -> list[Action]:
         N = len(state.clients) + len(state.newcomers)
         eta, known = self._eta(state.version), state.total.count
-        note = Note({"heard": state.heard, "remembered": known - state.heard, "never_heard": N - known, "eta": eta})
-        state.heard = 0
+        note = Note({"heard": len(state.heard), "remembered": known - len(state.heard), "never_heard": N - known, "eta": eta})
+        state.heard = {}
         if self._still_waits(state) or state.total.total is None:
             return [note]
         over = N if self.average == "all" else known

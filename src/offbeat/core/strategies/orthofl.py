@@ -5,6 +5,7 @@ Notation: W^(t) -> state.model; t -> t, one more than state.version; tau -> stat
           local model; W_m^(tau+) -> C, what the client was sent; Delta W -> D, Delta W_m -> d; beta_t -> beta_t.
 Deviates: 1. calibration comes before aggregation, as in Algorithm 1: D is what the others did, and must not hold the client's own update.
           2. a client that was lost, refused or away, or that is new, is sent W and starts anew: tau := t - 1, W^(tau+) := C := W.
+             With "pairwise" its last d stays in the span of the others, or leaves it after evict_after seconds.
           3. reference="chain", first_alpha=1 is what the public code does: D is the weights last sent to anybody less C, and the
              first update of a run replaces the model. It is not known which of the two made the published tables.
           4. projection="pairwise" is one sentence in the paper. Read as: the last d of all others, orthonormalised layer by layer,
@@ -28,6 +29,7 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
+from offbeat.core.parts.absence import Absences, check_evict
 from offbeat.core.parts.memory import new_vector
 from offbeat.core.parts.projection import add_orthogonal, remove_span_
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
@@ -48,6 +50,7 @@ class State:
     updates: MutableMapping[int, Tensor]  # pairwise: the last d of each client
     tau: dict[int, int] = field(default_factory=dict)  # the round of the client's last communication
     seats: Seats = field(default_factory=Seats)
+    absences: Absences = field(default_factory=Absences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ class OrthoFL:
     projection: Literal["own", "pairwise"] = "own"  # the shift against the client's update, or that against the others' updates
     reference: Literal["ma", "chain"] = "ma"  # whose shift, with "own": the moving average's, or that of the weights last sent
     first_alpha: float | None = None  # weight of the very first update in the moving average, instead of beta
+    evict_after: float | None = None  # with "pairwise": seconds a lost client's last update is kept; None: for ever
     max_staleness: int | None = None
     concurrency: int | None = None
     work: LocalWork = LocalWork()
@@ -72,6 +76,9 @@ class OrthoFL:
         require(self.reference in ("ma", "chain"), f"reference = {self.reference!r}: 'ma' or 'chain'")
         require(self.first_alpha is None or 0 < self.first_alpha <= 1, f"first_alpha = {self.first_alpha}: must lie in (0, 1]")
         require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
+        check_evict(self.evict_after)
+        wrong = f"evict_after = {self.evict_after}: only with projection = 'pairwise' is anything of the lost kept"
+        require(self.evict_after is None or (self.calibrate and self.projection == "pairwise"), wrong)
         check_limit(self.concurrency)
 
     @property
@@ -86,6 +93,8 @@ class OrthoFL:
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
+        for client in state.absences.hear(event, self.evict_after):
+            state.updates.pop(client, None)
         if isinstance(event, UpdateArrived):
             actions = self._absorb(state, event)
         elif isinstance(event, ClientLost):

@@ -10,6 +10,7 @@ Deviates: 1. the paper's text was not at hand, only its code, which computes rou
           2. the first round is the code's "all-in" epoch: it waits for everybody (or cap), and all who answered are cached before it is
              averaged. Its picks are the first to come.
           3. a client that never answered has no c_i and is left out of the average, instead of counting as w_0; newcomers too.
+             So does one that was lost for evict_after seconds: its c_i is given up, and w is averaged without it from the next round on.
           4. who still trains when it becomes deprecated is told on arrival: its update is rejected, and it is sent w at once. (The code
              knows it at the start of the round.) So a client that needs more than lag + 1 rounds for a job is never heard.
           5. work is handed out when a round begins; who comes, comes back or was lost in between waits for the next one.
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require, require_whole
+from offbeat.core.parts.absence import Absences, check_evict
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import check_sample, sample_size
 from offbeat.core.parts.statistics import Contributions
@@ -73,6 +75,7 @@ class State:
     picks: dict[int, None] = field(default_factory=dict)
     picked: dict[int, None] = field(default_factory=dict)  # the picks of the last round
     bypass: dict[int, int] = field(default_factory=dict)  # client -> n_i, in order of arrival
+    absences: Absences = field(default_factory=Absences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +86,14 @@ class Safa:
     lag: int = 5  # rounds a client may be behind
     sample: int | float | None = 0.3  # C, picks a round: a number, a share of all clients, or all of them
     cap: float | None = None  # seconds a round lasts at most
+    evict_after: float | None = None  # seconds a lost client's model is kept; None: for ever
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
         require_whole(lag=self.lag)
         require(self.lag >= 0, f"lag = {self.lag}: must be 0 or more rounds")
         check_sample(self.sample)
+        check_evict(self.evict_after)
         require(self.cap is None or (self.cap > 0 and isfinite(self.cap)), f"cap = {self.cap}: must be a positive number of seconds")
 
     def init(self, world: World) -> State:
@@ -99,6 +104,8 @@ class Safa:
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
+        for client in state.absences.hear(event, self.evict_after, unless=lambda c: c in state.picks or c in state.bypass):
+            self._evict(state, client)
         match event:
             case ClientReady():
                 actions = self._welcome(state, event.client)
@@ -147,6 +154,14 @@ class Safa:
     def _cache(self, state: State, client: int, c: Tensor, n: float) -> None:
         state.total.put(state.caches, client, c, n)
         state.changed = True
+
+    def _evict(self, state: State, client: int) -> None:
+        """As if it had never answered."""
+        if client in state.caches:
+            state.total.drop(state.caches, client)
+            state.changed = bool(state.caches)  # the mean of none is no model: w stays
+        state.versions.pop(client, None)
+        state.late.pop(client, None)
 
     # ------------------------------------------------------------ between two rounds
 
