@@ -1,4 +1,5 @@
-"""Evaluation on the grid: of the global model, or of every client's own where a method shares nothing.
+"""Evaluation on the grid: of the global model, of every client's own where a method shares nothing, or, where the experiment
+says so, of every client on its own test examples.
 
 A model is a tensor that never changes once published, so whatever was evaluated last time and is still the same tensor
 is not evaluated again.
@@ -33,14 +34,20 @@ class Survey(Protocol):
         ...
 
 
+Own = Callable[[ModelOf], Values]  # the mean over clients, each on its own test examples
+
+
 @dataclass(slots=True)
 class Judge:
     evaluate: Evaluate
     strategy: Any
+    own: Own | None = None  # where given, what counts
     _known: dict[int, tuple[Tensor, Values]] = field(init=False, default_factory=dict)  # id -> the tensor, so that the id stays its own
 
     def __call__(self, state: Any, model: Tensor, clients: Iterable[int]) -> dict[str, float]:
         """The metrics now; with every client alone, the mean over clients of each one's own model."""
+        if self.own is not None:
+            return dict(self.own(self.model_of(state, model)))
         if not alone(self.strategy):
             return dict(self._all([model])[0])
         own = self._all([self.strategy.model_for(state, client) for client in clients] or [model])
