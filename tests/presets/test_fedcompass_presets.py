@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from made_up import check_stated
+from made_up import SCALES, check_stated
 
 from offbeat import presets
+from offbeat.client.losses import TaskLoss
 from offbeat.engines.until import Target
+from offbeat.scenario.data.isic import CLASSES
 from offbeat.scenario.delays import Constant, Exponential, Normal
 from offbeat.scenario.partition import Classes
 
@@ -14,7 +16,7 @@ from offbeat.scenario.partition import Classes
 STATED = {
     "fedcompass/table1-mnist-class-m10-exp": {"clients": 10, "training.steps": 200, "strategy.q_min": 40, "delays.mean": 0.15},
     "fedcompass/table1-cifar10-dirichlet-m20-normal": {"training.lr": 0.1, "training.steps": 100, "strategy.q_min": 20, "delays.mean": 0.5},
-    "fedcompass/table2-ixi-homo": {"clients": 3, "training.optimizer": "adamw", "training.batch": 2, "training.steps": 50},
+    "fedcompass/table2-ixi-homo": {"clients": 3, "training.optimizer": "adamw", "training.batch": 2, "training.weight_decay": 0.01},
     "fedcompass/table2-isic-exp": {"clients": 6, "training.lr": 0.0005, "delays.mean": 1.5, "strategy.mu": 0.5, "strategy.q_max": 100},
 }  # fmt: skip
 
@@ -41,3 +43,13 @@ def test_targets_speeds_and_partitions():
     assert {e.delays.unit for e in laws} == {"step"}
     assert laws[0].partition == Classes(fewest=5, most=6)
     assert presets.load("fedcompass/table1-mnist-class-m20-exp").experiment.partition == Classes(fewest=3, most=5)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_isics_loss_is_flambys_weighted_focal_loss(scale):
+    """Its weights are all training examples over those of a class, MEL to SCC: 101 for the rarest, DF."""
+    loss = presets.load("fedcompass/table2-isic-exp", scale).experiment.loss
+    assert (loss.gamma, len(loss.weights)) == (2.0, len(CLASSES))
+    assert sum(1 / w for w in loss.weights) == pytest.approx(1, abs=1e-4)  # shares of the classes
+    assert CLASSES[loss.weights.index(max(loss.weights))] == "DF"
+    assert presets.load("fedcompass/table2-ixi-exp", scale).experiment.loss == TaskLoss()

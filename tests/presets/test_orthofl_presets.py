@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
-from made_up import check_stated
+import torch
+from made_up import check_stated, made
 
 from offbeat import presets
+from offbeat.engines.until import Until
+from offbeat.presets.orthofl import COLUMNS
 from offbeat.scenario.delays import Devices, Lognormal
 
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
@@ -28,7 +35,9 @@ def test_settings_are_those_of_the_paper(name):
 
 def test_methods_are_set_as_the_paper_says():
     methods = presets.load("orthofl/table2-cifar100").methods
-    assert list(methods) == ["fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl"]
+    assert list(methods) == ["fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "orthofl-chain"]
+    public = methods["orthofl-chain"]  # a variant: what the authors' code does
+    assert (public.reference, public.first_alpha, public.beta, public.a) == ("chain", 1.0, 0.6, 0.5)
     assert (methods["fedavg"].sample, methods["fedasync"].alpha, methods["fedasync"].rho) == (10, 0.6, 0.0)
 
 
@@ -47,3 +56,34 @@ def test_a_run_is_as_long_as_five_hundred_updates_take():
     = 216.3, 177.2 + 209.8 × 0.2792 = 235.8, 106.3 + 32.7 × 0.0020 = 106.3, 385.6 + 111.9 × 0.0011 = 385.7. The mean of their
     inverses is 0.004437, so ten clients send 500 updates in 500 / 0.04437 = 11,268 s."""
     assert presets.load("orthofl/table2-mnist").experiment.until.seconds == pytest.approx(11_268, abs=10)
+
+
+def test_a_thirtieth_of_fedavgs_time_can_be_told():
+    """The paper's 0.03 and 0.09 of FedAvg's time: with 200 points or more they lie at least six points apart where FedAvg needs
+    half of the run (0.03 × 100 = 3 and 0.09 × 100 = 9); with fifty they would be one and a half."""
+    for name in COLUMNS:
+        experiment = presets.load(f"orthofl/table2-{name}").experiment
+        assert experiment.until.seconds / experiment.evaluate_every == pytest.approx(200)
+
+
+@pytest.mark.parametrize(("name", "clients", "each"), [("cifar10", 10, 4000), ("cifar100", 100, 400)])
+def test_of_cifar_ten_thousand_pictures_are_held_out_and_the_rest_is_cropped_and_flipped(name, clients, each):
+    experiment = presets.load(f"orthofl/table2-{name}").experiment
+    assert (experiment.clients, experiment.training.augment) == (clients, "crop-flip")
+    dealt = 50_000 // clients  # equal clients
+    parts = experiment.split.parts(0, 0, torch.arange(dealt))
+    assert (len(parts.train), clients * len(parts.validation), len(parts.test)) == (each, 10_000, 0)
+    assert presets.load(f"orthofl/table2-{name}", "quick").experiment.training.augment == "crop-flip"
+    assert presets.load("orthofl/table2-mnist").experiment.training.augment is None
+
+
+def test_the_code_that_draws_figure_2b_runs(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "presets.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    preset = presets.load("orthofl/motivation-100", scale="quick")
+    small = replace(preset.experiment, data=made("mnist"), until=Until(seconds=200.0), evaluate_every=1e6)
+    monkeypatch.setattr(presets, "load", lambda name, scale: replace(preset, experiment=small))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "presets.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("9.weight, 22 commits: cosine in a row")
+    assert (tmp_path / "figure-2b.png").stat().st_size > 1000

@@ -79,7 +79,7 @@ def setup(experiment: Experiment) -> Setup:
     module = experiment.model.build(data.input_shape, data.outputs, experiment.seed)
     if data.pixels is not None:
         module.register_forward_pre_hook(data.pixels)  # images stay bytes until a model sees them
-    task = TASKS[data.task or "classification"]()
+    task = experiment.loss.of(TASKS[data.task or "classification"](), data.num_classes)
     evaluator = Evaluator(module, data.x_test, data.y_test, task)
     tests: ClientData | None
     if experiment.split.test > 0:

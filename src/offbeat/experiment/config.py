@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, get_args
 
+from offbeat.client.losses import LOSSES, LossChoice, TaskLoss
 from offbeat.client.survey import Survey
 from offbeat.client.training import Training
 from offbeat.core.errors import require, unknown
@@ -37,6 +38,7 @@ CHOICES: dict[str, Mapping[str, type]] = {
     "faults": FAULTS,
     "streaming": STREAMS,
     "staleness": STALENESS,
+    "loss": LOSSES,
 }
 
 
@@ -58,6 +60,7 @@ class Experiment:
     faults: tuple[Fault, ...] = ()  # what goes wrong
     streaming: Stream = Static()  # does the clients' data arrive over time?
     training: Training = Training()
+    loss: LossChoice = TaskLoss()  # what is descended
     strategy: Strategy = FedAsync()
     until: Until = Until(seconds=3600.0)
     target: Target | None = None  # what "time to target" in a table means; it does not end the run
