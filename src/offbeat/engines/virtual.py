@@ -24,7 +24,7 @@ from offbeat.engines import exchange, grid, presence, resume
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, LOST, NOBODY, READY, TIMER, Clock
 from offbeat.engines.gate import Gate, Verdict
-from offbeat.engines.judge import Judge, Survey
+from offbeat.engines.judge import Judge, Own, Survey
 from offbeat.engines.progress import Outcome, Progress, one_thread, rare_collection
 from offbeat.engines.trace import Trace
 from offbeat.engines.traffic import Traffic
@@ -48,6 +48,7 @@ class VirtualEngine:
         *,
         until: Until,
         evaluate: Callable[[Tensor], Mapping[str, float]] = lambda model: {},
+        own: Own | None = None,  # evaluates clients on their own test examples instead, and gives the mean
         every: float = inf,  # virtual seconds between evaluations
         survey: Survey | None = None,  # of the clients, each on its own examples: at the end, and
         survey_every: int = 0,  # at every so many evaluations
@@ -60,7 +61,7 @@ class VirtualEngine:
     ) -> None:
         self.strategy, self.world, self.surroundings, self.worker = strategy, world, surroundings, worker
         self.until, self.every, self.timeout, self.watch = until, every, timeout, watch
-        self.judge, self.survey, self.survey_every = Judge(evaluate, strategy, world.layout), survey, survey_every
+        self.judge, self.survey, self.survey_every = Judge(evaluate, strategy, world.layout, own), survey, survey_every
         self.gate = gate or Gate(world.layout, world.model.dtype)
         self.trace = trace or Trace()
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
