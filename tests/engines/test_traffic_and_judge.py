@@ -10,13 +10,14 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.contract import contract_of
-from offbeat.core.protocol import Dispatch, LocalWork
+from offbeat.core.protocol import Dispatch, Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAvg
 from offbeat.engines.holdings import bytes_held
 from offbeat.engines.judge import Judge
 from offbeat.engines.traffic import Traffic
 
 MODEL = torch.zeros(4)  # 16 bytes
+LAYOUT = Layout((Slice("w", (4,), 0, 4, "param"),))
 
 
 @dataclass(frozen=True)
@@ -66,20 +67,20 @@ def test_a_method_that_shares_nothing_moves_nothing() -> None:
 
 def test_the_same_model_is_evaluated_once() -> None:
     seen = []
-    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(FedAvg()))
+    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(FedAvg()), LAYOUT)
     other = torch.ones(4)
     for model in (MODEL, MODEL, other, MODEL):
-        judge(None, model, [0])
+        judge(None, model, [0], {})
     assert [float(model[0]) for model in seen] == [0.0, 1.0, 0.0]
 
 
 def test_alone_the_mean_over_clients_is_reported_and_only_new_models_are_evaluated() -> None:
     seen = []
-    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(Alone()))
+    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(Alone()), LAYOUT)
     own = {0: torch.tensor([1.0]), 1: torch.tensor([3.0])}
-    assert judge(own, MODEL, own) == {"acc": 2.0}
+    assert judge(own, MODEL, own, {}) == {"acc": 2.0}
     own[1] = torch.tensor([6.0])
-    assert judge(own, MODEL, own) == {"acc": 3.5}
+    assert judge(own, MODEL, own, {}) == {"acc": 3.5}
     assert len(seen) == 3
 
 

@@ -22,6 +22,12 @@ def test_the_area_under_a_learning_curve_is_in_days():
     assert isnan(measures.aulc(Curve([], [])))
 
 
+def test_the_best_value_is_the_largest_or_where_less_is_better_the_smallest():
+    curve = Curve([0, 10, 20, 30], [0.1, 0.9, nan, 0.7])
+    assert (measures.best(curve, "acc"), measures.best(curve, "mae")) == (0.9, 0.1)
+    assert isnan(measures.best(Curve([0], [nan]), "acc"))
+
+
 def test_variance_is_fed_ogds():
     # a = 0.5, a1 = 0.6, a2 = 0.3: (0.01 + 0.04) / 2
     assert measures.variance(0.5, 0.6, 0.3) == pytest.approx(0.025)

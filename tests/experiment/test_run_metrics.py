@@ -142,6 +142,21 @@ def test_a_row_is_a_mean_and_a_standard_deviation_over_seeds():
     assert report.cells(made, TARGET) == ["mine", "0.600 ± 0.141", "–", "30 s", "3.00×", "2.0", "1.5 kB", "25%", "10"]
 
 
+def test_the_best_of_a_row_is_a_mean_over_seeds_too():
+    made = row(replace(summary(0.5, 20.0), best=0.8), replace(summary(0.7, 40.0), best=0.9))
+    assert made.best == pytest.approx(0.85)
+    assert made.best_spread == pytest.approx(0.005**0.5)  # sqrt((0.05^2 + 0.05^2) / (2 - 1))
+    names, cells = report.details([made])
+    assert cells[names.index("best")] == "0.850 ± 0.071"
+
+
+def test_a_seed_that_broke_down_leaves_a_row_without_a_spread():
+    made = row(summary(nan, None), summary(0.7, 40.0))
+    assert isnan(made.final)
+    assert isnan(made.spread)
+    assert report.cells(made, TARGET)[1] == "nan"
+
+
 def test_a_seed_that_did_not_reach_the_target_is_not_averaged_away():
     made = row(summary(0.5, 20.0), summary(0.7, None), reference=90.0)
     assert (made.time_to_target, made.reached) == (20.0, 1)

@@ -224,7 +224,7 @@ def test_times_per_step_grow_with_the_steps() -> None:
         (lambda: Lognormal(mean=1e-300, std=1.0), "lognormal delays: mean = 1e-300, std = 1.0: too far"),
         (lambda: LongTail(a=1e-300), "long-tail delays: a = 1e-300: at least 1e-6"),
         (lambda: Constant(jitter=-0.1), "delays: jitter = -0.1"),
-        (lambda: Constant(unit="epoch"), "delays: unit = 'epoch': must be 'job' or 'step'"),
+        (lambda: Constant(unit="epoch"), "delays: unit = 'epoch': must be 'job', 'step' or 'response'"),
     ],
 )
 def test_impossible_delays_are_refused(make: object, message: str) -> None:

@@ -208,6 +208,17 @@ def test_ag_news_clients_share_four_classes() -> None:
     assert table(MainClass(), y, 8) == [[14 if c == i % 4 else 0 for c in range(4)] for i in range(8)]
 
 
+def test_fifty_clients_of_2300_fit_into_ag_news_and_of_2400_do_not() -> None:
+    # 13 clients have class 0, 37 another: 13 × 2185 + 37 × (115 // 3 = 38) = 29,811 of 30,000; 13 × 2280 + 37 × 40 = 31,120
+    y = labels(120_000, classes=4)
+    counts = table(MainClass(main=1, size=2300), y, 50)
+    assert counts == [[2185 if c == i % 4 else 38 for c in range(4)] for i in range(50)]
+    with pytest.raises(DataError, match=r"50 clients ask for 31120 examples of class 0, there are 30000: .* or give a smaller size"):
+        MainClass(main=1, size=2400).split(y, 50, seed=0)
+    with pytest.raises(ConfigError, match="main-class size = 0: at least 1 example a client"):
+        MainClass(size=0)
+
+
 def test_the_number_of_main_classes_can_be_given_and_goes_round() -> None:
     # 12 examples each; share 1: 6 of two classes, client 2 has classes 4 and 0
     assert table(MainClass(share=1.0, main=2), labels(60, classes=5), 5)[2] == [6, 0, 0, 0, 6]

@@ -14,7 +14,7 @@ from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.surroundings import Surroundings, Trip
 from offbeat.scenario.availability import Always
 from offbeat.scenario.counts import Counts
-from offbeat.scenario.delays import Constant, Uniform
+from offbeat.scenario.delays import Constant, Groups, Uniform
 from offbeat.scenario.surroundings import SimulatedWorld
 
 
@@ -39,6 +39,12 @@ def test_a_rule_with_three_gradients_a_step_takes_three_times_as_long() -> None:
         per_job = 2.0 if unit == "job" else 2.0 * 2
         assert world.trip(0, 0, LocalWork(), 10, 0.0) == Trip(per_job, per_job)
         assert world.trip(0, 0, LocalWork(rule=ThreeGradients()), 10, 0.0) == Trip(3 * per_job, 3 * per_job)
+
+
+def test_a_response_time_is_what_it_is_whatever_the_rule_costs() -> None:
+    world = SimulatedWorld(delays=Groups(period=10.0, shares=(0.0, 1.0, 0.0), jitter=0.0, unit="response"), counts=Counts([10]), seed=1)
+    for work in (LocalWork(), LocalWork(rule=ThreeGradients()), LocalWork(steps=50, rule=ThreeGradients())):
+        assert world.trip(0, 0, work, 10, 0.0) == Trip(30.0, 30.0)  # three periods of ten seconds
 
 
 def test_delays_per_step_need_the_steps() -> None:

@@ -112,8 +112,7 @@ def test_many_clients_in_one_batch_get_what_each_gets_alone(rule: Orthogonal, dt
         w = start.clone()
         _, carry = descend(rule, job, [Phase()], w, lambda phase: [lambda point: g, lambda point: g - point], Sgd)
         extras, memory = rule.end(job, w, carry)
-        assert not extras
-        return [w, *memory.values()]
+        return [w, *extras.values(), *memory.values()]
 
     together = train(g, b, start, previous)
     for k in range(5):
@@ -134,11 +133,13 @@ def test_the_privacy_rule_uploads_the_change_of_its_gradient_and_remembers_the_g
     base = vector(1, 5, 2)
     job = replace(a_job(vector(0, 0), previous=vector(3, -1)), base=base, start=vector(1, 2), layout=layout)
     local = vector(0.8, 7, 2.5)  # G = (.2, -.5) / .1 = (2, -5)
-    extras, memory = OrthogonalDifference().end(job, local, None)
+    rule = OrthogonalDifference()
+    _, carry = rule.direction(job, job.start, lambda point: vector(2, -5), rule.begin(job))
+    extras, memory = rule.end(job, local, carry)
     # G - previous = (-1, -4): 1 + .1, 2 + .4; the statistic is a value, and leaves as it is
     torch.testing.assert_close(local, vector(1.1, 7, 2.4), rtol=0, atol=TINY)
     torch.testing.assert_close(memory["previous"], vector(2, -5), rtol=0, atol=TINY)
-    assert not extras
+    assert extras["projected"].tolist() == [0, 0]  # there is no basis yet
     assert base.tolist() == [1, 5, 2]
 
 
@@ -561,7 +562,7 @@ def test_what_rounding_takes_from_one_difference_the_next_one_makes_up_for() -> 
         job = a_job(torch.zeros(1), start=start, previous=previous, lr=0.001)
         local = start - 0.001 * (5 + n * 7 % 13 / 3)
         G = float((start - local) / 0.001)
-        _, memory = OrthogonalDifference().end(job, local, None)
+        _, memory = OrthogonalDifference().end(job, local, OrthogonalDifference().begin(job)._replace(steps=1))
         previous, server = memory["previous"], server + float((start - local) / 0.001)
         if n % 2 == 0:  # 400 additions of numbers below 16 round by 2^-21 each; 200 uploads left to pile up come to .08
             assert abs(server - G) <= 2**-24 / 0.001 + 400 * 2**-21
@@ -665,17 +666,38 @@ def test_each_report_and_each_tick_leave_a_note() -> None:
     engine = grouped(FedOGD(lr_local=0.1, lr_global=0.03, epoch=1.0), [1.01, 1.04])
     notes = [action for entry in engine.log for action in entry.actions if isinstance(action, Note)]
     assert [(note.ticket, note.values) for note in notes if note.ticket is not None] == [
-        (0, {"epochs": 1}),
-        (1, {"epochs": 1}),
-        (3, {"epochs": 1}),
-        (4, {"epochs": 1}),
-        (2, {"epochs": 2}),
+        (ticket, {"epochs": epochs, "projected": 0.0, "removed": 0.0})  # bases are 0 so far
+        for ticket, epochs in ((0, 1), (1, 1), (3, 1), (4, 1), (2, 2))
     ]
     first, second, third = [note.values for note in notes if note.ticket is None]
     assert first == {"tick": 0, "reports": 0, "active": 0, "stragglers": 3, "cosine": 0.0}
     assert second == {"tick": 1, "reports": 2, "active": 2, "stragglers": 1, "cosine": 0.0}
     # <(.5, .5), (-1, 2)> = .5, over sqrt(.5 * 5)
     assert third == pytest.approx({"tick": 2, "reports": 3, "active": 2, "stragglers": 1, "cosine": 0.5 / 2.5**0.5})
+
+
+@pytest.mark.parametrize(
+    ("project", "removed"),
+    [("conflict", (-1 / 5**0.5, 0.0, -(0.5**0.5))), ("always", (-1 / 5**0.5, 1.5 / 5**0.5, -(0.5**0.5)))],
+)
+def test_how_far_gradients_point_along_the_basis_is_noted(project: Any, removed: tuple[float, ...]) -> None:
+    """Figure 6c. Active clients have the basis (-1, 2) of length sqrt 5: gradients (2, .5) and (.5, 1) give -2 + 1 = -1 and -.5 + 2 = 1.5.
+    The straggler's is (.5, .5) of length sqrt .5: (-1, 0) gives -.5, and -.5 / sqrt .5 = -sqrt .5."""
+    engine = grouped(FedOGD(lr_local=0.1, lr_global=0.03, epoch=1.0, project=project), [1.01, 1.04])
+    for client in (0, 1, 2):
+        engine.arrive(client, at=2.5)
+    values = [n.values for e in engine.log for n in e.actions if isinstance(n, Note) and n.ticket is not None][-3:]
+    assert [v["projected"] for v in values] == pytest.approx([-1 / 5**0.5, 1.5 / 5**0.5, -(0.5**0.5)])
+    assert [v["removed"] for v in values] == pytest.approx(removed)
+
+
+def test_the_projected_component_is_the_mean_over_a_jobs_steps() -> None:
+    # along (3, 4): (1, 0) gives 3 / 5, (-1, -1) gives -7 / 5: mean -.4, of which -.7 was taken away
+    job, rule = a_job(vector(3, 4)), Orthogonal()
+    steps = [lambda point: vector(1, 0), lambda point: vector(-1, -1)]
+    _, carry = descend(rule, job, [Phase()], vector(0, 0), lambda phase: steps, Sgd)
+    extras, _ = rule.end(job, vector(0, 0), carry)
+    torch.testing.assert_close(extras["projected"], vector(-0.4, -0.7), rtol=0, atol=TINY)
 
 
 def test_clients_train_with_the_rate_their_gradient_is_divided_by() -> None:

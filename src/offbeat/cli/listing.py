@@ -9,11 +9,11 @@ import typer
 
 from offbeat.cli.options import Json
 
-WHAT = ("strategies", "presets", "datasets", "models", "delays", "networks", "availability", "faults", "partitions", "streams")
+WHAT = ("strategies", "presets", "datasets", "models", "delays", "networks", "availability", "faults", "partitions", "streams", "losses")
 
 
 def list_names(what: Annotated[str, typer.Argument(metavar="|".join(WHAT))], as_json: Json = False) -> None:
-    """List strategies, presets, datasets, models, delays, networks, availability, faults, partitions or streams."""
+    """List strategies, presets, datasets, models, delays, networks, availability, faults, partitions, streams or losses."""
     from offbeat.core.errors import unknown
 
     if what not in WHAT:
@@ -50,6 +50,7 @@ def _entries(what: str) -> dict[str, str]:
         from offbeat import presets
 
         return {name: presets.load(name).summary for name in presets.names()}
+    from offbeat.client.losses import LOSSES
     from offbeat.scenario.availability import AVAILABILITY
     from offbeat.scenario.data import DATASETS
     from offbeat.scenario.delays import DELAYS
@@ -61,6 +62,6 @@ def _entries(what: str) -> dict[str, str]:
 
     registries: dict[str, Mapping[str, Any]] = {
         "datasets": DATASETS, "models": MODELS, "delays": DELAYS, "networks": NETWORKS, "availability": AVAILABILITY,
-        "faults": FAULTS, "partitions": PARTITIONS, "streams": STREAMS,
+        "faults": FAULTS, "partitions": PARTITIONS, "streams": STREAMS, "losses": LOSSES,
     }  # fmt: skip
     return summaries(registries[what])

@@ -66,12 +66,13 @@ def print_simulation(folder: Path, as_json: bool) -> None:
 
 
 def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
+    from offbeat.experiment import measures
     from offbeat.experiment.config import strategy_name
 
     target = experiment.until.target or experiment.target
     lines = [["strategy", strategy_name(experiment)]]
     if target is not None:
-        best = _best(run, target.metric)
+        best = measures.best(run.curve(target.metric), target.metric)
         reached = f"{s.time_to_target:.0f} s" if s.time_to_target is not None else f"not reached by {s.seconds:.0f} s (best {best:.4f})"
         lines.append([f"time to {target}", reached])
     return lines + _numbers(s)
@@ -82,6 +83,8 @@ def _numbers(s: Summary) -> list[list[str]]:
 
     lines = [["ended", s.ended]]
     lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
+    if s.evaluated == "clients":
+        lines.append(["these are", "means over clients, each on its own test examples"])
     lines += _groups(s)
     lines += [
         ["virtual seconds", f"{s.seconds:.0f}"],
@@ -113,17 +116,9 @@ def _groups(s: Summary) -> list[list[str]]:
     lines.append(["clients evaluated on", f"their {s.surveyed}"])
     if s.forgetting == s.forgetting:
         lines.append(["forgetting of the slowest", f"{s.forgetting:.4f}"])
+    lines.append([f"best {s.headline}", f"{s.best:.4f}"])
     lines.append([f"area under {s.headline} × days", f"{s.aulc:.4g}"])
     return lines
-
-
-def _best(run: Run, metric: str) -> float:
-    from offbeat.engines.until import LOWER_IS_BETTER
-    from offbeat.experiment.metrics import curve, open_trace
-
-    with open_trace(run.trace_file) as db:
-        values = [v for v in curve(db, metric).values if v == v]
-    return (min if metric in LOWER_IS_BETTER else max)(values, default=float("nan"))
 
 
 def print_comparison(comparison: Comparison, as_json: bool, write: bool = False, reference: str | None = None) -> None:

@@ -77,6 +77,15 @@ class ClientData:
         x = self._pairs[0][0]
         return x.numel() // len(x)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return tuple(self._pairs[0][0].shape[1:])
+
+    def least(self) -> Tensor:
+        """The smallest value of each channel, the first dimension of an input, over all there is."""
+        return torch.stack([x.flatten(2).amin((0, 2)) for x, _ in self._pairs]).amin(0)
+
     def size(self, client: int) -> int:
         return self._counts[self._at(client)]
 

@@ -48,11 +48,7 @@ class Evaluator:
 
     def __call__(self, vector: Tensor) -> dict[str, float]:
         rows = self.rows(vector, self._x, self._y)
-        values = self.values(rows)
-        if self.mixes and isinstance(self.task, Classification):
-            known = recalls(self.task.counts(rows))
-            values |= {f"acc/{name}": _mean(known, shares.to(known)) for name, shares in self.mixes.items()}
-        return values
+        return self.values(rows) | self.mixed(rows)
 
     def rows(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """What scores are read off, of this model on these examples."""
@@ -66,6 +62,13 @@ class Evaluator:
     def values(self, rows: Tensor) -> dict[str, float]:
         """The metrics by name."""
         return dict(zip((m.name for m in self.task.metrics), self.task.scores(rows), strict=True))
+
+    def mixed(self, rows: Tensor) -> dict[str, float]:
+        """The accuracy in each of the mixes."""
+        if not self.mixes or not isinstance(self.task, Classification):
+            return {}
+        known = recalls(self.task.counts(rows))
+        return {f"acc/{name}": _mean(known, shares.to(known)) for name, shares in self.mixes.items()}
 
 
 def _mean(recall: Tensor, shares: Tensor) -> float:

@@ -1,9 +1,11 @@
-"""How good a model is for whom: every client on its own examples, and groups of clients on all of theirs together."""
+"""How good models are for whom: every client on its own examples, groups of clients on all of theirs together, and the
+mean over clients that papers with a test part for each of them report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -51,3 +53,29 @@ class Surveyor:
         held = self.data.size(client)
         taken = min(held, self.examples)
         return self.data.take(client, torch.arange(taken) * held // taken)  # evenly spaced
+
+
+@dataclass(frozen=True)
+class OwnTests:
+    """own(model_of) -> the mean over clients of each metric, every client's model on all of that client's test examples.
+
+    Clients count alike, however many examples they have. A value that is not a number for one client is none of the mean.
+    """
+
+    evaluator: Evaluator
+    data: ClientData
+    _known: dict[int, tuple[Tensor, Tensor]] = field(init=False, repr=False, default_factory=dict)  # client -> the model, what it gave
+
+    def __call__(self, model_of: Callable[[int], Tensor]) -> dict[str, float]:
+        rows = [self._rows(client, model_of(client)) for client in self.data.num_examples]
+        each = [self.evaluator.values(r) for r in rows]
+        means = {name: fmean(values[name] for values in each) for name in each[0]}
+        return means | self.evaluator.mixed(torch.cat(rows))
+
+    def _rows(self, client: int, model: Tensor) -> Tensor:
+        """A published model never changes, so the same tensor is not evaluated again."""
+        known = self._known.get(client)
+        if known is None or known[0] is not model:
+            examples = self.data.take(client, torch.arange(self.data.size(client)))
+            known = self._known[client] = (model, self.evaluator.rows(model, *examples))
+        return known[1]

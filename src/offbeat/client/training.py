@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.client import batches
+from offbeat.client.augmentation import CropFlip
 from offbeat.client.data import ClientData, Pair
 from offbeat.client.features import features
 from offbeat.client.gradient import BatchGradient, Gradients, borrowed
@@ -31,6 +32,7 @@ from offbeat.core.vector import Binding
 
 _Name = Literal["sgd", "adam", "adamw"]
 _Norm = Literal["shared", "local"]
+_Augment = Literal["crop-flip"]
 
 # Examples are gathered for many batches at once: one indexing instead of one a step. This many values bound the copy.
 _GATHERED = 2**22
@@ -50,11 +52,14 @@ class Training:
     steps: int | None = None  # of batches; or
     epochs: int | None = None  # passes over the client's data; neither: one epoch
     bn: _Norm = "shared"  # statistics of BatchNorm: merged by the server, or "local": each client keeps its own
+    augment: _Augment | None = None  # of pictures: shifted by up to four pixels, and mirrored half of the time
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(_Name):
             raise unknown("optimizer", self.optimizer, get_args(_Name))
         require(self.bn in get_args(_Norm), f"training.bn = {self.bn!r}: 'shared' or 'local'")
+        if self.augment is not None and self.augment not in get_args(_Augment):
+            raise unknown("augmentation", self.augment, get_args(_Augment))
         require(self.lr > 0 and isfinite(self.lr), f"training.lr = {self.lr}: must be positive and finite")
         require(0 < self.lr_decay <= 1, f"training.lr_decay = {self.lr_decay}: must lie in (0, 1], 1 for a constant rate")
         require(0 <= self.momentum < 1, f"training.momentum = {self.momentum}: must lie in [0, 1)")
@@ -110,6 +115,7 @@ class Trainer:
         self.training = Training() if training is None else training
         self.task = as_task(task, data.labels)
         self.probe = probe
+        self._augment = None if self.training.augment is None else CropFlip(data)
         self._merge = batches.needs_two(self.binding.module)
         self._gradients = Gradients(self.binding, self.task)
         # what does not travel must be the same before every job, or one job would see traces of another
@@ -146,12 +152,13 @@ class Trainer:
 
         local_job = start_job(job, self.binding.layout, lr, probe, features_at)
         order = draws.generator(job.seed, "batches", job.client, job.index)
+        moves = None if self._augment is None else draws.generator(job.seed, "augment", job.client, job.index)
         self._reset_residents()
         self.binding.put(job.base)
         self.binding.module.train()
 
         def steps_of(phase: Phase) -> Iterator[BatchGradient]:
-            return self._steps(job.client, job.num_examples, phase, order)
+            return self._steps(job.client, job.num_examples, phase, order, moves)
 
         noise = draws.bits(job.seed, "noise", job.client, job.index) >> 1
         with torch.enable_grad(), seeded(self._gradients.sources, noise), self._gradients.serve(rule, local_job):
@@ -196,15 +203,20 @@ class Trainer:
         some = max(1, min(_EVALUATED, _GATHERED // self.data.width))
         return (self.data.take(client, positions) for positions in torch.split(torch.arange(examples), some))
 
-    def _steps(self, client: int, examples: int, phase: Phase, order: torch.Generator) -> Iterator[BatchGradient]:
+    def _steps(
+        self, client: int, examples: int, phase: Phase, order: torch.Generator, moves: torch.Generator | None
+    ) -> Iterator[BatchGradient]:
         batch = self.training.batch
         total = self.training.count(phase, examples, self._merge)
         at_once = max(1, _GATHERED // (batch * self.data.width))
         for positions, sizes in batches.epochs(examples, batch, self._merge, total, order):
+            drawn = None if self._augment is None or moves is None else self._augment.draw(len(positions), moves)
             at = 0
             for first in range(0, len(sizes), at_once):
                 some = sizes[first : first + at_once]
                 x, y = self.data.take(client, positions[at : at + sum(some)])
+                if self._augment is not None and drawn is not None:
+                    x = self._augment(x, drawn[at : at + len(x)])
                 at += len(x)
                 for pair in zip(torch.split(x, some), torch.split(y, some), strict=True):
                     yield BatchGradient(self._gradients, *pair)

@@ -1,4 +1,5 @@
-"""Evaluation on the grid: of the global model, or of every client's own where a method shares nothing.
+"""Evaluation on the grid: of the global model, of every client's own where a method shares nothing, or, where the experiment
+says so, of every client on its own test examples.
 
 Where clients keep their BatchNorm statistics to themselves the global model is nobody's: it is judged with the statistics of
 each client that has any, and the mean is taken.
@@ -38,17 +39,23 @@ class Survey(Protocol):
         ...
 
 
+Own = Callable[[ModelOf], Values]  # the mean over clients, each on its own test examples
+
+
 @dataclass(slots=True)
 class Judge:
     evaluate: Evaluate
     contract: Contract
     layout: Layout
+    own: Own | None = None  # where given, what counts
     # by ids, with the tensors themselves, so that the ids stay their own
     _known: dict[tuple[int, int], tuple[Judged, Values]] = field(init=False, default_factory=dict)
 
     def __call__(self, state: Any, model: Tensor, clients: Iterable[int], statistics: Mapping[int, Tensor]) -> dict[str, float]:
         """The metrics now. With every client alone: the mean over clients of each one's own model. Where clients keep their
         statistics: the mean over those who have such, of the model with these in it."""
+        if self.own is not None:
+            return dict(self.own(self.model_of(state, model, statistics)))
         judged: list[Judged] = [(model, own) for own in statistics.values()]
         if not self.contract.shares and (of := self.contract.model_for) is not None:
             judged = [(of(state, client), statistics.get(client)) for client in clients]

@@ -25,7 +25,7 @@ from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, 
 from offbeat.engines.coordinator import Coordinator, Offer, Order
 from offbeat.engines.evaluation import Evaluation
 from offbeat.engines.gate import Gate, Verdict
-from offbeat.engines.judge import Judge, Survey
+from offbeat.engines.judge import Judge, Own, Survey
 from offbeat.engines.progress import Outcome, Status, one_thread, rare_collection
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
@@ -50,9 +50,10 @@ class VirtualEngine:
         *,
         until: Until,
         evaluate: Callable[[Tensor], Mapping[str, float]] = lambda model: {},
-        every: float = inf,
-        survey: Survey | None = None,
-        survey_every: int = 0,
+        own: Own | None = None,  # evaluates clients on their own test examples instead, and gives the mean
+        every: float = inf,  # virtual seconds between evaluations
+        survey: Survey | None = None,  # of the clients, each on its own examples: at the end, and
+        survey_every: int = 0,  # at every so many evaluations
         gate: Gate | None = None,
         trace: Trace | None = None,
         checkpoints: Checkpoints | None = None,
@@ -64,7 +65,7 @@ class VirtualEngine:
         self.coordinator = Coordinator(
             strategy, world, until=until, gate=gate, trace=self.trace, num_examples=surroundings.num_examples
         )
-        judge = Judge(evaluate, self.coordinator.contract, world.layout)
+        judge = Judge(evaluate, self.coordinator.contract, world.layout, own)
         self.evaluation = Evaluation(judge, until, self.trace, every=every, survey=survey, survey_every=survey_every)
         self.surroundings, self.worker, self.until, self.timeout = surroundings, worker, until, timeout
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every

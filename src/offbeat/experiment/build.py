@@ -14,7 +14,7 @@ from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.rehearsal import rehearse
 from offbeat.client.sensitivity import make_probe
-from offbeat.client.survey import Surveyor
+from offbeat.client.survey import OwnTests, Surveyor
 from offbeat.client.task import TASKS, Classification, Loss, Metric, Task, as_task
 from offbeat.client.training import Trainer
 from offbeat.core.contract import contract_of
@@ -55,6 +55,7 @@ class Setup:
     evaluator: Evaluator
     every: float
     surveyor: Surveyor | None = None
+    own: OwnTests | None = None  # what the grid shows, where clients are evaluated on test examples of their own
     facts: Mapping[str, str] = field(default_factory=dict)  # what a reader of the results has to know
 
     @property
@@ -71,26 +72,37 @@ class Setup:
 
 def setup(experiment: Experiment) -> Setup:
     data = load(experiment.data)
-    parts = split(experiment, data)
+    dealt = deal(experiment, data)
+    cuts = [experiment.split.parts(experiment.seed, client, part) for client, part in enumerate(dealt)]
     order, y = experiment.streaming.order, data.y_train if data.y_train.dim() == 1 else None  # masks and signals are no classes
-    rows = [order(experiment.seed, client, part, None if y is None else y[part]) for client, part in enumerate(parts)]
+    rows = [order(experiment.seed, client, c.train, None if y is None else y[c.train]) for client, c in enumerate(cuts)]
     clients = ClientData.shared(data.x_train, data.y_train, rows, num_classes=data.num_classes)
     module = experiment.model.build(data.input_shape, data.outputs, experiment.seed)
     if data.pixels is not None:
         module.register_forward_pre_hook(data.pixels)  # images stay bytes until a model sees them
-    task = TASKS[data.task or "classification"]()
+    task = experiment.loss.of(TASKS[data.task or "classification"](), data.num_classes)
     evaluator = Evaluator(module, data.x_test, data.y_test, task)
-    made = assemble(module, clients, evaluator, experiment, task, groups.own_tests(data, parts))
-    return replace(made, facts={"data": data.summary})
+    tests: ClientData | None
+    if experiment.split.test > 0:
+        tests = ClientData.shared(data.x_train, data.y_train, [c.test for c in cuts], num_classes=data.num_classes)
+    else:
+        tests = groups.own_tests(data, dealt)
+    made = assemble(module, clients, evaluator, experiment, task, tests)
+    return replace(made, facts={"data": data.summary, "evaluated": experiment.evaluate})
 
 
-def split(experiment: Experiment, data: Dataset) -> list[Tensor]:
-    """For each client the numbers of its training examples."""
+def deal(experiment: Experiment, data: Dataset) -> list[Tensor]:
+    """For each client the numbers of its examples."""
     return experiment.partition.split(data.y_train, experiment.clients, experiment.seed, data.groups)
 
 
+def split(experiment: Experiment, data: Dataset) -> list[Tensor]:
+    """For each client the numbers of those it trains on."""
+    return [experiment.split.parts(experiment.seed, client, part).train for client, part in enumerate(deal(experiment, data))]
+
+
 def class_counts(experiment: Experiment) -> Tensor:
-    """Clients × classes: who holds what."""
+    """Clients × classes: who trains on what."""
     data = load(experiment.data)
     return partition.class_counts(data.y_train, split(experiment, data), data.num_classes)
 
@@ -119,6 +131,7 @@ def assemble(
     payload = Payload.of(contract, layout.trainable(model) if local else model, layout)
     surroundings = _surroundings(experiment, trainer, payload)
     surveyor = _surveyor(surroundings, trainer.data, evaluator, tests, experiment)
+    own = None if experiment.evaluate == "test" else OwnTests(evaluator, _needed(tests))
     if is_pooled(experiment.strategy):
         # one machine that is always there and has it all
         speed = _mean_speed(trainer, experiment)
@@ -133,7 +146,7 @@ def assemble(
     arrived = {client: surroundings.num_examples(client, 0, 0.0) for client in counts}  # what clients register with
     world = World(model=model, layout=layout, clients=arrived, seed=seed, probe=probe)
     every = experiment.evaluate_every or _grid(experiment.until, surroundings, counts)
-    return Setup(module, world, surroundings, trainer, evaluator, every, surveyor)
+    return Setup(module, world, surroundings, trainer, evaluator, every, surveyor, own)
 
 
 def _statistics_stay(experiment: Experiment) -> bool:
@@ -166,6 +179,13 @@ def _surveyor(
     if groups.SLOWEST in made.groups and classes is not None and isinstance(evaluator.task, Classification):
         evaluator.mixes = {groups.SLOW_CLASSES: groups.class_shares(data, made.groups[groups.SLOWEST], classes)}
     return made
+
+
+def _needed(tests: ClientData | None) -> ClientData:
+    if tests is not None:
+        return tests
+    how = "give each a part of its data with split: {train: 0.6, validation: 0.2}, or use data whose owners have test examples"
+    raise ConfigError(f"evaluate = 'clients': not every client has test examples of its own; {how}")
 
 
 def _check_recorded(experiment: Experiment, clients: ClientData) -> None:
@@ -234,6 +254,7 @@ def engine(
         worker,
         until=experiment.until,
         evaluate=made.evaluator,
+        own=made.own,
         every=made.every,
         survey=made.surveyor,
         survey_every=experiment.survey.every,

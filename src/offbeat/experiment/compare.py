@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -48,9 +48,12 @@ class Row:
     stragglers: float = nan
     variance: float = nan  # between the two
     forgetting: float = nan
+    best: float = nan  # on the whole grid, the mean over the seeds
+    best_spread: float = nan
     aulc: float = nan  # metric × days
     relative_time: float = nan  # to what every method gets to, over the reference's
     server_seconds: float = nan
+    evaluated: str = "test"  # or "clients": the mean over clients, each on its own test examples
 
     def plain(self) -> dict[str, Any]:
         return {key: None if value != value else value for key, value in asdict(self).items()}
@@ -135,14 +138,14 @@ def execute(comparison: Comparison, jobs: int | None = None, on_progress: Callab
 
 def _row(name: str, summaries: list[Summary], reference: float) -> Row:
     metric = summaries[0].headline
-    finals = [s.metrics.get(metric, nan) for s in summaries]
+    finals, tops = [s.metrics.get(metric, nan) for s in summaries], [s.best for s in summaries]
     times = [s.time_to_target for s in summaries if s.time_to_target is not None]
     return Row(
         strategy=name,
         seeds=len(summaries),
         metric=metric,
         final=fmean(finals),
-        spread=stdev(finals) if len(finals) > 1 else nan,
+        spread=_deviation(finals),
         time_to_target=fmean(times) if times else nan,
         reached=len(times),
         speedup=reference / _time_of_all(summaries),
@@ -155,9 +158,17 @@ def _row(name: str, summaries: list[Summary], reference: float) -> Row:
         stragglers=fmean(s.of_group(STRAGGLERS) for s in summaries),
         variance=fmean(s.variance for s in summaries),
         forgetting=fmean(s.forgetting for s in summaries),
+        best=fmean(tops),
+        best_spread=_deviation(tops),
         aulc=fmean(s.aulc for s in summaries),
         server_seconds=fmean(s.server_seconds for s in summaries),
+        evaluated=summaries[0].evaluated,
     )
+
+
+def _deviation(values: list[float]) -> float:
+    """Of a single value, or where one is no number (a model that is broken), there is none."""
+    return stdev(values) if len(values) > 1 and all(map(isfinite, values)) else nan
 
 
 def _time_of_all(summaries: list[Summary]) -> float:

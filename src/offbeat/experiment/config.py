@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, Literal, get_args
 
+from offbeat.client.losses import LOSSES, LossChoice, TaskLoss
 from offbeat.client.survey import Survey
 from offbeat.client.training import Training
 from offbeat.core.contract import contract_of
-from offbeat.core.errors import require
+from offbeat.core.errors import require, unknown
 from offbeat.core.parts.staleness import STALENESS
 from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import REGISTRY
@@ -23,7 +24,7 @@ from offbeat.scenario.delays import DELAYS, Delays, PerClient, Uniform
 from offbeat.scenario.faults import FAULTS, Fault
 from offbeat.scenario.models import MODELS, Cnn, Model
 from offbeat.scenario.network import NETWORKS, Instant, Network
-from offbeat.scenario.partition import PARTITIONS, Dirichlet, Partition
+from offbeat.scenario.partition import PARTITIONS, Dirichlet, Partition, Split
 from offbeat.scenario.streaming import STREAMS, Static, Stream
 
 # the settings that are a choice by name, wherever they stand: setting -> (name -> class)
@@ -38,7 +39,12 @@ CHOICES: dict[str, Mapping[str, type]] = {
     "faults": FAULTS,
     "streaming": STREAMS,
     "staleness": STALENESS,
+    "loss": LOSSES,
 }
+
+
+# what the metrics on the grid are of: the model on the data set's test examples, or the mean over clients of each one's on its own
+Evaluate = Literal["test", "clients"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +54,18 @@ class Experiment:
     model: Model = Cnn()
     clients: int = 20
     partition: Partition = Dirichlet()
+    split: Split = Split()  # of each client's examples: trained on, for validation, for a test of its own
     delays: Delays = Uniform(low=10.0, high=100.0)
     network: Network = Instant()  # what sending models takes, on top of the delays
     availability: Availability = Always()  # when can clients be reached?
     faults: tuple[Fault, ...] = ()  # what goes wrong
     streaming: Stream = Static()  # does the clients' data arrive over time?
     training: Training = Training()
+    loss: LossChoice = TaskLoss()  # what is descended
     strategy: Strategy = FedAsync()
     until: Until = Until(seconds=3600.0)
     target: Target | None = None  # what "time to target" in a table means; it does not end the run
+    evaluate: Evaluate = "test"
     evaluate_every: float | None = None  # virtual seconds; None: a fiftieth of the run
     survey: Survey = Survey()  # every client on its own examples
     max_norm: float | None = None  # admission gate: refuse updates that moved further than this
@@ -75,6 +84,8 @@ class Experiment:
         require(self.seed >= 0, f"seed = {self.seed}: must be 0 or more")
         usable = self.timeout > 1 and isfinite(self.timeout)
         require(usable, f"timeout = {self.timeout}: must be more than 1 times the expected duration, and finite")
+        if self.evaluate not in get_args(Evaluate):
+            raise unknown("evaluate", self.evaluate, get_args(Evaluate))
         every = self.evaluate_every
         require(every is None or (every > 0 and isfinite(every)), f"evaluate_every = {every}: must be a positive number of seconds")
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")

@@ -1,4 +1,4 @@
-"""What the papers measure of curves and groups: area under the learning curve, relative time, unfairness, forgetting.
+"""What the papers measure of curves and groups: best value, area under the learning curve, relative time, unfairness, forgetting.
 
 docs/metrics.md says where each comes from.
 """
@@ -38,6 +38,12 @@ def headline(metrics: Sequence[str]) -> str:
     """The metric a table shows: accuracy where there is one, else the first after the loss."""
     names = [name for name in metrics if "/" not in name]
     return "acc" if "acc" in names else next((name for name in names if name != "loss"), "loss")
+
+
+def best(curve: Curve, metric: str) -> float:
+    """The best value on the grid (FedCompass's top accuracy): the smallest where less is better."""
+    values = [value for _, value in curve.points]
+    return (min if metric in LOWER_IS_BETTER else max)(values, default=nan)
 
 
 def aulc(curve: Curve, unit: float = DAY) -> float:

@@ -58,8 +58,10 @@ class Summary:
     groups: dict[str, float] = field(default_factory=dict)  # "acc/slowest", …: of groups of clients, on their own examples
     by_client: dict[int, float] = field(default_factory=dict)  # the metric a table shows, of each client on its own examples
     surveyed: str | None = None  # which examples these are
+    evaluated: str = "test"  # what the metrics are of: "clients" is the mean over clients, each on its own test examples
     data: str | None = None  # the data set in one line, with what its reader has to know: rows left out, a split of our own
     variance: float = nan  # between active clients and stragglers
+    best: float = nan  # of the metric a table shows, on the whole grid
     aulc: float = nan  # area under the learning curve, metric × days
     forgetting: float = nan  # of what the slowest quarter holds, between two updates of one of them
 
@@ -166,8 +168,10 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         groups={key: value for key, value in values.items() if "/" in key},
         by_client=per_client(db, name),
         surveyed=facts.get("surveyed"),
+        evaluated=facts.get("evaluated", "test"),
         data=facts.get("data"),
         variance=measures.variance(*(values.get(f"{name}/{group}", nan) for group in (EVERYONE, ACTIVE, STRAGGLERS))),
+        best=measures.best(curve(db, name), name),
         aulc=measures.aulc(curve(db, name)),
         forgetting=measures.forgetting(curve(db, f"acc/{SLOW_CLASSES}"), arrivals(db, members(db, SLOWEST))),
     )

@@ -35,7 +35,8 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     report, target = read(comparison, reference), _target(comparison)
     rows, metric = report.rows, report.rows[0].metric
     name = _first(comparison).name
-    title = f"{name}: {metric} over {rows[0].seeds} seed{'s' if rows[0].seeds != 1 else ''}"
+    whose = "" if rows[0].evaluated == "test" else ", mean of clients on their own test data,"
+    title = f"{name}: {metric}{whose} over {rows[0].seeds} seed{'s' if rows[0].seeds != 1 else ''}"
     methods = series.collect(comparison, metric)
     figure.save(methods, metric, target, title, report.figure)
     held = _held(_first(comparison))
@@ -72,7 +73,8 @@ def _target(comparison: Comparison) -> Target | None:
 
 def headings(rows: list[Row], target: Target | None) -> list[str]:
     times = ["relative time"] if target is None else [f"time to {target}", "speed-up"]
-    return ["strategy", f"final {rows[0].metric}", "slowest ¼", *times, "staleness", "moved", "idle", "updates"]
+    final = f"final {rows[0].metric}" if rows[0].evaluated == "test" else f"mean {rows[0].metric} of clients"
+    return ["strategy", final, "slowest ¼", *times, "staleness", "moved", "idle", "updates"]
 
 
 def cells(row: Row, target: Target | None) -> list[str]:
@@ -80,7 +82,7 @@ def cells(row: Row, target: Target | None) -> list[str]:
     speedup = "–" if row.speedup != row.speedup else f"{row.speedup:.2f}×"
     return [
         row.strategy,
-        f"{row.final:.3f}" + ("" if row.spread != row.spread else f" ± {row.spread:.3f}"),
+        _spread(row.final, row.spread),
         _number(row.slowest),
         *([_number(row.relative_time, ".2f")] if target is None else [_time(row), speedup]),
         f"{row.staleness:.1f}",
@@ -92,16 +94,20 @@ def cells(row: Row, target: Target | None) -> list[str]:
 
 def details(rows: list[Row]) -> list[list[str]]:
     """What the papers look at beside: a second table, for the page."""
-    names = ["strategy", "active", "stragglers", "variance", "forgetting", "AULC (days)", "relative time", "server seconds"]
+    names = ["strategy", "best", "active", "stragglers", "variance", "forgetting", "AULC (days)", "relative time", "server seconds"]
     return [names, *(
-        [r.strategy, _number(r.active), _number(r.stragglers), _number(r.variance, ".2e"), _number(r.forgetting), _number(r.aulc, ".4g"),
-         _number(r.relative_time, ".2f"), _number(r.server_seconds, ".2f")]
+        [r.strategy, _spread(r.best, r.best_spread), _number(r.active), _number(r.stragglers), _number(r.variance, ".2e"),
+         _number(r.forgetting), _number(r.aulc, ".4g"), _number(r.relative_time, ".2f"), _number(r.server_seconds, ".2f")]
         for r in rows
     )]  # fmt: skip
 
 
 def _number(value: float, how: str = ".3f") -> str:
     return "–" if value != value else f"{value:{how}}"
+
+
+def _spread(mean: float, deviation: float) -> str:
+    return f"{mean:.3f}" + ("" if deviation != deviation else f" ± {deviation:.3f}")
 
 
 def _time(row: Row) -> str:

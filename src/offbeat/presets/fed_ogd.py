@@ -64,12 +64,12 @@ COLUMNS: dict[str, Column] = {
         small={"model": Cnn(channels=(8, 16, 16)), "clients": 20},
     ),
     "ag_news": Column(
-        # 50 clients in the paper: they cannot hold 95 % of one of four classes each, all of equal size
-        title="AG News: TextCNN, 95 % of one class", data=AgNews(), model=TextCnn(), partition=MainClass(share=0.95, main=1), clients=40,
+        # 13 of the 50 clients share a class of 30,000 texts: with 2,300 texts a client 13 × 2,185 + 37 × 38 = 29,811 of them
+        title="AG News: TextCNN, 95 % of one class", data=AgNews(), model=TextCnn(), partition=MainClass(share=0.95, main=1, size=2300),
         table="IV", figure=5,
         small={
             "data": AgNews(vocabulary=5000, length=32), "model": TextCnn(vocabulary=5000, embedding=32, filters=32, dropout=0.0),
-            "clients": 20,
+            "clients": 20, "partition": MainClass(share=0.95, main=1),  # of as many texts as there are: five clients a class
         },
     ),
 }  # fmt: skip
@@ -83,7 +83,6 @@ def methods(scale: Scale) -> dict[str, Any]:
         "safa": Safa(lag=5, sample=0.3, cap=PERIOD),  # a round is a period, as in the authors' simulation
         "mifa": Mifa(lr=local, epoch=PERIOD, wait="no_wait", average="heard"),  # as the authors' code has it
         "flanp": FLANP(n0=2),
-        # its three gradients a step take their time here; the paper counts epochs, whatever is computed in them
         "gradma": GradMA(beta1=0.9, beta2=0.0, lr_local=local),
         "fed_ogd": FedOGD(lr_local=local, lr_global=server, epoch=PERIOD),
     }
@@ -99,7 +98,8 @@ def accuracy(case: str, name: str, scale: Scale) -> Preset:
         clients=column.clients,
         partition=column.partition,
         # who is in which group is drawn; in the code it goes by number
-        delays=Groups(period=PERIOD, factors=(1.0, 3.0, 5.0), shares=shares, jitter=0.0),
+        # a period is a response time, whatever is computed in it: GradMA's three gradients a step take no longer
+        delays=Groups(period=PERIOD, factors=(1.0, 3.0, 5.0), shares=shares, jitter=0.0, unit="response"),
         training=Training(lr=0.01, momentum=0.1, batch=8, epochs=1),
         strategy=rows["fed_ogd"],
         until=Until(seconds=EPOCHS * PERIOD),
@@ -111,7 +111,8 @@ def accuracy(case: str, name: str, scale: Scale) -> Preset:
         changes = {"training": Training(lr=0.02, momentum=0.1, batch=32, steps=10), "until": Until(seconds=QUICK_EPOCHS * PERIOD)}
         experiment, seeds = replace(experiment, **{**changes, **column.small}, survey=Survey(active=shares[0], examples=100)), 1
     per_cent = " / ".join(f"{share:.0%}" for share in shares)
-    summary = f"Fed-OGD Figure {column.figure} and Table {column.table}, {case.upper()}; {column.title}, r / 3r / 5r: {per_cent}"
+    what = f"Fed-OGD Figure {column.figure} and Table {column.table}, {case.upper()}"
+    summary = f"{what}; {column.title}, {experiment.clients} clients, r / 3r / 5r: {per_cent}"
     return Preset(summary, experiment, rows, seeds=seeds)
 
 
@@ -120,7 +121,8 @@ def ablation(name: str, scale: Scale) -> Preset:
     preset = accuracy("l2", name, scale)
     full = preset.methods["fed_ogd"]
     rows = {"fed_ogd": full, "fed_ogd-no-cache": replace(full, cache=False), "fed_ogd-always": replace(full, project="always")}
-    return replace(preset, summary=f"Fed-OGD Figure 6, ablations in case L2; {COLUMNS[name].title}", methods=rows)
+    summary = f"Fed-OGD Figure 6, ablations in case L2; {COLUMNS[name].title}, {preset.experiment.clients} clients"
+    return replace(preset, summary=summary, methods=rows)
 
 
 def makers() -> dict[str, Maker]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from offbeat.client.losses import Focal, LossChoice, TaskLoss
 from offbeat.client.training import Training
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
@@ -40,6 +41,11 @@ SIZES = (5, 10, 20)
 RATIOS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
+# "the default experiment settings provided by FLamby": its weighted focal loss. The weights are those of FLamby's code (BaselineLoss of
+# fed_isic2019; neither paper gives them), all training examples over those of the class: MEL, NV, BCC, AK, BKL, DF, VASC, SCC
+ISIC_LOSS = Focal(gamma=2.0, weights=(5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
     title: str
@@ -49,6 +55,7 @@ class Column:
     seconds: float  # a local step of a client of mean speed
     targets: Mapping[str, Target]  # by partition
     mu: float = 0.9  # of FedAvgM and FedCompass+M
+    loss: LossChoice = TaskLoss()
     small: Mapping[str, Any] = field(default_factory=dict)  # what differs at the quick scale
 
 
@@ -64,13 +71,15 @@ COLUMNS: dict[str, Column] = {
         small={"model": Cnn(channels=(16, 32)), "training": Training(lr=0.1, batch=32)},
     ),
     "ixi": Column(
-        title="Fed-IXI: 3-D U-Net, 3 hospitals", data=Ixi(), model=UNet3d(), training=Training(optimizer="adamw", lr=0.001, batch=2),
-        seconds=0.8, targets={"natural": Target("dice", 0.98)},
+        # AdamW as FLamby takes it, with PyTorch's weight decay
+        title="Fed-IXI: 3-D U-Net, 3 hospitals", data=Ixi(), model=UNet3d(),
+        training=Training(optimizer="adamw", lr=0.001, weight_decay=0.01, batch=2), seconds=0.8, targets={"natural": Target("dice", 0.98)},
         small={"data": Ixi(shape=(16, 20, 16)), "model": UNet3d(width=4, levels=2)},
     ),
     "isic": Column(
         title="Fed-ISIC2019: EfficientNet-B0, 6 centres", data=Isic2019(), model=EfficientNet(weights="efficientnet_b0/model.safetensors"),
         training=Training(optimizer="adam", lr=0.0005, batch=64), seconds=1.5, targets={"natural": Target("balanced_acc", 0.5)}, mu=0.5,
+        loss=ISIC_LOSS,
         small={
             "data": Isic2019(size=32), "model": Cnn(channels=(16, 32)),
             "training": Training(optimizer="adam", lr=0.001, batch=32),
@@ -125,6 +134,7 @@ def _preset(
         partition=division,
         delays=speeds(law, column.seconds),
         training=training,
+        loss=column.loss,
         strategy=rows["fedcompass"],
         until=Until(seconds=seconds),
         target=column.targets[partition],

@@ -1,4 +1,4 @@
-"""FedPSA's experiments: Tables 1 to 3 (accuracy and AULC), 4 (delays), 5 (calibration) and 6 (ablations)."""
+"""FedPSA's experiments: Tables 1 to 3 (accuracy and AULC), 4 (delays), 5 (calibration) and 6 (ablations), Figure 4 (grid search)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def accuracy(name: str, alpha: float, scale: Scale) -> Preset:
         clients=clients,
         # clients of equal size, as FLGo's partitioner makes them; it would draw from Dir(alpha times the classes' shares)
         partition=DirichletEqual(alpha=alpha),
-        delays=Uniform(low=10.0, high=500.0),
+        delays=Uniform(low=10.0, high=500.0, jitter=0.0),  # FLGo draws a client's delay once and keeps it
         training=Training(lr=0.01, lr_decay=0.999, batch=64, epochs=5),  # the rate falls with every version, as with every round
         strategy=own(clients),
         until=Until(seconds=86_400.0 * DAYS),
@@ -93,7 +93,8 @@ def accuracy(name: str, alpha: float, scale: Scale) -> Preset:
         experiment = replace(experiment, model=column.small, training=training, evaluate_every=QUICK_SECONDS / 20)
         experiment, seeds = replace(experiment, until=Until(seconds=QUICK_SECONDS)), 1
     tables = f"Table{'s 2 and 3' if column.table == 2 else ' 1'}"
-    summary = f"FedPSA {tables}, {column.title}, 50 clients, 10 at work, Dir({alpha:g}), delays U(10, 500)"
+    at_work = f"{clients} clients, {round(RATE * clients)} at work"
+    summary = f"FedPSA {tables}, {column.title}, {at_work}, Dir({alpha:g}), delays U(10, 500)"
     return Preset(summary, experiment, methods(clients, layers=column.model != Linear()), seeds=seeds)
 
 
@@ -101,10 +102,11 @@ def table4(law: Literal["uniform", "longtail"], high: int, scale: Scale) -> Pres
     """Slower clients, uniform or with a long tail; alpha is not given, and the first row fits alpha = 1."""
     preset = accuracy("cifar100", 1.0, scale)
     low = high / 50
-    delays: Delays = Uniform(low=low, high=float(high)) if law == "uniform" else LongTail(low=low, high=float(high))
+    spread = Uniform if law == "uniform" else LongTail
+    delays: Delays = spread(low=low, high=float(high), jitter=0.0)
     rows = {method: preset.methods[method] for method in ("fedbuff", "ca2fl", "fedpsa")}
-    spread = "uniform" if law == "uniform" else "long-tailed"
-    summary = f"FedPSA Table 4, CIFAR-100: CNN, 50 clients, Dir(1), {spread} delays of {low:g} to {high} s"
+    how, clients = "uniform" if law == "uniform" else "long-tailed", preset.experiment.clients
+    summary = f"FedPSA Table 4, CIFAR-100: CNN, {clients} clients, Dir(1), {how} delays of {low:g} to {high} s"
     return replace(preset, summary=summary, experiment=replace(preset.experiment, delays=delays), methods=rows)
 
 
@@ -117,7 +119,8 @@ def table5(alpha: float, scale: Scale) -> Preset:
         for kind in ("real", "gaussian")
         for size in sizes
     }
-    summary = f"FedPSA Table 5, CIFAR-10: CNN, Dir({alpha:g}), calibration batches of 16 to 512, real or noise"
+    where = f"CIFAR-10: CNN, {preset.experiment.clients} clients, Dir({alpha:g})"
+    summary = f"FedPSA Table 5, {where}, calibration batches of 16 to 512, real or noise"
     experiment = replace(preset.experiment, strategy=rows["fedpsa-gaussian32"])
     return replace(preset, summary=summary, experiment=experiment, methods=rows)
 
@@ -132,12 +135,32 @@ def table6(alpha: float, rate: float, scale: Scale) -> Preset:
         "fedpsa-no-TS": replace(full, thermometer=False, signal="parameters"),
         "fedpsa": full,
     }
-    summary = f"FedPSA Table 6, ablations; CIFAR-10: CNN, Dir({alpha:g}), {round(100 * rate)} % of the clients at work"
+    where = f"CIFAR-10: CNN, {preset.experiment.clients} clients, Dir({alpha:g})"
+    summary = f"FedPSA Table 6, ablations; {where}, {round(100 * rate)} % of them at work"
     return replace(preset, summary=summary, experiment=replace(preset.experiment, strategy=full), methods=rows)
 
 
+def fig4(what: Literal["temperature", "lengths"], scale: Scale) -> Preset:
+    """The grid search over gamma and delta, and over the lengths of buffer and queue.
+
+    Neither data set nor values are legible. The text says that small gamma and delta together are bad, that a queue of 10 to 50
+    and a buffer of 5 to 20 are good, and longer ones are not: values around these, on the most heterogeneous CIFAR-10.
+    """
+    preset = accuracy("cifar10", 0.1, scale)
+    clients = preset.experiment.clients
+    rows: Mapping[str, Any]
+    if what == "temperature":
+        rows = {f"fedpsa-gamma{g:g}-delta{d:g}": own(clients, gamma=g, delta=d) for g in (0.1, 1.0, 5.0, 10.0) for d in (0.1, 0.5, 1.0)}
+        varied, chosen = "gamma 0.1 to 10, delta 0.1 to 1", "fedpsa-gamma5-delta0.5"
+    else:
+        rows = {f"fedpsa-buffer{s}-queue{q}": own(clients, buffer=s, queue=q) for s in (5, 10, 20, 50) for q in (10, 50, 100)}
+        varied, chosen = "buffers of 5 to 50, queues of 10 to 100", "fedpsa-buffer5-queue50"
+    summary = f"FedPSA Figure 4, {varied}; CIFAR-10: CNN, {clients} clients, Dir(0.1)"
+    return replace(preset, summary=summary, experiment=replace(preset.experiment, strategy=rows[chosen]), methods=rows, reference=chosen)
+
+
 def makers() -> dict[str, Maker]:
-    made: dict[str, Maker] = {}
+    made: dict[str, Maker] = {"fig4-temperature": partial(fig4, "temperature"), "fig4-lengths": partial(fig4, "lengths")}
     for name, column in COLUMNS.items():
         for alpha in (0.1, 0.5, 1.0):  # 0.1 is the one without a suffix
             suffix = "" if alpha == 0.1 else f"-alpha{alpha:g}"

@@ -23,7 +23,7 @@ class SimulatedWorld:
     """Delays, network, availability, faults and data of all clients, as pure functions of the seed.
 
     `steps` is needed only for delays per step, `payload` only for a network that counts bytes. A rule that takes several
-    gradients a step (its `cost`) takes that many times as long, whatever the unit.
+    gradients a step (its `cost`) takes that many times as long, but for response times, which are what they are.
     """
 
     delays: Delays
@@ -35,15 +35,17 @@ class SimulatedWorld:
     availability: Availability = Always()
     faults: tuple[Fault, ...] = ()
     streaming: Stream = Static()
+    _whatever: bool = field(init=False, repr=False, compare=False)  # a job takes its time whatever its rule costs
     _simple: bool = field(init=False, repr=False, compare=False)  # nothing but steady delays: most worlds, and the fastest
     _means: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)  # of clients met so far
     _windows: dict[int, tuple[float, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)  # and when asked
 
     def __post_init__(self) -> None:
         require(
-            self.delays.unit == "job" or self.steps is not None,
+            self.delays.unit != "step" or self.steps is not None,
             "delays per step need to know the steps of a job: give steps, or use unit='job'",
         )
+        object.__setattr__(self, "_whatever", self.delays.unit == "response")
         plain_way = isinstance(self.network, Instant) and not isinstance(self.delays, Paced)
         object.__setattr__(self, "_simple", plain_way and isinstance(self.availability, Always) and not self.faults)
 
@@ -51,7 +53,7 @@ class SimulatedWorld:
         mean = self._means.get(client)
         if mean is None:
             mean = self._means[client] = self.delays.mean_of(self.seed, client)
-        expected = mean if work.rule is None else mean * work.rule.cost
+        expected = mean if work.rule is None or self._whatever else mean * work.rule.cost
         if self.delays.unit == "step" and self.steps is not None:
             expected *= self.steps(client, work, num_examples)
         duration = expected * self.delays.factor(self.seed, client, index)

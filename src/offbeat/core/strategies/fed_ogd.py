@@ -23,7 +23,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,26 +56,46 @@ from offbeat.core.vector import Layout
 # ---------------------------------------------------------------- the client half
 
 
+class Carry(NamedTuple):
+    """What a job knows at each step."""
+
+    b: Tensor
+    inverse: Tensor  # 1 / ||b||^2, 0 where there is no direction
+    along: Tensor  # sums over the steps so far, of <g, b> and of the part of it that was taken away
+    steps: int = 0
+
+
 @dataclass(frozen=True)
 class Orthogonal(LocalRule):
-    """Every gradient, one vector over the whole model, loses what points against the basis."""
+    """Every gradient, one vector over the whole model, loses what points against the basis.
+
+    Uploaded beside the model, and noted: the mean over the job's steps of <g, b> / ||b||, how far gradients point along the
+    basis (Figure 6c and f), and of what was taken away of it.
+    """
 
     always: bool = False  # lose any component along it: "traditional OGD"
 
-    def begin(self, job: LocalJob) -> tuple[Tensor, Tensor]:
+    def begin(self, job: LocalJob) -> Carry:
         b = job.extras["basis"]
         squared = torch.linalg.vecdot(b, b).unsqueeze(-1)
         # a basis this small has no direction; in float64 that is one whose square has no inverse
         nothing = max(0.0 if b.dtype == torch.float64 else NEGLIGIBLE * b.shape[-1], 1.0 / torch.finfo(b.dtype).max)
-        return b, torch.where(squared > nothing, 1.0 / squared, 0.0)
+        inverse = torch.where(squared > nothing, 1.0 / squared, 0.0)
+        return Carry(b, inverse, torch.zeros_like(squared).expand(*squared.shape[:-1], 2))
 
-    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
-        b, inverse = carry
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Carry) -> tuple[Tensor, Carry]:
+        b, inverse, sums, steps = carry
         g = grad(w)
         along = torch.linalg.vecdot(g, b).unsqueeze(-1)  # <g, b>
-        if not self.always:
-            along = torch.where(along < 0, along, 0.0)
-        return torch.addcmul(g, along * inverse, b, value=-1), carry  # g~ = g - <g, b> / ||b||^2 b
+        away = along if self.always else torch.where(along < 0, along, 0.0)
+        carry = Carry(b, inverse, sums + torch.cat([along, away], dim=-1), steps + 1)
+        return torch.addcmul(g, away * inverse, b, value=-1), carry  # g~ = g - <g, b> / ||b||^2 b
+
+    def end(self, job: LocalJob, local: Tensor, carry: Carry) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        return {"projected": carry.along * carry.inverse.sqrt() / carry.steps}, {}
+
+    def uploads(self, layout: Layout) -> Mapping[str, int]:
+        return {"projected": 2}
 
 
 @dataclass(frozen=True)
@@ -84,13 +104,14 @@ class OrthogonalDifference(Orthogonal):
 
     memory: ClassVar[tuple[str, ...]] = ("previous",)  # G^{t-1}, as the server can know it
 
-    def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    def end(self, job: LocalJob, local: Tensor, carry: Carry) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         previous = job.memory["previous"]
         G = (job.start - job.layout.trainable(local)) / job.lr
         sent = job.start - job.lr * (G - previous)
         local.copy_(job.layout.with_trainable(local, sent))  # in place: what the client trained must not leave it
         # not G itself: what rounding took from this upload is made up for by the next one, so it cannot pile up in the server's sum
-        return {}, {"previous": previous + (job.start - sent) / job.lr}
+        extras, _ = super().end(job, local, carry)
+        return extras, {"previous": previous + (job.start - sent) / job.lr}
 
 
 # ---------------------------------------------------------------- the server half
@@ -187,7 +208,9 @@ class FedOGD:
             G[a:b] = event.local[a:b]
         state.caches[client] = G
         state.heard[client] = None
-        return [Note({"epochs": state.epochs.age(client) or 0}, event.ticket)]
+        told = event.extras.get("projected")  # nothing is computed from it: a script of events may leave it out
+        projected = {} if told is None else dict(zip(("projected", "removed"), told.tolist(), strict=True))
+        return [Note({"epochs": state.epochs.age(client) or 0, **projected}, event.ticket)]
 
     def _evict(self, state: State, client: int) -> None:
         if client in state.caches:

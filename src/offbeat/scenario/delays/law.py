@@ -16,7 +16,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 from offbeat.core import draws
 from offbeat.core.errors import require
 
-Unit = Literal["job", "step"]
+Unit = Literal["job", "step", "response"]  # seconds of a job, of a local step, or until the answer, whatever is computed for it
 SHORTEST = 0.05  # the jitter never makes a job shorter than this share of the client's mean
 
 
@@ -59,7 +59,7 @@ class Varying(ABC):
     """What all distributions share; they differ in `mean_of`."""
 
     jitter: float = 0.05  # standard deviation of a job's time, relative to the client's mean
-    unit: Unit = "job"  # are the times per job or per local step?
+    unit: Unit = "job"  # are the times per job, per local step, or response times?
 
     def __post_init__(self) -> None:
         require(self.jitter >= 0 and isfinite(self.jitter), f"delays: jitter = {self.jitter}: must be 0 or more")
@@ -87,7 +87,7 @@ def speed(seed: int, client: int) -> float:
 
 
 def require_unit(unit: str) -> None:
-    require(unit in get_args(Unit), f"delays: unit = {unit!r}: must be 'job' or 'step'")
+    require(unit in get_args(Unit), f"delays: unit = {unit!r}: must be 'job', 'step' or 'response'")
 
 
 def positive(law: str, **values: float) -> None:

@@ -9,10 +9,12 @@ from offbeat.scenario.partition.classes import Classes, Disjoint, MainClass, Pie
 from offbeat.scenario.partition.dealing import Partition, class_counts
 from offbeat.scenario.partition.dirichlet import Dirichlet, DirichletEqual, DualDirichlet
 from offbeat.scenario.partition.natural import Iid, Natural
+from offbeat.scenario.partition.split import Split
 
 __all__ = [
     "PARTITIONS", "Partition", "class_counts",
     "Classes", "Dirichlet", "DirichletEqual", "Disjoint", "DualDirichlet", "Iid", "MainClass", "Natural", "Pieces",
+    "Split",
 ]  # fmt: skip
 
 PARTITIONS: dict[str, type[Partition]] = {

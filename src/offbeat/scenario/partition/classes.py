@@ -72,9 +72,11 @@ class MainClass:
 
     share: float = 0.95  # of a client's data, all its main classes together; the paper's 2 × 40 % is 0.8
     main: int | None = None  # main classes a client; None: classes / clients, at least 1
+    size: int | None = None  # examples a client; None: an equal part of all, which fits only where the classes go into the clients
 
     def __post_init__(self) -> None:
         require(0 < self.share <= 1, f"main-class share = {self.share}: must lie in (0, 1]")
+        require(self.size is None or self.size >= 1, f"main-class size = {self.size}: at least 1 example a client")
         require(self.main is None or self.main >= 1, f"main-class main = {self.main}: must be at least 1")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
@@ -87,7 +89,7 @@ class MainClass:
             c = short[0]
             raise DataError(
                 f"main-class: {clients} clients ask for {int(wanted[:, c].sum())} examples of class {int(names[c])}, there are "
-                f"{int(held[c])}: use a number of clients that the {len(names)} classes go into, or lower share"
+                f"{int(held[c])}: use a number of clients that the {len(names)} classes go into, lower share, or give a smaller size"
             )
         rng = np.random.default_rng(draws.bits(seed, "partition"))
         owner = np.full(len(classes), NOBODY, dtype=np.int64)
@@ -103,7 +105,7 @@ class MainClass:
         main = max(1, count // clients) if self.main is None else self.main
         if main >= count:
             raise DataError(f"main-class: {main} main classes of {count}: no other is left, use iid")
-        size = int(held.min()) * count // clients
+        size = int(held.min()) * count // clients if self.size is None else self.size
         each = int(size * self.share + 1e-9) // main  # 0.29 * 100 is 28.999...: nobody means 28
         if each < 1:
             raise DataError(f"main-class: {size} examples a client are too few for {main} main classes: use fewer clients than {clients}")

@@ -1,0 +1,97 @@
+"""What the tests of the papers' presets share: data made up in the published shapes, and short runs on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isfinite, prod
+from typing import Any
+
+import torch
+
+from offbeat import presets
+from offbeat.client.survey import Survey
+from offbeat.engines.until import Until
+from offbeat.experiment import build
+from offbeat.experiment.config import Experiment, name_of
+from offbeat.scenario.data import Dataset
+
+PAPERS = [name for name in presets.names() if "/" in name]
+SCALES = ("paper", "quick")
+
+# data set -> (input shape, classes or number of targets, natural owners), as published or as quick presets make it
+MADE = {
+    "mnist": ((1, 28, 28), 10, 0),
+    "fashion-mnist": ((1, 28, 28), 10, 0),
+    "cifar10": ((3, 32, 32), 10, 0),
+    "cifar100": ((3, 32, 32), 100, 0),
+    "tiny-imagenet": ((3, 64, 64), 20, 0),
+    "uci-har": ((9, 128), 6, 21),
+    "isic2019": ((3, 32, 32), 8, 6),
+    "20news": ((100,), 20, 0),
+    "ag_news": ((32,), 4, 0),
+    "fitrec": ((30, 3), 1, 30),
+    "beijing-air": ((48, 7), 6, 12),
+    "extrasensory": ((225,), 51, 60),
+    "ixi": ((1, 16, 20, 16), 2, 3),
+}
+VALUES = 3_000_000  # of all inputs of a made-up data set, at most
+
+
+def made(name: str) -> Dataset:
+    shape, outputs, owners = MADE[name]
+    train, test = min(2000, VALUES // prod(shape)), max(12, 2 * owners, min(60, VALUES // 50 // prod(shape)))  # some of every owner's
+    draw = torch.Generator().manual_seed(0)
+    n = train + test
+    x = torch.randint(1, 5000, (n, *shape), generator=draw) if name in ("20news", "ag_news") else torch.randn(n, *shape, generator=draw)
+    classes, task, y = outputs, None, torch.arange(n) % outputs
+    if name == "ixi":
+        task, y = "segmentation", torch.randint(0, 2, (n, *shape[1:]), generator=draw)
+    elif name == "extrasensory":
+        classes, task, y = None, "multilabel", torch.randint(0, 2, (n, outputs), generator=draw).float()
+    elif name in ("fitrec", "beijing-air"):
+        classes, task, y = None, "regression", torch.rand(n, outputs, generator=draw).squeeze(1)
+    owned = {}
+    if owners:
+        owner = torch.arange(n) // 2 % owners
+        owned = {"groups": owner[:train], "test_groups": owner[train:], "group_names": tuple(map(str, range(owners)))}
+    return Dataset(name, x[:train], y[:train], x[train:], y[train:], num_classes=classes, task=task, **owned)
+
+
+def some(data: Dataset) -> Dataset:
+    """Of a real data set every so many examples."""
+    few, fewer = len(data.x_train) // 2000 or 1, len(data.x_test) // 200 or 1
+    return replace(
+        data, x_train=data.x_train[::few], y_train=data.y_train[::few], x_test=data.x_test[::fewer], y_test=data.y_test[::fewer],
+        groups=None if data.groups is None else data.groups[::few],
+        test_groups=None if data.test_groups is None else data.test_groups[::fewer],
+    )  # fmt: skip
+
+
+def data_name(experiment: Experiment) -> str:
+    return name_of("data", experiment.data)
+
+
+def short(experiment: Experiment, data: Dataset, updates: int) -> None:
+    """A few updates of two steps each, from the clients' data to the survey at the end."""
+    training = replace(experiment.training, steps=2, epochs=None, batch=min(8, experiment.training.batch))
+    experiment = replace(experiment, data=data, training=training, until=Until(updates=updates), survey=Survey(examples=5))
+    outcome = build.engine(build.setup(experiment), experiment).run()
+    assert (outcome.reason, outcome.updates) == ("updates", updates)
+    assert all(isfinite(value) for key, value in outcome.metrics.items() if "/" not in key)
+
+
+def by_data(names: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(data_name(presets.load(name, "quick").experiment), []).append(name)
+    return found
+
+
+def check_stated(name: str, settings: dict[str, Any]) -> None:
+    """That a preset, at the paper's scale, has these settings ("delays.low": 10)."""
+    experiment = presets.load(name).experiment
+    for setting, value in settings.items():
+        found: Any = experiment
+        for part in setting.split("."):
+            found = getattr(found, part)
+        assert found == value, (name, setting)

@@ -1,0 +1,55 @@
+"""FedCompass's presets have the paper's numbers."""
+
+from __future__ import annotations
+
+import pytest
+from made_up import SCALES, check_stated
+
+from offbeat import presets
+from offbeat.client.losses import TaskLoss
+from offbeat.engines.until import Target
+from offbeat.scenario.data.isic import CLASSES
+from offbeat.scenario.delays import Constant, Exponential, Normal
+from offbeat.scenario.partition import Classes
+
+# preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
+STATED = {
+    "fedcompass/table1-mnist-class-m10-exp": {"clients": 10, "training.steps": 200, "strategy.q_min": 40, "delays.mean": 0.15},
+    "fedcompass/table1-cifar10-dirichlet-m20-normal": {"training.lr": 0.1, "training.steps": 100, "strategy.q_min": 20, "delays.mean": 0.5},
+    "fedcompass/table2-ixi-homo": {"clients": 3, "training.optimizer": "adamw", "training.batch": 2, "training.weight_decay": 0.01},
+    "fedcompass/table2-isic-exp": {"clients": 6, "training.lr": 0.0005, "delays.mean": 1.5, "strategy.mu": 0.5, "strategy.q_max": 100},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_settings_are_those_of_the_paper(name):
+    check_stated(name, STATED[name])
+
+
+def test_methods_are_set_as_the_paper_says():
+    methods = presets.load("fedcompass/table1-mnist-class-m20-homo").methods
+    assert (methods["fedbuff"].k, methods["fedat"].ratio, methods["fedavgm"].mu) == (5, 2.0, 0.9)
+    assert (methods["fedcompass+M"].momentum, methods["fedcompass+N"].normalized) == (True, True)
+    # Table 3 at m = 5, Qmax = 200: 0.05 × 200 = 10, …, 1.0 × 200 = 200
+    ratios = presets.load("fedcompass/table3-mnist-m5-homo").methods
+    assert [m.q_min for name, m in ratios.items() if name.startswith("fedcompass")] == [10, 20, 40, 80, 120, 160, 200]
+
+
+def test_targets_speeds_and_partitions():
+    target = {name: presets.load(f"fedcompass/{name}").experiment.target for name in ("table1-cifar10-class-m5-homo", "table2-ixi-exp")}
+    assert list(target.values()) == [Target("acc", 0.6), Target("dice", 0.98)]
+    laws = [presets.load(f"fedcompass/table1-mnist-class-m5-{law}").experiment for law in ("homo", "normal", "exp")]
+    assert [type(e.delays) for e in laws] == [Constant, Normal, Exponential]
+    assert {e.delays.unit for e in laws} == {"step"}
+    assert laws[0].partition == Classes(fewest=5, most=6)
+    assert presets.load("fedcompass/table1-mnist-class-m20-exp").experiment.partition == Classes(fewest=3, most=5)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_isics_loss_is_flambys_weighted_focal_loss(scale):
+    """Its weights are all training examples over those of a class, MEL to SCC: 101 for the rarest, DF."""
+    loss = presets.load("fedcompass/table2-isic-exp", scale).experiment.loss
+    assert (loss.gamma, len(loss.weights)) == (2.0, len(CLASSES))
+    assert sum(1 / w for w in loss.weights) == pytest.approx(1, abs=1e-4)  # shares of the classes
+    assert CLASSES[loss.weights.index(max(loss.weights))] == "DF"
+    assert presets.load("fedcompass/table2-ixi-exp", scale).experiment.loss == TaskLoss()

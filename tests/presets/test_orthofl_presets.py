@@ -1,0 +1,89 @@
+"""OrthoFL's presets have the paper's numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from made_up import check_stated, made
+
+from offbeat import presets
+from offbeat.engines.until import Until
+from offbeat.presets.orthofl import COLUMNS
+from offbeat.scenario.delays import Devices, Lognormal
+
+# preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
+STATED = {
+    "orthofl/table2-mnist": {"clients": 10, "training.epochs": 5, "training.lr": 0.01, "partition.alpha": 0.1, "strategy.beta": 0.6},
+    "orthofl/table2-cifar10": {"clients": 10, "training.lr": 0.01, "training.optimizer": "sgd"},
+    "orthofl/table2-20news": {"clients": 20, "training.lr": 5e-5, "training.batch": 8, "training.optimizer": "adamw"},
+    "orthofl/table2-har": {"clients": 21},
+    "orthofl/table2-cifar100": {"clients": 100},
+    "orthofl/fig7-cifar10-alpha0.01": {"partition.alpha": 0.01},
+    "orthofl/fig8-epochs10": {"training.epochs": 10},
+    "orthofl/motivation-60": {"clients": 2, "delays.means": (10.0, 60.0)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_settings_are_those_of_the_paper(name):
+    check_stated(name, STATED[name])
+
+
+def test_methods_are_set_as_the_paper_says():
+    methods = presets.load("orthofl/table2-cifar100").methods
+    assert list(methods) == ["fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "orthofl-chain"]
+    public = methods["orthofl-chain"]  # a variant: what the authors' code does
+    assert (public.reference, public.first_alpha, public.beta, public.a) == ("chain", 1.0, 0.6, 0.5)
+    assert (methods["fedavg"].sample, methods["fedasync"].alpha, methods["fedasync"].rho) == (10, 0.6, 0.0)
+
+
+def test_laws_of_figure_6_have_the_mean_of_the_devices():
+    # the mean of the nine means: 2617.821 / 9 = 290.869
+    law = presets.load("orthofl/fig6-lognormal").experiment.delays
+    assert isinstance(law, Lognormal)
+    assert law.mean == pytest.approx(290.869, abs=1e-3)
+    assert presets.load("orthofl/fig6-halfnormal").experiment.delays.mean == pytest.approx(290.869, abs=1e-3)
+    assert isinstance(presets.load("orthofl/table2-mnist").experiment.delays, Devices)
+
+
+def test_a_run_is_as_long_as_five_hundred_updates_take():
+    """A device answers after m + s phi(m/s) seconds on average. The nine: 96.2 + 135.6 × 0.3101 = 138.3, 904.1 + 222.2 × 0.0001
+    = 904.2, 360.2 + 103.5 × 0.0009 = 360.3, 276.6 + 187.2 × 0.1339 = 301.7, 150.2 + 210.3 × 0.3091 = 215.2, 161.4 + 194.4 × 0.2826
+    = 216.3, 177.2 + 209.8 × 0.2792 = 235.8, 106.3 + 32.7 × 0.0020 = 106.3, 385.6 + 111.9 × 0.0011 = 385.7. The mean of their
+    inverses is 0.004437, so ten clients send 500 updates in 500 / 0.04437 = 11,268 s."""
+    assert presets.load("orthofl/table2-mnist").experiment.until.seconds == pytest.approx(11_268, abs=10)
+
+
+def test_a_thirtieth_of_fedavgs_time_can_be_told():
+    """The paper's 0.03 and 0.09 of FedAvg's time: with 200 points or more they lie at least six points apart where FedAvg needs
+    half of the run (0.03 × 100 = 3 and 0.09 × 100 = 9); with fifty they would be one and a half."""
+    for name in COLUMNS:
+        experiment = presets.load(f"orthofl/table2-{name}").experiment
+        assert experiment.until.seconds / experiment.evaluate_every == pytest.approx(200)
+
+
+@pytest.mark.parametrize(("name", "clients", "each"), [("cifar10", 10, 4000), ("cifar100", 100, 400)])
+def test_of_cifar_ten_thousand_pictures_are_held_out_and_the_rest_is_cropped_and_flipped(name, clients, each):
+    experiment = presets.load(f"orthofl/table2-{name}").experiment
+    assert (experiment.clients, experiment.training.augment) == (clients, "crop-flip")
+    dealt = 50_000 // clients  # equal clients
+    parts = experiment.split.parts(0, 0, torch.arange(dealt))
+    assert (len(parts.train), clients * len(parts.validation), len(parts.test)) == (each, 10_000, 0)
+    assert presets.load(f"orthofl/table2-{name}", "quick").experiment.training.augment == "crop-flip"
+    assert presets.load("orthofl/table2-mnist").experiment.training.augment is None
+
+
+def test_the_code_that_draws_figure_2b_runs(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "presets.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    preset = presets.load("orthofl/motivation-100", scale="quick")
+    small = replace(preset.experiment, data=made("mnist"), until=Until(seconds=200.0), evaluate_every=1e6)
+    monkeypatch.setattr(presets, "load", lambda name, scale: replace(preset, experiment=small))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "presets.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("9.weight, 22 commits: cosine in a row")
+    assert (tmp_path / "figure-2b.png").stat().st_size > 1000
