@@ -235,7 +235,7 @@ def test_the_model_is_judged_with_the_statistics_of_each_client_that_has_any() -
     assert metric(engine, "seen") == [0, 0, 1, 1, 1.5]
     # w: at 2 .5 * 4; at 3 1 + .5 * 4; at 4 .5 * 3 + .5 * (2 + 4). One w for all: the mean changes nothing
     assert metric(engine, "w") == [0, 0, 2, 3, 4.5]
-    assert engine.model.tolist() == [4.5, 2, 0]
+    assert engine.coordinator.model.tolist() == [4.5, 2, 0]
 
 
 def test_a_survey_judges_each_client_with_its_own() -> None:
@@ -253,10 +253,9 @@ def test_a_survey_judges_each_client_with_its_own() -> None:
 
 
 def test_alone_everybody_is_judged_by_its_own_model_with_its_own_statistics() -> None:
-    engine = engine_of(Local(), 3.0)
-    engine.run()
+    outcome = engine_of(Local(), 3.0).run()
     # client 0: w = 4, mean = 6; client 1: w = 4, mean = 0; client 2: w = 0, mean = 2
-    assert engine.progress.metrics == {"w": pytest.approx(8 / 3), "mean": pytest.approx(8 / 3), "seen": pytest.approx(2 / 3)}
+    assert outcome.metrics == {"w": pytest.approx(8 / 3), "mean": pytest.approx(8 / 3), "seen": pytest.approx(2 / 3)}
 
 
 def test_what_stays_at_the_client_does_not_travel() -> None:
