@@ -112,9 +112,9 @@ def _clock(saved: Tree, get: Get) -> Clock:
 def _state(engine: VirtualEngine, saved: Tree, get: Get) -> Any:
     """Into a state of its own; a field the strategy has got since must have a default."""
     fresh = engine.strategy.init(engine.world)
-    known = {f.name for f in fields(fresh)}
-    wanted = {f.name for f in fields(fresh) if f.default is MISSING and f.default_factory is MISSING} & pack_state(fresh, lambda _: 0).keys()
-    if not wanted <= saved.keys() <= known:
+    without_default = {f.name for f in fields(fresh) if f.default is MISSING and f.default_factory is MISSING}
+    wanted = without_default & pack_state(fresh, lambda _: 0).keys()
+    if not wanted <= saved.keys() <= {f.name for f in fields(fresh)}:
         raise CheckpointError(f"it does not hold what it should: its state has {', '.join(saved)}")
     return unpack_state(fresh, saved, get)
 

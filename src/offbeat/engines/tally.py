@@ -33,7 +33,7 @@ class Tally:
                 tally.add(table, rows)
         return tally
 
-    def add(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+    def add(self, table: str, rows: list[Any]) -> None:
         """Five times cheaper than `repr`: a fifth of a microsecond a row."""
         try:
             data = marshal.dumps(rows, ENCODING)
