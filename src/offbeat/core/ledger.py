@@ -15,9 +15,9 @@ from torch import Tensor
 
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, Note, ProtocolError, Reject, SetTimer, Stop
-from offbeat.core.snapshot import Get, Put, Tree, pack, unpack
+from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
 
-SAVED = ("version", "next_ticket", "joined", "absent", "jobs")
+SAVED = {"version": int, "next_ticket": int, "joined": dict, "absent": dict, "jobs": dict}
 
 
 @dataclass(slots=True)
@@ -123,14 +123,17 @@ class Ledger:
     # ------------------------------------------------------------ save and restore
 
     def save(self, put: Put) -> Tree:
-        saved = {name: pack(getattr(self, name), put) for name in SAVED}
-        return {**saved, "open": [pack(job, put) for job in self.open.values()]}
+        books = {name: pack(getattr(self, name), put) for name in SAVED}
+        return {"ledger": books, "open": [pack(job, put) for job in self.open.values()]}
 
-    def restore(self, tree: Tree, get: Get) -> None:
-        for name in SAVED:
-            setattr(self, name, unpack(tree[name], get))
-        self.open = {job.ticket: job for job in (unpack(saved, get) for saved in tree["open"])}
-        self.busy = {job.client: job.ticket for job in self.open.values()}
+    def restored(self, tree: Tree, get: Get) -> Ledger:
+        """The saved books, of the clients and seed of these."""
+        saved = {name: expect(kind, unpack(tree["ledger"][name], get), name) for name, kind in SAVED.items()}
+        jobs: list[Job] = [expect(Job, unpack(job, get), "open") for job in expect(list, tree["open"], "open")]
+        books = Ledger(self.clients, self.seed, **saved)
+        books.open = {job.ticket: job for job in jobs}
+        books.busy = {job.client: job.ticket for job in jobs}
+        return books
 
 
 def _check_model(what: str, model: object, like: Tensor) -> None:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from offbeat.core.contract import contract_of
-from offbeat.core.errors import RunError
+from offbeat.core.errors import CheckpointError, RunError
 from offbeat.core.jobs import STATISTICS, Failure, Job, Result
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import (
@@ -41,7 +42,7 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
-from offbeat.core.snapshot import Get, Put, Tree, pack, pack_state, unpack, unpack_state
+from offbeat.core.snapshot import Get, Put, Tree, expect, pack, pack_state, unpack, unpack_state
 from offbeat.core.tell import tell
 from offbeat.engines.gate import Gate, Verdict
 from offbeat.engines.progress import Progress
@@ -64,6 +65,18 @@ Order = Job | SetTimer | CancelTimer | Offer
 Fact = tuple[str, tuple[Any, ...]]  # the name of a method below, and what it was told
 Hear = Callable[[Event, Sequence[Any]], None]
 NumExamples = Callable[[int, int, float], int]  # (client, index of its next job, now) -> how many it has
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation as a checkpoint holds it."""
+
+    ledger: Ledger
+    progress: Progress
+    model: Tensor
+    memories: dict[int, Mapping[str, Tensor]]
+    kept: dict[int, Tensor]
+    state: Any
 
 
 class Coordinator:
@@ -319,7 +332,7 @@ class Coordinator:
     def save(self, put: Put) -> Tree:
         return {
             "strategy": repr(self.strategy),
-            "ledger": self.ledger.save(put),
+            **self.ledger.save(put),
             "progress": pack(self.progress, put),
             "model": pack(self.model, put),
             "memories": pack(self.memories, put),
@@ -327,13 +340,23 @@ class Coordinator:
             "state": pack_state(self.state, put),
         }
 
-    def restore(self, tree: Tree, get: Get) -> None:
-        """Go on from a saved conversation, with the strategy and world this one was made for."""
+    def read(self, tree: Tree, get: Get) -> Conversation:
+        """A saved conversation of this strategy in this world. Nothing here is changed."""
         if tree["strategy"] != repr(self.strategy):
             raise RunError(f"the checkpoint is of {tree['strategy']}, not of {self.strategy!r}")
-        self.ledger.restore(tree["ledger"], get)
-        self.progress = unpack(tree["progress"], get)
-        self.model = unpack(tree["model"], get)
-        self.memories = unpack(tree["memories"], get)
-        self.traffic.kept = unpack(tree["kept"], get)
-        self.state = unpack_state(self.state, tree["state"], get)
+        model = unpack(tree["model"], get)
+        if not isinstance(model, Tensor) or model.shape != self.model.shape or model.dtype != self.model.dtype:
+            raise CheckpointError("it does not hold what it should: its model has another shape")
+        return Conversation(
+            ledger=self.ledger.restored(tree, get),
+            progress=expect(Progress, unpack(tree["progress"], get), "progress"),
+            model=model,
+            memories=expect(dict, unpack(tree["memories"], get), "memories"),
+            kept=expect(dict, unpack(tree["kept"], get), "kept"),
+            state=unpack_state(self.strategy.init(self.world), tree["state"], get),
+        )
+
+    def restore(self, saved: Conversation) -> None:
+        """Go on from there."""
+        self.ledger, self.progress, self.model = saved.ledger, saved.progress, saved.model
+        self.memories, self.traffic.kept, self.state = saved.memories, saved.kept, saved.state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite
 
-from offbeat.core.snapshot import Get, Put, Tree, pack, unpack
+from offbeat.core.snapshot import Put, Tree, pack
 from offbeat.engines.coordinator import Coordinator
 from offbeat.engines.holdings import bytes_held
 from offbeat.engines.judge import Judge, Survey
@@ -99,5 +99,5 @@ class Evaluation:
     def save(self, put: Put) -> Tree:
         return pack(self.measured, put)
 
-    def restore(self, tree: Tree, get: Get) -> None:
-        self.measured = unpack(tree, get)
+    def restore(self, measured: Measured) -> None:
+        self.measured = measured

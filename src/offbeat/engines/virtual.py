@@ -9,8 +9,8 @@ job takes, who is there, when the model is evaluated.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, isfinite
 
 from torch import Tensor
@@ -18,15 +18,18 @@ from torch import Tensor
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import SetTimer, Strategy, World
-from offbeat.core.snapshot import Get, Put, Tree, pack, unpack
+from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
 from offbeat.core.surroundings import Surroundings
+from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock
-from offbeat.engines.coordinator import Coordinator, Offer, Order
-from offbeat.engines.evaluation import Evaluation
+from offbeat.engines.coordinator import Conversation, Coordinator, Offer, Order
+from offbeat.engines.evaluation import Evaluation, Measured
+from offbeat.engines.formats import upgraded
 from offbeat.engines.gate import Gate, Verdict
 from offbeat.engines.judge import Judge, Own, Survey
 from offbeat.engines.progress import Outcome, Status, one_thread, rare_collection
+from offbeat.engines.tally import Tally
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.workers import Answer, Worker
@@ -57,7 +60,7 @@ class VirtualEngine:
         gate: Gate | None = None,
         trace: Trace | None = None,
         checkpoints: Checkpoints | None = None,
-        checkpoint_every: float = 30.0,  # host seconds
+        checkpoint_every: float = 30.0,  # host seconds at least; 0: after every event
         timeout: float = 10.0,  # a ticket expires after this many times its expected duration
         watch: Watch | None = None,
     ) -> None:
@@ -77,8 +80,8 @@ class VirtualEngine:
         self._needed = NOBODY  # the ticket whose result is waited for
         self._leaving: dict[int, float] = {}  # idle clients -> when they leave, where that is known
         self._started = False
+        self._cadence: Cadence | None = None  # begins with the run
         self._ended: str | None = None
-        self._saved = time.monotonic()
 
     # ------------------------------------------------------------ running
 
@@ -91,6 +94,8 @@ class VirtualEngine:
     def advance(self) -> int | None:
         """Go on until a result is needed, and say of which ticket; None when the run has ended."""
         run, clock = self.coordinator, self.clock
+        if self._cadence is None:
+            self._cadence = Cadence(self.checkpoint_every)
         if not self._started:
             self._start()
         while run.reason is None and self._ended is None:
@@ -162,9 +167,9 @@ class VirtualEngine:
     def _between_events(self) -> None:
         if self.interrupt:
             self._ended = INTERRUPTED
-        elif self.checkpoints is not None and time.monotonic() - self._saved >= self.checkpoint_every:
-            self.save()
-            self._saved = time.monotonic()
+        elif self.checkpoints is not None and self._cadence is not None and self._cadence.due():
+            with self._cadence.writing():
+                self.save()
 
     def _look(self) -> None:
         if self._watch is not None and self._watch(self.status()):
@@ -298,33 +303,54 @@ class VirtualEngine:
             self.checkpoints.save(self._tree)
 
     def restore(self) -> None:
-        """Go back to the newest checkpoint; without one the run starts over."""
+        """Go back to the newest checkpoint that is whole and that the trace matches; without one the run starts over."""
         if self.checkpoints is None or not self.checkpoints.exist():
-            self.trace.cut(0)
+            self.trace.clear()
             return
-        tree, get = self.checkpoints.load()
-        self._fill(tree, get)
-        self.trace.cut(tree["trace"])
+        saved = self.checkpoints.load(self._read)  # all of it, before anything is touched
+        self.coordinator.restore(saved.conversation)
+        self.evaluation.restore(saved.measured)
+        self.clock, self._verdicts = saved.clock, saved.verdicts
+        self._leaving = {who: at for at, kind, who, ticket in self.clock.heap if kind == LOST and ticket == NOBODY}
+        self._started = True
+        self.trace.cut(saved.seq, saved.tally)
+        open_jobs = self.coordinator.ledger.open
+        for at, kind, _, ticket in sorted(self.clock.heap):
+            if kind == ARRIVE and at <= self._horizon and ticket in open_jobs and ticket not in self._verdicts:
+                self.worker.submit(open_jobs[ticket], at)
 
     def _tree(self, put: Put) -> Tree:
         """Jobs in flight are kept as they are and computed again after a resume; results computed ahead of time are kept too,
         since not every worker repeats them bit for bit."""
         return {
             "trace": self.trace.seq,
-            "clock": self.clock.save(),
+            "rows": self.trace.tally.plain(),
+            "clock": self.clock.save(put),
             "evaluation": self.evaluation.save(put),
             "verdicts": pack(self._verdicts, put),
             **self.coordinator.save(put),
         }
 
-    def _fill(self, tree: Tree, get: Get) -> None:
-        self.coordinator.restore(tree, get)
-        self.evaluation.restore(tree["evaluation"], get)
-        self.clock = Clock.restored(tree["clock"])
-        self._verdicts = unpack(tree["verdicts"], get)
-        self._leaving = {who: at for at, kind, who, ticket in self.clock.heap if kind == LOST and ticket == NOBODY}
-        self._started = True
-        open_jobs = self.coordinator.ledger.open
-        for at, kind, _, ticket in sorted(self.clock.heap):
-            if kind == ARRIVE and at <= self._horizon and ticket in open_jobs and ticket not in self._verdicts:
-                self.worker.submit(open_jobs[ticket], at)
+    def _read(self, tree: Tree, get: Get) -> Saved:
+        tree = upgraded(tree)
+        seq = expect(int, tree["trace"], "trace")
+        return Saved(
+            conversation=self.coordinator.read(tree, get),
+            measured=expect(Measured, unpack(tree["evaluation"], get), "evaluation"),
+            clock=Clock.restored(tree["clock"], get),
+            verdicts=expect(dict, unpack(tree["verdicts"], get), "verdicts"),
+            seq=seq,
+            tally=self.trace.check(seq, tree.get("rows")),
+        )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint, read and found to be of this run."""
+
+    conversation: Conversation
+    measured: Measured
+    clock: Clock
+    verdicts: dict[int, Verdict]
+    seq: int
+    tally: Tally
