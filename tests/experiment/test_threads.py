@@ -218,7 +218,8 @@ def test_a_run_has_the_same_digest_whatever_the_environment_says(tmp_path):
     for threads in ("1", "2", "4"):
         folder = tmp_path / threads
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        command = ["run", "quickstart", "--set", "strategy=fedpsa", "--set", "clients=3", "--set", "model=linear", "--until", "60s", "--out", str(folder)]
+        world = ["--set", "strategy=fedpsa", "--set", "clients=3", "--set", "model=linear", "--until", "60s"]
+        command = ["run", "quickstart", *world, "--out", str(folder)]
         subprocess.run([sys.executable, "-m", "offbeat", *command], env=environment, check=True, capture_output=True, timeout=120)
         digests.add(runs.Run(folder).digest())
     assert len(digests) == 1
