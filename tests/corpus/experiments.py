@@ -72,7 +72,10 @@ FILES: dict[str, str | bytes] = {
     "a seed beyond a word": QUICK + "seed: 100000000000000000000000000000000000\n",
     "a survey beyond a word": QUICK + "survey: {examples: 100000000000000000000000000000}\n",
     "examples beyond a word": QUICK + "partition: {name: dirichlet, min_examples: 100000000000000000000000000000}\n",
-    "epochs beyond a word": QUICK + "training: {epochs: 0}\n",
+    "delays whose sum is not finite": QUICK + "delays: {name: constant, mean: 1e308}\n",
+    "a step beyond single precision": QUICK + "strategy: {name: fedadam, lr: 1e308}\n",
+    "a square beyond double precision": QUICK + "strategy: {name: fedadam, tau: 1e308}\n",
+    "a share without end": QUICK + "strategy: {name: fedavg, over_select: .inf}\n",
 }
 
 CHANGES: dict[str, str] = {

@@ -60,6 +60,8 @@ def main() -> None:
             _end(f"{error.name} is not installed: the command line needs all that 'pip install offbeat' brings", 1)
         if (needed := _memory(error)) is not None:
             _end(f"this needs more memory than there is{needed}: make the model, the data or the number of clients smaller", 1)
+        if isinstance(error, OverflowError) or "without overflow" in str(error):  # of Python, of torch: a rate of 1e308
+            _end(f"a setting is too large to compute with, or makes something so: {error} ({_place(error)})", 1)
         if sys.flags.dev_mode:
             raise
         _end(f"a bug in offbeat: {type(error).__name__}: {error} ({_place(error)}); 'python -X dev -m offbeat …' shows more", 1)
