@@ -189,7 +189,7 @@ def test_a_source_that_does_not_exist_is_refused(offbeat):
         (b"clients: 4\x00", ["not YAML"]),
         (b"clients: [1\nfoo: }", ["line 2", "not YAML"]),
         (b"clients: !!python/object/apply:os.system [ls]", ["line 1", "not YAML"]),
-        (b"name: 2020-99-99", ["not YAML", "month"]),
+        (b"name: 2020-99-99", ["line 1", "not YAML", "'2020-99-99' cannot be read as timestamp"]),
         (b"[" * 400, ["not YAML"]),
         (b"- a\n- b\n", ["settings like 'clients: 20'", "this one a list"]),
         (b"just words", ["settings like 'clients: 20'", "'just words'"]),
