@@ -72,9 +72,9 @@ def main() -> int:
         tempfile.tempdir = str(MEMORY)
     build.setup(worlds.TINY)  # data and modules, once for all children
     if told.repeat:
-        case = read(told.repeat, KINDS)
-        print(f"{case}\n{attempt(case) or 'nothing went wrong'}")
-        return 0
+        wrong = attempt(read(told.repeat, KINDS))
+        print(wrong or "nothing went wrong")
+        return int(wrong is not None)
     print(f"torture: seed {told.seed}, {'a sample' if told.sample else f'{told.minutes:g} minutes'}", flush=True)
     chosen = {name: PARTS[name] for name in told.part or PARTS}
     whole = sum(part.share for part in chosen.values())
