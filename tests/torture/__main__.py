@@ -94,7 +94,7 @@ def torture(name: str, cases: Iterator[Case], seconds: float) -> int:
         wrong = attempt(case, results)
         if wrong is not None:
             results["WRONG"] += 1
-            failures.setdefault(re.sub(r"[\d.]+|'[^']*'|/\S*", "…", wrong), (case, wrong))
+            failures.setdefault(kind_of(wrong), (case, wrong))
         if time.monotonic() - began > seconds:
             break
     words = ", ".join(f"{count} {word}" for word, count in sorted(results.items()))
@@ -116,6 +116,11 @@ def attempt(case: Case, results: Counter[str] | None = None) -> str | None:
     return None
 
 
+def kind_of(wrong: str) -> str:
+    """The message without its numbers, names and paths."""
+    return re.sub(r"[\d.]+|'[^']*'|/\S*", "…", wrong)
+
+
 def shortest(case: Case, wrong: str) -> str:
     """The case with everything left out that it fails without, in the time there is."""
     deadline = time.monotonic() + SHRINKING
@@ -125,7 +130,7 @@ def shortest(case: Case, wrong: str) -> str:
         for less in case.smaller():
             if time.monotonic() > deadline:
                 break
-            if (still := attempt(less)) is not None:
+            if (still := attempt(less)) is not None and kind_of(still) == kind_of(wrong):
                 case, wrong, going = less, still, True
                 break
     return f"  WRONG: {wrong}\n    again: {shlex.join(['.venv/bin/python', 'tests/torture', '--repeat', str(case)])}"

@@ -73,7 +73,8 @@ class Damage(Case):
     def attack(self, folder: Path) -> str:
         shutil.copytree(_kept(self.world, self.finished), folder / "run")
         DAMAGES[self.what](folder / "run" / self.file, self.place)
-        return self._read(folder) if self.finished else self._resume(folder)
+        finished = Run(folder / "run").complete  # without its model a run is one that can be gone on with
+        return self._read(folder) if finished else self._resume(folder)
 
     def _resume(self, folder: Path) -> str:
         ended = child(call("run", "--resume", folder / "run", "--checkpoint-every", 0))
