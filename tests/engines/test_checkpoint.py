@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 
 import pytest
@@ -19,8 +21,7 @@ def save(store: Checkpoints, value):
 
 
 def load(folder):
-    tree, get = Checkpoints(folder).load()
-    return unpack(tree, get)
+    return Checkpoints(folder).load(unpack)
 
 
 def packs(folder):
@@ -36,12 +37,46 @@ def test_what_is_saved_is_loaded_with_sharing(tmp_path):
     assert back["b"][1:] == [1, None, 2.5, "x"]
 
 
-def test_a_tensor_that_did_not_change_is_not_written_again(tmp_path):
+def test_a_tensor_that_did_not_change_is_written_twice_and_never_again(tmp_path):
     store, big = Checkpoints(tmp_path), torch.zeros(1000)
-    save(store, [big])
-    save(store, [big, torch.ones(1)])
-    assert packs(tmp_path)["000002.safetensors"] < 1000  # the 4000 bytes lie in the first pack
-    assert [t.tolist()[:1] for t in load(tmp_path)] == [[0.0], [1.0]]
+    for i in range(6):
+        save(store, [big, torch.full((1,), float(i))])
+    sizes = packs(tmp_path)
+    assert sorted(size > 4000 for name, size in sizes.items()) == [False, False, True, True]  # the 4000 bytes lie in the first two packs
+    assert [t.tolist()[:1] for t in load(tmp_path)] == [[0.0], [5.0]]
+
+
+def test_whichever_one_file_is_damaged_one_of_the_two_checkpoints_is_whole(tmp_path):
+    """They share none: tensors that live long, that changed, that are new, over many checkpoints and a resume."""
+    store, held, total = Checkpoints(tmp_path / "x"), torch.zeros(1000), torch.zeros(3)
+    for i in range(9):
+        if i == 5:
+            store = Checkpoints(tmp_path / "x")
+            held, total, _ = store.load(unpack)
+        total.add_(1)
+        save(store, [held, total, torch.full((2,), float(i))])
+        whole = {path: path.read_bytes() for path in (tmp_path / "x").iterdir()}
+        for path in whole if i else ():
+            damage(path)
+            back = load(tmp_path / "x")
+            assert [back[1][0].item() - 1, back[2][0].item()] in ([i, i], [i - 1, i - 1]), path
+            path.write_bytes(whole[path])
+
+
+def test_after_a_fallback_too(tmp_path):
+    """The damaged one does not count as one of the two."""
+    store, held = Checkpoints(tmp_path), torch.zeros(1000)
+    for _ in range(3):
+        save(store, [held])
+    damage(tmp_path / "000003.json")
+    store = Checkpoints(tmp_path)
+    [held] = store.load(unpack)
+    save(store, [held])
+    for path in tmp_path.glob("*.safetensors"):
+        kept = path.read_bytes()
+        damage(path)
+        assert load(tmp_path)[0].tolist() == held.tolist()
+        path.write_bytes(kept)
 
 
 def test_a_tensor_changed_in_place_is_written_again(tmp_path):
@@ -112,7 +147,7 @@ def test_after_a_fallback_the_next_checkpoint_is_newer_than_the_damaged_one(tmp_
     save(store, [torch.ones(2)])
     damage(tmp_path / "000002.json")
     again = Checkpoints(tmp_path)
-    again.load()
+    again.load(unpack)
     save(again, [torch.full((2,), 3.0)])
     assert load(tmp_path)[0].tolist() == [3.0, 3.0]
 
@@ -139,8 +174,66 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 99)
     save(Checkpoints(tmp_path), [1])
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format 99, this version reads 1"):
+    with pytest.raises(CheckpointError, match="format 99, this version reads 1 and 2"):
         load(tmp_path)
+
+
+def sealed(body: str) -> str:
+    return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"packs": None}, {"packs": {"../x.safetensors": {"sha256": "", "bytes": 1}}}, {"packs": {"000001.safetensors": {}}}, {"home": 3},
+        {"home": [[0, "nowhere.safetensors"]]}, {"home": [["a", "000001.safetensors"]]}, {"home": [[7, "000001.safetensors"]]},
+        {"next": "many"}, {"tree": 1}, {"tree": {"$tensor": 55}}, {"format": []}, {"format": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_with_a_valid_hash_and_other_fields_is_one_line(tmp_path, change):
+    save(Checkpoints(tmp_path), [torch.zeros(2)])
+    path = tmp_path / "000001.json"
+    body = json.loads(path.read_bytes().partition(b"\n")[2])
+    path.write_text(sealed(json.dumps({**body, **change})))
+    with pytest.raises(CheckpointError, match=r"000001"):
+        load(tmp_path)
+    for field in body:
+        path.write_text(sealed(json.dumps({name: value for name, value in body.items() if name != field})))
+        with pytest.raises(CheckpointError, match=r"000001"):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize("body", ["", "[]", "1", "[" * 100_000, "\ufeff{}"], ids=["nothing", "list", "number", "deep", "mark"])
+def test_so_is_one_that_holds_something_else(tmp_path, body):
+    (tmp_path / "000001.json").write_text(sealed(body))
+    with pytest.raises(CheckpointError, match=r"000001.json"):
+        load(tmp_path)
+
+
+def test_a_pack_with_a_valid_hash_that_is_none_is_one_line(tmp_path):
+    save(Checkpoints(tmp_path), [torch.zeros(2)])
+    path, pack_file = tmp_path / "000001.json", tmp_path / "000001.safetensors"
+    body = json.loads(path.read_bytes().partition(b"\n")[2])
+    for data in (b"", b"nothing of the kind", b"\xff" * 100):
+        pack_file.write_bytes(data)
+        body["packs"][pack_file.name]["sha256"] = hashlib.sha256(data).hexdigest()
+        path.write_text(sealed(json.dumps(body)))
+        with pytest.raises(CheckpointError, match=r"000001.safetensors is not the pack"):
+            load(tmp_path)
+
+
+def test_no_link_is_followed_when_a_file_is_written(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for name in ("000001.json", "000001.json.tmp", "000001.safetensors", "000001.safetensors.tmp"):
+        (folder / name).symlink_to(victim)
+    checkpoint.write_whole(folder / "000001.json", b"new")
+    checkpoint.write_whole(folder / "000001.safetensors", b"new")
+    assert victim.read_text() == "precious"
+    assert (folder / "000001.json").read_bytes() == b"new"
 
 
 def test_no_pickle_is_written(tmp_path):
@@ -156,7 +249,7 @@ def test_a_damaged_checkpoint_does_not_push_out_the_good_one_before_it(tmp_path)
         save(store, [torch.full((2,), float(i))])
     damage(tmp_path / "000003.safetensors")
     again = Checkpoints(tmp_path)
-    again.load()  # falls back to 2
+    again.load(unpack)  # falls back to 2
     save(again, [torch.full((2,), 9.0)])
     damage(tmp_path / "000004.json")
     assert load(tmp_path)[0].tolist() == [1.0, 1.0]  # the second is still there

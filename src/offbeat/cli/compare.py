@@ -42,6 +42,7 @@ def compare(
         if changes or any(given is not None for given in (scale, strategies, seeds, until, out)):
             raise ConfigError("--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until or --out with it")
         comparison = Comparison(resume)
+        _say_moved(comparison)
     else:
         assert source is not None
         comparison = _create(source, scale, strategies, seeds, changes, until, out, reference)
@@ -96,6 +97,13 @@ def _create(
     for seed in numbers:
         build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made
     return comparing.create(new_folder(f"compare-{preset.experiment.name}", out), experiments, numbers, reference or preset.reference)
+
+
+def _say_moved(comparison: Comparison) -> None:
+    """Each way of being on another machine once, however many runs began there."""
+    told = [run.moved() for name in comparison.strategies() for run in comparison.runs(name)]
+    for moved in dict.fromkeys(filter(None, told)):
+        typer.echo(f"{comparison.folder}: of {told.count(moved)} runs, {moved}", err=True)
 
 
 def _refuse_per_run(changes: list[str]) -> None:

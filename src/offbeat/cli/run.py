@@ -23,7 +23,7 @@ def run(
     until: UntilText = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/NAME-N].")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that was stopped or killed.")] = None,
-    checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds of computing between checkpoints.")] = 30.0,
+    checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints, at least; 0: after every event.")] = 30.0,
     data: DataRoot = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +43,10 @@ def run(
     if resume is not None:
         if changes or any(given is not None for given in (scale, seed, until, out)):
             raise ConfigError("--resume goes on with a run as it is: --scale, --set, --seed, --until and --out belong to a new one")
-        execute(runs.Run(resume), checkpoint_every, as_json)
+        stopped = runs.Run(resume)
+        if moved := stopped.moved():
+            typer.echo(f"{resume}: {moved}", err=True)
+        execute(stopped, checkpoint_every, as_json)
         return
     assert source is not None
     experiment = load(source, [*(changes or []), *([f"seed={seed}"] if seed is not None else [])], until, scale).experiment

@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from offbeat.core.vector import Layout
 Tree = Any  # what json can hold
 Put = Callable[[Tensor], int]  # stores a tensor, returns its number
 Get = Callable[[int], Tensor]
+
+MANY = 1000  # whole numbers from which on they are stored as a tensor
 
 
 class TensorTable:
@@ -51,17 +54,24 @@ def pack(value: Any, put: Put) -> Tree:
     if isinstance(value, Tensor):
         return {"$tensor": put(value.detach())} if value.requires_grad else {"$tensor": put(value)}
     if isinstance(value, list):
-        return [pack(v, put) for v in value]
+        return _numbers(value, put) or [pack(v, put) for v in value]
     if isinstance(value, (tuple, dict)) and type(value) not in (tuple, dict):
         raise CheckpointError(f"a {type(value).__name__} cannot be saved: it would come back as a plain {type(value).__mro__[1].__name__}")
     if isinstance(value, tuple):
         return {"$tuple": [pack(v, put) for v in value]}
     if isinstance(value, deque):
-        return {"$deque": [pack(v, put) for v in value], "maxlen": value.maxlen}
+        return {"$deque": _numbers(value, put) or [pack(v, put) for v in value], "maxlen": value.maxlen}
     if isinstance(value, array):
-        dtype = torch.float64 if value.typecode in "fd" else torch.int64
-        return {"$array": value.typecode, "tensor": put(torch.tensor(value.tolist(), dtype=dtype))}
+        wide = array("d" if value.typecode in "fd" else "q", value)
+        dtype = torch.float64 if wide.typecode == "d" else torch.int64
+        return {"$array": value.typecode, "tensor": put(torch.frombuffer(wide, dtype=dtype) if wide else torch.zeros(0, dtype=dtype))}
     if isinstance(value, Mapping):
+        keys = _numbers(value.keys(), put)
+        if keys and set(map(type, value.values())) == {NoneType}:  # a set that keeps its order
+            return {"$keys": keys}
+        values = _numbers(value.values(), put) if keys else None
+        if keys and values:
+            return {"$keys": keys, "values": values}
         return {"$map": [[pack(k, put), pack(v, put)] for k, v in value.items()]}
     if is_dataclass(value) and not isinstance(value, type):
         cls = type(value)
@@ -74,6 +84,16 @@ def pack(value: Any, put: Put) -> Tree:
     raise CheckpointError(f"a {type(value).__name__} cannot be saved in a checkpoint")
 
 
+def _numbers(values: Collection[Any], put: Put) -> Tree | None:
+    """Many whole numbers as a tensor: a million clients as text cost seconds. None if they are few, or not all of them are."""
+    if len(values) < MANY or set(map(type, values)) != {int}:
+        return None
+    try:
+        return {"$numbers": put(torch.frombuffer(array("q", values), dtype=torch.int64))}
+    except OverflowError:
+        return None
+
+
 def unpack(tree: Tree, get: Get) -> Any:
     if isinstance(tree, list):
         return [unpack(v, get) for v in tree]
@@ -84,12 +104,18 @@ def unpack(tree: Tree, get: Get) -> Any:
             return get(number)
         case {"$tuple": list(items)}:
             return tuple(unpack(v, get) for v in items)
-        case {"$deque": list(items), "maxlen": maxlen}:
-            return deque((unpack(v, get) for v in items), maxlen)
+        case {"$numbers": int(number)}:
+            return get(number).tolist()
+        case {"$deque": items, "maxlen": maxlen}:
+            return deque(unpack(items, get), maxlen)
         case {"$array": str(code), "tensor": int(number)}:
             return array(code, get(number).tolist())
         case {"$map": list(pairs)}:
             return {unpack(k, get): unpack(v, get) for k, v in pairs}
+        case {"$keys": keys, "values": values}:
+            return dict(zip(unpack(keys, get), unpack(values, get), strict=True))
+        case {"$keys": keys}:
+            return dict.fromkeys(unpack(keys, get))
         case {"$class": str(name), "fields": dict(body)}:
             return _find_class(name)(**{k: unpack(v, get) for k, v in body.items()})
     raise CheckpointError(f"unreadable entry in a checkpoint: {str(tree)[:80]}")

@@ -1,11 +1,12 @@
 """Checkpoints on disk: a JSON tree plus packs of tensors in safetensors, each file written whole or not at all.
 
-A tensor that was written by an earlier checkpoint and has not changed since is referred to, not written again:
-published models are immutable, so a checkpoint costs what is new. The last two checkpoints are kept; if the newest
-is damaged the one before serves. Packs that hold mostly dead tensors are left behind by rewriting what is alive.
+The last two checkpoints are kept and share no file: whichever one file is damaged, one of the two is whole. A tensor that
+was written for the checkpoint before the last and has not changed since is referred to, not written again: published
+models are immutable, so a tensor that stays is written twice, however many checkpoints it lives through. Packs that hold mostly
+dead tensors are left behind by rewriting what is alive.
 
     checkpoint/000007.json          first line: SHA-256 of the rest; then the tree and where each tensor lies
-    checkpoint/000007.safetensors   the tensors that were new at that checkpoint
+    checkpoint/000007.safetensors   the tensors that were new to its line, the even or the odd ones
 """
 
 from __future__ import annotations
@@ -15,37 +16,46 @@ import hashlib
 import json
 import logging
 import os
+import re
+import secrets
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from offbeat.core.errors import CheckpointError
+from offbeat.core.errors import CheckpointError, OffbeatError
 from offbeat.core.snapshot import Get, Put, Tree
 
 log = logging.getLogger("offbeat")
+T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # the first had no tally of the trace, and its heap in the tree
+PACK = re.compile(r"\d+\.safetensors")
 SLACK = 1 << 20  # dead bytes that are not worth a rewrite
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of one."""
-    temporary = path.with_name(path.name + ".tmp")
+    """Write a file so that a crash leaves the old one or the new one, never half of one. No link is followed."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    made = False
     try:
-        with open(temporary, "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as file:
+            made = True
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        if made:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
 
 
@@ -71,7 +81,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._written: dict[int, Written] = {}  # by id of the tensor object
+        self._lines: tuple[dict[int, Written], dict[int, Written]] = ({}, {})  # of the last two, the older first; by id of the tensor
         self._home: dict[int, str] = {}  # tensor number -> pack
         self._packs: dict[str, dict[str, Any]] = {}  # pack -> its hash and size
         self._sizes: dict[int, int] = {}
@@ -86,8 +96,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         tree, used, new = self._collect(build)
         if self._wasteful(used):
-            self._written.clear()  # nothing counts as written: all that is alive goes into the new pack
-            tree, used, new = self._collect(build)
+            new = used  # all that is alive goes into the new pack
         name = f"{self._next_checkpoint:06d}"
         if new:
             self._write_pack(name, new)
@@ -97,7 +106,7 @@ class Checkpoints:
         line = hashlib.sha256(body.encode()).hexdigest()
         write_whole(self.folder / f"{name}.json", f"{line}\n{body}".encode())
         self._next_checkpoint += 1
-        self._written = {id(t): Written(weakref.ref(t), t._version, n) for n, t in used.items()}
+        self._lines = (self._lines[1], _written(used))
         self._clean()
 
     def _collect(self, build: Callable[[Put], Tree]) -> tuple[Tree, dict[int, Tensor], dict[int, Tensor]]:
@@ -108,7 +117,7 @@ class Checkpoints:
         def put(tensor: Tensor) -> int:
             if id(tensor) in numbers:
                 return numbers[id(tensor)]
-            known = self._written.get(id(tensor))
+            known = self._lines[0].get(id(tensor))  # what the last one refers to is not for this one
             if known and known.tensor() is tensor and known.changes == tensor._version:
                 number = known.number
             else:
@@ -164,46 +173,67 @@ class Checkpoints:
     def exist(self) -> bool:
         return bool(self._manifests())
 
-    def load(self) -> tuple[Tree, Get]:
-        """The newest checkpoint that is whole. Nothing on disk is changed."""
+    def load(self, use: Callable[[Tree, Get], T]) -> T:
+        """What `use` makes of the newest checkpoint that is whole and that it can use. Nothing on disk is changed."""
         problems: list[str] = []
         for path in reversed(self._manifests()):
             try:
-                return self._open(path)
+                body, tensors = self._open(path)
+                made = _used(use, body["tree"], tensors.__getitem__)
             except CheckpointError as error:
-                problems.append(str(error))
+                problems.append(str(error) if path.stem in str(error) else f"{path}: {error}")
                 self._damaged.add(path.name)
-                log.warning("%s; trying the checkpoint before it", error)
+                log.warning("%s; trying the checkpoint before it", problems[-1])
+            else:
+                self._go_on_from(body, tensors)
+                return made
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {'; '.join(problems) or 'there is none'}")
 
-    def _open(self, path: Path) -> tuple[Tree, Get]:
+    def _go_on_from(self, body: dict[str, Any], tensors: dict[int, Tensor]) -> None:
+        self._home = dict(body["home"])
+        self._packs = dict(body["packs"])
+        self._sizes = {n: t.nbytes for n, t in tensors.items()}
+        self._lines = ({}, _written(tensors))
+        self._next_number = body["next"]
+        self._next_checkpoint = int(self._manifests()[-1].stem) + 1
+
+    def _open(self, path: Path) -> tuple[dict[str, Any], dict[int, Tensor]]:
         body = _read_manifest(path)
         tensors: dict[int, Tensor] = {}
         for pack, facts in body["packs"].items():
             numbers = [n for n, home in body["home"] if home == pack]
-            for number, tensor in self._read_pack(pack, facts["sha256"], numbers):
-                tensors[number] = tensor
-        self._home = dict(body["home"])
-        self._packs = dict(body["packs"])
-        self._sizes = {n: t.nbytes for n, t in tensors.items()}
-        self._written = {id(t): Written(weakref.ref(t), t._version, n) for n, t in tensors.items()}
-        self._next_number = body["next"]
-        self._next_checkpoint = int(self._manifests()[-1].stem) + 1
-        return body["tree"], tensors.__getitem__
+            tensors |= self._read_pack(pack, facts["sha256"], numbers)
+        return body, tensors
 
-    def _read_pack(self, pack: str, sha256: str, numbers: list[int]) -> Iterator[tuple[int, Tensor]]:
+    def _read_pack(self, pack: str, sha256: str, numbers: list[int]) -> dict[int, Tensor]:
         path = self.folder / pack
         try:
-            if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-                raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the checkpoint")
-            loaded = load_file(path)
+            data = path.read_bytes()
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-        for number in numbers:
-            yield number, loaded[str(number)].clone()  # own memory: one live tensor must not keep a whole pack
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the checkpoint")
+        try:
+            loaded = load(data)
+            return {number: loaded[str(number)].clone() for number in numbers}  # own memory: one live tensor must not keep a whole pack
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} is not the pack the checkpoint wants: {type(error).__name__}: {error}") from None
 
     def _manifests(self) -> list[Path]:
         return sorted(p for p in self.folder.glob("*.json") if p.stem.isdigit())
+
+
+def _written(tensors: Mapping[int, Tensor]) -> dict[int, Written]:
+    return {id(t): Written(weakref.ref(t), t._version, n) for n, t in tensors.items()}
+
+
+def _used(use: Callable[[Tree, Get], T], tree: Tree, get: Get) -> T:
+    try:
+        return use(tree, get)
+    except OffbeatError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, RecursionError) as error:
+        raise CheckpointError(f"it does not hold what it should: {type(error).__name__}: {error}") from None
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -213,7 +243,26 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     if hashlib.sha256(body).hexdigest().encode() != line:
         raise CheckpointError(f"{path} is damaged: its SHA-256 does not match")
-    manifest: dict[str, Any] = json.loads(body)
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has checkpoint format {manifest.get('format')}, this version reads {FORMAT}")
+    try:
+        manifest: dict[str, Any] = json.loads(body)
+        known = manifest["format"] in READABLE
+        whole = not known or _has_its_fields(manifest)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        known = whole = False
+        manifest = {"format": "unknown"}
+    if not known:
+        raise CheckpointError(f"{path} has checkpoint format {manifest['format']}, this version reads {' and '.join(map(str, READABLE))}")
+    if not whole:
+        raise CheckpointError(f"{path} is no checkpoint: its fields are others")
     return manifest
+
+
+def _has_its_fields(manifest: dict[str, Any]) -> bool:
+    """A valid SHA-256 says that nothing changed, not that it was ever right."""
+    packs, home = manifest["packs"], manifest["home"]
+    return (
+        isinstance(manifest["tree"], dict | list)
+        and type(manifest["next"]) is int
+        and all(PACK.fullmatch(pack) and isinstance(facts["sha256"], str) and type(facts["bytes"]) is int for pack, facts in packs.items())
+        and all(type(number) is int and pack in packs for number, pack in home)
+    )

@@ -1,19 +1,21 @@
 """The trace: what happened, row by row, in SQLite. Metrics, tables, figures and reports are functions of it.
 
 Rows are buffered and written in blocks, so recording costs about a microsecond each. A run killed at any moment
-leaves a readable file; resuming cuts it back to the last checkpoint and goes on.
+leaves a readable file; resuming checks it against the last checkpoint, cuts it back there and goes on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.errors import RunError
+from offbeat.core.errors import CheckpointError, OffbeatError, RunError
+from offbeat.engines.tally import BLOCK, Tally
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS trace (
@@ -26,8 +28,8 @@ CREATE TABLE IF NOT EXISTS clients (seq INTEGER, now REAL, version INTEGER, clie
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT);
 """
 TABLES = ("trace", "commits", "notes", "metrics", "clients")
-BLOCK = 20_000  # rows held back at most
 TOGETHER = 100  # rows a statement
+SPENT = "wall_seconds"  # the fact that is summed over all resumes
 
 Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None, int | None, int | None, str | None]
 
@@ -35,7 +37,9 @@ Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None
 class Trace:
     """Kinds of rows: dispatch, arrive, reject (by the strategy), refuse (by the gate), lost, late, duplicate, left,
     back, timer, stop. `version` is the version when the row was written, `bytes` what travelled. Commits have a table of their own;
-    `seq` runs through all tables, in the order in which things happened."""
+    `seq` runs through all tables, in the order in which things happened. Rows are kept as SQLite gives them back (a time is a
+    float, there is no -0.0, what is not a number is None), so that their hash is that of the file. The file is not touched
+    before something is written."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -43,17 +47,22 @@ class Trace:
         self._rows: list[Row] = []
         self._append = self._rows.append  # called twice an update
         self._commits: list[tuple[int, float, int]] = []
-        self._notes: list[tuple[int, float, int | None, str, float]] = []
-        self._metrics: list[tuple[int, float, int, int, str, float]] = []
-        self._clients: list[tuple[int, float, int, int, str, float]] = []
+        self._notes: list[tuple[int, float, int | None, str, float | None]] = []
+        self._metrics: list[tuple[int, float, int, int, str, float | None]] = []
+        self._clients: list[tuple[int, float, int, int, str, float | None]] = []
+        self.tally = Tally(TABLES)  # of the rows that were flushed
+
+    @cached_property
+    def db(self) -> sqlite3.Connection:
         try:
-            self.db = sqlite3.connect(path or ":memory:", isolation_level=None)
-            if path is not None:
-                self.db.execute("PRAGMA journal_mode=WAL")  # readable while written
-                self.db.execute("PRAGMA synchronous=FULL")
-            self.db.executescript(SCHEMA)
+            db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
+            if self.path is not None:
+                db.execute("PRAGMA journal_mode=WAL")  # readable while written
+                db.execute("PRAGMA synchronous=FULL")
+            db.executescript(SCHEMA)
         except sqlite3.Error as error:
-            raise RunError(f"cannot open the trace {path}: {error}") from None
+            raise RunError(f"cannot open the trace {self.path}: {error}") from None
+        return db
 
     def add(
         self,
@@ -69,27 +78,27 @@ class Trace:
         detail: str | None = None,
     ) -> None:
         seq = self.seq
-        self._append((seq, now, kind, client, ticket, version, base_version, steps, examples, size, detail))
+        self._append((seq, now + 0.0, kind, client, ticket, version, base_version, steps, examples, size, detail))
         self.seq = seq + 1
         if len(self._rows) >= BLOCK:
             self.flush()
 
     def commit(self, now: float, version: int) -> None:
-        self._commits.append((self.seq, now, version))
+        self._commits.append((self.seq, now + 0.0, version))
         self.seq += 1
 
     def note(self, now: float, ticket: int | None, values: Mapping[str, float]) -> None:
-        self._notes.extend((self.seq, now, ticket, key, float(value)) for key, value in values.items())
+        self._notes.extend((self.seq, now + 0.0, ticket, key, _real(value)) for key, value in values.items())
         self.seq += 1
 
     def metrics(self, now: float, version: int, updates: int, values: Mapping[str, float]) -> None:
-        self._metrics.extend((self.seq, now, version, updates, key, float(value)) for key, value in values.items())
+        self._metrics.extend((self.seq, now + 0.0, version, updates, key, _real(value)) for key, value in values.items())
         self.seq += 1
 
     def clients(self, now: float, version: int, values: Mapping[int, Mapping[str, float]]) -> None:
         """Metrics of each client's own."""
         for client, own in values.items():
-            self._clients.extend((self.seq, now, version, client, key, float(value)) for key, value in own.items())
+            self._clients.extend((self.seq, now + 0.0, version, client, key, _real(value)) for key, value in own.items())
         self.seq += 1
 
     def flush(self) -> None:
@@ -106,7 +115,8 @@ class Trace:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
             raise RunError(f"cannot write the trace {self.path}: {error}") from None
-        for rows in waiting:
+        for table, rows in zip(TABLES, waiting, strict=True):
+            self.tally.add(table, rows)
             rows.clear()
 
     def _insert(self, table: str, rows: Sequence[Any]) -> None:
@@ -117,14 +127,38 @@ class Trace:
             statement = f"INSERT INTO {table} VALUES {','.join([one] * len(block))}"  # kept prepared by sqlite3
             self.db.execute(statement, tuple(chain.from_iterable(block)))
 
-    def cut(self, seq: int) -> None:
-        """Forget everything from `seq` on: what happened after the checkpoint will happen again."""
+    def check(self, seq: int, told: Mapping[str, Any] | None) -> Tally:
+        """The tally of the rows before `seq`, which must be the one that was told. Only reads: nothing on disk is changed.
+
+        A checkpoint of an earlier format tells none; then the file must be sound, and no more is known of it."""
+        if self.path is None or not self.path.is_file():
+            raise RunError(f"{self.path} is gone, and the checkpoint is of row {seq}: put it back, or start over")
+        try:
+            with closing(read_only(self.path)) as db:
+                tally = sound_tally(db, seq)
+        except sqlite3.Error as error:
+            raise CheckpointError(f"{self.path} is damaged: {error}") from None
+        if told is not None and (wrong := tally.difference(told)):
+            raise CheckpointError(f"{self.path} does not reach or match it: {wrong}")
+        return tally
+
+    def cut(self, seq: int, tally: Tally | None = None) -> None:
+        """Forget everything from `seq` on: what happened after the checkpoint will happen again. `tally`: of what stays, if known."""
         self.db.execute("BEGIN")
         for table in TABLES:
             self.db.execute(f"DELETE FROM {table} WHERE seq >= ?", (seq,))
-        self.db.execute("DELETE FROM facts")
+        self.db.execute("DELETE FROM facts WHERE key != ?", (SPENT,))
         self.db.execute("COMMIT")
         self.seq = seq
+        self.tally = tally or Tally.of(self.db, TABLES)
+
+    def clear(self) -> None:
+        """Start over, in a new file: whatever is wrong with the one that is there, it is not needed."""
+        if self.path is None:
+            self.cut(0)
+            return
+        for name in files_of(self.path):
+            name.unlink(missing_ok=True)
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:
         """Facts about the whole run, written at its end (how it ended, host seconds): not part of the digest."""
@@ -136,12 +170,39 @@ class Trace:
 
     def digest(self) -> str:
         """A hash over every row: equal digests mean equal runs."""
-        sha = hashlib.sha256()
-        for table in TABLES:
-            for row in self.rows(f"SELECT * FROM {table} ORDER BY seq, rowid"):
-                sha.update(repr(row).encode())
-        return sha.hexdigest()
+        self.flush()
+        return Tally.of(self.db, TABLES).digest()
 
     def close(self) -> None:
         self.flush()
         self.db.close()
+
+    def abandon(self) -> None:
+        """Close after an error, which says more than what this could: a file that was not opened is left as it is."""
+        if "db" in self.__dict__:
+            with suppress(OffbeatError):
+                self.flush()
+            self.db.close()
+
+
+def _real(value: float) -> float | None:
+    """A number as SQLite gives it back."""
+    return float(value) + 0.0 if value == value else None
+
+
+def files_of(path: Path) -> list[Path]:
+    """A trace's file and what SQLite puts beside it."""
+    return [path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))]
+
+
+def read_only(path: Path) -> sqlite3.Connection:
+    """The run may still be going on."""
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def sound_tally(db: sqlite3.Connection, seq: int | None = None) -> Tally:
+    """Of the rows in a file whose pages are in order; sqlite3.DatabaseError where they are not."""
+    verdict = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(" ".join(str(verdict).replace("*** in database main ***", "").split()))
+    return Tally.of(db, TABLES, seq)

@@ -9,8 +9,8 @@ A run's state is all in `VirtualEngine`; what is done with it stands by subject:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf, isfinite
 from typing import Any
 
@@ -21,6 +21,7 @@ from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import ProtocolError, Strategy, TimerFired, UpdateArrived, World
 from offbeat.core.surroundings import Surroundings
 from offbeat.engines import exchange, grid, presence, resume
+from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, LOST, NOBODY, READY, TIMER, Clock
 from offbeat.engines.gate import Gate, Verdict
@@ -54,7 +55,7 @@ class VirtualEngine:
         gate: Gate | None = None,
         trace: Trace | None = None,
         checkpoints: Checkpoints | None = None,
-        checkpoint_every: float = 30.0,  # host seconds
+        checkpoint_every: float = 30.0,  # host seconds at least; 0: after every event
         timeout: float = 10.0,  # a ticket expires after this many times its expected duration
         watch: Callable[[VirtualEngine], None] | None = None,  # called now and then; it must not touch the run
     ) -> None:
@@ -84,7 +85,7 @@ class VirtualEngine:
                 self._started = True
                 grid.start(self)
                 presence.start(self)
-            last = time.monotonic()
+            cadence = Cadence(self.checkpoint_every)
             horizon = self.until.seconds if self.until.seconds is not None else inf
             while self.reason is None:
                 due = self.clock.pop(horizon)
@@ -96,9 +97,9 @@ class VirtualEngine:
                     break  # a checkpoint of an ended run would be resumed past its end
                 if self.interrupt:
                     self.reason = INTERRUPTED
-                elif self.checkpoints is not None and time.monotonic() - last >= self.checkpoint_every:
-                    self.save()
-                    last = time.monotonic()
+                elif self.checkpoints is not None and cadence.due():
+                    with cadence.writing():
+                        self.save()
             return self._finish()
 
     def _run_out(self, horizon: float) -> None:
@@ -216,11 +217,9 @@ class VirtualEngine:
             self.checkpoints.save(lambda put: resume.tree_of(self, put))
 
     def restore(self) -> None:
-        """Go back to the newest checkpoint; without one the run starts over."""
+        """Go back to the newest checkpoint that is whole and that the trace matches; without one the run starts over."""
         if self.checkpoints is None or not self.checkpoints.exist():
-            self.trace.cut(0)
+            self.trace.clear()
             return
-        tree, get = self.checkpoints.load()
-        resume.fill(self, tree, get)
-        self.trace.cut(tree["trace"])
+        resume.fill(self, self.checkpoints.load(partial(resume.read, self)))
         self._started = True

@@ -1,25 +1,28 @@
-"""The world a run was made for: checksums of its data and of its recorded traces, written when its folder is made.
+"""What a run was made for: its experiment, and checksums of its data and of its recorded traces, written when its folder is made.
 
 A file that is swapped between a stop and a resume, or between two runs of a comparison, would make a result of two worlds,
 and nobody would notice. Files, labels, bytes and who holds which example are the same on every machine, so they are summed
 to the bit. Inputs that were computed (standardised sensor readings) may differ elsewhere in their last bits: of those two
-norms are compared, with a tolerance.
+norms are compared, with a tolerance. The experiment is kept beside its file, so that an edit between a stop and a resume is
+noticed and named.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from math import inf, isclose
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from offbeat.core.errors import DataError, RunError
-from offbeat.experiment import build
+from offbeat.experiment import build, sealed
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.plain import from_plain, to_plain
 from offbeat.scenario.data import load
 
 TOLERANCE = 1e-5
@@ -31,8 +34,8 @@ class Identity:
     norms: list[float]  # two of each tensor of floats
     traces: dict[str, str]  # path -> SHA-256 of the file
 
-    def dump(self) -> bytes:
-        return json.dumps(asdict(self), indent=2).encode()
+    def dump(self, experiment: Experiment) -> bytes:
+        return sealed.dump({**asdict(self), "experiment": to_plain(experiment)})
 
     def differences(self, other: Identity) -> list[str]:
         """In words, what is not the same."""
@@ -56,20 +59,50 @@ def of(experiment: Experiment) -> Identity:
     return Identity(sha.hexdigest(), norms, {path: _of_file(path) for path in recorded if path is not None})
 
 
-def read(path: Path) -> Identity | None:
+@dataclass(frozen=True)
+class Kept:
+    world: Identity
+    experiment: Experiment | None  # None for a run of before it was kept
+
+
+def read(path: Path) -> Kept | None:
     """None for a run of before these were kept."""
     try:
-        kept = json.loads(path.read_text())
-        return Identity(str(kept["data"]), [float(norm) for norm in kept["norms"]], dict(kept["traces"]))
+        kept = sealed.read(path)
+        if kept.keys() - {f.name for f in fields(Identity)} not in (set(), {"experiment"}):
+            raise ValueError(f"it holds {', '.join(kept)}")
+        world = Identity(str(kept["data"]), [float(norm) for norm in kept["norms"]], dict(kept["traces"]))
+        return Kept(world, from_plain(kept["experiment"]) if "experiment" in kept else None)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path} is damaged ({type(error).__name__}: {error}): without it, the run goes on unchecked") from None
 
 
-def check(folder: Path, before: Identity | None, now: Identity) -> None:
+def check_experiment(path: Path, before: Experiment, now: Experiment) -> None:
+    """Refuse an experiment file that was edited."""
+    if before != now:
+        found = list(_changes("", to_plain(before), to_plain(now)))
+        told = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        raise RunError(f"{path} changed since the run was made: {told}; put it back, or make a new run")
+
+
+def _changes(where: str, before: Any, now: Any) -> Iterator[str]:
+    """Setting by setting; another choice is named as a whole."""
+    if isinstance(before, dict) and isinstance(now, dict) and (not where or before.get("name") == now.get("name")):
+        for key in {**before, **now}:
+            yield from _changes(f"{where}.{key}" if where else key, before.get(key), now.get(key))
+    elif before != now:
+        yield f"{where} was {_short(before)}, is {_short(now)} now"
+
+
+def _short(value: Any) -> str:
+    return str(value.get("name", value) if isinstance(value, dict) else value)[:60]
+
+
+def check(folder: Path, before: Kept | None, now: Identity) -> None:
     """Refuse to run in another world than the run was made for."""
-    if before is not None and (changed := before.differences(now)):
+    if before is not None and (changed := before.world.differences(now)):
         raise RunError(f"{folder}: {' and '.join(changed)} changed since the run was made: put back what was there, or make a new run")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from offbeat.client.survey import EVERYONE
 from offbeat.core.errors import RunError
+from offbeat.engines.trace import read_only
 from offbeat.engines.until import Target
 from offbeat.experiment import measures
 from offbeat.experiment.groups import ACTIVE, SLOW_CLASSES, SLOWEST, STRAGGLERS
@@ -92,7 +93,7 @@ def open_trace(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise RunError(f"{path.parent} is not a run folder: it has no {path.name}")
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        with closing(read_only(path)) as db:
             yield db
     except sqlite3.Error as error:
         raise RunError(f"{path} is not a readable trace: {error}") from None

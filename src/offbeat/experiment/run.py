@@ -1,19 +1,17 @@
 """One execution of an experiment, in one folder: start it, stop it at any moment, resume it, read it.
 
-    experiment.yaml     the resolved experiment        run.sqlite          trace and metrics
-    environment.json    versions and machine           checkpoint/         to resume from
-    command.txt         the command that repeats it    model.safetensors   the final model, a plain state_dict
-    world.json          checksums of data and traces
+experiment.yaml     the resolved experiment        run.sqlite          trace and metrics
+environment.json    versions and machine           checkpoint/         to resume from
+command.txt         the command that repeats it    model.safetensors   the final model, a plain state_dict
+world.json          the experiment once more,      finished.json       checksums of all this, once it is done
+                    checksums of data and traces   lock                held by the process that runs it
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import json
 import os
-import platform
 import shlex
 import signal
 import sqlite3
@@ -21,10 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
+from math import nan
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from safetensors.torch import save
 
@@ -32,14 +29,14 @@ from offbeat.core.errors import CheckpointError, ConfigError, OffbeatError, RunE
 from offbeat.core.snapshot import unpack
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.progress import Outcome
-from offbeat.engines.trace import Trace
+from offbeat.engines.tally import Tally
+from offbeat.engines.trace import SPENT, TABLES, Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
-from offbeat.experiment import build, files, identity, measures, metrics
+from offbeat.experiment import build, files, finished, guard, identity, machine, measures, metrics, sealed
 from offbeat.experiment.config import Experiment
 
 Watch = Callable[[VirtualEngine], None]
-COMPARISON = "compare.json"  # what makes a folder one of several runs, not a run
-OWN = ("experiment.yaml", "run.sqlite", "model.safetensors", "checkpoint", "environment.json", "command.txt", "world.json", COMPARISON)
+COMPARISON = guard.COMPARISON
 
 
 class Unfinished(RunError):
@@ -73,18 +70,38 @@ class Run:
         return self.model_file.is_file()
 
     def experiment(self) -> Experiment:
+        """As the run was made for; an edited file is refused."""
+        guard.refuse_links(self.folder)
         if (self.folder / COMPARISON).is_file():
             raise ConfigError(f"{self.folder} is a comparison: finish it with 'offbeat compare --resume', or name one of the runs in it")
         if not self.experiment_file.is_file():
+            if guard.half_made(self.folder):
+                raise ConfigError(f"{self.folder} was stopped while it was made: start the run again, with --out {self.folder}")
             raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
-        return files.read(self.experiment_file)
+        experiment = files.read(self.experiment_file)
+        kept = identity.read(self.world_file)
+        if kept is not None and kept.experiment is not None:
+            identity.check_experiment(self.experiment_file, kept.experiment, experiment)
+        return experiment
+
+    def check(self) -> None:
+        """Refuse a finished run that is not what came out."""
+        if self.complete:
+            kept = identity.read(self.world_file)
+            finished.check(self.folder, kept=kept is not None and kept.experiment is not None)
 
     def summary(self) -> metrics.Summary:
         experiment = self.experiment()
         if not self.trace_file.is_file():
             raise RunError(f"{self.folder} has not begun: start it with 'offbeat run --resume {self.folder}'")
+        self.check()
         with metrics.open_trace(self.trace_file) as db:
             return metrics.summarize(db, experiment.population, experiment.until.target or experiment.target)
+
+    def moved(self) -> str | None:
+        """In words, how this machine is not the one it began on; bits may differ then."""
+        begun = self.trace_file.is_file() and not self.complete
+        return machine.moved(self.folder / "environment.json") if begun else None
 
     def curve(self, metric: str) -> measures.Curve:
         """A metric on the evaluation grid."""
@@ -93,47 +110,45 @@ class Run:
 
     def digest(self) -> str:
         """A hash of the whole trace and the final model: equal digests mean equal runs."""
-        trace = Trace(self.trace_file)
-        try:
-            model = hashlib.sha256(self.model_file.read_bytes()).hexdigest() if self.complete else "unfinished"
-            return hashlib.sha256(f"{trace.digest()} {model}".encode()).hexdigest()
-        finally:
-            trace.close()
+        model = hashlib.sha256(self.model_file.read_bytes()).hexdigest() if self.complete else "unfinished"
+        with metrics.open_trace(self.trace_file) as db:
+            return hashlib.sha256(f"{Tally.of(db, TABLES).digest()} {model}".encode()).hexdigest()
 
     def export(self) -> bytes:
         """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint."""
-        if self.complete:
-            return self.model_file.read_bytes()
         experiment = self.experiment()
+        if self.complete:
+            self.check()
+            return self.model_file.read_bytes()
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        tree, get = checkpoints.load()
-        return save(build.setup(experiment).state_dict(unpack(tree["model"], get)))
+        made = build.setup(experiment)
+        return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get))))
 
 
 def create(folder: Path, experiment: Experiment, command: str | None = None, world: identity.Identity | None = None) -> Run:
     """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is large."""
     run = Run(folder)
-    held = next((name for name in OWN if (folder / name).exists()), None)
-    if held == "experiment.yaml":
-        raise ConfigError(f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out")
-    if held is not None:
-        raise ConfigError(f"{folder} already holds {held}: choose another --out")
+    guard.refuse_held(folder)
     world = world or identity.of(experiment)
-    made = not folder.exists()
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "environment.json", json.dumps(environment(), indent=2).encode())
-        write_whole(folder / "command.txt", _repeat(run, command).encode())
-        write_whole(run.world_file, world.dump())
-        files.write(run.experiment_file, experiment)  # last: with it the folder is a run
+        with guard.alone(folder) as lock:
+            guard.refuse_held(folder)  # somebody may have been quicker
+            guard.sweep(folder)
+            os.write(lock, guard.MAKING)
+            try:
+                write_whole(folder / "environment.json", sealed.dump(machine.environment()))
+                write_whole(folder / "command.txt", _repeat(run, command).encode())
+                write_whole(run.world_file, world.dump(experiment))
+                files.write(run.experiment_file, experiment)  # last: with it the folder is a run
+                os.truncate(lock, 0)
+            except (OSError, OffbeatError):
+                guard.unmake(folder, new)
+                raise
     except (OSError, OffbeatError) as error:
-        with contextlib.suppress(OSError):  # leave nothing half made
-            for name in ("environment.json", "command.txt", "world.json"):
-                (folder / name).unlink(missing_ok=True)
-            if made:
-                folder.rmdir()
         reason = error.strerror or error if isinstance(error, OSError) else error
         raise RunError(f"cannot make the run folder {folder}: {reason}") from None
     return run
@@ -151,27 +166,29 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
     Ctrl-C ends it after the current event with a checkpoint; the outcome then says INTERRUPTED.
     """
     experiment = run.experiment()
-    with _alone(run.folder):
+    with guard.alone(run.folder):
         if run.complete:
             return None
+        guard.sweep(run.folder)
         identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
         made = build.setup(experiment)
         trace = Trace(run.trace_file)
         try:
-            before, began = _seconds_so_far(trace), time.monotonic()
+            began = time.monotonic()
             checkpoints = Checkpoints(run.folder / "checkpoint")
             engine = build.engine(made, experiment, trace=trace, checkpoints=checkpoints, checkpoint_every=checkpoint_every, watch=watch)
             _restore(run, engine)
             with _resumable(), _interruptible(engine):
+                before = _seconds_so_far(trace)
                 trace.set_facts(made.facts)
                 outcome = engine.run()
-                trace.set_facts({"wall_seconds": before + time.monotonic() - began, **outcome.costs()})
+                trace.set_facts({SPENT: before + time.monotonic() - began, **outcome.costs()})
                 if outcome.reason != INTERRUPTED:
-                    write_whole(run.model_file, save(made.state_dict(outcome.model)))
+                    model = save(made.state_dict(outcome.model))
+                    finished.write(run.folder, trace, model)
+                    write_whole(run.model_file, model)  # last: with it the run is complete
         finally:
-            with contextlib.suppress(OffbeatError):  # nothing is held back here but after an error, which says more
-                trace.flush()
-            trace.db.close()
+            trace.abandon()
         return outcome
 
 
@@ -188,13 +205,11 @@ def share_done(engine: VirtualEngine) -> float:
 def _restore(run: Run, engine: VirtualEngine) -> None:
     try:
         engine.restore()
-        written = engine.trace.db.execute("SELECT COUNT(*) FROM trace").fetchone()[0]
     except sqlite3.Error as error:
         raise RunError(f"cannot read the trace {run.trace_file}: {error}") from None
     except CheckpointError as error:
-        raise CheckpointError(f"{error}. Nothing was changed; to start over, remove {run.folder / 'checkpoint'}") from None
-    if engine.trace.seq and not written:
-        raise RunError(f"{run.trace_file} is gone, and the checkpoint is of row {engine.trace.seq}: put it back, or start over")
+        over = f"to start over, remove {run.folder / 'checkpoint'}"
+        raise CheckpointError(f"{error}. Nothing was changed; put back what was there, or {over}") from None
 
 
 @contextlib.contextmanager
@@ -207,30 +222,13 @@ def _resumable() -> Iterator[None]:
         raise Unfinished(str(error)) from None
 
 
-def environment() -> dict[str, Any]:
-    names = ("offbeat", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
-    versions = {}
-    for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return {"python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(), "packages": versions}
-
-
 def _seconds_so_far(trace: Trace) -> float:
     """Of the attempts before this one; a killed one did not get to say."""
-    rows = trace.db.execute("SELECT value FROM facts WHERE key = 'wall_seconds'").fetchone()
-    return float(rows[0]) if rows else 0.0
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two processes on one run would tear it apart; the lock goes with the process, however it ends."""
-    with open(folder / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder} is being run by another process") from None
-        yield
+    told = trace.db.execute("SELECT value FROM facts WHERE key = ?", (SPENT,)).fetchone()
+    try:
+        return float(told[0]) if told else 0.0
+    except ValueError:
+        return nan  # nobody knows any more
 
 
 @contextlib.contextmanager

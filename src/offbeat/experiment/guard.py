@@ -1,0 +1,81 @@
+"""A run folder's guard: whose it is, who may write to it now, and that nothing in it leads out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from offbeat.core.errors import ConfigError, RunError
+from offbeat.experiment import finished
+
+COMPARISON = "compare.json"  # what makes a folder one of several runs, not a run
+MADE = ("environment.json", "command.txt", "world.json")  # before experiment.yaml
+OWN = ("experiment.yaml", COMPARISON, "run.sqlite", "model.safetensors", "checkpoint", finished.NAME, *MADE)
+MAKING = b"this folder is being made\n"  # in the lock until it is
+TEMPORARY = re.compile(r"(.+?)(\.[0-9a-f]{8})?\.tmp")  # of a file that was being written
+
+
+def refuse_held(folder: Path) -> None:
+    """Nothing that is there already is touched, but what a process left that was killed while it made the folder."""
+    refuse_links(folder)
+    lock = folder / "lock"
+    if lock.exists() and not half_made(folder) and (not lock.is_file() or lock.stat().st_size):
+        raise ConfigError(f"{folder} already holds a lock that is not offbeat's: choose another --out")
+    held = next((name for name in OWN if (folder / name).exists()), None)
+    if held == "experiment.yaml":
+        raise ConfigError(f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out")
+    if held is not None and not (held in MADE and half_made(folder)):
+        raise ConfigError(f"{folder} already holds {held}: choose another --out")
+
+
+def half_made(folder: Path) -> bool:
+    lock = folder / "lock"
+    return lock.is_file() and lock.read_bytes().startswith(MAKING)
+
+
+def unmake(folder: Path, new: bool) -> None:
+    """Leave nothing half made."""
+    with contextlib.suppress(OSError):
+        for name in (*MADE, "lock"):
+            (folder / name).unlink(missing_ok=True)
+        if new:
+            folder.rmdir()
+
+
+def refuse_links(folder: Path) -> None:
+    """Whoever gives us a folder must not make us write, or read as a run's, what lies elsewhere."""
+    named = (*OWN, "lock", "run.sqlite-wal", "run.sqlite-shm", "run.sqlite-journal")
+    for path in (*(folder / name for name in named), *(folder / "checkpoint").glob("*")):
+        if path.is_symlink():
+            raise RunError(f"{path} is a link: a run folder holds its files itself; put the file in its place")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a write that was killed has left."""
+    for path in folder.glob("*.tmp"):
+        name = TEMPORARY.fullmatch(path.name)
+        if name and name[1] in OWN:
+            path.unlink(missing_ok=True)
+    for path in (folder / "checkpoint").glob("*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[int]:
+    """Two processes on one run would tear it apart; the lock goes with the process, however it ends. No link is followed."""
+    path = folder / "lock"
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise RunError(f"cannot open {path}: {error.strerror or error}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield lock
+    except BlockingIOError:
+        raise RunError(f"{folder} is being run by another process") from None
+    finally:
+        os.close(lock)

@@ -1,0 +1,49 @@
+"""What a run is made with: versions and machine. Another one gives the same result, but not always the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbeat.core.errors import RunError
+from offbeat.experiment import sealed
+
+PACKAGES = ("offbeat", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+
+
+def environment() -> dict[str, Any]:
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return {"python": platform.python_version(), "platform": platform.platform(), "cpu": cpu, "cores": os.cpu_count(), "packages": versions}
+
+
+def moved(path: Path) -> str | None:
+    """In words, how this is not what a run began on; None if it is, or where that is not known."""
+    try:
+        before, now = _decisive(sealed.read(path)), _decisive(environment())
+    except FileNotFoundError:
+        return None
+    except RunError as error:
+        return f"{error}: whether it began on this machine cannot be told, and bits may differ"
+    changed = [name for name in before if name in now and before[name] != now[name]]
+    if not changed:
+        return None
+    told = ", ".join(f"{name} {before[name]}" for name in changed)
+    return f"it began with {told}; here it is {', '.join(str(now[name]) for name in changed)}: bits may differ"
+
+
+def _decisive(told: dict[str, Any]) -> dict[str, str]:
+    """What decides about the last bits."""
+    packages = told.get("packages")
+    found = {"torch": packages.get("torch"), "numpy": packages.get("numpy")} if isinstance(packages, dict) else {}
+    found |= {name: told.get(name) for name in ("platform", "cpu")}
+    return {name: str(value) for name, value in found.items() if value is not None}
