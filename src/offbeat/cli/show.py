@@ -39,29 +39,29 @@ def show(
 
 
 def print_run(run: Run, as_json: bool) -> None:
-    from offbeat.cli.output import print_json, print_table
+    from offbeat.cli.output import print_json, print_table, say
     from offbeat.experiment.plain import to_plain
 
     experiment, summary = run.experiment(), run.summary()
     if as_json:
         print_json({"folder": str(run.folder), "complete": run.complete, **summary.plain(), "experiment": to_plain(experiment)})
         return
-    typer.echo(run.folder)
+    say(run.folder)
     if summary.data is not None:
-        typer.echo(f"data: {summary.data}")  # prose, too long for a table
+        say(f"data: {summary.data}")  # prose, too long for a table
     print_table(_lines(run, experiment, summary), headings=False)
 
 
 def print_simulation(folder: Path, as_json: bool) -> None:
     """What `Simulation.save` wrote: there is no experiment file, the model and data are the user's own."""
-    from offbeat.cli.output import print_json, print_table
+    from offbeat.cli.output import print_json, print_table, say
     from offbeat.experiment.simulate import load_summary
 
     strategy, summary = load_summary(folder)
     if as_json:
         print_json({"folder": str(folder), "complete": True, "strategy": strategy, **summary.plain()})
         return
-    typer.echo(folder)
+    say(folder)
     print_table([["strategy", strategy], *_numbers(summary)], headings=False)
 
 
@@ -128,7 +128,7 @@ def _best(run: Run, metric: str) -> float:
 
 def print_comparison(comparison: Comparison, as_json: bool, write: bool = False, reference: str | None = None) -> None:
     """`write` makes the figure and the page as well; showing only reads."""
-    from offbeat.cli.output import print_json, print_table
+    from offbeat.cli.output import print_json, print_table, say
     from offbeat.core.errors import RunError
     from offbeat.experiment import report
     from offbeat.experiment.run import Run
@@ -145,4 +145,4 @@ def print_comparison(comparison: Comparison, as_json: bool, write: bool = False,
     print_table(made.table)
     for name, path in (("figure", figure), ("report", page)):
         if path:
-            typer.echo(f"{name}: {path}")
+            say(f"{name}: {path}")

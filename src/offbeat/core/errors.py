@@ -54,6 +54,12 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
     return ConfigError(f"unknown {what} {name!r}: {hint}")
 
 
+def printable(text: object) -> str:
+    """Text of clients and files as it may be printed: what would steer a terminal, or turn the line around, is shown instead."""
+    told = str(text)
+    return told if told.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told)
+
+
 def kind(values: Tensor) -> str:
     """Shape and dtype of one example of these, for a message."""
     return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from offbeat.core.errors import RunError
@@ -62,17 +61,6 @@ class Progress:
     def hopeless(self, clients: int) -> bool:
         """Has nothing come of so many jobs in a row that nothing will?"""
         return self.barren >= max(HOPELESS, 5 * clients)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Every job on one thread: the same bits whatever the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

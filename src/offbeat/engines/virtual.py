@@ -20,13 +20,14 @@ from offbeat.core.jobs import Job
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import ProtocolError, Strategy, TimerFired, UpdateArrived, World
 from offbeat.core.surroundings import Surroundings
+from offbeat.core.threads import one_thread
 from offbeat.engines import exchange, grid, presence, resume
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, LOST, NOBODY, READY, TIMER, Clock
 from offbeat.engines.gate import Gate, Verdict
 from offbeat.engines.judge import Judge, Survey
-from offbeat.engines.progress import Outcome, Progress, one_thread, rare_collection
+from offbeat.engines.progress import Outcome, Progress, rare_collection
 from offbeat.engines.trace import Trace
 from offbeat.engines.traffic import Traffic
 from offbeat.engines.until import Until

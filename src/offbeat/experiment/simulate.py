@@ -239,7 +239,7 @@ def load_summary(folder: Path) -> tuple[str, Summary]:
     try:
         told = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         strategy, clients = str(told["strategy"]), int(told["clients"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{folder / SUMMARY} is not the summary of a simulation") from None
     with metrics.open_trace(folder / "run.sqlite") as db:
         return strategy, metrics.summarize(db, clients)

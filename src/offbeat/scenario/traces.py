@@ -66,8 +66,8 @@ def column(path: str, name: str) -> Column:
     """A column of a trace file; the file is read again when it was changed."""
     try:
         changed = Path(path).stat().st_mtime_ns
-    except OSError as error:
-        raise DataError(f"cannot read the trace {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        raise DataError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
     return _column(path, name, changed)
 
 
@@ -164,6 +164,7 @@ def _parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]
         raise DataError(f"reading {path} needs pyarrow: pip install pyarrow, or save the trace as CSV") from None
     try:
         table = parquet.read_table(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the trace {path}: {error}") from None
-    return list(table.column_names), iter(enumerate(table.to_pylist(), start=1))
+        names, rows = list(table.column_names), table.to_pylist()
+    except (OSError, ValueError, RuntimeError) as error:  # damaged, cut short, of unknown compression, or text that is none
+        raise DataError(f"cannot read the trace {path}: {str(error).splitlines()[0] if str(error) else 'it is damaged'}") from None
+    return names, iter(enumerate(rows, start=1))

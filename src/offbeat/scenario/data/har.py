@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError
+from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset, owners
 from offbeat.scenario.data.root import Published, find_folder
 from offbeat.scenario.data.tables import read_matrix
@@ -28,6 +29,7 @@ STEPS = 128
 class UciHar:
     """UCI HAR: 10299 windows of 9 inertial signals × 128 steps, 6 activities, 30 subjects (files: uci-har/UCI HAR Dataset)."""
 
+    @one_thread()
     def load(self) -> Dataset:
         home = find_folder("uci-har", (f"{TOP}/train/Inertial Signals", f"{TOP}/test/Inertial Signals"), ARCHIVE, PAGE) / TOP
         x_train, y_train, train = _part(home, "train")

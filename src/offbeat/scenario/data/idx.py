@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError
+from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.root import find_file, read_bytes
 
@@ -42,6 +43,7 @@ class FashionMnist:
         return _load("fashion-mnist", FASHION, FASHION_HOMES, CLOTHES)
 
 
+@one_thread()
 def _load(folder: str, md5s: tuple[str, ...], homes: tuple[str, ...], names: tuple[str, ...]) -> Dataset:
     paths = [
         find_file(folder, (f"{name}.gz", name), md5, tuple(f"{home}{name}.gz" for home in homes), homes[0])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from offbeat.core.errors import DataError, require
+from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset, owners
 from offbeat.scenario.data.nifti import read_nifti
 from offbeat.scenario.data.root import Published, data_root, find_folder
@@ -35,6 +36,7 @@ class Ixi:
         object.__setattr__(self, "shape", tuple(self.shape))  # a list from a file is meant as a tuple
         require(len(self.shape) == 3 and min(self.shape) >= 1, f"ixi shape = {self.shape}: three sizes of 1 or more")
 
+    @one_thread()
     def load(self) -> Dataset:
         there = next((home for home in HOMES if (data_root() / "ixi" / home).is_dir()), None)
         folder = find_folder("ixi", (there or HOMES[1],), ARCHIVE, PAGE) / (there or HOMES[1])

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.dataset import Dataset, Kind, owners
-from offbeat.scenario.data.root import data_root
+from offbeat.scenario.data.root import below_root, expanded
 from offbeat.scenario.data.split import every_fifth
 
 NO_TEST = "no test examples are given: every fifth of each class is for the test"
@@ -65,7 +65,7 @@ def from_npz(folder: str | Path, *, num_classes: int | None = None, task: Kind |
 
     Clients are named as their files. Without any x_test, every fifth example of each client is for the test.
     """
-    home = Path(folder).expanduser()
+    home = expanded(folder)
     paths = sorted(home.glob("*.npz")) if home.is_dir() else []
     if not paths:
         raise DataError(f"{home} holds no .npz files: one a client is expected, with arrays x and y")
@@ -94,7 +94,7 @@ class Npz:
     task: Kind | None = None
 
     def load(self) -> Dataset:
-        return from_npz(data_root() / Path(self.folder).expanduser(), num_classes=self.num_classes, task=self.task)
+        return from_npz(below_root(self.folder), num_classes=self.num_classes, task=self.task)
 
 
 def _made(

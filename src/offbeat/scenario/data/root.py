@@ -30,8 +30,23 @@ class Published:
 def data_root() -> Path:
     given = os.environ.get("OFFBEAT_DATA")
     if given:
+        return expanded(given)
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "offbeat"
+
+
+def below_root(given: str) -> Path:
+    """A file or folder of the user's: a relative path is meant from the data root."""
+    return data_root() / expanded(given)
+
+
+def expanded(given: str | Path) -> Path:
+    """The path, with ~ as the user's home."""
+    if "\0" in str(given):
+        raise DataError(f"{str(given)!r} is no path: it holds a NUL")
+    try:
         return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "offbeat"
+    except RuntimeError:
+        raise DataError(f"{str(given)!r} is no path: there is no such user") from None
 
 
 def find_file(folder: str, names: tuple[str, ...], md5: str | None = None, urls: tuple[str, ...] = (), page: str = "") -> Path:
