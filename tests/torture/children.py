@@ -84,7 +84,7 @@ def _be_a_child(work: Callable[[], int], out: int, err: int, parent: int) -> Non
             os._exit(status)
         os.dup2(out, 1)
         os.dup2(err, 2)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         status = work()
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1

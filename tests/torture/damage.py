@@ -147,16 +147,19 @@ def _expected(world: World) -> dict[str, tuple[str, bytes]]:
 
 
 def cases(seed: int) -> Iterator[Damage]:
-    """Each file in turn, killed and finished; mostly flips, the rest of the time something coarser."""
+    """Every file in turn, of killed and of finished runs; mostly flips, the rest of the time something coarser."""
     i = 0
     while True:
-        for world in WORLDS:
-            for finished in (False, True):
-                kept = _kept(world, finished)
-                for path in sorted(path for path in kept.rglob("*") if path.is_file()):
-                    rng = Random(f"damage {seed} {i}")
-                    name = str(path.relative_to(kept))
-                    rows = name == "run.sqlite" and rng.random() < 0.5
-                    what = rng.choice([w for w in DAMAGES if w.startswith("row ") == rows]) if rng.random() < 0.4 or rows else "flip"
-                    yield Damage(world=world, finished=finished, file=name, what=what, place=round(rng.random(), 6))
-                    i += 1
+        world = WORLDS[i % len(WORLDS)]
+        kept = [(finished, path.relative_to(_kept(world, finished))) for finished in (False, True) for path in _files(world, finished)]
+        rng = Random(f"damage {seed} {i}")
+        rng.shuffle(kept)
+        for finished, path in kept:
+            rows = path.name == "run.sqlite" and rng.random() < 0.5
+            what = rng.choice([what for what in DAMAGES if what.startswith("row ") == rows]) if rows or rng.random() < 0.4 else "flip"
+            yield Damage(world=world, finished=finished, file=str(path), what=what, place=round(rng.random(), 6))
+        i += 1
+
+
+def _files(world: World, finished: bool) -> list[Path]:
+    return sorted(path for path in _kept(world, finished).rglob("*") if path.is_file())

@@ -33,7 +33,7 @@ class Disk:
     at: int = 0  # 0: never
     how: str = "kill"
     count: int = 0
-    undo: list[tuple[Path, Callable[[], None]]] = field(default_factory=list)  # of what is not durable yet: (file or folder to be synced, …)
+    undo: list[tuple[Path, Callable[[], object]]] = field(default_factory=list)  # what is not durable, by what has to be synced for it
     busy: bool = False  # with its own work, which does not count
 
     # ------------------------------------------------------------ what happens at the n-th operation
@@ -79,7 +79,7 @@ class Disk:
         sqlite3.connect = self._connect  # type: ignore[assignment]
 
     def _files(self) -> None:
-        real_open, real_fd_open, real_sync, real_write = io.open, os.open, os.fsync, os.write
+        real_open, real_fd_open, real_sync, real_write, real_truncate = io.open, os.open, os.fsync, os.write, os.truncate
 
         def opened(file: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
             # with an opener it is os.open that is asked
@@ -99,8 +99,22 @@ class Disk:
             if path is not None:
                 self.synced(path)
 
+        def fd_write(handle: int, data: Any) -> int:
+            path = _path_of(handle)
+            self.operation(path, lambda: real_write(handle, bytes(data)[: len(data) // 2]))
+            if self.concerns(path):
+                self._keep(path, path)
+            return real_write(handle, data)
+
+        def truncate(what: Any, size: int) -> None:
+            path = _path_of(what) if isinstance(what, int) else Path(os.path.abspath(what))
+            self.operation(path)
+            if self.concerns(path):
+                self._keep(path, path)
+            real_truncate(what, size)
+
         builtins.open = io.open = opened
-        os.open, os.fsync = fd_open, sync  # type: ignore[assignment]
+        os.open, os.fsync, os.write, os.truncate = fd_open, sync, fd_write, truncate  # type: ignore[assignment]
 
     def _about_to_open(self, path: Any, creates: bool, empties: bool) -> None:
         self.operation(path, writes=creates)
@@ -115,7 +129,7 @@ class Disk:
             self.undo.append((where, lambda: where.write_bytes(b"") if where.exists() else None))
 
     def _keep(self, path: Path, durable_with: Path) -> None:
-        """It is about to be replaced, emptied or removed: that may turn out not to have happened."""
+        """It is about to be changed, replaced or removed: that may turn out not to have happened."""
         self.busy = True
         data = path.read_bytes() if path.is_file() else None
         self.busy = False

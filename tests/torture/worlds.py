@@ -70,16 +70,19 @@ STREAMS = (
     "class_incremental",
 )  # fmt: skip
 NETWORKS = ("{name: offset, low: 0.0, high: 2.0}", "{name: bandwidth, low: 0.001, high: 0.1}")
+SCENARIOS = {"delays": (DELAYS, 0.7), "availability": (AVAILABILITY, 0.5), "streaming": (STREAMS, 0.3), "network": (NETWORKS, 0.3)}
 OTHERS = (
     "clients=1", "clients=2", "clients=6", "model=linear", "partition={name: dirichlet, alpha: 0.3}", "timeout=1.5", "max_norm=0.5",
-    "until=25s", "until=40updates", "training.optimizer=adam", "training.lr_decay=0.9", "training.lr=2.0", "training.epochs=1,training.steps=null",
+    "until=25s", "until=40updates", "training.optimizer=adam", "training.lr_decay=0.9", "training.lr=2.0",
+    "training.epochs=1,training.steps=null",
     "survey.every=1", "evaluate_every=0.7", "training.batch=64",
 )  # fmt: skip
 
 # numbers that matter to strategies in worlds as small as these; others are halved and doubled
 NUMBERS: dict[str, tuple[Any, ...]] = {
-    "concurrency": (1, 2, 3), "sample": (1, 2, 0.5), "deadline": (1.0, 4.0), "max_staleness": (0, 1, 3), "k": (1, 2, 3), "buffer": (1, 2, 4),
-    "queue": (1, 3), "over_select": (0.5,), "tiers": (1, 2), "ratio": (1.5,), "retier": (1, 2), "lag": (0, 1), "cap": (3.0,),
+    "concurrency": (1, 2, 3), "sample": (1, 2, 0.5), "deadline": (1.0, 4.0), "max_staleness": (0, 1, 3), "k": (1, 2, 3),
+    "buffer": (1, 2, 4), "queue": (1, 3), "over_select": (0.5,), "tiers": (1, 2), "ratio": (1.5,), "retier": (1, 2),
+    "lag": (0, 1), "cap": (3.0,),
     "epoch": (1.0, 5.0), "q_min": (1, 2), "q_max": (2, 4), "n0": (1, 2), "max_rounds_per_stage": (1, 2), "memory_num": (1, 2),
     "beta": (0.1, 0.9), "first_alpha": (1.0,), "evict_after": (1, 3),
 }  # fmt: skip
@@ -116,7 +119,7 @@ def drawn(rng: Random) -> World:
     for setting in _settings(name):
         if rng.random() < 0.3:
             world = _with(world, f"strategy.{setting}={_words(rng.choice(_values(name, setting)))}")
-    for setting, choices, share in (("delays", DELAYS, 0.7), ("availability", AVAILABILITY, 0.5), ("streaming", STREAMS, 0.3), ("network", NETWORKS, 0.3)):
+    for setting, (choices, share) in SCENARIOS.items():
         if rng.random() < share:
             world = _with(world, f"{setting}={rng.choice(choices)}")
     if rng.random() < 0.6:
