@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from command_line import Answer, Call, answer
+from damage import CHANGES, kill_after, stop_after
+
+from offbeat.experiment import files
+from offbeat.experiment import run as runs
+from offbeat.experiment.run import Run
+from offbeat.presets import load
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +24,34 @@ def offbeat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return answer(monkeypatch, capsys, *arguments)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three clients, softmax regression: `whole` is finished, `killed` as a SIGKILL in the middle leaves it, `stopped` after Ctrl-C."""
+    base = tmp_path_factory.mktemp("made")
+    experiment = files.changed(load("quickstart").experiment, CHANGES)
+    runs.execute(runs.create(base / "whole", experiment))
+    kill_after(runs.create(base / "running", experiment), 16, keep=base / "killed")
+    stop_after(runs.create(base / "stopped", experiment), 16)
+    return base
+
+
+@pytest.fixture
+def whole(made: Path) -> Path:
+    return Path(shutil.copytree(made / "whole", "whole"))
+
+
+@pytest.fixture
+def killed(made: Path) -> Path:
+    return Path(shutil.copytree(made / "killed", "killed"))
+
+
+@pytest.fixture
+def stopped(made: Path) -> Path:
+    return Path(shutil.copytree(made / "stopped", "stopped"))
+
+
+@pytest.fixture
+def digest(made: Path) -> str:
+    return Run(made / "whole").digest()

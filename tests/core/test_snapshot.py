@@ -155,3 +155,46 @@ def test_two_fields_that_share_a_tensor_share_it_again() -> None:
 
 def test_a_tensor_with_gradients_is_saved_without_them() -> None:
     assert not through_text(torch.ones(1, requires_grad=True)).requires_grad
+
+
+MANY = 2000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        list(range(MANY)),
+        deque(range(MANY), maxlen=3 * MANY),
+        {client: client % 7 for client in range(MANY, 0, -1)},
+        dict.fromkeys(range(MANY, 0, -1)),
+        {i: -(2**62) + i for i in range(MANY)},
+    ],
+    ids=["list", "deque", "dict", "ordered set", "large"],
+)
+def test_many_whole_numbers_are_a_tensor_and_come_back_in_order(value):
+    table = TensorTable()
+    tree = pack(value, table.put)
+    assert len(json.dumps(tree)) < 100
+    back = unpack(json.loads(json.dumps(tree)), table.get)
+    assert back == value
+    assert type(back) is type(value)
+    assert list(back) == list(value)
+    assert getattr(back, "maxlen", None) == getattr(value, "maxlen", None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [*range(MANY), 0.5],
+        [True] * MANY,
+        [2**63] * MANY,
+        {i: (None if i else 3) for i in range(MANY)},
+        {i: torch.zeros(1) if i == 5 else i for i in range(MANY)},
+        {str(i): i for i in range(MANY)},
+    ],
+    ids=["a float", "truths", "too large", "not all None", "a tensor", "words"],
+)
+def test_many_of_anything_else_come_back_as_they_were(value):
+    back = through_text(value)
+    assert list(back) == list(value)
+    assert repr(back) == repr(value)

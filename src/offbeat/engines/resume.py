@@ -76,7 +76,7 @@ def read(engine: VirtualEngine, tree: Tree, get: Get) -> Saved:
         seq=seq,
         clock=_clock(tree["clock"], get),
         ledger={name: _of(kind, unpack(tree["ledger"][name], get), name) for name, kind in LEDGER.items()},
-        open=[_of(Job, unpack(saved, get), "open") for saved in tree["open"]],
+        open=[_of(Job, unpack(saved, get), "open") for saved in _of(list, tree["open"], "open")],
         progress=_of(Progress, unpack(tree["progress"], get), "progress"),
         model=_like(engine.model, unpack(tree["model"], get)),
         memories=_of(dict, unpack(tree["memories"], get), "memories"),

@@ -60,4 +60,7 @@ class Tally:
 
 
 def _base(value: Any) -> Any:
-    return next((kind(value) for kind in (int, float) if isinstance(value, kind)), value if value is None else str.__str__(value))
+    for kind, plain in ((str, str.__str__), (int, int), (float, float)):
+        if isinstance(value, kind):
+            return plain(value)
+    return value
