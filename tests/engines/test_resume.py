@@ -14,7 +14,7 @@ from small_world import LAYERED, LAYOUT, Surroundings, make_engine
 
 from offbeat.client.training import Training
 from offbeat.core import draws
-from offbeat.core.jobs import Result
+from offbeat.core.jobs import PLAIN, Result
 from offbeat.core.strategies import (
     CA2FL,
     FLANP,
@@ -114,9 +114,10 @@ def engine_in(folder: Path, strategy, seconds=60.0):
 
     def training(job):
         noise = draws.uniform(0, "training", job.client, job.index)
-        promised = {} if job.work.rule is None else job.work.rule.uploads(layout)
-        extras = {name: torch.linspace(noise, 1.0, length) for name, length in promised.items()}
-        return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, extras, memory={"m": job.base * noise})
+        rule = job.work.rule or PLAIN
+        extras = {name: torch.linspace(noise, 1.0, length) for name, length in rule.uploads(layout).items()}
+        memory = {name: job.base * noise for name in rule.memory}
+        return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, extras, memory)
 
     folder.mkdir(exist_ok=True)
     trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint")
