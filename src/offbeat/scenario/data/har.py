@@ -17,7 +17,10 @@ from offbeat.scenario.data.tables import read_matrix
 
 PAGE = "https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones"
 ARCHIVE = Published(
-    name="UCI HAR Dataset.zip", urls=("https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip",)
+    name="UCI HAR Dataset.zip",
+    urls=("https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip",),
+    checksum="2045e435c955214b38145fb5fa00776c72814f01b203fec405152dac7d5bfeb0",
+    most=500_000_000,
 )
 TOP = "UCI HAR Dataset"
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")

@@ -20,7 +20,7 @@ from offbeat.scenario.data.split import every_fifth
 from offbeat.scenario.data.tables import column, read_rows
 
 PAGE = "https://torchio.readthedocs.io/datasets.html#ixitiny and https://brain-development.org/ixi-dataset/ (CC BY-SA 3.0)"
-ARCHIVE = Published(name="7kd5wj7v7p-3.zip", md5="eecb83422a2685937a955251fa45cb03")
+ARCHIVE = Published(name="7kd5wj7v7p-3.zip", checksum="eecb83422a2685937a955251fa45cb03")
 HOMES = ("IXI_sample", "7kd5wj7v7p-3/IXI_sample")
 SPLIT = "metadata_tiny.csv"  # FLamby's: Patient ID, Manufacturer, Split
 _SUBJECT = re.compile(r"IXI(\d+)-(Guys|HH|IOP)-\w+")
