@@ -31,6 +31,7 @@ from offbeat.experiment import build
 
 WARM = (output, show)  # imported before the first fork, since every child needs them
 SHRINKING = 40.0  # seconds for a failing case at most
+PATIENCE = 600.0  # seconds for what is replayed
 SHOWN = 5  # kinds of failures a part prints; the others are counted
 
 
@@ -51,7 +52,7 @@ PARTS = {
 KINDS: dict[str, type[Case]] = {kind.part: kind for kind in (kills.Kill, operations.Operation, damage.Damage, swarm.Swarm)}
 MEMORY = Path("/dev/shm")  # a file system without a disk: what is asked is in which order things happen, not how long a disk takes
 TESTS = Path(__file__).parents[1]
-REPLAYED = [path for path in (TESTS / "test_corpus.py", TESTS / "experiment" / "test_old_formats.py") if path.exists()]
+REPLAYED = (TESTS / "test_corpus.py", TESTS / "cli" / "test_damaged_runs.py")
 
 
 def main() -> int:
@@ -79,13 +80,16 @@ def main() -> int:
 def torture(name: str, cases: Iterator[Case], seconds: float) -> int:
     """Go through the cases while there is time; how many failed."""
     began, results, failures = time.monotonic(), Counter[str](), dict[str, tuple[Case, str]]()
-    for case in cases:
-        wrong = attempt(case, results)
-        if wrong is not None:
-            results["WRONG"] += 1
-            failures.setdefault(kind_of(wrong), (case, wrong))
-        if time.monotonic() - began > seconds:
-            break
+    try:
+        for case in cases:
+            if (wrong := attempt(case, results)) is not None:
+                results["WRONG"] += 1
+                failures.setdefault(kind_of(wrong), (case, wrong))
+            if time.monotonic() - began > seconds:
+                break
+    except Wrong as wrong:  # already what the cases are made from
+        results["WRONG"] += 1
+        print(f"  WRONG: {wrong}")
     words = ", ".join(f"{count} {word}" for word, count in sorted(results.items()))
     print(f"{name}: {results.total()} cases in {time.monotonic() - began:.0f} s: {words}", flush=True)
     for case, wrong in list(failures.values())[:SHOWN]:
@@ -127,10 +131,10 @@ def shortest(case: Case, wrong: str) -> str:
 
 def replay() -> int:
     """Inputs that once failed, and runs of earlier formats."""
-    if not REPLAYED:
-        return 0
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *map(str, REPLAYED)], capture_output=True, text=True)
-    print(f"replayed {', '.join(path.name for path in REPLAYED)}: {(done.stdout.strip().splitlines() or ['nothing'])[-1]}")
+    done = subprocess.run([sys.executable, "-m", "pytest", *map(str, REPLAYED)], capture_output=True, text=True, timeout=PATIENCE)
+    last = next((line for line in reversed(done.stdout.splitlines()) if " in " in line), "it did not run")
+    names = ", ".join(path.name for path in REPLAYED)
+    print(f"replayed {names}: {'all as it should be' if done.returncode == 0 else f'WRONG: {last}'}")
     return int(done.returncode != 0)
 
 
