@@ -44,10 +44,10 @@ class Part:
 
 PARTS = {
     "kills": Part(kills.cases, 0.3, 2),
-    "operations": Part(operations.cases, 0.25, 6),
-    "power": Part(lambda seed: operations.cases(seed, power=True), 0.15, 5),
-    "damage": Part(damage.cases, 0.2, 10),
-    "swarm": Part(swarm.cases, 0.1, 5),
+    "operations": Part(operations.cases, 0.25, 5),
+    "power": Part(lambda seed: operations.cases(seed, power=True), 0.15, 4),
+    "damage": Part(damage.cases, 0.2, 8),
+    "swarm": Part(swarm.cases, 0.1, 4),
 }
 KINDS: dict[str, type[Case]] = {kind.part: kind for kind in (kills.Kill, operations.Operation, damage.Damage, swarm.Swarm)}
 MEMORY = Path("/dev/shm")  # a file system without a disk: what is asked is in which order things happen, not how long a disk takes

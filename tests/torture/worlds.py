@@ -37,7 +37,7 @@ TINY = Experiment(
     training=Training(steps=2, batch=8),
     survey=Survey(examples=20),
     timeout=3.0,
-    until=Until(updates=10, seconds=2000.0),
+    until=Until(updates=10, seconds=100.0),
     evaluate_every=4.0,
 )
 
@@ -73,7 +73,7 @@ NETWORKS = ("{name: offset, low: 0.0, high: 2.0}", "{name: bandwidth, low: 0.001
 SCENARIOS = {"delays": (DELAYS, 0.7), "availability": (AVAILABILITY, 0.5), "streaming": (STREAMS, 0.3), "network": (NETWORKS, 0.3)}
 OTHERS = (
     "clients=1", "clients=2", "clients=6", "model=linear", "partition={name: dirichlet, alpha: 0.3}", "timeout=1.5", "max_norm=0.5",
-    "until=25s", "until=40updates", "training.optimizer=adam", "training.lr_decay=0.9", "training.lr=2.0",
+    "until=25s", "until=15updates", "until=40updates,200s", "training.optimizer=adam", "training.lr_decay=0.9", "training.lr=2.0",
     "training.epochs=1,training.steps=null",
     "survey.every=1", "evaluate_every=0.7", "training.batch=64",
 )  # fmt: skip
