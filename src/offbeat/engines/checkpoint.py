@@ -157,10 +157,10 @@ class Checkpoints:
         for path in self._manifests():
             if path not in manifests[-2:]:
                 path.unlink(missing_ok=True)
-        needed: set[str] = set()
-        for kept in manifests[-2:]:
-            with contextlib.suppress(CheckpointError):
-                needed |= set(_read_manifest(kept)["packs"])
+        try:
+            needed = {pack for kept in manifests[-2:] for pack in _read_manifest(kept)["packs"]}
+        except CheckpointError:
+            return  # what it refers to is not known, so nothing can be spared; the next one cleans up
         for pack in self.folder.glob("*.safetensors"):
             if pack.name not in needed:
                 pack.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from offbeat.engines import exchange, grid, presence, resume
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, LOST, NOBODY, READY, TIMER, Clock
-from offbeat.engines.gate import Gate, Verdict
+from offbeat.engines.gate import Gate, Verdict, ticket_of
 from offbeat.engines.judge import Judge, Own, Survey
 from offbeat.engines.progress import Outcome, Progress, rare_collection
 from offbeat.engines.trace import Trace
@@ -180,8 +180,9 @@ class VirtualEngine:
             pending = [job for number, job in open_jobs.items() if number not in self.verdicts] if self.worker.batches else ()
             answers = self.worker.compute(open_jobs[ticket], pending)
             for answer, verdict in zip(answers, self.gate.inspect(answers, open_jobs), strict=True):
-                if answer.ticket in open_jobs:  # nobody's ticket is nobody's answer
-                    self.verdicts.setdefault(answer.ticket, verdict)
+                if (number := ticket_of(answer)) in open_jobs:  # nobody's ticket is nobody's answer
+                    assert number is not None
+                    self.verdicts.setdefault(number, verdict)
         return self.verdicts.pop(ticket, "failed: the worker gave no answer")
 
     def _refuse(self, job: Job, reason: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
+from offbeat.core.errors import told
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.engines.workers import Answer
 
@@ -21,4 +22,4 @@ class Inline:
         except MemoryError:
             raise  # the machine's trouble, not this client's
         except Exception as error:
-            return [Failure(needed.ticket, f"{type(error).__name__}: {error}")]
+            return [Failure(needed.ticket, told(error))]
