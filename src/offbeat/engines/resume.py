@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat.core.errors import CheckpointError, RunError
 from offbeat.core.jobs import Job, Result
-from offbeat.core.snapshot import Get, Put, Tree, pack, pack_state, unpack, unpack_state
+from offbeat.core.snapshot import Get, Put, Tree, described, pack, pack_state, unpack, unpack_state
 from offbeat.engines.clock import LOST, NOBODY, Clock, Due
 from offbeat.engines.progress import Progress
 from offbeat.engines.tally import Tally
@@ -69,7 +69,7 @@ class Saved:
 
 def read(engine: VirtualEngine, tree: Tree, get: Get) -> Saved:
     """A checkpoint of a run of this engine's, held against the trace. The engine stays as it is."""
-    if tree["strategy"] != repr(engine.strategy):
+    if not described(engine.strategy, tree["strategy"]):
         raise RunError(f"the checkpoint is of {tree['strategy']}, not of {engine.strategy!r}")
     seq = _of(int, tree["trace"], "trace")
     return Saved(
