@@ -116,7 +116,7 @@ def engine_in(folder: Path, strategy, seconds=60.0):
         noise = draws.uniform(0, "training", job.client, job.index)
         rule = job.work.rule or PLAIN
         extras = {name: torch.linspace(noise, 1.0, length) for name, length in rule.uploads(layout).items()}
-        memory = {name: job.base * noise for name in rule.memory}
+        memory = dict.fromkeys(rule.memory, job.base * noise)
         return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, extras, memory)
 
     folder.mkdir(exist_ok=True)

@@ -26,6 +26,7 @@ from offbeat.core.protocol import (
     Stop,
     UpdateArrived,
 )
+from offbeat.engines import finite
 from offbeat.engines.clock import ARRIVE, LOST
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def deliver(engine: VirtualEngine, event: Event, arrived: Job | None = None, res
     engine.progress.server_seconds += time.perf_counter() - began
     now, ledger = engine.clock.now, engine.ledger
     ledger.check(actions, engine.model, arrived, now)
+    if engine.progress.updates >= engine.progress.look_at and not finite.answer_holds(engine, actions):
+        return
     if result is not None and Reject not in map(type, actions):
         _accept(engine, event, result)  # before the answer is carried out: it may send the client its next job
     for action in actions:

@@ -20,7 +20,7 @@ from offbeat.core.jobs import Job
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import ProtocolError, Strategy, TimerFired, UpdateArrived, World
 from offbeat.core.surroundings import Surroundings
-from offbeat.engines import exchange, grid, presence, resume
+from offbeat.engines import exchange, finite, grid, presence, resume
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, LOST, NOBODY, READY, TIMER, Clock
 from offbeat.engines.gate import Gate, Verdict, ticket_of
@@ -82,6 +82,7 @@ class VirtualEngine:
         with one_thread(), rare_collection():
             if not self._started:
                 self._started = True
+                finite.start(self)
                 grid.start(self)
                 presence.start(self)
             last = time.monotonic()
@@ -158,7 +159,7 @@ class VirtualEngine:
             now, client, ticket, job.base_version, job.base, verdict.local, verdict.num_examples, verdict.steps, job.started, verdict.extras
         )
         exchange.deliver(self, event, job, verdict)
-        if self.progress.updates == self.until.updates:
+        if self.progress.updates == self.until.updates and self.reason is None:
             self.reason = "updates"
         presence.offer(self, client)
         if self.watch is not None and self.progress.updates % 64 == 0:
@@ -180,6 +181,8 @@ class VirtualEngine:
         failed = reason.startswith("failed: ")  # nothing was sent
         size = None if failed else self.traffic.wasted()
         self.trace.add(now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason)
+        if not finite.job_holds(self, job):
+            return
         if failed:
             p.failed(reason)
         self._in_vain(f"answers in a row were refused, the last for {reason}")
@@ -212,7 +215,7 @@ class VirtualEngine:
 
     def save(self) -> None:
         """Write a checkpoint of this moment between two events."""
-        if self.checkpoints is not None:
+        if self.checkpoints is not None and finite.finite(self.model):
             self.trace.flush()  # the trace must reach at least as far as the checkpoint
             self.checkpoints.save(lambda put: resume.tree_of(self, put))
 
@@ -224,4 +227,6 @@ class VirtualEngine:
         tree, get = self.checkpoints.load()
         resume.fill(self, tree, get)
         self.trace.cut(tree["trace"])
+        if self.progress.sound is None:  # a checkpoint from before models were looked at
+            finite.start(self)
         self._started = True
