@@ -12,6 +12,7 @@ from offbeat.core.errors import RunError
 from offbeat.core.jobs import Result
 from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, LocalWork, World
 from offbeat.core.strategies import FedPSA, OrthoFL
+from offbeat.engines import finite
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
@@ -41,6 +42,11 @@ class Spoiling:
         state.version += 1
         state.model = torch.full((2,), float(state.version) if state.version < self.at else INF)
         return [Commit(state.model)]
+
+
+@pytest.fixture(autouse=True)
+def looks_are_frequent(monkeypatch):
+    monkeypatch.setattr(finite, "EVERY", 16)
 
 
 def sound(job):

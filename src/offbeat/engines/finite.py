@@ -10,6 +10,7 @@ run, so a resumed one finds the same. A checkpoint of a spoilt model is not writ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from offbeat.engines.virtual import VirtualEngine
 
 NOT_FINITE = "not finite"  # how such a run's reason begins
-EVERY = 16
+EVERY = 64
 NAMED = 8  # tickets
 
 
@@ -35,7 +36,7 @@ def start(engine: VirtualEngine) -> None:
 
 def answer_holds(engine: VirtualEngine, actions: list[Action]) -> bool:
     """Is every model of this answer finite? If not the run ends, and nothing of the answer may be carried out."""
-    commits = [action.model for action in actions if isinstance(action, Commit)]
+    commits = [action.model for action in actions if type(action) is Commit]
     if not commits:
         return True  # looked at with the next Commit
     for model in commits:
@@ -73,7 +74,7 @@ def ended(reason: str | None) -> bool:
 def finite(vector: Tensor) -> bool:
     """Finite, and its square too: what is larger is beyond what any client may send, and soon beyond all numbers."""
     wide = vector if vector.dtype in (torch.float32, torch.float64) else vector.float()
-    return bool(torch.dot(wide, wide).isfinite())
+    return isfinite(torch.dot(wide, wide).item())
 
 
 def _sound(model: Tensor, extras: Iterable[Tensor], known: Sequence[Tensor | None]) -> bool:

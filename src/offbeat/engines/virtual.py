@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.core.jobs import Job
+from offbeat.core.jobs import Job, Result
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import ProtocolError, Strategy, TimerFired, UpdateArrived, World
 from offbeat.core.surroundings import Surroundings
@@ -171,8 +171,8 @@ class VirtualEngine:
             pending = [job for number, job in open_jobs.items() if number not in self.verdicts] if self.worker.batches else ()
             answers = self.worker.compute(open_jobs[ticket], pending)
             for answer, verdict in zip(answers, self.gate.inspect(answers, open_jobs), strict=True):
-                if (number := ticket_of(answer)) in open_jobs:  # nobody's ticket is nobody's answer
-                    assert number is not None
+                number = verdict.ticket if type(verdict) is Result else ticket_of(answer)
+                if number is not None and number in open_jobs:  # nobody's ticket is nobody's answer
                     self.verdicts.setdefault(number, verdict)
         return self.verdicts.pop(ticket, "failed: the worker gave no answer")
 
