@@ -60,6 +60,7 @@ def execute(run: Run, checkpoint_every: float, as_json: bool) -> None:
     from offbeat.cli.output import run_progress, say
     from offbeat.cli.show import print_run
     from offbeat.core.errors import RunError
+    from offbeat.engines import finite
     from offbeat.engines.virtual import INTERRUPTED
     from offbeat.experiment import run as runs
 
@@ -77,4 +78,6 @@ def execute(run: Run, checkpoint_every: float, as_json: bool) -> None:
         raise typer.Exit(130)
     if outcome is None:
         say("this run was complete already", err=True)
-    print_run(run, as_json)
+    ended = print_run(run, as_json).ended
+    if finite.ended(ended):
+        raise RunError(f"{ended}. What is stored is whole: the model is the last finite one")

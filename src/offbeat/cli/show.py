@@ -38,18 +38,21 @@ def show(
         print_run(Run(folder), as_json)
 
 
-def print_run(run: Run, as_json: bool) -> None:
+def print_run(run: Run, as_json: bool) -> Summary:
     from offbeat.cli.output import print_json, print_table, say
     from offbeat.experiment.plain import to_plain
 
     experiment, summary = run.experiment(), run.summary()
+    if summary.warning is not None:
+        say(f"warning: {summary.warning}", err=True)
     if as_json:
         print_json({"folder": str(run.folder), "complete": run.complete, **summary.plain(), "experiment": to_plain(experiment)})
-        return
+        return summary
     say(run.folder)
     if summary.data is not None:
         say(f"data: {summary.data}")  # prose, too long for a table
     print_table(_lines(run, experiment, summary), headings=False)
+    return summary
 
 
 def print_simulation(folder: Path, as_json: bool) -> None:

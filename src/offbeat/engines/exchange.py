@@ -27,6 +27,7 @@ from offbeat.core.protocol import (
     Stop,
     UpdateArrived,
 )
+from offbeat.engines import finite
 from offbeat.engines.clock import ARRIVE, LOST
 
 if TYPE_CHECKING:
@@ -37,11 +38,13 @@ NOTHING: Mapping[str, Tensor] = {}
 
 def deliver(engine: VirtualEngine, event: Event, arrived: Job | None = None, result: Result | None = None) -> None:
     """Hand an event to the strategy and carry out its answer; an update comes with its job and result."""
-    began = time.perf_counter()
+    p, began = engine.progress, time.perf_counter()
     actions = engine.strategy.on_event(engine.state, event)
-    engine.progress.server_seconds += time.perf_counter() - began
+    p.server_seconds += time.perf_counter() - began
     now, ledger = engine.clock.now, engine.ledger
     ledger.check(actions, engine.model, arrived, now)
+    if p.updates >= p.look_at and not finite.answer_holds(engine, actions):
+        return
     if result is not None and Reject not in map(type, actions):
         _accept(engine, event, result)  # before the answer is carried out: it may send the client its next job
     _carry_out(engine, actions)

@@ -62,7 +62,7 @@ class Gate:
 
     def _alone(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         verdict = self._shape_of(answer, jobs)
-        return self._number_of(verdict, jobs, _squared_norm(verdict.local)) if type(verdict) is Result else verdict
+        return verdict if isinstance(verdict, str) else self._number_of(verdict, jobs, _squared_norm(verdict.local))
 
     def _number_of(self, result: Result, jobs: Mapping[int, Job], squared_norm: float) -> Verdict:
         if not squared_norm <= self._most:
@@ -107,8 +107,8 @@ class Gate:
             return f"num_examples {str(answer.num_examples)[:20]} is not a whole number from 1 to the {job.num_examples} it has"
         if type(answer.steps) is not int or not 1 <= answer.steps <= MOST_COUNTED:
             return f"steps {str(answer.steps)[:20]} is not a positive whole number"
-        if (plain := _plain(local)) is not local:
-            answer = replace(answer, local=plain)
+        if local.requires_grad or local.is_inference() or not local.is_contiguous():
+            answer = replace(answer, local=_plain(local))
         extras, memory = answer.extras, answer.memory
         if job.work.rule is None and type(extras) is type(memory) is dict and not extras and not memory:
             return answer
@@ -184,7 +184,7 @@ def dense(vector: object) -> TypeGuard[Tensor]:
 
 def _plain(vector: Tensor) -> Tensor:
     """Itself, or a copy where more hangs on it than its numbers: a graph, inference mode, a lazy minus, one entry for many."""
-    if vector.is_contiguous() and not (vector.requires_grad or vector.is_inference() or vector.is_neg()):
+    if vector.is_contiguous() and not (vector.requires_grad or vector.is_inference()):
         return vector
     return torch.empty(vector.shape, dtype=vector.dtype, device=vector.device).copy_(vector.detach())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
+from offbeat.engines import finite
 from offbeat.engines.clock import EVALUATE, NOBODY
 from offbeat.engines.holdings import bytes_held
 
@@ -19,6 +20,8 @@ def start(engine: VirtualEngine) -> None:
 def step(engine: VirtualEngine) -> None:
     """A point of the grid: evaluate, survey if it is time for that, and set the next point."""
     p = engine.progress
+    if not finite.model_holds(engine):
+        return
     _evaluate(engine)
     if engine.survey_every and p.evaluations % engine.survey_every == 0:
         _survey(engine)
@@ -28,6 +31,7 @@ def step(engine: VirtualEngine) -> None:
 
 def finish(engine: VirtualEngine) -> None:
     """The end of a run counts as a point, wherever it lies."""
+    finite.model_holds(engine)
     if engine.progress.evaluated != (engine.clock.now, engine.ledger.version):
         _evaluate(engine)
     _survey(engine)
@@ -69,7 +73,9 @@ def _survey(engine: VirtualEngine) -> None:
     engine.trace.set_facts(engine.survey.facts)
     if p.surveyed == (now, version):
         return
-    clients, groups = engine.survey(engine.judge.model_of(engine.state, engine.model, engine.own_statistics()))
+    fallen = finite.ended(engine.reason)  # then a state is left that personal models cannot be trusted to come from
+    own = engine.judge.model_of(engine.state, engine.model, engine.own_statistics())
+    clients, groups = engine.survey((lambda client: engine.model) if fallen else own)
     p.surveyed = (now, version)
     engine.trace.clients(now, version, clients)
     engine.trace.metrics(now, version, p.updates, groups)

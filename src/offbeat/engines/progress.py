@@ -17,7 +17,7 @@ HOPELESS = 10  # failed jobs and not one success: the fault is not the clients'
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    reason: str  # "seconds", "updates", "target", INTERRUPTED, OVER, or the strategy's own
+    reason: str  # "seconds", "updates", "target", INTERRUPTED, OVER, NOT_FINITE and what was, or the strategy's own
     now: float
     version: int
     updates: int
@@ -45,6 +45,9 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     server_seconds: float = 0.0
     server_bytes: int = 0  # the most a strategy's tensors took, looked at on the evaluation grid
+    sound: Tensor | None = None  # the last model found to be finite (see `finite`)
+    sound_at: tuple[int, int] = (0, 0)  # its version, and the row of the trace then
+    look_at: int = 0  # updates after which the next one is looked at
 
     def failed(self, reason: str) -> None:
         """Book a job that raised; one after the other and no success: there is nothing to simulate."""

@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.core.jobs import STATISTICS, Job
+from offbeat.core.jobs import STATISTICS, Job, Result
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import ProtocolError, Strategy, TimerFired, UpdateArrived, World
 from offbeat.core.surroundings import Surroundings
 from offbeat.core.threads import one_thread
-from offbeat.engines import exchange, grid, presence, resume
+from offbeat.engines import exchange, finite, grid, presence, resume
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, LOST, NOBODY, READY, TIMER, Clock
@@ -85,6 +85,7 @@ class VirtualEngine:
         with one_thread(), rare_collection():
             if not self._started:
                 self._started = True
+                finite.start(self)
                 grid.start(self)
                 presence.start(self)
             cadence = Cadence(self.checkpoint_every)
@@ -114,7 +115,8 @@ class VirtualEngine:
         if self.reason == INTERRUPTED:
             self.save()
         else:
-            exchange.finish(self)  # no checkpoint follows: killed from here on, a run does all of its end again
+            if not finite.ended(self.reason):  # the state of a run that fell back is not asked any more
+                exchange.finish(self)  # no checkpoint follows: killed from here on, a run does all of its end again
             grid.finish(self)
             self.trace.add(now, "stop", self.ledger.version, detail=self.reason)
         self.trace.flush()
@@ -168,7 +170,7 @@ class VirtualEngine:
             now, client, ticket, job.base_version, job.base, verdict.local, verdict.num_examples, verdict.steps, job.started, verdict.extras
         )
         exchange.deliver(self, event, job, verdict)
-        if self.progress.updates == self.until.updates:
+        if self.progress.updates == self.until.updates and self.reason is None:
             self.reason = "updates"
         presence.offer(self, client)
         if self.watch is not None and self.progress.updates % 64 == 0:
@@ -180,8 +182,8 @@ class VirtualEngine:
             pending = [job for number, job in open_jobs.items() if number not in self.verdicts] if self.worker.batches else ()
             answers = self.worker.compute(open_jobs[ticket], pending)
             for answer, verdict in zip(answers, self.gate.inspect(answers, open_jobs), strict=True):
-                if (number := ticket_of(answer)) in open_jobs:  # nobody's ticket is nobody's answer
-                    assert number is not None
+                number = verdict.ticket if type(verdict) is Result else ticket_of(answer)
+                if number is not None and number in open_jobs:  # nobody's ticket is nobody's answer
                     self.verdicts.setdefault(number, verdict)
         return self.verdicts.pop(ticket, "failed: the worker gave no answer")
 
@@ -190,6 +192,8 @@ class VirtualEngine:
         failed = reason.startswith("failed: ")  # nothing was sent
         size = None if failed else self.traffic.wasted()
         self.trace.add(now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason)
+        if not finite.job_holds(self, job):
+            return
         if failed:
             p.failed(reason)
         self._in_vain(f"answers in a row were refused, the last for {reason}")
@@ -222,7 +226,7 @@ class VirtualEngine:
 
     def save(self) -> None:
         """Write a checkpoint of this moment between two events."""
-        if self.checkpoints is not None:
+        if self.checkpoints is not None and finite.finite(self.model):
             self.trace.flush()  # the trace must reach at least as far as the checkpoint
             self.checkpoints.save(lambda put: resume.tree_of(self, put))
 
@@ -232,4 +236,6 @@ class VirtualEngine:
             self.trace.clear()
             return
         resume.fill(self, self.checkpoints.load(partial(resume.read, self)))
+        if self.progress.sound is None:  # a checkpoint from before models were looked at
+            finite.start(self)
         self._started = True
