@@ -14,6 +14,7 @@ from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, 
 from offbeat.core.strategies import FedPSA, OrthoFL
 from offbeat.engines import finite
 from offbeat.engines.checkpoint import Checkpoints
+from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers.inline import Inline
@@ -118,19 +119,21 @@ def stopping(engine, trip):
 
 def test_a_checkpoint_of_it_is_not_written_and_a_resumed_run_ends_the_same(tmp_path):
     whole = engine_of(Spoiling(at=20)).run()
-    engine = engine_of(Spoiling(at=20), checkpoints=Checkpoints(tmp_path), checkpoint_every=1e9)
+    trace, folder = Trace(tmp_path / "run.sqlite"), tmp_path / "checkpoint"
+    engine = engine_of(Spoiling(at=20), trace=trace, checkpoints=Checkpoints(folder), checkpoint_every=1e9)
     engine.surroundings.trip = stopping(engine, engine.surroundings.trip)  # type: ignore[method-assign]
     assert engine.run().reason == "interrupted"
     assert engine.progress.updates == 18
-    written = sorted(path.name for path in tmp_path.iterdir())
+    written = sorted(path.name for path in folder.iterdir())
     engine.model = torch.full((2,), INF)
     engine.save()
-    assert sorted(path.name for path in tmp_path.iterdir()) == written
-    resumed = engine_of(Spoiling(at=20), checkpoints=Checkpoints(tmp_path))
+    assert sorted(path.name for path in folder.iterdir()) == written
+    trace.close()
+    resumed = engine_of(Spoiling(at=20), trace=Trace(tmp_path / "run.sqlite"), checkpoints=Checkpoints(folder))
     resumed.restore()
     again = resumed.run()
     assert again.model.tolist() == whole.model.tolist()
-    assert (again.version, again.now) == (whole.version, whole.now)
+    assert (again.reason, again.version, again.now) == (whole.reason, whole.version, whole.now)
 
 
 def test_a_run_cannot_begin_with_one():
