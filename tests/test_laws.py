@@ -359,6 +359,22 @@ class ServesTheBusy(Mean):
         return super().on_event(state, event)
 
 
+class TakesFourthPowers(Mean):
+    """Squares have room above what the gate admits, fourth powers have none."""
+
+    def absorb(self, state: State, event: UpdateArrived) -> list[Action]:
+        state.notes["moved"] = (event.local - event.base).pow(4).sum()
+        return super().absorb(state, event)
+
+
+class OverflowsInPython(Mean):
+    """A power of a Python number raises where a tensor's is infinite."""
+
+    def absorb(self, state: State, event: UpdateArrived) -> list[Action]:
+        state.notes["moved"] = min(1.0, float((event.local - event.base).norm()) ** 200)
+        return super().absorb(state, event)
+
+
 @dataclass(frozen=True)
 class Forgetful(PlainRule):
     """Promises a sketch and sends none."""
@@ -407,6 +423,8 @@ BROKEN: list[tuple[Strategy, str, int, str]] = [
     (ServesTheBusy(), "legal answers", 1, "ProtocolError: Dispatch to client 0"),
     (WithRule(rule=Forgetful()), "client half", 1, "promised uploads {'sketch': 4}, and gave {}"),
     (WithRule(rule=Impure()), "client half", 1, "two results for one job"),
+    (TakesFourthPowers(), "finite", 1, "state.notes is not finite"),
+    (OverflowsInPython(), "finite", 1, "as large as the gate admits: OverflowError"),
 ]
 
 

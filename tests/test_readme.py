@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
+
 README = Path(__file__).parent.parent / "README.md"
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -102,7 +104,7 @@ def _python(block: Block, names: dict[str, object], capsys: pytest.CaptureFixtur
 
 def _command(command: str, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     if SHELL & set(command):
-        done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=300)
+        done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, f"{where}: {command}: {done.stderr}"
         return
     from offbeat.cli import main

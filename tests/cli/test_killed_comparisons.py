@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen
@@ -17,17 +16,10 @@ import pytest
 from command_line import TINY, start
 
 from offbeat.experiment.run import Run
+from patience import PATIENCE, until
 
 pytestmark = pytest.mark.slow
-PATIENCE = 60.0  # far more than any of it takes
 LONG = [*TINY, "--until", "100000s"]  # nobody is done with this before the test is
-
-
-def until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -57,7 +49,12 @@ def members(group: int) -> list[int]:
 
 
 def workers(group: int) -> list[int]:
-    return [pid for pid in members(group) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for pid in members(group):
+        with suppress(OSError):  # gone meanwhile
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def begun() -> set[str]:
@@ -85,7 +82,7 @@ def test_ctrl_c_stops_all_runs_and_resume_finishes_them(offbeat):
 
 
 def test_ctrl_c_while_the_processes_are_starting_is_quiet_too(offbeat):
-    with comparing("--strategies", "fedavg,fedasync", "--seeds", 2, "--jobs", 2, *TINY) as process:
+    with comparing("--strategies", "fedavg,fedasync", "--seeds", 2, "--jobs", 2, *LONG) as process:
         until(lambda: len(workers(process.pid)) == 2)  # they are importing torch now
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)

@@ -17,6 +17,7 @@ from offbeat.experiment import run as runs
 from offbeat.experiment.run import Run
 from offbeat.experiment.simulate import simulate
 from offbeat.presets import load
+from patience import PATIENCE
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def test_the_model_loads_without_offbeat_whether_the_run_is_finished_or_not(offb
     assert offbeat("export", unfinished, "--out", "mine.safetensors").status == 0
     assert Path("finished.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
     command = [sys.executable, "-c", WITHOUT_OFFBEAT, "finished.safetensors", "mine.safetensors"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout.splitlines() == ["<All keys matched successfully> True"] * 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from command_line import TINY, contents, refused
 from safetensors.torch import load_file
 
 from offbeat.cli.options import new_folder
+from offbeat.core.protocol import Commit
+from offbeat.core.strategies import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.engines.until import Target, Until
 from offbeat.experiment import files
@@ -189,7 +192,7 @@ def test_a_source_that_does_not_exist_is_refused(offbeat):
         (b"clients: 4\x00", ["not YAML"]),
         (b"clients: [1\nfoo: }", ["line 2", "not YAML"]),
         (b"clients: !!python/object/apply:os.system [ls]", ["line 1", "not YAML"]),
-        (b"name: 2020-99-99", ["not YAML", "month"]),
+        (b"name: 2020-99-99", ["line 1", "not YAML", "'2020-99-99' cannot be read as timestamp"]),
         (b"[" * 400, ["not YAML"]),
         (b"- a\n- b\n", ["settings like 'clients: 20'", "this one a list"]),
         (b"just words", ["settings like 'clients: 20'", "'just words'"]),
@@ -302,3 +305,34 @@ def test_data_says_where_the_data_sets_lie(offbeat, monkeypatch, tmp_path):
     refused(offbeat("run", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path), f"{tmp_path}/mnist/", "put the file there")
     refused(offbeat("compare", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path), f"{tmp_path}/mnist/", "put the file there")
     refused(offbeat("run", "quickstart", *TINY, "--data", tmp_path / "none"), "there is no such folder")
+
+
+def test_a_run_whose_model_stops_being_finite_ends_with_one_line_and_keeps_the_last_finite_model(offbeat, monkeypatch):
+    absorb = FedAsync._absorb
+
+    def spoil(self, state, event):
+        actions = absorb(self, state, event)
+        if state.version >= 3:
+            state.model = state.model * float("nan")
+            return [Commit(state.model)]
+        return actions
+
+    monkeypatch.setattr(FedAsync, "_absorb", spoil)
+    made = offbeat("run", "quickstart", *TINY, "--out", "r", "--set", "strategy=fedasync")
+    assert made.status != 0
+    assert "ended" in made.out
+    assert "offbeat: not finite: a Commit after version" in made.err
+    assert "tickets since: " in made.err
+    assert made.err.count("\n") == 1
+    assert all(bool(tensor.isfinite().all()) for tensor in load_file("r/model.safetensors").values())
+    again = offbeat("run", "--resume", "r")
+    assert again.status == made.status
+    assert "not finite: a Commit" in again.err
+
+
+def test_a_run_in_which_most_answers_were_refused_says_so(offbeat):
+    made = offbeat("run", "quickstart", *TINY, "--out", "r", "--set", "faults=[{name: corrupted, probability: 0.9}]")
+    assert made.status == 0
+    assert re.fullmatch(r"warning: \d+ of \d+ answers were refused, \d+ for numbers that are not finite: few .* model\n", made.err)
+    assert offbeat("show", "r").err == made.err
+    assert offbeat("run", "quickstart", *TINY, "--out", "q").err == ""

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from offbeat.experiment import files
 from offbeat.experiment import run as runs
 from offbeat.experiment.run import Run
 from offbeat.presets import load
+from patience import PATIENCE, until
 
 # ten evaluations, some forty updates, two tenths of a second
 WORLD = ["--set", "clients=4", "--set", "model=linear", "--until", "600s"]
@@ -98,15 +98,13 @@ def test_a_real_process_stops_when_asked_and_keeps_others_out_while_it_runs(offb
     offbeat("run", "quickstart", *longer, "--out", "whole")
     process = start("run", "quickstart", *longer, "--checkpoint-every", 0, "--out", "x")
     try:
-        deadline = time.monotonic() + 60
-        while not list(Path("x/checkpoint").glob("*.json")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: list(Path("x/checkpoint").glob("*.json")))
         process.send_signal(signal.SIGSTOP)  # so that it is still at it when we look
         refused(offbeat("run", "--resume", "x"), "x is being run by another process", status=1)
         assert offbeat("show", "x").status == 0  # but reading is free
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -186,7 +184,7 @@ def test_a_disk_that_fills_up_while_checkpointing_loses_nothing(offbeat, monkeyp
         patch.setattr(os, "fsync", sync)
         given = offbeat("run", "quickstart", *WORLD, "--checkpoint-every", 0, "--out", "x")
     refused(given, "cannot write x/checkpoint/", "No space left on device", "offbeat run --resume x", status=1)
-    assert len(checkpoints(Path("x"))) == 2
+    assert len(checkpoints(Path("x"))) in (2, 3)  # the one that was being written may be there already
     assert not list(Path("x/checkpoint").glob("*.tmp"))
     assert resume(offbeat, Path("x")) == digest
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from offbeat.core.errors import CheckpointError
 from offbeat.core.parts.selection import Pool, Seats
-from offbeat.core.snapshot import TensorTable, pack, pack_state, unpack, unpack_state
+from offbeat.core.snapshot import TensorTable, described, pack, pack_state, unpack, unpack_state
 from offbeat.core.vector import Layout
 from offbeat.testing import CopyingStore, tiny_layout
 
@@ -198,3 +198,17 @@ def test_many_of_anything_else_come_back_as_they_were(value):
     back = through_text(value)
     assert list(back) == list(value)
     assert repr(back) == repr(value)
+
+
+def test_a_value_is_known_by_its_text_also_from_before_it_had_all_its_fields():
+    @dataclass(frozen=True)
+    class Grown:
+        old: int = 1
+        new: str = "as before"
+
+    name = Grown.__qualname__
+    assert described(Grown(old=2), f"{name}(old=2, new='as before')")
+    assert described(Grown(old=2), f"{name}(old=2)")
+    assert not described(Grown(old=2), f"{name}(old=1)")
+    assert not described(Grown(old=2, new="other"), f"{name}(old=2)")  # it was not so then
+    assert described(3, "3")

@@ -253,3 +253,23 @@ def test_a_damaged_checkpoint_does_not_push_out_the_good_one_before_it(tmp_path)
     save(again, [torch.full((2,), 9.0)])
     damage(tmp_path / "000004.json")
     assert load(tmp_path)[0].tolist() == [1.0, 1.0]  # the second is still there
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_keeps_its_tensors(tmp_path, monkeypatch):
+    """Its packs are not known then: removing what nobody else needs would take them."""
+    store, held = Checkpoints(tmp_path), torch.ones(3)
+    for _ in range(3):
+        save(store, [held])
+    read = checkpoint._read_manifest
+
+    def failing(path):
+        raise CheckpointError(f"cannot read {path}: Input/output error")
+
+    monkeypatch.setattr(checkpoint, "_read_manifest", failing)
+    save(store, [held])
+    monkeypatch.setattr(checkpoint, "_read_manifest", read)
+    assert load(tmp_path)[0].tolist() == [1.0, 1.0, 1.0]
+    save(store, [held])
+    assert load(tmp_path)[0].tolist() == [1.0, 1.0, 1.0]
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    assert len(packs(tmp_path)) <= 2

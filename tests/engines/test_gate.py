@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,6 +21,8 @@ from offbeat.engines.until import Until
 
 @dataclass(frozen=True)
 class Sketching(LocalRule):
+    memory: ClassVar[tuple[str, ...]] = ("h",)
+
     def uploads(self, layout: Layout) -> dict[str, int]:
         return {"sketch": 3}
 
@@ -52,7 +54,8 @@ def test_a_sound_update_is_admitted_as_it_is():
         (torch.tensor([1.0, float("nan")]), "not finite"),
         (torch.tensor([float("inf"), 0.0]), "not finite"),
         (torch.tensor([-float("inf"), float("inf")]), "not finite"),
-        (torch.tensor([3e38, -3e38]), "not finite"),  # finite, but mixing it in would overflow
+        (torch.tensor([3e38, -3e38]), "not finite"),  # finite, but its square is not
+        (torch.tensor([5e12, 5e12]), "too large to compute with: a norm over 7e+12"),  # 7.07e12 is over the cube root of 3.4e38, 6.98e12
         (torch.zeros(3), "shape (3,) instead of (2,)"),
         (torch.zeros(2, 1), "shape (2, 1)"),
         (torch.zeros(()), "shape ()"),
@@ -160,10 +163,10 @@ def test_a_vector_that_is_nowhere_is_refused_not_read():
     assert "extras['sketch']" in verdict(GOOD, extras={"sketch": torch.zeros(3).to(torch.float8_e4m3fn)}, rule=Sketching())
 
 
-@pytest.mark.parametrize("memory", [torch.tensor([1.0, float("inf")]), torch.zeros(3), "text", None])
+@pytest.mark.parametrize("memory", [torch.tensor([1.0, float("inf")]), torch.tensor([1e13, 0.0]), torch.zeros(3), "text", None])
 def test_memory_that_would_spoil_the_clients_next_jobs_is_refused(memory):
-    answer = Result(0, GOOD, 1, 1, memory={"h": memory})
-    assert Gate(LAYOUT, torch.float32).inspect([answer], open_tickets()) == ["memory that holds no finite vectors"]
+    answer = Result(0, GOOD, 1, 1, {"sketch": torch.zeros(3)}, memory={"h": memory})
+    assert Gate(LAYOUT, torch.float32).inspect([answer], open_tickets(Sketching())) == ["memory that holds no finite vectors"]
 
 
 @pytest.mark.parametrize(("counter", "fine"), [(5.0, True), (4.0, True), (3.0, False), (4.5, False), (1.8e19, False)])

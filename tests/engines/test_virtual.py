@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from offbeat.core.protocol import (
     ClientReady,
     Commit,
     Dispatch,
+    LocalRule,
+    LocalWork,
     Note,
     ProtocolError,
     Reject,
@@ -300,15 +304,23 @@ def test_one_nan_does_not_hang_a_synchronous_round():
     assert outcome.model.tolist() == [1.0, 1.0]  # the other client's answer alone
 
 
+@dataclass(frozen=True)
+class Remembering(LocalRule):
+    memory: ClassVar[tuple[str, ...]] = ("h",)
+
+
 def test_rule_memory_becomes_the_clients_only_when_the_update_is_accepted():
     seen = []
+
+    def ask(state, event):
+        return [Dispatch(event.client, state.model, LocalWork(rule=Remembering()))] if isinstance(event, ClientReady) else None
 
     def train(job: Job) -> Result:
         seen.append({k: v.tolist() for k, v in job.memory.items()})
         local = torch.full((2,), float("nan")) if job.index == 1 else job.base
         return Result(job.ticket, local, 10, 1, memory={"h": torch.full((2,), float(job.index))})
 
-    make_engine(Eager(), Surroundings({0: 1.0}), until=Until(seconds=4.0), train=train).run()
+    make_engine(Eager(answer=ask), Surroundings({0: 1.0}), until=Until(seconds=4.0), train=train).run()
     assert seen == [{}, {"h": [0.0, 0.0]}, {"h": [0.0, 0.0]}, {"h": [2.0, 2.0]}]  # job 1 was refused
 
 

@@ -23,6 +23,7 @@ from offbeat.client.task import LOSS, Metric
 from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.engines.until import Until
 from offbeat.scenario.delays import Uniform
+from patience import PATIENCE
 
 
 def pairs(clients: int = 4, examples: int = 30, classes: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -304,7 +305,7 @@ assert all(finding.passed for finding in check(offbeat.FedAvg(), scripts=4))
 
 
 def test_it_runs_where_only_torch_and_the_scientific_libraries_are_installed(tmp_path):
-    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("FedBuff: ")
     assert done.stdout.endswith("['model.safetensors', 'run.sqlite', 'summary.json']\n")

@@ -13,6 +13,9 @@ from offbeat.scenario.data.tcga import TcgaBrca
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
+    monkeypatch.setattr("offbeat.scenario.data.heart.HOSPITALS", dict.fromkeys(HOSPITALS))  # these are not the published files
+    monkeypatch.setattr("offbeat.scenario.data.tcga.TABLE_MD5", None)
+    monkeypatch.setattr("offbeat.scenario.data.tcga.SPLIT_MD5", None)
     return tmp_path
 
 
@@ -32,7 +35,7 @@ def test_hospitals_are_owners_and_any_disease_is_disease(root):
     # 12 complete patients a hospital, 0.66 of them train: int(7.92) = 7, and sklearn gives the other 5 to the test
     assert data.groups.bincount().tolist() == [7] * 4
     assert data.test_groups.bincount().tolist() == [5] * 4
-    assert data.group_names == HOSPITALS
+    assert data.group_names == tuple(HOSPITALS)
     assert data.input_shape == (13,)
     # patients 0, 5 and 10 of each hospital are healthy
     assert int((data.y_train == 0).sum() + (data.y_test == 0).sum()) == 3 * 4

@@ -15,7 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from offbeat.core.errors import DataError
+from offbeat.scenario.data import DATASETS
 from offbeat.scenario.data.archive import unpack
+from offbeat.scenario.data.download import Failed
 from offbeat.scenario.data.root import Published, data_root, find_file, find_files, find_folder
 
 PAGES = {"/whole": b"hello", "/short": b"hel"}
@@ -85,14 +87,14 @@ def test_a_missing_file_is_downloaded_whole_and_only_once(root, address):
 
 
 def test_the_second_address_is_tried_when_the_first_has_nothing(root, address):
-    assert find_file("set", ("file",), None, (f"{address}/gone", f"{address}/whole")).read_bytes() == b"hello"
+    assert find_file("set", ("file",), md5(b"hello"), (f"{address}/gone", f"{address}/whole")).read_bytes() == b"hello"
 
 
 @pytest.mark.parametrize(
     ("page", "digest", "reason"),
     [
-        ("/gone", None, "answers 404"),
-        ("/short", None, "IncompleteRead|3 of 5 bytes arrived"),
+        ("/gone", "0" * 32, "answers 404"),
+        ("/short", "0" * 32, "IncompleteRead|3 of 5 bytes arrived"),
         ("/whole", "0" * 32, "what arrived has MD5 5d41402abc4b2a76b9719d911017c592"),  # the MD5 of "hello"
     ],
 )
@@ -104,20 +106,62 @@ def test_what_does_not_arrive_whole_and_right_is_not_kept(root, address, page, d
 
 def test_without_a_network_the_message_says_which_file_to_put_where(root):
     with pytest.raises(DataError) as error:
-        find_file("set", ("file.gz",), None, ("http://127.0.0.1:9/file.gz",), "https://example.org")
+        find_file("set", ("file.gz",), "0" * 32, ("http://127.0.0.1:9/file.gz",), "https://example.org")
     assert str(error.value).startswith(f"{root}/set/file.gz is missing: put the file there, or set OFFBEAT_DATA to the folder")
     assert "it comes from https://example.org (download failed: http://127.0.0.1:9/file.gz: Connection refused)" in str(error.value)
+
+
+def test_what_has_no_checksum_is_not_downloaded(root, address):
+    with pytest.raises(DataError, match=r"set/file is missing: put the file there.*it is not downloaded for you"):
+        find_file("set", ("file",), None, (f"{address}/whole",))
+    assert not any(p.is_file() for p in root.rglob("*"))
+
+
+def test_a_checksum_may_be_of_another_kind(root, address):
+    sha = hashlib.sha256(b"hello").hexdigest()
+    assert find_file("set", ("file",), sha, (f"{address}/whole",)).read_bytes() == b"hello"
+    with pytest.raises(DataError, match=f"other/file is missing.*what arrived has SHA256 {sha}, the published file has {'0' * 64}"):
+        find_file("other", ("file",), "0" * 64, (f"{address}/whole",))
+    with pytest.raises(DataError, match=f"set/file is damaged: its SHA256 is {sha}"):
+        find_file("set", ("file",), "0" * 64)
+
+
+def test_a_download_without_an_end_is_given_up(root, address, monkeypatch):
+    monkeypatch.setattr("offbeat.scenario.data.download.MOST", 4)
+    with pytest.raises(DataError, match="more than 4 bytes arrive"):
+        find_file("set", ("file",), md5(b"hello"), (f"{address}/whole",))
+    assert not any(p.is_file() for p in root.rglob("*"))
+
+
+# what nobody published a checksum of is asked for, and so is what a licence has to be accepted for first
+ASKED_FOR = {"beijing-air", "kdd-air", "fitrec", "extrasensory", "ixi", "isic2019"}
+
+
+@pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "synthetic", "npz"}))
+def test_every_download_that_is_offered_has_a_checksum(root, monkeypatch, name):
+    tried = []
+
+    def record(urls, path, checksum):
+        tried.append((urls, checksum))
+        raise Failed("no network")
+
+    monkeypatch.setattr("offbeat.scenario.data.root.download", record)
+    with pytest.raises(DataError, match="is missing"):
+        DATASETS[name]().load()
+    offered = [checksum for urls, checksum in tried if urls]
+    assert all(checksum is not None and len(checksum) in (32, 64) for checksum in offered)
+    assert bool(offered) == (name not in ASKED_FOR)
 
 
 def test_downloads_can_be_forbidden(root, address, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DOWNLOAD", "0")
     with pytest.raises(DataError, match="OFFBEAT_DOWNLOAD forbids downloads"):
-        find_file("set", ("file",), None, (f"{address}/whole",))
+        find_file("set", ("file",), md5(b"hello"), (f"{address}/whole",))
 
 
 def test_only_web_addresses_are_downloaded(root):
     with pytest.raises(DataError, match="only http and https"):
-        find_file("set", ("file",), None, ("file:///etc/passwd",))
+        find_file("set", ("file",), "0" * 32, ("file:///etc/passwd",))
 
 
 def test_an_archive_that_lies_there_is_unpacked(root):
@@ -141,7 +185,7 @@ def test_a_tampered_archive_is_not_unpacked(root):
     (root / "set").mkdir()
     tar(root / "set" / "all.tar.gz", {"a.txt": b"A"})
     with pytest.raises(DataError, match=r"all.tar.gz is damaged: its MD5 is"):
-        find_folder("set", ("a.txt",), Published(name="all.tar.gz", md5="0" * 32))
+        find_folder("set", ("a.txt",), Published(name="all.tar.gz", checksum="0" * 32))
     assert not (root / "set/a.txt").exists()
 
 

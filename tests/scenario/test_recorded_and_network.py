@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -108,6 +109,31 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DataError, match="needs pyarrow: pip install pyarrow, or save the trace as CSV"):
+        Traced(path=str(tmp_path / "trace.parquet")).covers([0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "told"),
+    [
+        (1, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "cannot read the trace .*parquet: .*invalid start byte"),
+        (1, RuntimeError("unknown codec\nmore"), "cannot read the trace .*trace.parquet: unknown codec$"),
+        (10**12, None, "trace.parquet has more than 20,000,000 rows: refused"),
+    ],
+)
+def test_parquet_that_breaks_while_it_is_read_is_refused(tmp_path, monkeypatch, rows, error, told) -> None:
+    """What pyarrow does with such files, without pyarrow: text is decoded only when the rows become Python's."""
+
+    class Table:
+        column_names: ClassVar = ["client", "t", "seconds_per_step"]
+
+        def to_pylist(self):
+            raise error
+
+    parquet = SimpleNamespace(read_metadata=lambda path: SimpleNamespace(num_rows=rows), read_table=lambda path: Table())
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=parquet))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
+    (tmp_path / "trace.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=told):
         Traced(path=str(tmp_path / "trace.parquet")).covers([0])
 
 

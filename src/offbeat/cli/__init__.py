@@ -58,14 +58,38 @@ def main() -> None:
             _end(str(error), 1)
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("offbeat"):
             _end(f"{error.name} is not installed: the command line needs all that 'pip install offbeat' brings", 1)
+        if (needed := _memory(error)) is not None:
+            _end(f"this needs more memory than there is{needed}: make the model, the data or the number of clients smaller", 1)
+        if isinstance(error, OverflowError) or "without overflow" in str(error):  # of Python, of torch: a rate of 1e308
+            _end(f"a setting is too large to compute with, or makes something so: {error} ({_place(error)})", 1)
         if sys.flags.dev_mode:
             raise
         _end(f"a bug in offbeat: {type(error).__name__}: {error} ({_place(error)}); 'python -X dev -m offbeat …' shows more", 1)
 
 
 def _end(message: str, status: int) -> NoReturn:
-    typer.echo(f"offbeat: {' '.join(message.split())}", err=True)
+    from offbeat.cli.output import say
+
+    say(f"offbeat: {' '.join(message.split())}", err=True)
     sys.exit(status)
+
+
+# how torch, numpy and Python say that a size is too large: mostly not with a MemoryError
+TOO_LARGE = (
+    "memoryerror", "allocate memory", "enough memory", "out of memory", "unable to allocate", "maximum allowed dimension",
+    "array is too big", "calculation overflowed", "multiplication overflow", "overflow when unpacking", "too large to convert",
+)  # fmt: skip
+
+
+def _memory(error: Exception) -> str | None:
+    """How much was asked for, in brackets, if an error is about memory; None if it is not."""
+    import re
+
+    told = f"{type(error).__name__}: {error}".lower()
+    if not isinstance(error, (MemoryError, OverflowError, RuntimeError, TypeError, ValueError)) or not any(w in told for w in TOO_LARGE):
+        return None
+    asked = re.search(r"allocate (\d\S* \w+)", told)
+    return f" ({asked[1]})" if asked else ""
 
 
 def _place(error: BaseException) -> str:

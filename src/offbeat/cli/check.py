@@ -26,7 +26,7 @@ def check(
 
     Prints the smallest event script that breaks a law. Exit status 0: all kept; 1: some broken.
     """
-    from offbeat.cli.output import print_json
+    from offbeat.cli.output import print_json, say
     from offbeat.testing import check as check_laws
 
     broken = False
@@ -37,9 +37,10 @@ def check(
         if as_json:
             report[cls.__name__] = [_plain(f) for f in findings]
         else:
-            typer.echo(f"{cls.__name__} on {scripts} scripts")
+            say(f"{cls.__name__} on {scripts} scripts")
             for finding in findings:
-                typer.echo(str(finding))
+                for line in str(finding).splitlines():
+                    say(line)
     if as_json:
         print_json(report)
     if broken:

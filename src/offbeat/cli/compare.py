@@ -50,7 +50,7 @@ def compare(
 
 
 def execute(comparison: Comparison, jobs: int | None, as_json: bool, reference: str | None = None) -> None:
-    from offbeat.cli.output import runs_progress
+    from offbeat.cli.output import runs_progress, say
     from offbeat.cli.show import print_comparison
     from offbeat.core.errors import RunError
     from offbeat.experiment import compare as comparing
@@ -67,7 +67,7 @@ def execute(comparison: Comparison, jobs: int | None, as_json: bool, reference: 
     except KeyboardInterrupt:
         finished = False
     if not finished:
-        typer.echo(f"stopped; finish it with: {again}", err=True)
+        say(f"stopped; finish it with: {again}", err=True)
         raise typer.Exit(130)
     print_comparison(comparison, as_json, write=True, reference=reference)
 

@@ -16,6 +16,7 @@ def export(
 
     module.load_state_dict(safetensors.torch.load_file(FILE)). An unfinished run gives the model of its last checkpoint.
     """
+    from offbeat.cli.output import say
     from offbeat.core.errors import ConfigError
     from offbeat.engines.checkpoint import write_whole
     from offbeat.experiment.run import Run
@@ -25,4 +26,4 @@ def export(
     path = out or Path(f"{folder.resolve().name}.safetensors")
     data = Run(folder).export()
     write_whole(path, data)
-    typer.echo(f"{path} ({len(data)} bytes)")
+    say(f"{path} ({len(data)} bytes)")

@@ -14,11 +14,18 @@ if TYPE_CHECKING:
     from offbeat.engines.progress import Status
 
 
+def say(text: object, err: bool = False) -> None:
+    """One line, whatever was in the text: names, reasons and paths come from others."""
+    from offbeat.core.errors import printable
+
+    typer.echo(printable(text), err=err)
+
+
 def print_json(value: Any) -> None:
     """Strict JSON: what is not a number becomes null."""
     from offbeat.experiment.metrics import without_nan
 
-    typer.echo(json.dumps(without_nan(value), indent=2, allow_nan=False))
+    typer.echo(json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f"))  # the rest it escapes itself
 
 
 def print_table(rows: list[list[str]], left: bool = False, headings: bool = True) -> None:
@@ -27,6 +34,9 @@ def print_table(rows: list[list[str]], left: bool = False, headings: bool = True
     from rich.console import Console
     from rich.table import Table
 
+    from offbeat.core.errors import printable
+
+    rows = [[printable(cell) for cell in row] for row in rows]
     console = Console(markup=False, emoji=False, highlight=False)  # names and paths are what they are
     plain = not console.is_terminal
     columns = [column if headings else ("", *column) for column in zip(*rows, strict=True)]
@@ -51,11 +61,13 @@ def run_progress(total: str) -> Iterator[Callable[[Status], None] | None]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from offbeat.core.errors import printable
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
     began, drawn, before = time.monotonic(), 0.0, -1
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"0 of {total}", total=1.0)
@@ -71,7 +83,7 @@ def run_progress(total: str) -> Iterator[Callable[[Status], None] | None]:
             age = f" staleness {status.age:.1f}" if status.age is not None else ""
             rate = (status.updates - before) / max(drawn - began, 1e-9)
             text = f"{status.now:.0f} s of {total}, {status.updates} updates ({rate:.0f}/s) {measured}{age}"
-            bar.update(task, completed=status.share, description=text)
+            bar.update(task, completed=status.share, description=printable(text))
 
         yield watch
 
@@ -82,17 +94,19 @@ def runs_progress(names: list[str]) -> Iterator[Callable[[list[float]], None] | 
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from offbeat.core.errors import printable
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"0 of {len(names)} runs", total=float(len(names)))
 
         def watch(shares: list[float]) -> None:
             done = sum(share >= 1 for share in shares)
-            going = [name for name, share in zip(names, shares, strict=True) if 0 < share < 1]
+            going = [printable(name) for name, share in zip(names, shares, strict=True) if 0 < share < 1]
             bar.update(task, completed=sum(shares), description=f"{done} of {len(names)} runs, now {', '.join(going) or 'starting'}")
 
         yield watch

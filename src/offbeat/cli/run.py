@@ -57,9 +57,10 @@ def run(
 
 
 def execute(run: Run, checkpoint_every: float, as_json: bool) -> None:
-    from offbeat.cli.output import run_progress
+    from offbeat.cli.output import run_progress, say
     from offbeat.cli.show import print_run
     from offbeat.core.errors import RunError
+    from offbeat.engines import finite
     from offbeat.engines.virtual import INTERRUPTED
     from offbeat.experiment import run as runs
 
@@ -70,11 +71,13 @@ def execute(run: Run, checkpoint_every: float, as_json: bool) -> None:
     except runs.Unfinished as error:
         raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None
     except KeyboardInterrupt:  # before the first event, or a second one: the last checkpoint stands
-        typer.echo(f"stopped; go on with: {again}", err=True)
+        say(f"stopped; go on with: {again}", err=True)
         raise typer.Exit(130) from None
     if outcome is not None and outcome.reason == INTERRUPTED:
-        typer.echo(f"stopped at {outcome.now:.0f} s; go on with: {again}", err=True)
+        say(f"stopped at {outcome.now:.0f} s; go on with: {again}", err=True)
         raise typer.Exit(130)
     if outcome is None:
-        typer.echo("this run was complete already", err=True)
-    print_run(run, as_json)
+        say("this run was complete already", err=True)
+    ended = print_run(run, as_json).ended
+    if finite.ended(ended):
+        raise RunError(f"{ended}. What is stored is whole: the model is the last finite one")

@@ -38,30 +38,33 @@ def show(
         print_run(Run(folder), as_json)
 
 
-def print_run(run: Run, as_json: bool) -> None:
-    from offbeat.cli.output import print_json, print_table
+def print_run(run: Run, as_json: bool) -> Summary:
+    from offbeat.cli.output import print_json, print_table, say
     from offbeat.experiment.plain import to_plain
 
     experiment, summary = run.experiment(), run.summary()
+    if summary.warning is not None:
+        say(f"warning: {summary.warning}", err=True)
     if as_json:
         print_json({"folder": str(run.folder), "complete": run.complete, **summary.plain(), "experiment": to_plain(experiment)})
-        return
-    typer.echo(run.folder)
+        return summary
+    say(run.folder)
     if summary.data is not None:
-        typer.echo(f"data: {summary.data}")  # prose, too long for a table
+        say(f"data: {summary.data}")  # prose, too long for a table
     print_table(_lines(run, experiment, summary), headings=False)
+    return summary
 
 
 def print_simulation(folder: Path, as_json: bool) -> None:
     """What `Simulation.save` wrote: there is no experiment file, the model and data are the user's own."""
-    from offbeat.cli.output import print_json, print_table
+    from offbeat.cli.output import print_json, print_table, say
     from offbeat.experiment.simulate import load_summary
 
     strategy, summary = load_summary(folder)
     if as_json:
         print_json({"folder": str(folder), "complete": True, "strategy": strategy, **summary.plain()})
         return
-    typer.echo(folder)
+    say(folder)
     print_table([["strategy", strategy], *_numbers(summary)], headings=False)
 
 
@@ -123,7 +126,7 @@ def _groups(s: Summary) -> list[list[str]]:
 
 def print_comparison(comparison: Comparison, as_json: bool, write: bool = False, reference: str | None = None) -> None:
     """`write` makes the figure and the page as well; showing only reads."""
-    from offbeat.cli.output import print_json, print_table
+    from offbeat.cli.output import print_json, print_table, say
     from offbeat.core.errors import RunError
     from offbeat.experiment import report
     from offbeat.experiment.run import Run
@@ -140,4 +143,4 @@ def print_comparison(comparison: Comparison, as_json: bool, write: bool = False,
     print_table(made.table)
     for name, path in (("figure", figure), ("report", page)):
         if path:
-            typer.echo(f"{name}: {path}")
+            say(f"{name}: {path}")

@@ -54,6 +54,28 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
     return ConfigError(f"unknown {what} {name!r}: {hint}")
 
 
+def printable(text: object) -> str:
+    """Text of clients and files as it may be printed: what would steer a terminal, or turn the line around, is shown instead."""
+    told = str(text)
+    return told if told.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told)
+
+
 def kind(values: Tensor) -> str:
     """Shape and dtype of one example of these, for a message."""
     return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"
+
+
+def plain_text(text: object, most: int = 500) -> str:
+    """Text from anywhere as one line that can be stored and printed: no lone surrogates, no control characters, no end to wait for."""
+    try:
+        whole = str.encode(str(text)[:most], errors="replace").decode()  # by name: a str of another class may have a mind of its own
+    except MemoryError:
+        raise
+    except Exception:
+        return f"a {type(text).__name__} that cannot be told"
+    return "".join(c if c.isprintable() else " " for c in whole)
+
+
+def told(error: BaseException) -> str:
+    """An error in one line, also one that raises when asked what it says."""
+    return f"{type(error).__name__}: {plain_text(error)}"

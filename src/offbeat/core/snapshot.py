@@ -150,6 +150,14 @@ def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
     return fresh
 
 
+def described(value: Any, text: str) -> bool:
+    """Is this text the repr of an equal value, perhaps of before its class had all its fields? Those have their defaults then."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return repr(value) == text
+    shown = [f for f in fields(value) if f.repr and (f"{f.name}=" in text or getattr(value, f.name) != f.default)]
+    return f"{type(value).__qualname__}({', '.join(f'{f.name}={getattr(value, f.name)!r}' for f in shown)})" == text
+
+
 def _from_init(value: Any) -> bool:
     known_clients = isinstance(value, Mapping) and not isinstance(value, MutableMapping)
     plain_function = callable(value) and not is_dataclass(value) and not isinstance(value, Tensor)

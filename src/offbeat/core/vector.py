@@ -8,6 +8,7 @@ exact in float32 up to 2^24, in bfloat16 up to 256). Frozen parameters and non-p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -20,6 +21,19 @@ from offbeat.core.errors import ConfigError
 
 Kind = Literal["param", "buffer", "counter"]
 Range = tuple[int, int]
+
+
+def largest_norm(dtype: torch.dtype) -> float:
+    """How long a vector may be that a client sends, so that nothing a server computes from it overflows.
+
+    The cube root of the largest number: 7e12 in float32 and bfloat16, 6e102 in float64. Servers square what they are
+    sent (norms, inner products, Gram matrices, second moments), and a square leaves a factor of that cube root for the
+    rest: twice as long where two vectors are subtracted, 1 / lr^2 where a delta is read as a gradient, sums over as many
+    clients and rounds as there are. Weights times vectors, sums of models and chains of them are never squared twice and
+    have more room still. float16 has none: there a quarter of the largest number keeps differences and means finite.
+    """
+    largest = torch.finfo(dtype).max
+    return float(largest / 4 if dtype == torch.float16 else math.cbrt(largest))
 
 
 @dataclass(frozen=True, slots=True)

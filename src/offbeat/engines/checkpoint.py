@@ -34,8 +34,8 @@ from offbeat.core.snapshot import Get, Put, Tree
 log = logging.getLogger("offbeat")
 T = TypeVar("T")
 
-FORMAT = 3
-READABLE = (1, 2, 3)  # the first had no tally of the trace, and its heap in the tree; see `formats`
+FORMAT = 2
+READABLE = (1, 2)  # the first had no tally of the trace, its heap in the tree, and no model known to be finite: see `formats`
 PACK = re.compile(r"\d+\.safetensors")
 SLACK = 1 << 20  # dead bytes that are not worth a rewrite
 
@@ -157,10 +157,10 @@ class Checkpoints:
         for path in self._manifests():
             if path not in manifests[-2:]:
                 path.unlink(missing_ok=True)
-        needed: set[str] = set()
-        for kept in manifests[-2:]:
-            with contextlib.suppress(CheckpointError):
-                needed |= set(_read_manifest(kept)["packs"])
+        try:
+            needed = {pack for kept in manifests[-2:] for pack in _read_manifest(kept)["packs"]}
+        except CheckpointError:
+            return  # what it refers to is not known, so nothing can be spared; the next one cleans up
         for pack in self.folder.glob("*.safetensors"):
             if pack.name not in needed:
                 pack.unlink(missing_ok=True)

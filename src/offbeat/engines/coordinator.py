@@ -23,7 +23,7 @@ from torch import Tensor
 
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import CheckpointError, RunError
-from offbeat.core.jobs import STATISTICS, Failure, Job, Result
+from offbeat.core.jobs import STATISTICS, Job, Result
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import (
     Action,
@@ -42,8 +42,10 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
-from offbeat.core.snapshot import Get, Put, Tree, expect, pack, pack_state, unpack, unpack_state
+from offbeat.core.snapshot import Get, Put, Tree, described, expect, pack, pack_state, unpack, unpack_state
 from offbeat.core.tell import tell
+from offbeat.engines import finite
+from offbeat.engines.finite import Footing
 from offbeat.engines.gate import Gate, Verdict
 from offbeat.engines.progress import Progress
 from offbeat.engines.trace import Record, Unrecorded
@@ -73,6 +75,7 @@ class Conversation:
 
     ledger: Ledger
     progress: Progress
+    footing: Footing
     model: Tensor
     memories: dict[int, Mapping[str, Tensor]]
     kept: dict[int, Tensor]
@@ -104,6 +107,7 @@ class Coordinator:
         self.traffic = Traffic.of(self.contract, travels)
         self.trace: Record = trace or Unrecorded()
         self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
+        self.footing = Footing(world.model)
         self.reason: str | None = None
         self._num_examples = num_examples or self._as_told
         self._journal, self._heard = journal, heard
@@ -115,6 +119,7 @@ class Coordinator:
         """The run starts: everyone known is ready, in order of id, but those who are away."""
         if self._journal is not None:
             self._journal(("begin", (now, tuple(away))))
+        self.footing = Footing.on(self.model, self.ledger.version, self.progress.updates)
         orders: list[Order] = []
         for client in away:  # first: nobody may be sent work before they come
             self.ledger.leave(client)
@@ -194,7 +199,7 @@ class Coordinator:
     def finish(self, now: float) -> list[Action]:
         """The run ends in order: a strategy that has anything to say to that is asked for its last Commit and Note."""
         last = self.contract.finish
-        if last is None:
+        if last is None or self.fallen:  # the state of a run that fell back is not asked any more
             return []
         began = time.perf_counter()
         actions = last(self.state, now)
@@ -204,7 +209,7 @@ class Coordinator:
         self._compare_versions()
         return actions
 
-    def judge(self, answers: Sequence[Result | Failure]) -> list[Verdict]:
+    def judge(self, answers: Sequence[object]) -> list[Verdict]:
         """What the gate says of answers to open tickets. Nothing is booked."""
         return self.gate.inspect(answers, self.ledger.open)
 
@@ -221,6 +226,20 @@ class Coordinator:
         """Go on with another object of the same strategy, and its state: as after a resume."""
         self.strategy, self.contract, self.state = strategy, contract_of(strategy), state
 
+    @property
+    def fallen(self) -> bool:
+        """Did something that is not finite end the run?"""
+        return finite.ended(self.reason)
+
+    def model_holds(self) -> bool:
+        """Is the current model finite? If not the run ends with the last one that was."""
+        if self.model is not self.footing.model:
+            if not finite.finite(self.model):
+                self._fall("a Commit")
+            else:
+                self.footing.keep(self.model, self.ledger.version, self.progress.updates)
+        return not self.fallen
+
     def own_statistics(self) -> dict[int, Tensor]:
         """Of the clients that keep such to themselves."""
         if not self.gate.local_statistics:
@@ -233,6 +252,10 @@ class Coordinator:
         client, failed = job.client, reason.startswith("failed: ")  # then nothing was sent
         size = None if failed else self.traffic.wasted()
         self.trace.add(now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason)
+        if (fault := self.footing.fault_of(job)) is not None:  # it answered for what it was sent
+            self._fall(fault)
+        if not self.model_holds():
+            return []
         if failed:
             self.progress.failed(reason)
         self._in_vain(f"answers in a row were refused, the last for {reason}")
@@ -278,9 +301,17 @@ class Coordinator:
         except Exception as error:
             error.add_note(f"while answering: {tell(event)}")
             raise
-        if result is not None and Reject not in map(type, actions):
+        accepted = result is not None and Reject not in map(type, actions)
+        footing, updates = self.footing, self.progress.updates
+        looked = updates >= footing.look_at and Commit in map(type, actions)
+        if looked and (fault := footing.fault(actions)) is not None:
+            self._fall(fault, arrived if accepted else None)
+            return
+        if accepted and result is not None:
             self._accept(event, result)  # before the answer is booked: it may send the client its next job
         self._book(now, actions, orders)
+        if looked:
+            footing.keep(self.model, ledger.version, updates)
         if self._heard is not None:
             self._heard(event, actions)
         elif self.state.version != ledger.version:
@@ -309,9 +340,19 @@ class Coordinator:
             else:
                 self.end(action.reason)
 
+    def _fall(self, fault: str, arrived: Job | None = None) -> None:
+        """The run ends, and what is left of it is the last model that was finite."""
+        if self.fallen:
+            return
+        if arrived is not None:
+            self.footing.tickets.append(arrived.ticket)
+        self.reason = self.footing.reason(fault)
+        self.model, self.ledger.version = self.footing.model, self.footing.version
+
     def _accept(self, event: Any, result: Result) -> None:
         self.progress.updates += 1
         self.progress.barren = 0
+        self.footing.tickets.append(event.ticket)
         if result.memory:
             self.memories[event.client] = result.memory
 
@@ -334,6 +375,7 @@ class Coordinator:
             "strategy": repr(self.strategy),
             **self.ledger.save(put),
             "progress": pack(self.progress, put),
+            "footing": pack(self.footing, put),
             "model": pack(self.model, put),
             "memories": pack(self.memories, put),
             "kept": pack(self.traffic.kept, put),
@@ -342,14 +384,19 @@ class Coordinator:
 
     def read(self, tree: Tree, get: Get) -> Conversation:
         """A saved conversation of this strategy in this world. Nothing here is changed."""
-        if tree["strategy"] != repr(self.strategy):
+        if not described(self.strategy, tree["strategy"]):
             raise RunError(f"the checkpoint is of {tree['strategy']}, not of {self.strategy!r}")
         model = unpack(tree["model"], get)
         if not isinstance(model, Tensor) or model.shape != self.model.shape or model.dtype != self.model.dtype:
             raise CheckpointError("it does not hold what it should: its model has another shape")
+        ledger = self.ledger.restored(tree, get)
+        progress = expect(Progress, unpack(tree["progress"], get), "progress")
+        # before format 2 models were not looked at
+        footing = unpack(tree["footing"], get) if "footing" in tree else Footing.on(model, ledger.version, progress.updates)
         return Conversation(
-            ledger=self.ledger.restored(tree, get),
-            progress=expect(Progress, unpack(tree["progress"], get), "progress"),
+            ledger=ledger,
+            progress=progress,
+            footing=expect(Footing, footing, "footing"),
             model=model,
             memories=expect(dict, unpack(tree["memories"], get), "memories"),
             kept=expect(dict, unpack(tree["kept"], get), "kept"),
@@ -358,5 +405,5 @@ class Coordinator:
 
     def restore(self, saved: Conversation) -> None:
         """Go on from there."""
-        self.ledger, self.progress, self.model = saved.ledger, saved.progress, saved.model
+        self.ledger, self.progress, self.model, self.footing = saved.ledger, saved.progress, saved.model, saved.footing
         self.memories, self.traffic.kept, self.state = saved.memories, saved.kept, saved.state

@@ -89,7 +89,10 @@ class Evaluation:
         version = run.ledger.version
         if self.measured.surveyed == (now, version):
             return
-        clients, groups = self._survey(self._judge.model_of(run.state, run.model, run.own_statistics()))
+        own = self._judge.model_of(run.state, run.model, run.own_statistics())
+        model = run.model
+        # of a run that fell back a state is left that personal models cannot be trusted to come from
+        clients, groups = self._survey((lambda client: model) if run.fallen else own)
         self.measured.surveyed = (now, version)
         self._trace.clients(now, version, clients)
         self._trace.metrics(now, version, run.progress.updates, groups)

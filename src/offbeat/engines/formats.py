@@ -8,7 +8,7 @@ MEASURED = {"evaluations": "points", "evaluated": "last", "surveyed": "surveyed"
 
 
 def upgraded(tree: Tree) -> Tree:
-    """Before format 3 what was measured stood with the progress."""
+    """Before format 2 what was measured stood with the progress."""
     if "evaluation" in tree:
         return tree
     before = tree["progress"]["fields"]

@@ -1,30 +1,43 @@
-"""The admission gate: nothing a client sends reaches a strategy unchecked.
+"""The admission gate: nothing a client sends reaches a strategy unchecked, and nothing it sends raises.
 
 Known ticket, right length, dtype and device, finite numbers, counts no larger than what the client has, counters that
-count on, the extras its rule promised, an optional bound on how far the client moved. Finiteness is one pass: a squared
-norm is finite exactly when every entry is and none is absurd (over about 1e19 in float32, where mixing would overflow).
-Small vectors of one batch are checked together. Float statistics cannot be told from one another without names: of
-them only finiteness is checked, so a liar can still spoil a BatchNorm variance.
+count on, the extras and the memory its rule named and no others, an optional bound on how far the client moved.
+
+How large a vector may be is `largest_norm` of the model's dtype, for extras and memory too: what strategies compute from
+it stays finite (a law, see offbeat.testing). That makes finiteness one pass, a squared norm. Small vectors of one batch
+are checked together. Float statistics cannot be told from one another without names: of them only size is checked, so a
+liar can still spoil a BatchNorm variance.
+
+What is admitted is plain: tensors of no subclass, contiguous, without a graph and not of inference mode (which no checkpoint
+could save), in plain dicts that were filled by reading the client's mappings once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
+from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from offbeat.core.errors import require
+from offbeat.core.errors import plain_text, require
 from offbeat.core.jobs import STATISTICS, Failure, Job, Result
-from offbeat.core.vector import Layout
+from offbeat.core.vector import Layout, largest_norm
 
 MOST_COUNTED = 1 << 24  # steps or batches in one job
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TOGETHER = 4096  # vectors up to this length are stacked: above it, a copy costs more than a call
+ABSENT = object()
 
 Verdict = Result | str  # the admitted result, or why it is refused
+
+
+def ticket_of(answer: object) -> int | None:
+    """The ticket an answer is about; None if it is no answer, or has none."""
+    known = type(answer) is Result or type(answer) is Failure
+    return answer.ticket if known and type(answer.ticket) is int else None  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +46,27 @@ class Gate:
     dtype: torch.dtype
     max_norm: float | None = None  # of local - base, over the trainable entries
     local_statistics: bool = False  # do clients keep their buffers and counters, as memory?
+    _most: float = field(init=False, repr=False, compare=False)  # the largest squared norm
 
     def __post_init__(self) -> None:
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
+        object.__setattr__(self, "_most", largest_norm(self.dtype) ** 2)
 
-    def inspect(self, answers: Sequence[Result | Failure], jobs: Mapping[int, Job]) -> list[Verdict]:
+    def inspect(self, answers: Sequence[object], jobs: Mapping[int, Job]) -> list[Verdict]:
         """A verdict for each answer, in order, given the open jobs. Nothing raises, whatever was sent."""
-        verdicts = [self._read(answer, jobs.get(answer.ticket)) for answer in answers]
-        norms = iter(_squared_norms([v.local for v in verdicts if not isinstance(v, str)]))
-        return [v if isinstance(v, str) else self._number_of(v, next(norms), jobs) for v in verdicts]
+        if len(answers) == 1:
+            return [_spared(self._alone, answers[0], jobs)]
+        verdicts = [_spared(self._shape_of, answer, jobs) for answer in answers]
+        norms = iter(self._squared_norms([v.local for v in verdicts if type(v) is Result]))
+        return [_spared(self._number_of, v, jobs, next(norms)) if type(v) is Result else v for v in verdicts]
 
-    def _read(self, answer: Result | Failure, job: Job | None) -> Verdict:
-        try:
-            return self._shape_of(answer, job)
-        except Exception as error:  # a tensor of a kind nobody thought of
-            return f"unreadable: {type(error).__name__}"
+    def _alone(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
+        verdict = self._shape_of(answer, jobs)
+        return verdict if isinstance(verdict, str) else self._number_of(verdict, jobs, _squared_norm(verdict.local))
 
-    def _number_of(self, result: Result, squared_norm: float, jobs: Mapping[int, Job]) -> Verdict:
-        if not isfinite(squared_norm):
-            return "numbers that are not finite"
+    def _number_of(self, result: Result, jobs: Mapping[int, Job], squared_norm: float) -> Verdict:
+        if not squared_norm <= self._most:
+            return self._too_large(squared_norm)
         if self.layout.counters and not self._counts_on(result.local, jobs[result.ticket].base):
             return "a counter that does not count on"
         if self.max_norm is None:
@@ -59,6 +74,11 @@ class Gate:
         delta = result.local - jobs[result.ticket].base
         moved = float(torch.linalg.vector_norm(self.layout.trainable(delta)))
         return result if moved <= self.max_norm else f"moved by {moved:.4g}, over the bound of {self.max_norm:g}"
+
+    def _too_large(self, squared_norm: float) -> str:
+        if not isfinite(squared_norm):
+            return "numbers that are not finite"
+        return f"numbers too large to compute with: a norm over {largest_norm(self.dtype):.2g}"
 
     def _counts_on(self, local: Tensor, base: Tensor) -> bool:
         """The server takes the maximum of counters: one absurd number would stay for ever."""
@@ -68,13 +88,14 @@ class Gate:
                 return False
         return True
 
-    def _shape_of(self, answer: Result | Failure, job: Job | None) -> Verdict:
+    def _shape_of(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
+        if type(answer) is not Result:  # nor a subclass: it may say another thing each time it is asked
+            return self._failure(answer, jobs)
+        job = jobs.get(answer.ticket) if type(answer.ticket) is int else None
         if job is None:
             return "unknown ticket"
-        if isinstance(answer, Failure):
-            return f"failed: {answer.reason}"
         local = answer.local
-        if not isinstance(local, Tensor) or local.layout is not torch.strided:
+        if not dense(local):
             return "not a dense vector"
         if local.dim() != 1 or local.numel() != self.layout.size:
             return f"shape {tuple(local.shape)} instead of ({self.layout.size},)"
@@ -86,41 +107,86 @@ class Gate:
             return f"num_examples {str(answer.num_examples)[:20]} is not a whole number from 1 to the {job.num_examples} it has"
         if type(answer.steps) is not int or not 1 <= answer.steps <= MOST_COUNTED:
             return f"steps {str(answer.steps)[:20]} is not a positive whole number"
-        if local.requires_grad:
-            answer = replace(answer, local=local.detach())  # its graph would grow with every update
-        if answer.memory and not all(_sound(kept, self._length(name), self.dtype) for name, kept in answer.memory.items()):
-            return "memory that holds no finite vectors"
-        rule = job.work.rule
-        promised = {} if rule is None else rule.uploads(self.layout)
-        if not promised:
-            return replace(answer, extras={}) if answer.extras else answer
-        return self._extras(answer, promised)
+        if local.requires_grad or local.is_inference() or not local.is_contiguous():
+            answer = replace(answer, local=_plain(local))
+        extras, memory = answer.extras, answer.memory
+        if job.work.rule is None and type(extras) is type(memory) is dict and not extras and not memory:
+            return answer
+        return self._with_rule(answer, job)
 
-    def _length(self, name: str) -> int:
-        """Of a vector of memory."""
-        own = self.local_statistics and name == STATISTICS
-        return self.layout.size - self.layout.num_params if own else self.layout.num_params
+    def _failure(self, answer: object, jobs: Mapping[int, Job]) -> str:
+        if type(answer) is not Failure:
+            return "not an answer"
+        return f"failed: {plain_text(answer.reason)}" if ticket_of(answer) in jobs else "unknown ticket"
 
-    def _extras(self, result: Result, promised: Mapping[str, int]) -> Verdict:
-        for name, length in promised.items():
-            extra = result.extras.get(name) if isinstance(result.extras, Mapping) else None
-            if not isinstance(extra, Tensor) or extra.layout is not torch.strided or extra.shape != (length,):
+    def _with_rule(self, result: Result, job: Job) -> Verdict:
+        """The extras and the memory that the job's rule named, each read once; whatever else was sent is dropped."""
+        rule, device = job.work.rule, job.base.device
+        extras: dict[str, Tensor] = {}
+        for name, length in () if rule is None else rule.uploads(self.layout).items():
+            extra = _read(result.extras, name)
+            if not dense(extra) or extra.shape != (length,) or extra.dtype not in FLOATS or extra.device != device:
                 return f"extras[{name!r}] is not a vector of {length} entries"
-            if extra.dtype not in FLOATS or not isfinite(_squared_norm(extra)):
-                return f"extras[{name!r}] holds numbers that are not finite"
-        return replace(result, extras={name: result.extras[name] for name in promised})
+            if not (squared_norm := _squared_norm(extra)) <= self._most:
+                return f"extras[{name!r}] holds {self._too_large(squared_norm)}"
+            extras[name] = _plain(extra)
+        memory: dict[str, Tensor] = {}
+        lengths = {} if rule is None else dict.fromkeys(rule.memory, self.layout.num_params)
+        if self.local_statistics:
+            lengths[STATISTICS] = self.layout.size - self.layout.num_params
+        for name, length in lengths.items():
+            kept = _read(result.memory, name)
+            if kept is ABSENT:
+                continue
+            if not dense(kept) or kept.shape != (length,) or kept.dtype != self.dtype or kept.device != device:
+                return "memory that holds no finite vectors"
+            if not _squared_norm(kept) <= self._most:
+                return "memory that holds no finite vectors"
+            memory[name] = _plain(kept)
+        return replace(result, extras=extras, memory=memory)
 
-
-def _sound(vector: object, length: int, dtype: torch.dtype) -> bool:
-    return isinstance(vector, Tensor) and vector.shape == (length,) and vector.dtype == dtype and isfinite(_squared_norm(vector))
-
-
-def _squared_norms(vectors: list[Tensor]) -> list[float]:
-    if len(vectors) > 1 and vectors[0].numel() <= TOGETHER:
+    def _squared_norms(self, vectors: list[Tensor]) -> list[float]:
+        if not vectors or vectors[0].numel() > TOGETHER:
+            return [_squared_norm(v) for v in vectors]
         stacked = torch.stack(vectors)
         norms: list[float] = torch.linalg.vector_norm(stacked, dim=1, dtype=_wide(stacked.dtype)).square().tolist()
-        return norms
-    return [_squared_norm(v) for v in vectors]
+        # the same verdict as alone: near the bound the two sums may round to either side of it
+        return [norm if norm <= self._most / 2 else _squared_norm(v) for v, norm in zip(vectors, norms, strict=True)]
+
+
+def _spared(judge: Callable[..., Verdict], *given: Any) -> Verdict:
+    """A verdict also where looking at what was sent raises: a kind of tensor, or of mapping, nobody thought of."""
+    try:
+        verdict = judge(*given)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # the machine's trouble, not this client's
+    except Exception as error:
+        return f"unreadable: {plain_text(type(error).__name__)}"
+    return plain_text(verdict) if isinstance(verdict, str) else verdict
+
+
+def _read(held: object, name: str) -> object:
+    try:
+        return held[name] if isinstance(held, Mapping) else ABSENT
+    except KeyError:
+        return ABSENT
+
+
+def dense(vector: object) -> TypeGuard[Tensor]:
+    """Is it a tensor in memory, of no class that could answer for itself? Wrappers have no address, freed memory has 0."""
+    if type(vector) is not Tensor and type(vector) is not nn.Parameter:
+        return False
+    try:
+        return vector.layout is torch.strided and (vector.data_ptr() != 0 or vector.is_meta or vector.numel() == 0)
+    except RuntimeError:
+        return False
+
+
+def _plain(vector: Tensor) -> Tensor:
+    """Itself, or a copy where more hangs on it than its numbers: a graph, inference mode, a lazy minus, one entry for many."""
+    if vector.is_contiguous() and not (vector.requires_grad or vector.is_inference()):
+        return vector
+    return torch.empty(vector.shape, dtype=vector.dtype, device=vector.device).copy_(vector.detach())
 
 
 def _squared_norm(vector: Tensor) -> float:

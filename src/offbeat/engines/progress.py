@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from offbeat.core.errors import RunError
@@ -18,7 +17,7 @@ HOPELESS = 10  # failed jobs and not one success: the fault is not the clients'
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    reason: str  # "seconds", "updates", "target", INTERRUPTED, OVER, or the strategy's own
+    reason: str  # "seconds", "updates", "target", INTERRUPTED, OVER, NOT_FINITE and what was, or the strategy's own
     now: float
     version: int
     updates: int
@@ -70,17 +69,6 @@ class Progress:
     def hopeless(self, clients: int) -> bool:
         """Has nothing come of so many jobs in a row that nothing will?"""
         return self.barren >= max(HOPELESS, 5 * clients)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Every job on one thread: the same bits whatever the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from offbeat.core.errors import ConfigError, require
 
 # names are all that a file or a stored run has; a target on a metric of your own that goes another way than its name is refused
 LOWER_IS_BETTER = ("error", "loss", "mae", "mape", "mse", "perplexity", "rmse", "smape")
+DIGITS = 38  # of a number of updates: no run has more
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -65,6 +66,8 @@ def parse_until(text: str, bounds: Until | None = None) -> Until:
         if match := re.fullmatch(r"(\w+)\s*=\s*([-+.\deE]+)", part):
             target = Target(match[1], _number(match[2], part))
         elif match := re.fullmatch(r"(\d+(?:_\d+)*)\s*updates?", part):
+            if len(match[1]) > DIGITS:
+                raise ConfigError(f"until {part[:20]}…: {len(match[1])} digits are too many: at most {DIGITS}")
             updates = int(match[1])
         elif match := re.fullmatch(r"([-+.\deE]+)\s*([smhd]?)", part):
             seconds = _number(match[1], part) * _UNITS[match[2]]

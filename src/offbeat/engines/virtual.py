@@ -16,19 +16,21 @@ from math import inf, isfinite
 from torch import Tensor
 
 from offbeat.core.errors import RunError
-from offbeat.core.jobs import Job
+from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import SetTimer, Strategy, World
 from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
 from offbeat.core.surroundings import Surroundings
+from offbeat.core.threads import one_thread
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock
 from offbeat.engines.coordinator import Conversation, Coordinator, Offer, Order
 from offbeat.engines.evaluation import Evaluation, Measured
+from offbeat.engines.finite import finite
 from offbeat.engines.formats import upgraded
-from offbeat.engines.gate import Gate, Verdict
+from offbeat.engines.gate import Gate, Verdict, ticket_of
 from offbeat.engines.judge import Judge, Own, Survey
-from offbeat.engines.progress import Outcome, Status, one_thread, rare_collection
+from offbeat.engines.progress import Outcome, Status, rare_collection
 from offbeat.engines.tally import Tally
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
@@ -117,23 +119,25 @@ class VirtualEngine:
         """Results of the worker, of the ticket that was needed and of any others."""
         run, verdicts = self.coordinator, self._verdicts
         for answer, verdict in zip(answers, run.judge(answers), strict=True):
-            if answer.ticket in run.ledger.open:  # nobody's ticket is nobody's answer
-                verdicts.setdefault(answer.ticket, verdict)
+            number = verdict.ticket if type(verdict) is Result else ticket_of(answer)
+            if number is not None and number in run.ledger.open:  # nobody's ticket is nobody's answer
+                verdicts.setdefault(number, verdict)
         if self._needed not in verdicts:
             verdicts[self._needed] = "failed: the worker gave no answer"
 
     def finish(self) -> Outcome:
         """After the last event: the end is evaluated too, or a checkpoint written if the run is to go on later."""
-        run, now = self.coordinator, self.clock.now
-        reason = run.reason or self._ended
-        assert reason is not None
+        run, now, reason = self.coordinator, self.clock.now, INTERRUPTED
         for ticket in run.ledger.open:
             self.worker.cancel(ticket)
-        if reason == INTERRUPTED:
+        if run.reason is None and self._ended == INTERRUPTED:
             self.save()
         else:
+            run.end(self._ended or OVER)
             run.finish(now)  # no checkpoint follows: killed from here on, a run does all of its end again
+            run.model_holds()
             self.evaluation.finish(now, run)
+            reason = run.reason or OVER
             self.trace.add(now, "stop", run.ledger.version, detail=reason)
         self.trace.flush()
         self._look()
@@ -194,6 +198,8 @@ class VirtualEngine:
 
     def _evaluate(self) -> None:
         clock = self.clock
+        if not self.coordinator.model_holds():
+            return
         clock.push(self.evaluation.point(clock.now, self.coordinator, clock.upcoming()), EVALUATE, NOBODY)
         self._look()
 
@@ -298,7 +304,7 @@ class VirtualEngine:
 
     def save(self) -> None:
         """Write a checkpoint of this moment between two events."""
-        if self.checkpoints is not None:
+        if self.checkpoints is not None and finite(self.coordinator.model):
             self.trace.flush()  # the trace must reach at least as far as the checkpoint
             self.checkpoints.save(self._tree)
 

@@ -20,6 +20,7 @@ from offbeat.client.training import Trainer
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.protocol import LocalWork, World
+from offbeat.core.threads import one_thread
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.gate import Gate
@@ -70,6 +71,7 @@ class Setup:
         return {name: t.detach().clone().contiguous() for name, t in binding.module.state_dict().items()}
 
 
+@one_thread()
 def setup(experiment: Experiment) -> Setup:
     data = load(experiment.data)
     dealt = deal(experiment, data)
@@ -107,6 +109,7 @@ def class_counts(experiment: Experiment) -> Tensor:
     return partition.class_counts(data.y_train, split(experiment, data), data.num_classes)
 
 
+@one_thread()  # weights are drawn, models tried and sketched: all of it can reach a result
 def assemble(
     module: nn.Module,
     clients: ClientData,
@@ -235,6 +238,7 @@ def _grid(until: Until, surroundings: SimulatedWorld, counts: Mapping[int, int])
     return max(until.updates * mean / len(counts) / POINTS, 1e-9)
 
 
+@one_thread()  # strategies may compute before their first event
 def engine(
     made: Setup,
     experiment: Experiment,

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from offbeat.core.errors import ConfigError, RunError, unknown
+from offbeat.core.errors import ConfigError, RunError, printable, unknown
 from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.until import Target
 from offbeat.experiment import crew, identity, measures
@@ -72,16 +72,25 @@ class Comparison:
         path = self.folder / MANIFEST
         try:
             told: dict[str, Any] = json.loads(path.read_text())
-            entries = [{"strategy": str(e["strategy"]), "seed": int(e["seed"]), "folder": str(e["folder"])} for e in told["runs"]]
-            names = [entry["strategy"] for entry in entries]
+            entries = [
+                {"strategy": printable(e["strategy"]), "seed": int(e["seed"]), "folder": self._below(e["folder"])} for e in told["runs"]
+            ]
+            names = [str(e["strategy"]) for e in told["runs"]]
             reference = told.get("reference", REFERENCE if REFERENCE in names else names[0])
             if reference not in names:
                 raise ValueError(f"its reference is {reference!r}")
-            return entries, reference
+            return entries, printable(reference)
         except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{self.folder} is not a comparison: it has no {MANIFEST}") from None
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+    def _below(self, name: Any) -> str:
+        """A run of a comparison lies in its folder: what is shown, resumed or written may be nowhere else."""
+        home = self.folder.resolve()
+        if not isinstance(name, str) or home not in (home / name).resolve().parents:
+            raise ValueError(f"it names the run {name!r}, which is not below {self.folder}")
+        return name
 
     def runs(self, strategy: str) -> list[runs.Run]:
         return [runs.Run(self.folder / entry["folder"]) for entry in self.layout() if entry["strategy"] == strategy]

@@ -18,7 +18,7 @@ def save(methods: list[Method], metric: str, target: Target | None, title: str, 
 
     shown = methods[:TIMELINES]
     figure = Figure(figsize=(11, 6.2), layout="constrained")
-    figure.suptitle(title.replace("$", r"\$"))  # a name is not a formula
+    figure.suptitle(_plain(title))
     top, bottom = figure.subfigures(2, 1, height_ratios=(3, 2)).flat  # type: ignore[union-attr]
     left, right = top.subplots(1, 2, width_ratios=(5, 2))
     _curves(left, methods, metric, target)
@@ -33,14 +33,18 @@ def save(methods: list[Method], metric: str, target: Target | None, title: str, 
     write_whole(path, image.getvalue())
 
 
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")  # a name is not a formula
+
+
 def _curves(axis: Any, methods: list[Method], metric: str, target: Target | None) -> None:
     for m in methods:
-        axis.plot(m.seconds, m.mean, color=m.colour, label=m.name, linewidth=1.8)
+        axis.plot(m.seconds, m.mean, color=m.colour, label=_plain(m.name), linewidth=1.8)
         axis.fill_between(m.seconds, m.low, m.high, color=m.colour, alpha=0.15, linewidth=0)
     if target is not None and target.metric == metric:
         axis.axhline(target.value, color="0.5", linestyle=":", linewidth=1)
     axis.set_xlabel("virtual seconds")
-    axis.set_ylabel(metric)
+    axis.set_ylabel(_plain(metric))
     axis.set_title("mean over seeds, band from lowest to highest", fontsize="small")
     axis.legend(frameon=False)
     axis.grid(alpha=0.2)
@@ -63,4 +67,4 @@ def _timeline(axis: Any, method: Method) -> None:
             axis.barh(span.client, length, left=span.started, height=0.8, color=method.colour, edgecolor="white")
     axis.set_xlim(0, end)
     axis.set_xlabel("virtual seconds")
-    axis.set_title(f"{method.name}: who trains when", fontsize="small")
+    axis.set_title(_plain(f"{method.name}: who trains when"), fontsize="small")

@@ -22,14 +22,16 @@ def dump(experiment: Experiment) -> str:
 def parse(text: str, where: str = "experiment file") -> Experiment:
     import yaml
 
+    from offbeat.experiment import yaml_reader
+
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml_reader.read(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{where}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
-    except (ValueError, RecursionError) as error:  # a date such as 2020-99-99, a thousand brackets
-        raise ConfigError(f"{where}: not YAML ({error})") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not YAML (brackets in brackets, too deep to read)") from None
     try:
         return from_plain(tree)
     except ConfigError as error:
@@ -105,9 +107,11 @@ def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any]) -> No
 def _read_value(text: str) -> Any:
     import yaml
 
+    from offbeat.experiment import yaml_reader
+
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return yaml_reader.read(text)
+    except (yaml.YAMLError, RecursionError):
         return text  # whatever it is for will say that it is not right
 
 

@@ -34,7 +34,8 @@ def refuse_held(folder: Path) -> None:
 
 def half_made(folder: Path) -> bool:
     lock = folder / "lock"
-    return lock.is_file() and lock.read_bytes().startswith(MAKING)
+    mark = lock.read_bytes() if lock.is_file() else b""
+    return mark != b"" and MAKING.startswith(mark)  # half of it, where the mark itself was being written
 
 
 def unmake(folder: Path, new: bool) -> None:

@@ -110,5 +110,5 @@ def _of_file(path: str) -> str:
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read the trace {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None

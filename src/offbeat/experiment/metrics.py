@@ -74,6 +74,16 @@ class Summary:
     def of_group(self, group: str) -> float:
         return self.groups.get(f"{self.headline}/{group}", nan)
 
+    @property
+    def warning(self) -> str | None:
+        """What nobody should have to find in a table: most answers came to nothing."""
+        refused = sum(self.refused.values())
+        answers = self.updates + self.rejected + refused
+        if 2 * refused <= answers:
+            return None
+        why = max(self.refused, key=self.refused.__getitem__)
+        return f"{refused} of {answers} answers were refused, {self.refused[why]} for {why}: few clients made this model"
+
     def plain(self) -> dict[str, Any]:
         """For JSON: what is not a number becomes None."""
         made: dict[str, Any] = without_nan(asdict(self))

@@ -20,6 +20,7 @@ from offbeat.experiment.config import CHOICES, Experiment, name_of
 
 HIDDEN: dict[type, tuple[str, ...]] = {LocalWork: ("rule", "extras")}  # code, not settings: a file cannot give them
 TEXT = (Until, Target)  # settings written as one word
+LARGEST = 2**128  # of whole numbers
 WORDS = {"data": "data set"}  # what a choice is called, where its setting has another name
 
 
@@ -125,12 +126,20 @@ def _leaf(hint: Any, value: Any, path: str) -> Any:
     try:
         if _has_bool(value) and bool not in _parts(hint):  # pydantic would take true for 1
             raise TypeError
-        return TypeAdapter(hint).validate_python(value)
-    except (TypeError, ValidationError):
+        made = TypeAdapter(hint).validate_python(value)
+        if _immense(made):
+            raise TypeError
+        return made
+    except (TypeError, OverflowError, ValidationError):
         choices = _literals(hint)
         if choices and isinstance(value, str):
             raise ConfigError(f"{path}: {unknown('value', value, choices)}") from None
         raise ConfigError(f"{path} = {_shown(value)}: expected {_name(hint)}") from None
+
+
+def _immense(value: Any) -> bool:
+    """A whole number that counts nothing: 38 digits are more than anything here has."""
+    return any(map(_immense, value)) if isinstance(value, tuple) else isinstance(value, int) and abs(value) >= LARGEST
 
 
 def _has_bool(value: Any) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from offbeat.core.errors import DataError
+from offbeat.core.errors import DataError, printable
 from offbeat.engines.until import Target
 from offbeat.experiment import build, figure, heatmap, page, series
 from offbeat.experiment.compare import Comparison, Row
@@ -34,7 +34,7 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     """The same, with the figure and the page made."""
     report, target = read(comparison, reference), _target(comparison)
     rows, metric = report.rows, report.rows[0].metric
-    name = _first(comparison).name
+    name = printable(_first(comparison).name)
     whose = "" if rows[0].evaluated == "test" else ", mean of clients on their own test data,"
     title = f"{name}: {metric}{whose} over {rows[0].seeds} seed{'s' if rows[0].seeds != 1 else ''}"
     methods = series.collect(comparison, metric)

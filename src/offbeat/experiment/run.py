@@ -137,8 +137,9 @@ def create(folder: Path, experiment: Experiment, command: str | None = None, wor
         with guard.alone(folder) as lock:
             guard.refuse_held(folder)  # somebody may have been quicker
             guard.sweep(folder)
-            os.write(lock, guard.MAKING)
             try:
+                os.write(lock, guard.MAKING)
+                os.fsync(lock)  # before anything else is: after a power failure it tells whose the rest is
                 write_whole(folder / "environment.json", sealed.dump(machine.environment()))
                 write_whole(folder / "command.txt", _repeat(run, command).encode())
                 write_whole(run.world_file, world.dump(experiment))

@@ -24,6 +24,7 @@ from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import find
+from offbeat.engines import finite
 from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import Trace
@@ -118,10 +119,11 @@ class Simulation:
         s = self.summary
         shown = {name: s.metrics[name] for name in ("loss", s.headline) if name in s.metrics}
         measured = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        said = "".join(f"\n  warning: {line}" for line in (s.ended if finite.ended(s.ended) else None, s.warning) if line)
         return (
             f"{type(self.experiment.strategy).__name__}: {measured} after {s.seconds:.0f} virtual seconds\n"
             f"  {s.updates} updates, {s.versions} versions, staleness {s.staleness_mean:.1f} on average, at most {s.staleness_max}\n"
-            f"  clients idle {s.idle_share:.0%} of the time; refused {sum(s.refused.values())}, rejected {s.rejected}, lost {s.lost}"
+            f"  clients idle {s.idle_share:.0%} of the time; refused {sum(s.refused.values())}, rejected {s.rejected}, lost {s.lost}{said}"
         )
 
 
@@ -239,7 +241,7 @@ def load_summary(folder: Path) -> tuple[str, Summary]:
     try:
         told = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         strategy, clients = str(told["strategy"]), int(told["clients"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{folder / SUMMARY} is not the summary of a simulation") from None
     with metrics.open_trace(folder / "run.sqlite") as db:
         return strategy, metrics.summarize(db, clients)

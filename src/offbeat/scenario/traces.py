@@ -21,6 +21,7 @@ from offbeat.core.errors import DataError, unknown
 AVAILABLE, SECONDS, MBPS = "available", "seconds_per_step", "mbps"
 KEYS = ("client", "t")
 COLUMNS = (*KEYS, AVAILABLE, SECONDS, MBPS)
+MOST_ROWS = 20_000_000
 TRUTH = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
 
 
@@ -66,8 +67,8 @@ def column(path: str, name: str) -> Column:
     """A column of a trace file; the file is read again when it was changed."""
     try:
         changed = Path(path).stat().st_mtime_ns
-    except OSError as error:
-        raise DataError(f"cannot read the trace {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        raise DataError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
     return _column(path, name, changed)
 
 
@@ -163,7 +164,12 @@ def _parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]
     except ImportError:
         raise DataError(f"reading {path} needs pyarrow: pip install pyarrow, or save the trace as CSV") from None
     try:
+        if parquet.read_metadata(path).num_rows > MOST_ROWS:  # a column of one value takes no room, whatever it says
+            raise DataError(f"the trace {path} has more than {MOST_ROWS:,} rows: refused")
         table = parquet.read_table(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the trace {path}: {error}") from None
-    return list(table.column_names), iter(enumerate(table.to_pylist(), start=1))
+        names, rows = list(table.column_names), table.to_pylist()
+    except DataError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # damaged, cut short, of unknown compression, or text that is none
+        raise DataError(f"cannot read the trace {path}: {str(error).splitlines()[0] if str(error) else 'it is damaged'}") from None
+    return names, iter(enumerate(rows, start=1))

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from offbeat.core.jobs import Job, Result
-from offbeat.core.protocol import Commit, Dispatch, Reject, Strategy, UpdateArrived, World
+from offbeat.core.protocol import Commit, Dispatch, Note, Reject, Strategy, UpdateArrived, World
 from offbeat.core.tell import tell
 from offbeat.testing.compare import fresh, identical, reloaded
+from offbeat.testing.large import LargeClients, fields_of, not_finite
 from offbeat.testing.script import Entry, ScriptedEngine, Watch
 from offbeat.testing.steps import Script, play
 from offbeat.testing.worlds import CopyingStore, TinyClients, tiny_world, with_probe
@@ -220,6 +221,32 @@ def client_half_keeps_its_word(strategy: Strategy, script: Script, world: World 
     _play(strategy, script, world, train=train)
 
 
+def finite_whatever_is_sent(strategy: Strategy, script: Script, world: World | None = None) -> None:
+    """no update the gate admits, however large, makes the state, a model or a dispatch that is not finite"""
+    world = _world(world, strategy)
+
+    def watch(engine: ScriptedEngine, entry: Entry) -> None:
+        held = {f"state.{name}": value for name, value in fields_of(engine.state).items()}
+        for action in entry.actions:
+            if isinstance(action, Commit):
+                held["the model committed"] = action.model
+            elif isinstance(action, Dispatch):
+                held[f"what is sent to client {action.client}"] = (action.model, action.work.extras)
+            elif isinstance(action, Note):
+                held[tell(action)] = action.values
+        if (name := not_finite(held)) is not None:
+            raise LawBroken(f"{name} is not finite, after: {tell(entry.event)}")
+
+    clients = LargeClients(TinyClients(world.layout, probe=world.probe))
+    try:
+        play(strategy, script, world, train=clients, watch=watch)
+    except LawBroken:
+        raise
+    except Exception as error:
+        _play(strategy, script, _world(world, strategy))  # what raises anyway is no matter of size
+        raise LawBroken(f"with updates as large as the gate admits: {_reason(error)}") from error
+
+
 LAWS: Mapping[str, Law] = {
     "legal answers": legal_answers,
     "same actions": same_actions,
@@ -230,6 +257,7 @@ LAWS: Mapping[str, Law] = {
     "no client leaks": no_client_leaks,
     "resume": resume_continues,
     "client half": client_half_keeps_its_word,
+    "finite": finite_whatever_is_sent,
 }
 
 

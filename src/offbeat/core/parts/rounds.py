@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 
 from offbeat.core.draws import sample
 from offbeat.core.errors import require
@@ -56,7 +56,7 @@ class Rounds:
         check_sample(self.sample)
         fine = self.deadline is None or (self.deadline > 0 and isfinite(self.deadline))
         require(fine, f"deadline = {self.deadline}: must be a positive number of seconds")
-        require(self.over_select >= 0, f"over_select = {self.over_select}: must be 0 or more")
+        require(0 <= self.over_select < inf, f"over_select = {self.over_select}: must be 0 or more, and finite")
 
     def turn(self, rounds: Round, event: Event, clients: Mapping[int, object], seed: int) -> Turn:
         """Book the event; `clients` are those known at the start."""

@@ -7,7 +7,8 @@ Notation: L_s -> buffer; L_q -> queue; gamma, delta -> same; k -> sketch; s~_i -
 Deviates: 1. uniform weights are decided step by step: exactly while M_0 is unset (Algorithm 1 never resets its scheme).
           2. Temp is computed when the buffer steps, not at every upload (M_0 may not exist before).
           3. |D_b| = 32, labels drawn uniformly once: the paper gives neither. Its Fisher "per-sample (or mini-batch)" is per sample.
-          4. zero cases: a zero sketch has kappa 0; M_0 = 0 makes the ratio 1.
+          4. zero cases: a zero sketch has kappa 0, and so has one whose sensitivities overflow (a client with an honest model may
+             meet that after a poisoned step); M_0 = 0 makes the ratio 1, and no ratio is over 1e100.
           5. without the thermometer Temp is `temperature` from the first step on: the paper does not say what replaces it.
           6. lr, a server rate, is not in the paper (1 is its rule); exclude_buffered is FLGo's, with FedBuff's way out of a stall.
           7. the sketch is not charged in virtual time: some 32 gradients once a job.
@@ -34,13 +35,14 @@ from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
 from offbeat.core.parts.server_opt import Memory, Plain
 from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalJob, LocalRule, LocalWork, Note, UpdateArrived, World
-from offbeat.core.vector import Layout
+from offbeat.core.vector import Layout, largest_norm
 
 Signal = Literal["sensitivity", "parameters"]
 Fisher = Literal["sample", "batch"]
 Calibration = Literal["gaussian", "real"]
 
 BLOCK = 2**18  # entries of R made at once: 1 MiB
+HOTTEST = 1e100  # of M_cur / M_0: weights are all alike long before
 KEPT = 64  # blocks kept in memory: all of R up to a million parameters at k = 16; beyond, the rest is made anew each time
 
 
@@ -66,13 +68,21 @@ class Sketcher:
 
     def sketch(self, s: Tensor, seed: int) -> Tensor:
         """s~ = R s for the last dimension of s; R has entries N(0, 1/k) and is never whole in memory."""
+        longest = largest_norm(s.dtype)
         s = s if s.dtype == torch.float64 else s.float()  # half precision would drown the sum in rounding
         width = max(1, BLOCK // self.k)
         sketch = s.new_zeros(*s.shape[:-1], self.k)
         for j, part in enumerate(torch.split(s, width, dim=-1)):
             make = _kept if j < KEPT else _block
             sketch += part @ make(seed, self.k, j, part.shape[-1], s.device).to(s.dtype).T
-        return sketch
+        return _fit_to_send(sketch, longest)
+
+
+def _fit_to_send(sketch: Tensor, longest: float) -> Tensor:
+    """Only its direction is asked for: what the gate would call too large is scaled, what is beyond all numbers is zero."""
+    peak = sketch.abs().amax(-1, keepdim=True)
+    sketch = torch.where(peak > longest / sketch.shape[-1], sketch / peak, sketch)
+    return torch.where(sketch.isfinite().all(-1, keepdim=True), sketch, 0.0)
 
 
 def _block(seed: int, k: int, j: int, width: int, device: torch.device) -> Tensor:
@@ -212,7 +222,7 @@ class FedPSA:
             return self.temperature
         if state.first is None:
             return None
-        ratio = fmean(state.norms) / state.first if state.first > 0 else 1.0
+        ratio = min(fmean(state.norms) / state.first, HOTTEST) if state.first > 0 else 1.0
         return ratio * self.gamma + self.delta  # Temp = (M_cur / M_0) gamma + delta
 
     def _step(self, state: State) -> list[Action]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from torch import Tensor
+
 from offbeat.core.jobs import Job, Result
+from offbeat.engines.gate import dense, ticket_of
 from offbeat.engines.workers import Answer, Worker
 
 
@@ -31,5 +34,11 @@ class Faulty:
         self._worker.close()
 
     def _spoilt(self, answer: Answer) -> Answer:
-        job = self._jobs.pop(answer.ticket, None)
-        return answer if job is None or not isinstance(answer, Result) else self._spoil(job, answer)
+        job = self._jobs.pop(number, None) if (number := ticket_of(answer)) is not None else None
+        if job is None or not isinstance(answer, Result) or not dense(answer.local) or not _alike(answer.local, job.base):
+            return answer  # no model: nothing that could be spoilt any more
+        return self._spoil(job, answer)
+
+
+def _alike(local: Tensor, base: Tensor) -> bool:
+    return local.dim() == 1 and (local.shape, local.dtype, local.device) == (base.shape, base.dtype, base.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from offbeat.core.errors import told
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.engines.workers import Answer
 
@@ -31,4 +32,4 @@ class Inline:
         except MemoryError:
             raise  # the machine's trouble, not this client's
         except Exception as error:
-            return Failure(job.ticket, f"{type(error).__name__}: {error}")
+            return Failure(job.ticket, told(error))

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from offbeat.core.errors import ConfigError
+from offbeat.core.threads import one_thread
 from offbeat.scenario.data.ag_news import AgNews
 from offbeat.scenario.data.air import BeijingAir, KddAir
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
@@ -67,5 +68,6 @@ def load(given: Source | str) -> Dataset:
 
 
 @lru_cache(maxsize=1)
+@one_thread()  # whoever's data it is
 def _load(chosen: Source, root: Path) -> Dataset:
     return chosen.load()

@@ -1,9 +1,13 @@
-"""Zip and tar archives, unpacked beside themselves: nothing may land outside, and a half-unpacked folder never shows."""
+"""Zip and tar archives, unpacked beside themselves: nothing may land outside, and a half-unpacked folder never shows.
+
+How much comes out is bounded: six megabytes can hold six gigabytes of nothing.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import lzma
+import gzip
+import io
 import os
 import shutil
 import tarfile
@@ -20,12 +24,16 @@ from offbeat.core.errors import DataError
 # names and links are checked here in any case; Python has had its own filter since 3.11.4
 FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
+MOST = 2 * 10**9  # bytes, unless a data set says otherwise: more than any published archive here holds
+OVERHEAD = 2**26  # bytes of a tar that are no data: headers, and what fills its blocks up
+GZIP = b"\x1f\x8b"
+MEMBERS = 200_000  # Tiny-ImageNet, the one of most, has 120,609
 ROOM = ".unpacking-"
 FRESH = 60.0  # seconds: a room this new may not be locked yet
 
 
-def unpack(path: Path, into: Path) -> None:
-    """All members of the archive below `into`. What is there already stays as it is."""
+def unpack(path: Path, into: Path, most: int = MOST) -> None:
+    """All members of the archive below `into`, `most` bytes at most. What is there already stays as it is."""
     try:
         into.mkdir(parents=True, exist_ok=True)
         _sweep(into)
@@ -36,9 +44,11 @@ def unpack(path: Path, into: Path) -> None:
     try:
         with suppress(OSError):  # some network drives have no locks
             fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (_unzip if zipfile.is_zipfile(path) else _untar)(path, room)
+        (_unzip if zipfile.is_zipfile(path) else _untar)(path, room, most)
         _move(room, into)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError):
+    except DataError:
+        raise
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, ValueError):
         raise DataError(f"{path} is no whole archive: it is cut short or damaged") from None
     except OSError as error:
         raise DataError(f"cannot unpack {path}: {error.strerror or error}") from None
@@ -61,8 +71,11 @@ def _sweep(into: Path) -> None:
                 os.close(held)
 
 
-def _unzip(path: Path, room: Path) -> None:
+def _unzip(path: Path, room: Path, most: int) -> None:
     with zipfile.ZipFile(path) as archive:
+        _count(path, len(archive.infolist()))
+        if sum(member.file_size for member in archive.infolist()) > most:  # no member gives more than it says here
+            raise _too_large(path, most)
         for member in archive.infolist():
             _refuse_escape(path, member.filename)
             if (member.external_attr >> 16) & 0o170000 == 0o120000:
@@ -72,9 +85,16 @@ def _unzip(path: Path, room: Path) -> None:
         archive.extractall(room)
 
 
-def _untar(path: Path, room: Path) -> None:
-    with tarfile.open(path) as archive:
-        for member in archive:
+def _untar(path: Path, room: Path, most: int) -> None:
+    with open(path, "rb") as file:
+        packed = file.read(2) == GZIP
+    with (gzip.open if packed else open)(path, "rb") as stream, tarfile.open(fileobj=_Bounded(path, stream, most), mode="r|") as archive:
+        held = 0
+        for count, member in enumerate(archive, 1):
+            _count(path, count)
+            held += member.size  # a sparse one takes less room in the archive than it does here
+            if held > most:
+                raise _too_large(path, most)
             _refuse_escape(path, member.name)
             if member.isdir() or member.isfile():
                 archive.extract(member, room, set_attrs=False, **FILTER)
@@ -82,8 +102,34 @@ def _untar(path: Path, room: Path) -> None:
                 raise DataError(f"{path} holds {member.name!r}, which is no file and no folder: refused")
 
 
+class _Bounded(io.RawIOBase):
+    """A stream that ends in an error where more comes out than may: also of headers, which are read into memory whole."""
+
+    def __init__(self, path: Path, stream: io.BufferedIOBase, most: int) -> None:
+        self._path, self._stream, self._most = path, stream, most
+        self._left = most + OVERHEAD
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _too_large(self._path, self._most)
+        return data
+
+
+def _too_large(path: Path, most: int) -> DataError:
+    return DataError(f"{path} holds more than {most:,} bytes when it is unpacked: it is no published archive, refused")
+
+
+def _count(path: Path, members: int) -> None:
+    if members > MEMBERS:
+        raise DataError(f"{path} holds more than {MEMBERS:,} files and folders: it is no published archive, refused")
+
+
 def _refuse_escape(path: Path, name: str) -> None:
     inside = PurePosixPath(name.replace("\\", "/"))
+    if not inside.parts:
+        raise DataError(f"{path} holds {name!r}, which is no name: refused")
     if inside.is_absolute() or ".." in inside.parts or ":" in name.split("/")[0]:
         raise DataError(f"{path} holds {name!r}, which would land outside the data root: refused")
 

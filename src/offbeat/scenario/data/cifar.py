@@ -20,6 +20,7 @@ HOMES = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PIXELS = 3 * 32 * 32
 TRAIN, TEST = 50_000, 10_000  # pictures, as published
+MOST = 250_000_000  # bytes of an archive's 60,000 pictures and their names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,28 +30,28 @@ class Layout:
     folder: str
     train: tuple[str, ...]
     test: str
-    md5: str
+    checksum: str
     archive: str
 
 
 CIFAR10 = (
     Layout(
         folder="cifar-10-batches-bin", train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)), test="test_batch.bin",
-        archive="cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530",
+        archive="cifar-10-binary.tar.gz", checksum="c32a1d4ab5d03f1284b67883e8d87530",
     ),
     Layout(
         folder="cifar-10-batches-py", train=tuple(f"data_batch_{i}" for i in range(1, 6)), test="test_batch",
-        archive="cifar-10-python.tar.gz", md5="c58f30108f718f92721af3b95e74349a",
+        archive="cifar-10-python.tar.gz", checksum="c58f30108f718f92721af3b95e74349a",
     ),
 )  # fmt: skip
 CIFAR100 = (
     Layout(
         folder="cifar-100-binary", train=("train.bin",), test="test.bin",
-        archive="cifar-100-binary.tar.gz", md5="03b5dce01913d631647c71ecec9e9cb8",
+        archive="cifar-100-binary.tar.gz", checksum="03b5dce01913d631647c71ecec9e9cb8",
     ),
     Layout(
         folder="cifar-100-python", train=("train",), test="test",
-        archive="cifar-100-python.tar.gz", md5="eb9058c3a382ffc7106e4002c42a8d85",
+        archive="cifar-100-python.tar.gz", checksum="eb9058c3a382ffc7106e4002c42a8d85",
     ),
 )  # fmt: skip
 
@@ -78,7 +79,7 @@ def _load(name: str, layouts: tuple[Layout, ...], classes: int, names: tuple[str
         (l for l in layouts if (here / l.archive).is_file()), layouts[0]
     )
     urls = tuple(home + layout.archive for home in HOMES)
-    archive = Published(name=layout.archive, urls=urls, md5=layout.md5)
+    archive = Published(name=layout.archive, urls=urls, checksum=layout.checksum, most=MOST)
     files = tuple(f"{layout.folder}/{file}" for file in (*layout.train, layout.test))
     home = find_folder(name, files, archive, PAGE)
     read = _read_binary if layout.test.endswith(".bin") else _read_python

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.split import every_fifth
 
@@ -14,6 +15,7 @@ from offbeat.scenario.data.split import every_fifth
 class Digits:
     """1797 handwritten digits, 8×8 pixels, 10 classes; embedded, nothing to download."""
 
+    @one_thread()
     def load(self) -> Dataset:
         from sklearn.datasets import load_digits  # takes a second to import: only who asks for digits pays
 

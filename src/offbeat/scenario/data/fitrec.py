@@ -35,6 +35,7 @@ PAGE = "https://sites.google.com/eng.ucsd.edu/fitrec-project/home"
 FILES = ("endomondoHR_proper.json", "endomondoHR_proper.json.gz", "endomondoHR.json.gz", "endomondoHR.json")
 SERIES = ("timestamp", "latitude", "longitude", "altitude", "heart_rate")
 EVERY, PAUSE = 10.0, 60.0  # seconds between samples; seconds without a point that make a pause
+MOST_LINE, MOST = 10**7, 10**11  # characters of a workout, which has 500 points, and of the file
 LONGEST = 2 * 86_400.0  # seconds: who trains longer than two days has a wrong clock
 _USER = re.compile(r"""["']userId["']:\s*["']?(\d+)""")
 _SPORT = re.compile(r"""["']sport["']:\s*["']([^"']*)["']""")
@@ -136,7 +137,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str, int, str]]:
     """(line number, line, user, sport), without parsing the long lists of a line."""
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
+            held = 0
+            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE + 1), ""), 1):
+                held += len(line)
+                if len(line) > MOST_LINE or held > MOST:
+                    raise DataError(f"{path} line {number}: more than {MOST_LINE:,} characters, or {MOST:,} in all: no workouts, refused")
                 if not line.strip():
                     continue
                 user, sport = _USER.search(line), _SPORT.search(line)

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError
+from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset, owners
 from offbeat.scenario.data.root import Published, find_folder
 from offbeat.scenario.data.tables import read_matrix
 
 PAGE = "https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones"
 ARCHIVE = Published(
-    name="UCI HAR Dataset.zip", urls=("https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip",)
+    name="UCI HAR Dataset.zip",
+    urls=("https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip",),
+    checksum="2045e435c955214b38145fb5fa00776c72814f01b203fec405152dac7d5bfeb0",
+    most=500_000_000,
 )
 TOP = "UCI HAR Dataset"
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
@@ -28,6 +32,7 @@ STEPS = 128
 class UciHar:
     """UCI HAR: 10299 windows of 9 inertial signals × 128 steps, 6 activities, 30 subjects (files: uci-har/UCI HAR Dataset)."""
 
+    @one_thread()
     def load(self) -> Dataset:
         home = find_folder("uci-har", (f"{TOP}/train/Inertial Signals", f"{TOP}/test/Inertial Signals"), ARCHIVE, PAGE) / TOP
         x_train, y_train, train = _part(home, "train")

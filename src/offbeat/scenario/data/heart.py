@@ -20,7 +20,12 @@ from offbeat.scenario.data.tables import numbers, read_text
 
 PAGE = "https://archive.ics.uci.edu/dataset/45/heart+disease"
 HOME = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
-HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+HOSPITALS = {  # and the MD5 of each one's file, as FLamby has it
+    "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
+    "hungarian": "22e96bee155b5973568101c93b3705f6",
+    "switzerland": "9a87f7577310b3917730d06ba9349e20",
+    "va": "4249d03ca7711e84f4444768c9426170",
+}
 COLUMNS = 14  # age, sex, chest pain, pressure, cholesterol, sugar, ECG, heart rate, angina, oldpeak, slope, ca, thal; the label
 DROPPED = (10, 11, 12)
 CHEST_PAIN, ECG = (2, (2, 3, 4)), (6, (1, 2))  # column, and the values that get an indicator; the first value has none
@@ -34,9 +39,9 @@ class HeartDisease:
 
     def load(self) -> Dataset:
         x, y, train, who = [], [], [], []
-        for hospital in HOSPITALS:
+        for hospital, checksum in HOSPITALS.items():
             name = f"processed.{hospital}.data"
-            rows = _read(find_file("heart-disease", (name,), urls=(HOME + name,), page=PAGE))
+            rows = _read(find_file("heart-disease", (name,), checksum, (HOME + name,), PAGE))
             x.append(_features(rows))
             y.append((rows[:, -1] > 0).astype(np.int64))  # 0: healthy, 1 to 4: how sick
             train.append(_training(y[-1]))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError
+from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.root import find_file, read_bytes
 
@@ -24,6 +25,7 @@ MNIST_HOMES = ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.a
 FASHION_HOMES = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
 CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 CLASSES = 10
+MOST = 16 + 60_000 * 28 * 28  # bytes of the largest file, the training images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class FashionMnist:
         return _load("fashion-mnist", FASHION, FASHION_HOMES, CLOTHES)
 
 
+@one_thread()
 def _load(folder: str, md5s: tuple[str, ...], homes: tuple[str, ...], names: tuple[str, ...]) -> Dataset:
     paths = [
         find_file(folder, (f"{name}.gz", name), md5, tuple(f"{home}{name}.gz" for home in homes), homes[0])
@@ -67,7 +70,7 @@ _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 def read_idx(path: Path) -> Tensor:
     """A tensor from an IDX file, gzipped or not: two zero bytes, type, dimensions, sizes, data, all big-endian."""
-    data = read_bytes(path)
+    data = read_bytes(path, MOST)
     if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] not in _TYPES:
         raise DataError(f"{path} is not an IDX file")
     dimensions = data[3]

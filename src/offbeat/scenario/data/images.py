@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,12 +51,14 @@ def _read(path: Path, size: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), Image.open(path) as image:
             colour = image.convert("RGB")
             if colour.size != (size, size):
                 colour = ImageOps.fit(colour, (size, size), Image.Resampling.BILINEAR)
             return np.array(colour)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):  # seen from the header, before anything is unpacked
+        raise DataError(f"{path} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: refused") from None
     except FileNotFoundError:
         raise DataError(f"{path} is missing: put the image there") from None
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
         raise DataError(f"{path} is no whole image: it is cut short or damaged") from None

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from offbeat.core.errors import DataError, require
+from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset, owners
 from offbeat.scenario.data.nifti import read_nifti
 from offbeat.scenario.data.root import Published, data_root, find_folder
@@ -19,7 +20,7 @@ from offbeat.scenario.data.split import every_fifth
 from offbeat.scenario.data.tables import column, read_rows
 
 PAGE = "https://torchio.readthedocs.io/datasets.html#ixitiny and https://brain-development.org/ixi-dataset/ (CC BY-SA 3.0)"
-ARCHIVE = Published(name="7kd5wj7v7p-3.zip", md5="eecb83422a2685937a955251fa45cb03")
+ARCHIVE = Published(name="7kd5wj7v7p-3.zip", checksum="eecb83422a2685937a955251fa45cb03")
 HOMES = ("IXI_sample", "7kd5wj7v7p-3/IXI_sample")
 SPLIT = "metadata_tiny.csv"  # FLamby's: Patient ID, Manufacturer, Split
 _SUBJECT = re.compile(r"IXI(\d+)-(Guys|HH|IOP)-\w+")
@@ -35,6 +36,7 @@ class Ixi:
         object.__setattr__(self, "shape", tuple(self.shape))  # a list from a file is meant as a tuple
         require(len(self.shape) == 3 and min(self.shape) >= 1, f"ixi shape = {self.shape}: three sizes of 1 or more")
 
+    @one_thread()
     def load(self) -> Dataset:
         there = next((home for home in HOMES if (data_root() / "ixi" / home).is_dir()), None)
         folder = find_folder("ixi", (there or HOMES[1],), ARCHIVE, PAGE) / (there or HOMES[1])

@@ -13,7 +13,12 @@ from offbeat.scenario.data.root import Published, find_folder
 from offbeat.scenario.data.text import Texts, as_dataset, check_settings
 
 PAGE = "http://qwone.com/~jason/20Newsgroups/"
-ARCHIVE = Published(name="20news-bydate.tar.gz", urls=(f"{PAGE}20news-bydate.tar.gz",))
+ARCHIVE = Published(
+    name="20news-bydate.tar.gz",
+    urls=(f"{PAGE}20news-bydate.tar.gz", "https://ndownloader.figshare.com/files/5975967"),
+    checksum="8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",  # as scikit-learn has it
+    most=100_000_000,
+)
 TRAIN, TEST = "20news-bydate-train", "20news-bydate-test"
 
 

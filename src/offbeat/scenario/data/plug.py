@@ -6,6 +6,7 @@ What comes out is a Dataset: `Experiment(data=…)` takes it where it takes a na
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ from torch.utils.data import TensorDataset
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.dataset import Dataset, Kind, owners
-from offbeat.scenario.data.root import data_root
+from offbeat.scenario.data.root import below_root, expanded
 from offbeat.scenario.data.split import every_fifth
 
+MOST = 4 * 10**9  # bytes of one client's arrays
 NO_TEST = "no test examples are given: every fifth of each class is for the test"
 NO_TEST_FILES = "no x_test is given: every fifth example of each client is for the test"
 
@@ -65,7 +67,7 @@ def from_npz(folder: str | Path, *, num_classes: int | None = None, task: Kind |
 
     Clients are named as their files. Without any x_test, every fifth example of each client is for the test.
     """
-    home = Path(folder).expanduser()
+    home = expanded(folder)
     paths = sorted(home.glob("*.npz")) if home.is_dir() else []
     if not paths:
         raise DataError(f"{home} holds no .npz files: one a client is expected, with arrays x and y")
@@ -94,7 +96,7 @@ class Npz:
     task: Kind | None = None
 
     def load(self) -> Dataset:
-        return from_npz(data_root() / Path(self.folder).expanduser(), num_classes=self.num_classes, task=self.task)
+        return from_npz(below_root(self.folder), num_classes=self.num_classes, task=self.task)
 
 
 def _made(
@@ -164,12 +166,15 @@ def _tensor(value: Any, what: str) -> Tensor:
 
 def _arrays(path: Path) -> dict[str, Tensor]:
     try:
+        _bounded(path)
         with np.load(path, allow_pickle=False) as file:
             found = {key: _tensor(file[key], f"{path}: {key}") for key in ("x", "y", "x_test", "y_test") if key in file}
-    except (OSError, EOFError, zipfile.BadZipFile, AttributeError, TypeError):
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError):
         raise DataError(f"{path} is no whole .npz file: it is cut short or damaged") from None
     except DataError:
         raise
+    except (NotImplementedError, RuntimeError):  # of zipfile: a way to compress that it does not know; a password
+        raise DataError(f"{path} is compressed in a way that numpy does not write, or encrypted: refused") from None
     except MemoryError:
         raise DataError(f"{path} is damaged, or too large: its header says more values than the memory holds") from None
     except ValueError as error:
@@ -182,6 +187,13 @@ def _arrays(path: Path) -> dict[str, Tensor]:
         if x in found and (found[x].ndim == 0 or found[y].ndim == 0 or len(found[x]) != len(found[y])):
             raise DataError(f"{path}: {x} and {y} must have as many rows as each other")
     return found
+
+
+def _bounded(path: Path) -> None:
+    """A member gives no more than it says it holds: refused before a small file fills the memory."""
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > MOST:
+            raise DataError(f"{path} holds more than {MOST:,} bytes when it is unpacked: refused")
 
 
 def _together(home: Path, parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

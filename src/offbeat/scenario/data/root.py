@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.archive import unpack
-from offbeat.scenario.data.download import Failed, download
+from offbeat.scenario.data.archive import GZIP, MOST, unpack
+from offbeat.scenario.data.download import Failed, algorithm, download
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,25 +24,41 @@ class Published:
 
     name: str
     urls: tuple[str, ...] = ()  # tried in this order; none: it is large, or a licence has to be accepted first
-    md5: str | None = None
+    checksum: str | None = None  # MD5 or SHA-256, in hexadecimal; without one it is not downloaded
+    most: int = MOST  # bytes, unpacked
 
 
 def data_root() -> Path:
     given = os.environ.get("OFFBEAT_DATA")
     if given:
+        return expanded(given)
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "offbeat"
+
+
+def below_root(given: str) -> Path:
+    """A file or folder of the user's: a relative path is meant from the data root."""
+    return data_root() / expanded(given)
+
+
+def expanded(given: str | Path) -> Path:
+    """The path, with ~ as the user's home."""
+    if "\0" in str(given):
+        raise DataError(f"{str(given)!r} is no path: it holds a NUL")
+    try:
         return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "offbeat"
+    except RuntimeError:
+        raise DataError(f"{str(given)!r} is no path: there is no such user") from None
 
 
-def find_file(folder: str, names: tuple[str, ...], md5: str | None = None, urls: tuple[str, ...] = (), page: str = "") -> Path:
-    """The first of these files under the data root, or the first name downloaded; `md5` is what the published one has."""
+def find_file(folder: str, names: tuple[str, ...], checksum: str | None = None, urls: tuple[str, ...] = (), page: str = "") -> Path:
+    """The first of these files under the data root, or the first name downloaded; `checksum` is what the published one has."""
     for name in names:
         path = data_root() / folder / name
         if path.is_file():
-            if md5 is not None and name == names[0]:
-                _verify(path, md5)
+            if checksum is not None and name == names[0]:
+                _verify(path, checksum)
             return path
-    return _fetched(folder, Published(name=names[0], urls=urls, md5=md5), page)
+    return _fetched(folder, Published(name=names[0], urls=urls, checksum=checksum), page)
 
 
 def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None = None, page: str = "") -> Path:
@@ -55,12 +71,12 @@ def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None 
         raise DataError(_please(missing, folder, page))
     path = home / archive.name
     if path.is_file():
-        if archive.md5 is not None:
-            _verify(path, archive.md5)
+        if archive.checksum is not None:
+            _verify(path, archive.checksum)
     else:
         path = _fetched(folder, archive, page, f" (or what it holds, such as {missing})")
     before = {home / Path(name).parts[0] for name in wanted if (home / Path(name).parts[0]).exists()}
-    unpack(path, home)
+    unpack(path, home, archive.most)
     lacking = next((home / name for name in wanted if not (home / name).exists()), None)
     if lacking is None:
         return home
@@ -78,7 +94,9 @@ def find_files(folder: str, patterns: tuple[str, ...], archive: Published, page:
         path = home / archive.name
         if not path.is_file():
             path = _fetched(folder, archive, page, f" (or what it holds, {patterns[0]})")
-        unpack(path, home)
+        elif archive.checksum is not None:
+            _verify(path, archive.checksum)
+        unpack(path, home, archive.most)
         found = _matching(home, patterns)
     if not found:
         raise DataError(f"{home / archive.name} was unpacked and holds no {patterns[0]}: it is another archive than the published one")
@@ -94,7 +112,7 @@ def _matching(home: Path, patterns: tuple[str, ...]) -> list[Path]:
 def _fetched(folder: str, wanted: Published, page: str, instead: str = "") -> Path:
     path = data_root() / folder / wanted.name
     try:
-        download(wanted.urls, path, wanted.md5)
+        download(wanted.urls, path, wanted.checksum)
         return path
     except Failed as error:
         raise DataError(_please(path, folder, page, instead, str(error))) from None
@@ -107,22 +125,30 @@ def _please(path: Path, folder: str, page: str, instead: str = "", why: str = ""
     return f"{path} is missing: put the file there{instead}, or set OFFBEAT_DATA to the folder that holds {relative}{source}{tried}"
 
 
-def _verify(path: Path, md5: str) -> None:
+def _verify(path: Path, checksum: str) -> None:
+    kind = algorithm(checksum)
     try:
         with open(path, "rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    if found != md5:
-        raise DataError(f"{path} is damaged: its MD5 is {found}, the published file has {md5}")
+    if found != checksum:
+        raise DataError(f"{path} is damaged: its {kind.upper()} is {found}, the published file has {checksum}")
 
 
-def read_bytes(path: Path) -> bytes:
-    """A whole file, gzipped or not."""
+def read_bytes(path: Path, most: int = 2**28) -> bytes:
+    """A whole file, gzipped or not, of `most` bytes at most: a tenth of it is more than any published table has."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        with open(path, "rb") as file:
+            packed = file.read(2) == GZIP
+        with (gzip.open if packed else open)(path, "rb") as stream:
+            data: bytes = stream.read(most + 1)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: put the file there") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise DataError(f"{path} is cut short or damaged") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    except (EOFError, zlib.error):
-        raise DataError(f"{path} is cut short or damaged") from None
+    if len(data) > most:
+        raise DataError(f"{path} holds more than {most:,} bytes: it is no published file, refused")
+    return data

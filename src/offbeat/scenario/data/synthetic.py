@@ -10,6 +10,7 @@ import torch
 
 from offbeat.core import draws
 from offbeat.core.errors import require
+from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset
 
 INPUTS, CLASSES = 60, 10
@@ -36,6 +37,7 @@ class Synthetic:
             require(value >= 0 and isfinite(value), f"synthetic {name} = {value}: must be 0 or more")
         require(self.users >= 1, f"synthetic users = {self.users}: at least 1 is needed")
 
+    @one_thread()
     def load(self) -> Dataset:
         rng = np.random.default_rng(draws.bits(self.seed, "synthetic"))
         sizes = np.exp(rng.normal(4, 2, self.users)).astype(np.int64) + 50  # n_k ~ lognormal(4, 2) + 50

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import zlib
 from collections.abc import Iterator
 from math import isinf
 from pathlib import Path
@@ -15,18 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
+from offbeat.scenario.data.root import read_bytes
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode(encoding)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: put the file there") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    except (EOFError, zlib.error):
-        raise DataError(f"{path} is cut short or damaged") from None
+        return read_bytes(path).decode(encoding)
     except UnicodeDecodeError:
         raise DataError(f"{path} is no text in {encoding}") from None
 

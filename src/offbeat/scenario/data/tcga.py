@@ -14,6 +14,7 @@ from offbeat.scenario.data.tables import column, numbers, read_rows
 
 PAGE = "https://github.com/owkin/FLamby/tree/main/flamby/datasets/fed_tcga_brca"
 HOME = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_tcga_brca/"
+TABLE_MD5, SPLIT_MD5 = "989df4ddec084f749d9593146d7ba92f", "e648057e47463ee7763924d779cd7f2d"
 FEATURES, CENTRES = 39, 6
 
 
@@ -22,8 +23,9 @@ class TcgaBrca:
     """Fed-TCGA-BRCA: 1088 patients of 6 regions, 39 features, time and event (files: tcga-brca/brca.csv, train_test_split.csv)."""
 
     def load(self) -> Dataset:
-        table = find_file("tcga-brca", ("brca.csv",), urls=(f"{HOME}brca.csv",), page=PAGE)
-        split = find_file("tcga-brca", ("train_test_split.csv",), urls=(f"{HOME}dataset_creation_scripts/train_test_split.csv",), page=PAGE)
+        table = find_file("tcga-brca", ("brca.csv",), TABLE_MD5, (f"{HOME}brca.csv",), PAGE)
+        scripts = f"{HOME}dataset_creation_scripts/"
+        split = find_file("tcga-brca", ("train_test_split.csv",), SPLIT_MD5, (f"{scripts}train_test_split.csv",), PAGE)
         names, rows = read_rows(table, ("pid", "E", "T"))
         if len(names) != FEATURES + 3:
             raise DataError(f"{table} has {len(names)} columns, expected a patient, {FEATURES} features, E and T")

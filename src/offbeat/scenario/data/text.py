@@ -9,14 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError, require
 from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.root import data_root
+from offbeat.scenario.data.root import below_root
 
 PADDING, UNKNOWN = 0, 1  # the first words have number 2
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
@@ -74,7 +73,7 @@ def as_dataset(name: str, texts: Texts, vocabulary: int, length: int, tokenizer:
 
 
 def _pretrained(folder: str, texts: Texts, length: int) -> tuple[Tensor, Tensor, int]:
-    path = data_root() / Path(folder).expanduser()  # a relative path is meant from the data root, as that of a model's weights
+    path = below_root(folder)
     if not path.is_dir():
         raise DataError(f"tokenizer = {folder!r}: {path} is no folder: put a pretrained tokenizer there (tokenizer.json or vocab.txt)")
     try:

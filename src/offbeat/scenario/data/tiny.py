@@ -14,7 +14,7 @@ from offbeat.scenario.data.images import read_images, statistics
 from offbeat.scenario.data.root import Published, find_folder
 
 PAGE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-ARCHIVE = Published(name="tiny-imagenet-200.zip", urls=(PAGE,))
+ARCHIVE = Published(name="tiny-imagenet-200.zip", urls=(PAGE,), checksum="90528d7ca1a48142e341f4ef8d21d0de", most=10**9)
 TOP = "tiny-imagenet-200"
 CLASSES, SIZE = 200, 64
 

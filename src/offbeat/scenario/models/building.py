@@ -46,9 +46,9 @@ def pictures(model: str, input_shape: Shape, num_outputs: int, instead: str = "m
 
 def weights_path(given: str) -> Path:
     """Where published weights lie; a relative path is meant from the data root."""
-    from offbeat.scenario.data.root import data_root  # a model without such weights needs no data root
+    from offbeat.scenario.data.root import below_root  # a model without such weights needs no data root
 
-    return data_root() / Path(given).expanduser()
+    return below_root(given)
 
 
 def positive(model: str, **settings: int | None) -> None:

@@ -1,0 +1,74 @@
+"""Whatever a file or a --set says: an experiment, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from offbeat.core.errors import ConfigError, OffbeatError
+from offbeat.experiment import files
+from offbeat.experiment.config import CHOICES, Experiment
+
+names = sorted({name for registry in CHOICES.values() for name in registry})
+fields = sorted(Experiment.__dataclass_fields__)
+scalars = st.sampled_from(
+    [*names, "*a", "&a x", "!!bool x", "!!timestamp x", "!!float ''", "!!int 'x'", "!!binary x", "!!set {a}", "!!omap [a]", "~", "~nouser",
+     "0x" + "f" * 5000, "9" * 5000, "-" + "9" * 60, "1e999", ".nan", "-.inf", "yes", "2020-01-01", "2020-99-99", "1:59:59", "<<", "=",
+     '"\\0"', '"\\ud800"', '"\\e[2J"', "{{", "[", "", "null", "1e-3", "0b1", "0o7", "@", "%", "acc=0.9", "5updates", "1d"]
+)  # fmt: skip
+scalars |= st.text(max_size=12) | st.integers().map(str) | st.floats().map(str)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4).map(lambda v: f"[{', '.join(v)}]")
+    | st.lists(st.tuples(st.sampled_from(["name", "<<", "k", "means", "path", "hidden", *fields]), inner), max_size=4).map(
+        lambda pairs: "{" + ", ".join(f"{key}: {value}" for key, value in pairs) + "}"
+    ),
+    max_leaves=8,
+)
+keys = st.sampled_from([*fields, "training.lr", "strategy.k", "strategy.staleness.a", "delays.means", "model.hidden", "faults.x", "..", ""])
+lines = st.tuples(st.sampled_from(fields), values).map(lambda pair: f"{pair[0]}: {pair[1]}\n")
+
+
+@given(st.lists(lines, max_size=4).map("".join) | st.text(max_size=60))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_any_file_is_an_experiment_or_one_line(text):
+    with suppress(ConfigError):
+        assert isinstance(files.parse(text, "given.yaml"), Experiment)
+
+
+@given(st.lists(st.tuples(keys, values).map("=".join), max_size=3))
+@example(["faults=[{name: crash}]", "faults.0=1"])
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_any_change_is_made_or_refused(changes):
+    with suppress(OffbeatError):
+        assert isinstance(files.changed(Experiment(), changes), Experiment)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("clients: 2\nname: !!timestamp x\n", "given.yaml line 2: not YAML ('x' cannot be read as timestamp)"),
+        ("clients: !!bool x\n", "given.yaml line 1: not YAML ('x' cannot be read as bool)"),
+        ("faults: &a [*a]\n", "given.yaml line 1: not YAML (*a stands for another value: write it out)"),
+        ("clients: " + "9" * 5000, f"given.yaml line 1: not YAML ('{'9' * 37}...' cannot be read as int)"),
+        ("name: " + "[" * 5000, "given.yaml: not YAML (brackets in brackets, too deep to read)"),
+        ("clients: '" + "9" * 4000 + "'", "given.yaml: clients = '" + "9" * 56 + "...: expected a whole number"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_line(text, told):
+    with pytest.raises(ConfigError) as error:
+        files.parse(text, "given.yaml")
+    assert str(error.value) == told
+
+
+def test_a_nest_of_aliases_costs_no_more_than_its_text():
+    """Ten to the fifteenth values in 15 lines: refused at the first alias, before anything is made of it."""
+    nest = "name: &a0 [x, x]\n" + "".join(f"k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 16))
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="line 2: not YAML"):
+        files.parse(nest)
+    assert time.process_time() - began < 1.0
