@@ -39,8 +39,9 @@ class Ledger:
         return chain(self.clients, self.joined)
 
     def idle(self, client: int) -> bool:
-        # called for every event: not through `known`
-        return client not in self.busy and client not in self.absent and (client in self.clients or client in self.joined)
+        if client in self.busy or client in self.absent:
+            return False
+        return client in self.jobs or self.known(client)  # called for every event: who was sent a job is known
 
     def join(self, client: int, num_examples: int) -> None:
         """A client appears, for the first time or again."""

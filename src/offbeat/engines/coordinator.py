@@ -111,6 +111,7 @@ class Coordinator:
         self.reason: str | None = None
         self._num_examples = num_examples or self._as_told
         self._journal, self._heard = journal, heard
+        self._asked = (-1, -1, -1.0), 0  # the last question for a client's examples, and its answer
         self._fired = (-1.0, 0)  # timers fired at this instant
 
     # ------------------------------------------------------------ facts
@@ -134,6 +135,7 @@ class Coordinator:
             self._journal(("joined", (now, client, num_examples)))
         orders: list[Order] = []
         self.ledger.join(client, num_examples)
+        self._asked = (client, self.ledger.jobs.get(client, 0), now), num_examples
         self.trace.add(now, "back", self.ledger.version, client)
         self._tell(ClientReady(now, client, num_examples), orders)
         return orders
@@ -363,7 +365,11 @@ class Coordinator:
         return job
 
     def _examples(self, now: float, client: int) -> int:
-        return self._num_examples(client, self.ledger.jobs.get(client, 0), now)
+        """Asked twice as a rule: for ClientReady, and for the Dispatch that answers it."""
+        question = client, self.ledger.jobs.get(client, 0), now
+        if question != self._asked[0]:
+            self._asked = question, self._num_examples(*question)
+        return self._asked[1]
 
     def _as_told(self, client: int, index: int, now: float) -> int:
         return self.ledger.told(client)

@@ -23,7 +23,7 @@ from offbeat.core.surroundings import Surroundings
 from offbeat.core.threads import one_thread
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
-from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock
+from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock, Due
 from offbeat.engines.coordinator import Conversation, Coordinator, Offer, Order
 from offbeat.engines.evaluation import Evaluation, Measured
 from offbeat.engines.finite import finite
@@ -79,7 +79,7 @@ class VirtualEngine:
         self._watch = watch
         self._horizon = until.seconds if until.seconds is not None else inf
         self._verdicts: dict[int, Verdict] = {}  # computed and judged, not yet due
-        self._needed = NOBODY  # the ticket whose result is waited for
+        self._waiting: Due | None = None  # the arrival whose result was asked for
         self._leaving: dict[int, float] = {}  # idle clients -> when they leave, where that is known
         self._started = False
         self._cadence: Cadence | None = None  # begins with the run
@@ -101,14 +101,15 @@ class VirtualEngine:
         if not self._started:
             self._start()
         while run.reason is None and self._ended is None:
-            due = clock.next(self._horizon)
+            due = self._waiting or clock.next(self._horizon)
             if due is None:
                 self._run_out()
                 break
             _, kind, who, ticket = due
             if kind == ARRIVE and ticket not in self._verdicts and ticket in run.ledger.open:
-                self._needed = ticket
+                self._waiting = due
                 return ticket
+            self._waiting = None
             clock.pop()
             self._handle(kind, who, ticket)
             if run.reason is None and (self.interrupt or self.checkpoints is not None):
@@ -122,8 +123,8 @@ class VirtualEngine:
             number = verdict.ticket if type(verdict) is Result else ticket_of(answer)
             if number is not None and number in run.ledger.open:  # nobody's ticket is nobody's answer
                 verdicts.setdefault(number, verdict)
-        if self._needed not in verdicts:
-            verdicts[self._needed] = "failed: the worker gave no answer"
+        if self._waiting is not None and self._waiting[3] not in verdicts:
+            verdicts[self._waiting[3]] = "failed: the worker gave no answer"
 
     def finish(self) -> Outcome:
         """After the last event: the end is evaluated too, or a checkpoint written if the run is to go on later."""
