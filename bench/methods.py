@@ -35,7 +35,7 @@ def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
     began = time.monotonic()
     made = build.setup(experiment)
     engine = build.engine(made, experiment)
-    engine.run()
+    outcome = engine.run()
     engine.trace.flush()
     summary = metrics.summarize(engine.trace.db, experiment.population, experiment.target)
     best = max(metrics.curve(engine.trace.db, "acc").values)
@@ -43,8 +43,8 @@ def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
         "final": summary.metrics["acc"], "slowest": summary.of_group("slowest"), "best": best, "time": summary.time_to_target,
         "updates": summary.updates,
         "versions": summary.versions, "staleness": summary.staleness_mean, "idle": summary.idle_share,
-        "down": summary.bytes_down, "up": summary.bytes_up, "memory": engine.progress.server_bytes,
-        "server": engine.progress.server_seconds, "refused": sum(summary.refused.values()), "host": time.monotonic() - began,
+        "down": summary.bytes_down, "up": summary.bytes_up, "memory": outcome.server_bytes,
+        "server": outcome.server_seconds, "refused": sum(summary.refused.values()), "host": time.monotonic() - began,
     }  # fmt: skip
 
 

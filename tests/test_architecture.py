@@ -15,8 +15,8 @@ from offbeat.core.strategies import REGISTRY
 SOURCE = Path(offbeat.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# cli, deploy -> presets -> experiment -> engines, scenario, client, testing -> core; those on one floor do not know each other
-FLOORS = [{"core"}, {"engines", "scenario", "client", "testing"}, {"experiment"}, {"presets"}, {"cli", "deploy"}]
+# cli, deploy -> presets -> experiment, testing -> engines, scenario, client -> core; those on one floor do not know each other
+FLOORS = [{"core"}, {"engines", "scenario", "client"}, {"experiment", "testing"}, {"presets"}, {"cli", "deploy"}]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 DOORS = {"__init__.py", "__main__.py", "flower.py"}  # what users import: they may open any room
 

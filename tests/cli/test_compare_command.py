@@ -180,8 +180,8 @@ def test_a_comparison_stopped_in_between_is_finished_by_resume_one_at_a_time(com
     comparing.create(folder, made, [0, 1])
     runs.execute(Run(folder / FOLDERS[0]))
 
-    def stop(engine):
-        engine.interrupt = engine.progress.updates > 0
+    def stop(status):
+        return status.updates > 0
 
     runs.execute(Run(folder / FOLDERS[1]), stop)
     refused(offbeat("show", folder), "3 of 4 runs are not finished", "offbeat compare --resume half", status=1)

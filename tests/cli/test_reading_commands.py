@@ -31,8 +31,8 @@ def unfinished() -> Path:
     """Stopped after ten updates, with a checkpoint there."""
     run = runs.create(Path("unfinished"), files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"]))
 
-    def stop(engine):
-        engine.interrupt = engine.progress.updates >= 10
+    def stop(status):
+        return status.updates >= 10
 
     runs.execute(run, stop)
     return run.folder

@@ -14,7 +14,11 @@ from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, 
 from offbeat.core.surroundings import Trip
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
+from offbeat.engines.workers import Worker
+from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
+from offbeat.scenario.faults import spoiler
+from offbeat.scenario.surroundings import SimulatedWorld
 from offbeat.testing import with_probe
 
 LAYOUT = Layout((Slice("w", (2,), 0, 2, "param"),))
@@ -82,8 +86,19 @@ class Eager:
 
 
 def make_engine(
-    strategy: Any, surroundings: Surroundings, *, until: Until, train: Any = add_one, layout: Layout = LAYOUT, **settings: Any
+    strategy: Any,
+    surroundings: Surroundings | SimulatedWorld,
+    *,
+    until: Until,
+    train: Any = add_one,
+    layout: Layout = LAYOUT,
+    world: World | None = None,
+    worker: Worker | None = None,
+    **settings: Any,
 ) -> VirtualEngine:
-    clients = dict.fromkeys(surroundings.durations, 10)
-    world = with_probe(World(model=torch.zeros(layout.size), layout=layout, clients=clients), strategy)
-    return VirtualEngine(strategy, world, surroundings, Inline(train), until=until, **settings)
+    clients = dict.fromkeys(surroundings.counts if isinstance(surroundings, SimulatedWorld) else surroundings.durations, 10)
+    world = world or with_probe(World(model=torch.zeros(layout.size), layout=layout, clients=clients), strategy)
+    worker = worker or Inline(train)
+    if spoil := spoiler(getattr(surroundings, "faults", ()), layout):
+        worker = Faulty(worker, spoil)
+    return VirtualEngine(strategy, world, surroundings, worker, until=until, **settings)

@@ -11,9 +11,11 @@ import torch
 from small_world import LAYOUT, Eager, State, Surroundings, make_engine
 from torch import Tensor
 
+from offbeat.core.contract import contract_of
 from offbeat.core.strategies import FedAsync
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.judge import Judge
+from offbeat.engines.progress import Status
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 
@@ -46,7 +48,7 @@ def test_it_is_made_once_at_the_end_and_recorded_before_the_stop() -> None:
     survey = Ask()
     engine = engine_with(survey)
     engine.run()
-    final = float(engine.model[0])
+    final = float(engine.coordinator.model[0])
     assert survey.asked == [final]
     assert list(engine.trace.rows("SELECT now, client, key, value FROM clients")) == [(10.0, 0, "acc", final), (10.0, 1, "acc", 1 + final)]
     assert list(engine.trace.rows("SELECT value FROM metrics WHERE key = 'acc/slowest'")) == [(1 + final,)]
@@ -64,10 +66,10 @@ def test_on_a_grid_it_is_made_at_every_so_many_evaluations() -> None:
 
 def test_a_method_with_a_model_for_each_client_is_asked_for_it() -> None:
     engine = engine_with(Ask(), Personal())
-    engine.run()
+    model = engine.run().model
     own = dict(engine.trace.rows("SELECT client, value FROM clients"))
-    assert own == {0: float(engine.model[0]), 1: 1 + float(engine.model[0]) + 10}
-    assert torch.equal(Judge(lambda model: {}, Eager(), LAYOUT).model_of(None, engine.model, {})(3), engine.model)
+    assert own == {0: float(model[0]), 1: 1 + float(model[0]) + 10}
+    assert torch.equal(Judge(lambda model: {}, contract_of(Eager()), LAYOUT).model_of(None, model, {})(3), model)
 
 
 def test_a_stopped_run_surveys_where_it_would_have(tmp_path: Path) -> None:
@@ -75,13 +77,13 @@ def test_a_stopped_run_surveys_where_it_would_have(tmp_path: Path) -> None:
     whole.run()
     trace = Trace(tmp_path / "run.sqlite")
     for moment in (4.0, 9.0, 99.0):  # stopped twice on the way
-        engine = engine_with(Ask(), FedAsync(), survey_every=3, trace=trace, checkpoints=Checkpoints(tmp_path / "checkpoint"))
+
+        def stop(status: Status, moment: float = moment) -> bool:
+            return status.now >= moment
+
+        kept = {"trace": trace, "checkpoints": Checkpoints(tmp_path / "checkpoint")}
+        engine = engine_with(Ask(), FedAsync(), survey_every=3, watch=stop, **kept)
         engine.restore()
-
-        def stop(running: Any, moment: float = moment) -> None:
-            running.interrupt |= running.clock.now >= moment
-
-        engine.watch = stop
         engine.run()
     assert trace.digest() == whole.trace.digest()
     assert list(trace.rows("SELECT value FROM facts WHERE key = 'slowest'")) == [("1",)]

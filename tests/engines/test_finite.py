@@ -123,9 +123,9 @@ def test_a_checkpoint_of_it_is_not_written_and_a_resumed_run_ends_the_same(tmp_p
     engine = engine_of(Spoiling(at=20), trace=trace, checkpoints=Checkpoints(folder), checkpoint_every=1e9)
     engine.surroundings.trip = stopping(engine, engine.surroundings.trip)  # type: ignore[method-assign]
     assert engine.run().reason == "interrupted"
-    assert engine.progress.updates == 18
+    assert engine.coordinator.progress.updates == 18
     written = sorted(path.name for path in folder.iterdir())
-    engine.model = torch.full((2,), INF)
+    engine.coordinator.model = torch.full((2,), INF)
     engine.save()
     assert sorted(path.name for path in folder.iterdir()) == written
     trace.close()

@@ -196,9 +196,6 @@ def test_whatever_a_training_raises_is_a_failure_that_can_be_stored(error, tmp_p
         return Result(job.ticket, GOOD, 10, 1)
 
     engine = make_engine(Eager(), Surroundings({0: 1.0}), until=Until(seconds=9.0), train=train, checkpoints=Checkpoints(tmp_path))
-    engine.interrupt = True
-    engine.run()
-    engine.interrupt, engine.reason = False, None
     engine.run()
     engine.save()
     (details,) = engine.trace.rows("SELECT DISTINCT detail FROM trace WHERE kind = 'refuse'")

@@ -42,13 +42,12 @@ from offbeat.core.strategies import (
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
-from offbeat.engines.workers.faulty import Faulty
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.availability import Churn
 from offbeat.scenario.counts import Counts
 from offbeat.scenario.delays import Changing, Uniform
-from offbeat.scenario.faults import Corrupted, Crash, DuplicateUpload, LostUpload, Scaled, spoiler
+from offbeat.scenario.faults import Corrupted, Crash, DuplicateUpload, LostUpload, Scaled
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.network import Offset
 from offbeat.scenario.surroundings import SimulatedWorld
@@ -114,7 +113,7 @@ def world() -> Surroundings:
     )
 
 
-def engine_in(folder: Path, strategy, seconds=60.0):
+def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, **more):
     layout = LAYERED if isinstance(strategy, FedPAC) else LAYOUT  # a head needs a body
 
     def training(job):
@@ -127,7 +126,8 @@ def engine_in(folder: Path, strategy, seconds=60.0):
     folder.mkdir(exist_ok=True)
     trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint")
     settings = {"layout": layout, "train": training, "trace": trace, "checkpoints": checkpoints, "checkpoint_every": 1e9, "every": 2.5}
-    return make_engine(strategy, world(), until=Until(seconds=seconds), evaluate=lambda m: {"acc": float(m[0])}, **settings)
+    surroundings = surroundings or world()
+    return make_engine(strategy, surroundings, until=Until(seconds=seconds), evaluate=lambda m: {"acc": float(m[0])}, **settings, **more)
 
 
 def finish(engine):
@@ -139,8 +139,7 @@ def finish(engine):
 
 def troubled(folder: Path, strategy, seconds=100.0):
     """Clients that come and go, slow down, crash and cheat, over a network that loses and repeats what they send."""
-    engine = engine_in(folder, strategy, seconds)
-    engine.surroundings = SimulatedWorld(
+    surroundings = SimulatedWorld(
         delays=Changing(delays=Uniform(low=0.5, high=3.0), at=(20.0, 40.0), factors=(3.0, 0.5), share=0.5),
         counts=Counts.constant(4, 10),
         seed=0,
@@ -148,9 +147,8 @@ def troubled(folder: Path, strategy, seconds=100.0):
         availability=Churn(up=15.0, down=3.0),
         faults=(Crash(), LostUpload(), DuplicateUpload(probability=0.6, within=2.0), Corrupted(), Scaled(share=0.25)),
     )
-    engine.timeout = 3.0  # or a synchronous round would do little but wait
-    engine.worker = Faulty(engine.worker, spoiler(engine.surroundings.faults, engine.world.layout))
-    return engine
+    # without so short a timeout a synchronous round would do little but wait
+    return engine_in(folder, strategy, seconds, surroundings, timeout=3.0)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
+from offbeat.core.contract import contract_of
 from offbeat.core.protocol import Dispatch, Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAvg
 from offbeat.engines.holdings import bytes_held
@@ -34,14 +35,14 @@ class Alone:
 
 
 def test_models_and_extras_are_counted_both_ways() -> None:
-    traffic = Traffic.of(FedAvg(), MODEL)
+    traffic = Traffic.of(contract_of(FedAvg()), MODEL)
     basis = torch.zeros(3, dtype=torch.float64)  # 24 bytes
     assert traffic.down(Dispatch(0, MODEL, LocalWork(extras={"basis": basis}))) == 16 + 24
     assert traffic.up(0, MODEL, {"sketch": basis}) == 16 + 24
 
 
 def test_a_client_that_keeps_its_upload_is_not_sent_it_again() -> None:
-    traffic = Traffic.of(Keeping(), MODEL)
+    traffic = Traffic.of(contract_of(Keeping()), MODEL)
     local = torch.ones(4)
     assert traffic.down(Dispatch(0, local)) == 16  # nothing uploaded yet
     traffic.up(0, local, {})
@@ -53,20 +54,20 @@ def test_a_client_that_keeps_its_upload_is_not_sent_it_again() -> None:
 
 
 def test_other_clients_are_sent_whatever_they_are_sent() -> None:
-    traffic = Traffic.of(FedAvg(), MODEL)
+    traffic = Traffic.of(contract_of(FedAvg()), MODEL)
     traffic.up(0, MODEL, {})
     assert traffic.down(Dispatch(0, MODEL)) == 16
     assert traffic.kept == {}
 
 
 def test_a_method_that_shares_nothing_moves_nothing() -> None:
-    traffic = Traffic.of(Alone(), MODEL)
+    traffic = Traffic.of(contract_of(Alone()), MODEL)
     assert (traffic.down(Dispatch(0, MODEL)), traffic.up(0, MODEL, {}), traffic.wasted()) == (0, 0, 0)
 
 
 def test_the_same_model_is_evaluated_once() -> None:
     seen = []
-    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, FedAvg(), LAYOUT)
+    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(FedAvg()), LAYOUT)
     other = torch.ones(4)
     for model in (MODEL, MODEL, other, MODEL):
         judge(None, model, [0], {})
@@ -75,7 +76,7 @@ def test_the_same_model_is_evaluated_once() -> None:
 
 def test_alone_the_mean_over_clients_is_reported_and_only_new_models_are_evaluated() -> None:
     seen = []
-    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, Alone(), LAYOUT)
+    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(Alone()), LAYOUT)
     own = {0: torch.tensor([1.0]), 1: torch.tensor([3.0])}
     assert judge(own, MODEL, own, {}) == {"acc": 2.0}
     own[1] = torch.tensor([6.0])

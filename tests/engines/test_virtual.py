@@ -207,8 +207,8 @@ def test_an_illegal_answer_raises_and_changes_nothing(bad, message):
     with pytest.raises(ProtocolError) as caught:
         engine.run()
     assert message in str(caught.value)
-    assert engine.ledger.version == 0
-    assert not engine.ledger.open
+    assert engine.coordinator.ledger.version == 0
+    assert not engine.coordinator.ledger.open
     assert not engine.clock.live
 
 
@@ -399,7 +399,7 @@ def test_after_stop_nobody_is_sent_work():
 
     engine = make_engine(Eager(answer=answer), Surroundings({0: 1.0}, crashes={(0, 0)}), until=Until(seconds=99.0))
     assert engine.run().reason == "enough"
-    assert not engine.ledger.open
+    assert not engine.coordinator.ledger.open
 
 
 # ---------------------------------------------------------------- the end

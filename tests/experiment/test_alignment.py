@@ -16,9 +16,10 @@ from offbeat.core.errors import ConfigError, RunError
 from offbeat.core.protocol import Note
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedpsa import FedPSA
+from offbeat.engines.progress import Status
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
-from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
+from offbeat.engines.virtual import INTERRUPTED
 from offbeat.experiment import alignment
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
@@ -108,8 +109,8 @@ def test_a_run_of_another_method_has_nothing_to_study(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"calibration": "real", "signal": "sensitivity"}, {"signal": "parameters", "thermometer": False}])
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, settings: dict[str, object]) -> None:
-    def stop(engine: VirtualEngine) -> None:
-        engine.interrupt = engine.progress.updates > 20
+    def stop(status: Status) -> bool:
+        return status.updates > 20
 
     whole, stopped = runs.create(tmp_path / "whole", small(**settings)), runs.create(tmp_path / "stopped", small(**settings))
     runs.execute(whole)

@@ -101,7 +101,7 @@ def test_a_survey_changes_nothing_of_a_run():
     silent, other = run(replace(EXPERIMENT, survey=Survey(examples=0)))
     assert told.metrics == silent.metrics
     assert (silent.by_client, silent.groups, silent.surveyed) == ({}, {}, None)
-    assert torch.equal(engine.model, other.model)
+    assert torch.equal(engine.coordinator.model, other.coordinator.model)
 
 
 def test_a_survey_may_be_made_on_a_coarse_grid():
@@ -113,8 +113,9 @@ def test_a_survey_may_be_made_on_a_coarse_grid():
 
 def test_methods_with_a_model_for_each_client_are_judged_by_it():
     # alone, each client is better on its own examples than the global model, which is never trained
-    alone, engine = run(replace(EXPERIMENT, strategy=REGISTRY["local"]()))
-    before, _ = engine.survey(lambda client: engine.model)
+    experiment = replace(EXPERIMENT, strategy=REGISTRY["local"]())
+    alone, engine = run(experiment)
+    before, _ = build.setup(experiment).surveyor(lambda client: engine.coordinator.model)
     assert all(alone.by_client[client] > before[client]["acc"] for client in before)
 
 

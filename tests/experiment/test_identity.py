@@ -53,8 +53,8 @@ def plugged() -> Experiment:
     return traced(clients=2, data=data, partition=Natural(), delays=Constant(mean=1.0))
 
 
-def stop(engine) -> None:
-    engine.interrupt = engine.progress.updates >= 3
+def stop(status) -> bool:
+    return status.updates >= 3
 
 
 def test_a_trace_that_changed_is_noticed_and_nothing_is_touched():

@@ -19,6 +19,7 @@ from offbeat.core.surroundings import Trip
 from offbeat.core.vector import Layout, Slice
 from offbeat.engines.until import Until
 from offbeat.engines.workers.faulty import Faulty
+from offbeat.engines.workers.inline import Inline
 from offbeat.experiment import build, files
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.availability import Churn
@@ -95,15 +96,13 @@ def test_faults_of_the_content_are_made_between_worker_and_gate() -> None:
     assert spoilt.local.tolist() == [-2.0, 8.0, 3.0, 8.0, 6.0]  # base - 3 delta
     assert spoiler((Crash(), LostUpload()), LAYOUT) is None
 
-    class Two:
-        batches = True
-
-        def compute(self, needed: Any, pending: Any) -> list[Any]:
+    class Two(Inline):
+        def collect(self, tickets: Any) -> list[Any]:
             return [result(), Failure(1, "no"), replace(result(), ticket=99)]
 
-    faulty = Faulty(Two(), spoil)
-    mine, failed, stray = faulty.compute(job(), [job()])
-    assert faulty.batches
+    faulty = Faulty(Two(lambda job: result()), spoil)
+    faulty.submit(job(), 1.0)
+    mine, failed, stray = faulty.collect([job().ticket])
     assert isinstance(mine, Result)
     assert mine.local.tolist() == spoilt.local.tolist()
     assert failed == Failure(1, "no")

@@ -308,4 +308,4 @@ def test_growing_counts_reach_the_weights_of_strategies() -> None:
     experiment = replace(SMALL, strategy=FedBuff(k=1, client_weight="examples"))
     engine = build.engine(build.setup(experiment), experiment)
     engine.run()
-    assert engine.state.census.total > sum(engine.world.clients.values())
+    assert engine.coordinator.state.census.total > sum(engine.coordinator.world.clients.values())

@@ -622,7 +622,7 @@ def test_it_learns_from_data_that_arrives_over_time_and_its_weights_follow() -> 
     assert len(total) == 60
     assert total == sorted(total)
     assert total[-1] > 1.5 * total[0]
-    assert {tuple(sorted(kept)) for kept in engine.memories.values()} == {("h", "vprev")}
+    assert {tuple(sorted(kept)) for kept in engine.coordinator.memories.values()} == {("h", "vprev")}
 
 
 def test_stopped_and_resumed_with_client_memory_and_growing_data_it_goes_on_to_the_same_bits(tmp_path: Any) -> None:

@@ -661,7 +661,7 @@ def run(strategy: Strategy, seconds: Sequence[float], updates: int, jitter: floa
 
     engine = VirtualEngine(Watched(), world, Speeds(seconds, jitter), Inline(clients), until=Until(updates=updates))
     engine.run()
-    return commits, engine.state
+    return commits, engine.coordinator.state
 
 
 def models_as_fedasyncs(q: int, seconds: Sequence[float]) -> bool:

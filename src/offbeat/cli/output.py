@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from offbeat.engines.virtual import VirtualEngine
+    from offbeat.engines.progress import Status
 
 
 def say(text: object, err: bool = False) -> None:
@@ -56,13 +56,12 @@ def print_table(rows: list[list[str]], left: bool = False, headings: bool = True
 
 
 @contextmanager
-def run_progress(total: str) -> Iterator[Callable[[VirtualEngine], None] | None]:
+def run_progress(total: str) -> Iterator[Callable[[Status], None] | None]:
     """A bar for one run: virtual time, updates a second, metrics, staleness. Nothing when not on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from offbeat.core.errors import printable
-    from offbeat.experiment.run import share_done
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -73,20 +72,18 @@ def run_progress(total: str) -> Iterator[Callable[[VirtualEngine], None] | None]
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"0 of {total}", total=1.0)
 
-        def watch(engine: VirtualEngine) -> None:
+        def watch(status: Status) -> None:
             nonlocal drawn, before
-            p = engine.progress
             if before < 0:
-                before = p.updates  # a resumed run did these earlier
+                before = status.updates  # a resumed run did these earlier
             if time.monotonic() - drawn < 0.1:
                 return
             drawn = time.monotonic()
-            measured = " ".join(f"{k} {v:.3f}" for k, v in list(p.metrics.items())[:2])  # loss and what a table shows
-            ages = [engine.ledger.version - job.base_version for job in engine.ledger.open.values()]
-            age = f" staleness {sum(ages) / len(ages):.1f}" if ages else ""
-            rate = (p.updates - before) / max(drawn - began, 1e-9)
-            text = f"{engine.clock.now:.0f} s of {total}, {p.updates} updates ({rate:.0f}/s) {measured}{age}"
-            bar.update(task, completed=share_done(engine), description=printable(text))
+            measured = " ".join(f"{k} {v:.3f}" for k, v in list(status.metrics.items())[:2])  # loss and what a table shows
+            age = f" staleness {status.age:.1f}" if status.age is not None else ""
+            rate = (status.updates - before) / max(drawn - began, 1e-9)
+            text = f"{status.now:.0f} s of {total}, {status.updates} updates ({rate:.0f}/s) {measured}{age}"
+            bar.update(task, completed=status.share, description=printable(text))
 
         yield watch
 

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, Note, ProtocolError, Reject, SetTimer, Stop
+from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
+
+SAVED = {"version": int, "next_ticket": int, "joined": dict, "absent": dict, "jobs": dict}
 
 
 @dataclass(slots=True)
@@ -36,16 +39,22 @@ class Ledger:
         return chain(self.clients, self.joined)
 
     def idle(self, client: int) -> bool:
-        return client not in self.busy and client not in self.absent and self.known(client)
+        if client in self.busy or client in self.absent:
+            return False
+        return client in self.jobs or self.known(client)  # called for every event: who was sent a job is known
 
     def join(self, client: int, num_examples: int) -> None:
         """A client appears, for the first time or again."""
         self.absent.pop(client, None)
-        if not self.known(client):
+        if client not in self.clients:
             self.joined[client] = num_examples
 
     def leave(self, client: int) -> None:
         self.absent[client] = None
+
+    def told(self, client: int) -> int:
+        """How many examples the client said it has when it joined."""
+        return self.joined[client] if client in self.joined else self.clients[client]
 
     def close(self, ticket: int) -> Job:
         """The ticket is answered or dead: each is consumed once."""
@@ -58,6 +67,8 @@ class Ledger:
 
         `like` is the current model, `arrived` the job whose update is answered: only that may be rejected.
         """
+        if not isinstance(actions, list):
+            raise ProtocolError(f"on_event returned a {type(actions).__name__}: it returns a list of actions")
         sent: set[int] = set()
         for action in actions:
             if isinstance(action, Dispatch):
@@ -109,6 +120,21 @@ class Ledger:
         self.open[ticket] = job
         self.busy[client] = ticket
         return job
+
+    # ------------------------------------------------------------ save and restore
+
+    def save(self, put: Put) -> Tree:
+        books = {name: pack(getattr(self, name), put) for name in SAVED}
+        return {"ledger": books, "open": [pack(job, put) for job in self.open.values()]}
+
+    def restored(self, tree: Tree, get: Get) -> Ledger:
+        """The saved books, of the clients and seed of these."""
+        saved = {name: expect(kind, unpack(tree["ledger"][name], get), name) for name, kind in SAVED.items()}
+        jobs: list[Job] = [expect(Job, unpack(job, get), "open") for job in expect(list, tree["open"], "open")]
+        books = Ledger(self.clients, self.seed, **saved)
+        books.open = {job.ticket: job for job in jobs}
+        books.busy = {job.client: job.ticket for job in jobs}
+        return books
 
 
 def _check_model(what: str, model: object, like: Tensor) -> None:

@@ -12,7 +12,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableMapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType
 from typing import Any
 
@@ -121,13 +121,24 @@ def unpack(tree: Tree, get: Get) -> Any:
     raise CheckpointError(f"unreadable entry in a checkpoint: {str(tree)[:80]}")
 
 
+def expect(kind: type, value: Any, name: str) -> Any:
+    """The value, if it is what a checkpoint should have under that name."""
+    if not isinstance(value, kind):
+        raise CheckpointError(f"it does not hold what it should: its {name} is a {type(value).__name__}")
+    return value
+
+
 def pack_state(state: Any, put: Put) -> Tree:
     """A strategy's state, field by field, without what comes from `init`."""
     return {f.name: pack(value, put) for f in fields(state) if not _from_init(value := getattr(state, f.name))}
 
 
 def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
-    """Fill a state just made by `init(world)` with the saved fields."""
+    """Fill a state just made by `init(world)` with the saved fields; one the strategy has got since must have a default."""
+    without_default = {f.name for f in fields(fresh) if f.default is MISSING and f.default_factory is MISSING}
+    wanted = without_default & pack_state(fresh, lambda _: 0).keys()
+    if not wanted <= tree.keys() <= {f.name for f in fields(fresh)}:
+        raise CheckpointError(f"it does not hold what it should: its state has {', '.join(tree)}")
     for name, saved in tree.items():
         value = unpack(saved, get)
         held = getattr(fresh, name)

@@ -35,7 +35,7 @@ log = logging.getLogger("offbeat")
 T = TypeVar("T")
 
 FORMAT = 2
-READABLE = (1, 2)  # the first had no tally of the trace, and its heap in the tree
+READABLE = (1, 2)  # the first had no tally of the trace, its heap in the tree, and no model known to be finite: see `formats`
 PACK = re.compile(r"\d+\.safetensors")
 SLACK = 1 << 20  # dead bytes that are not worth a rewrite
 

@@ -1,7 +1,7 @@
 """Never a model that is not finite: what a strategy commits and sends is looked at, and a run falls back to the last sound model.
 
 The gate leaves room for every strategy's arithmetic, so nothing here happens to a strategy that keeps the laws. To one that
-does not: its answer is refused, the run ends with the tickets that arrived since the last look, and the last model found
+does not: its answer is refused, the run ends with the tickets that were accepted since the last look, and the last model found
 finite is what is evaluated and stored. A look is one pass, once in EVERY updates, and wherever a spoilt model would show:
 before an evaluation, and when an answer is refused (whoever is sent such a model sends one back). These are events of the
 run, so a resumed one finds the same. A checkpoint of a spoilt model is not written: the one before stands.
@@ -10,8 +10,8 @@ run, so a resumed one finds the same. A checkpoint of a spoilt model is not writ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,50 +20,53 @@ from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import Action, Commit, Dispatch
 
-if TYPE_CHECKING:
-    from offbeat.engines.virtual import VirtualEngine
-
 NOT_FINITE = "not finite"  # how such a run's reason begins
 EVERY = 64
 NAMED = 8  # tickets
 
 
-def start(engine: VirtualEngine) -> None:
-    if not finite(engine.model):
-        raise RunError("the model to begin with holds numbers that are not finite: nothing can be learned from there")
-    _keep(engine, engine.model, engine.ledger.version)
+@dataclass(slots=True)
+class Footing:
+    """The last model found to be finite."""
 
+    model: Tensor
+    version: int = 0
+    look_at: int = 0  # updates after which the next Commit is looked at
+    tickets: list[int] = field(default_factory=list)  # accepted since
 
-def answer_holds(engine: VirtualEngine, actions: list[Action]) -> bool:
-    """Is every model of this answer finite? If not the run ends, and nothing of the answer may be carried out."""
-    commits = [action.model for action in actions if type(action) is Commit]
-    if not commits:
-        return True  # looked at with the next Commit
-    for model in commits:
+    @classmethod
+    def on(cls, model: Tensor, version: int, updates: int) -> Footing:
         if not finite(model):
-            return _end(engine, "a Commit")
-    for action in actions:
-        if isinstance(action, Dispatch) and not _sound(action.model, action.work.extras.values(), commits):
-            return _end(engine, f"a Dispatch to client {action.client}")
-    _keep(engine, commits[-1], engine.ledger.version + len(commits))
-    return True
+            raise RunError("the model to begin with holds numbers that are not finite: nothing can be learned from there")
+        return cls(model, version, updates + EVERY)
 
+    def keep(self, model: Tensor, version: int, updates: int) -> None:
+        self.model, self.version, self.look_at, self.tickets = model, version, updates + EVERY, []
 
-def model_holds(engine: VirtualEngine) -> bool:
-    """Is the current model finite? If not the run ends with the last one that was."""
-    if engine.model is engine.progress.sound:
-        return True
-    if not finite(engine.model):
-        return _end(engine, "a Commit")
-    _keep(engine, engine.model, engine.ledger.version)
-    return True
+    def fault(self, actions: Sequence[Action]) -> str | None:
+        """What in an answer that commits is not finite, if anything is."""
+        commits = [action.model for action in actions if isinstance(action, Commit)]
+        if not all(map(finite, commits)):
+            return "a Commit"
+        for action in actions:
+            if isinstance(action, Dispatch) and not self._sound(action.model, action.work.extras.values(), commits):
+                return f"a Dispatch to client {action.client}"
+        return None
 
+    def fault_of(self, job: Job) -> str | None:
+        """Of what a client was sent."""
+        sound = self._sound(job.base, job.work.extras.values(), [])
+        return None if sound else f"a Dispatch to client {job.client}, ticket {job.ticket},"
 
-def job_holds(engine: VirtualEngine, job: Job) -> bool:
-    """An answer was refused: was it for what its client was sent? If so the run ends."""
-    if not _sound(job.base, job.work.extras.values(), [engine.progress.sound]):
-        return _end(engine, f"a Dispatch to client {job.client}, ticket {job.ticket},")
-    return model_holds(engine)
+    def reason(self, fault: str) -> str:
+        named = ", ".join(map(str, self.tickets[:NAMED])) or "none"
+        more = f" and {len(self.tickets) - NAMED} more" if len(self.tickets) > NAMED else ""
+        return f"{NOT_FINITE}: {fault} after version {self.version}, which is kept; tickets since: {named}{more}"
+
+    def _sound(self, model: Tensor, extras: Iterable[Tensor], known: Sequence[Tensor]) -> bool:
+        """What is known to be finite is not looked at again."""
+        known_so = model is self.model or any(model is other for other in known)
+        return (known_so or finite(model)) and all(finite(extra.flatten()) for extra in extras)
 
 
 def ended(reason: str | None) -> bool:
@@ -75,28 +78,3 @@ def finite(vector: Tensor) -> bool:
     """Finite, and its square too: what is larger is beyond what any client may send, and soon beyond all numbers."""
     wide = vector if vector.dtype in (torch.float32, torch.float64) else vector.float()
     return isfinite(torch.dot(wide, wide).item())
-
-
-def _sound(model: Tensor, extras: Iterable[Tensor], known: Sequence[Tensor | None]) -> bool:
-    """What is known to be finite is not looked at again."""
-    return (any(model is other for other in known) or finite(model)) and all(finite(extra.flatten()) for extra in extras)
-
-
-def _keep(engine: VirtualEngine, model: Tensor, version: int) -> None:
-    p = engine.progress
-    p.sound, p.sound_at, p.look_at = model, (version, engine.trace.seq), p.updates + EVERY
-
-
-def _end(engine: VirtualEngine, what: str) -> bool:
-    p = engine.progress
-    version, seq = p.sound_at
-    query = "SELECT kind, ticket FROM trace WHERE kind IN ('arrive', 'reject') AND seq >= ? ORDER BY seq"
-    rows = list(engine.trace.rows(query, (seq,)))
-    rejected = {ticket for kind, ticket in rows if kind == "reject"}
-    tickets = [ticket for kind, ticket in rows if kind == "arrive" and ticket not in rejected]
-    named = ", ".join(map(str, tickets[:NAMED])) or "none"
-    more = f" and {len(tickets) - NAMED} more" if len(tickets) > NAMED else ""
-    engine.reason = f"{NOT_FINITE}: {what} after version {version}, which is kept; tickets since: {named}{more}"
-    assert p.sound is not None
-    engine.model, engine.ledger.version = p.sound, version
-    return False

@@ -14,23 +14,26 @@ could save), in plain dicts that were filled by reading the client's mappings on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import plain_text, require
 from offbeat.core.jobs import STATISTICS, Failure, Job, Result
+from offbeat.core.protocol import LocalRule
 from offbeat.core.vector import Layout, largest_norm
 
 MOST_COUNTED = 1 << 24  # steps or batches in one job
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TOGETHER = 4096  # vectors up to this length are stacked: above it, a copy costs more than a call
+MANY_RULES = 64
 ABSENT = object()
 
+Lengths = Mapping[str, int]  # of vectors, by name
 Verdict = Result | str  # the admitted result, or why it is refused
 
 
@@ -47,6 +50,7 @@ class Gate:
     max_norm: float | None = None  # of local - base, over the trainable entries
     local_statistics: bool = False  # do clients keep their buffers and counters, as memory?
     _most: float = field(init=False, repr=False, compare=False)  # the largest squared norm
+    _rules: dict[int, tuple[LocalRule | None, Lengths, Lengths]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
@@ -54,15 +58,29 @@ class Gate:
 
     def inspect(self, answers: Sequence[object], jobs: Mapping[int, Job]) -> list[Verdict]:
         """A verdict for each answer, in order, given the open jobs. Nothing raises, whatever was sent."""
-        if len(answers) == 1:
-            return [_spared(self._alone, answers[0], jobs)]
-        verdicts = [_spared(self._shape_of, answer, jobs) for answer in answers]
-        norms = iter(self._squared_norms([v.local for v in verdicts if type(v) is Result]))
-        return [_spared(self._number_of, v, jobs, next(norms)) if type(v) is Result else v for v in verdicts]
+        try:
+            if len(answers) == 1:
+                return [self._alone(answers[0], jobs)]
+            verdicts = [self._shape_of(answer, jobs) for answer in answers]
+            norms = iter(self._squared_norms([v.local for v in verdicts if type(v) is Result]))
+            return [self._number_of(v, jobs, next(norms)) if type(v) is Result else plain_text(v) for v in verdicts]
+        except (MemoryError, torch.OutOfMemoryError):
+            raise  # the machine's trouble, not these clients'
+        except Exception:
+            return [self._spared(answer, jobs) for answer in answers]
 
     def _alone(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         verdict = self._shape_of(answer, jobs)
-        return verdict if isinstance(verdict, str) else self._number_of(verdict, jobs, _squared_norm(verdict.local))
+        return plain_text(verdict) if isinstance(verdict, str) else self._number_of(verdict, jobs, _squared_norm(verdict.local))
+
+    def _spared(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
+        """A verdict also where looking at what was sent raises: a kind of tensor, or of mapping, nobody thought of."""
+        try:
+            return self._alone(answer, jobs)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            return f"unreadable: {plain_text(type(error).__name__)}"
 
     def _number_of(self, result: Result, jobs: Mapping[int, Job], squared_norm: float) -> Verdict:
         if not squared_norm <= self._most:
@@ -109,21 +127,35 @@ class Gate:
             return f"steps {str(answer.steps)[:20]} is not a positive whole number"
         if local.requires_grad or local.is_inference() or not local.is_contiguous():
             answer = replace(answer, local=_plain(local))
+        uploads, kept = self._named(job.work.rule)
+        if uploads or kept:
+            return self._with_rule(answer, uploads, kept, job.base.device)
         extras, memory = answer.extras, answer.memory
-        if job.work.rule is None and type(extras) is type(memory) is dict and not extras and not memory:
-            return answer
-        return self._with_rule(answer, job)
+        nothing = type(extras) is type(memory) is dict and not extras and not memory
+        return answer if nothing else Result(answer.ticket, answer.local, answer.num_examples, answer.steps)
 
     def _failure(self, answer: object, jobs: Mapping[int, Job]) -> str:
         if type(answer) is not Failure:
             return "not an answer"
         return f"failed: {plain_text(answer.reason)}" if ticket_of(answer) in jobs else "unknown ticket"
 
-    def _with_rule(self, result: Result, job: Job) -> Verdict:
+    def _named(self, rule: LocalRule | None) -> tuple[Lengths, Lengths]:
+        """The extras and the memory an answer to work with this rule is to have. A rule is asked once: it never changes."""
+        known = self._rules.get(id(rule))
+        if known is None or known[0] is not rule:
+            uploads = {} if rule is None else dict(rule.uploads(self.layout))
+            kept = {} if rule is None else dict.fromkeys(rule.memory, self.layout.num_params)
+            if self.local_statistics:
+                kept[STATISTICS] = self.layout.size - self.layout.num_params
+            if len(self._rules) >= MANY_RULES:
+                self._rules.clear()  # a rule of its own for every job: they are not to be kept alive
+            self._rules[id(rule)] = known = rule, uploads, kept
+        return known[1], known[2]
+
+    def _with_rule(self, result: Result, uploads: Lengths, lengths: Lengths, device: torch.device) -> Verdict:
         """The extras and the memory that the job's rule named, each read once; whatever else was sent is dropped."""
-        rule, device = job.work.rule, job.base.device
         extras: dict[str, Tensor] = {}
-        for name, length in () if rule is None else rule.uploads(self.layout).items():
+        for name, length in uploads.items():
             extra = _read(result.extras, name)
             if not dense(extra) or extra.shape != (length,) or extra.dtype not in FLOATS or extra.device != device:
                 return f"extras[{name!r}] is not a vector of {length} entries"
@@ -131,9 +163,6 @@ class Gate:
                 return f"extras[{name!r}] holds {self._too_large(squared_norm)}"
             extras[name] = _plain(extra)
         memory: dict[str, Tensor] = {}
-        lengths = {} if rule is None else dict.fromkeys(rule.memory, self.layout.num_params)
-        if self.local_statistics:
-            lengths[STATISTICS] = self.layout.size - self.layout.num_params
         for name, length in lengths.items():
             kept = _read(result.memory, name)
             if kept is ABSENT:
@@ -143,7 +172,7 @@ class Gate:
             if not _squared_norm(kept) <= self._most:
                 return "memory that holds no finite vectors"
             memory[name] = _plain(kept)
-        return replace(result, extras=extras, memory=memory)
+        return Result(result.ticket, result.local, result.num_examples, result.steps, extras, memory)
 
     def _squared_norms(self, vectors: list[Tensor]) -> list[float]:
         if not vectors or vectors[0].numel() > TOGETHER:
@@ -152,17 +181,6 @@ class Gate:
         norms: list[float] = torch.linalg.vector_norm(stacked, dim=1, dtype=_wide(stacked.dtype)).square().tolist()
         # the same verdict as alone: near the bound the two sums may round to either side of it
         return [norm if norm <= self._most / 2 else _squared_norm(v) for v, norm in zip(vectors, norms, strict=True)]
-
-
-def _spared(judge: Callable[..., Verdict], *given: Any) -> Verdict:
-    """A verdict also where looking at what was sent raises: a kind of tensor, or of mapping, nobody thought of."""
-    try:
-        verdict = judge(*given)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise  # the machine's trouble, not this client's
-    except Exception as error:
-        return f"unreadable: {plain_text(type(error).__name__)}"
-    return plain_text(verdict) if isinstance(verdict, str) else verdict
 
 
 def _read(held: object, name: str) -> object:

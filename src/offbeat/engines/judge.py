@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from offbeat.core.contract import Contract
 from offbeat.core.vector import Layout
-from offbeat.engines.traffic import alone
 
 Evaluate = Callable[[Tensor], Mapping[str, float]]
 Values = Mapping[str, float]
@@ -45,7 +45,7 @@ Own = Callable[[ModelOf], Values]  # the mean over clients, each on its own test
 @dataclass(slots=True)
 class Judge:
     evaluate: Evaluate
-    strategy: Any
+    contract: Contract
     layout: Layout
     own: Own | None = None  # where given, what counts
     # by ids, with the tensors themselves, so that the ids stay their own
@@ -57,14 +57,14 @@ class Judge:
         if self.own is not None:
             return dict(self.own(self.model_of(state, model, statistics)))
         judged: list[Judged] = [(model, own) for own in statistics.values()]
-        if alone(self.strategy):
-            judged = [(self.strategy.model_for(state, client), statistics.get(client)) for client in clients]
+        if not self.contract.shares and (of := self.contract.model_for) is not None:
+            judged = [(of(state, client), statistics.get(client)) for client in clients]
         found = self._all(judged or [(model, None)])
         return {name: fmean(values[name] for values in found) for name in found[0]} if len(found) > 1 else dict(found[0])
 
     def model_of(self, state: Any, model: Tensor, statistics: Mapping[int, Tensor]) -> ModelOf:
         """A client's own model where the method has such, else the global one; with the client's own statistics if it has any."""
-        own = getattr(self.strategy, "model_for", None)
+        own = self.contract.model_for
         return lambda client: self._whole(model if own is None else own(state, client), statistics.get(client))
 
     def _whole(self, model: Tensor, statistics: Tensor | None) -> Tensor:

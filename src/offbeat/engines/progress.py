@@ -31,23 +31,28 @@ class Outcome:
         return {"server_seconds": self.server_seconds, "server_bytes": self.server_bytes}
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a run is doing, for whoever watches it."""
+
+    now: float
+    share: float  # how far the run is, between 0 and 1
+    version: int
+    updates: int
+    at_work: int  # tickets under way
+    age: float | None  # how many versions ago they were sent, on average
+    metrics: Mapping[str, float]
+
+
 @dataclass(slots=True)
 class Progress:
-    """What the engine remembers beside the clock and the ledger."""
+    """What the coordinator counts beside the ledger."""
 
     updates: int = 0
     failures: int = 0
     barren: int = 0  # refused or lost since the last update that was accepted
     refusals: dict[int, int] = field(default_factory=dict)  # client -> refused in a row
-    evaluations: int = 0
-    evaluated: tuple[float, int] = (-1.0, -1)  # (time, version) of the last one
-    surveyed: tuple[float, int] = (-1.0, -1)  # the same, of the last survey of the clients
-    metrics: dict[str, float] = field(default_factory=dict)
     server_seconds: float = 0.0
-    server_bytes: int = 0  # the most a strategy's tensors took, looked at on the evaluation grid
-    sound: Tensor | None = None  # the last model found to be finite (see `finite`)
-    sound_at: tuple[int, int] = (0, 0)  # its version, and the row of the trace then
-    look_at: int = 0  # updates after which the next one is looked at
 
     def failed(self, reason: str) -> None:
         """Book a job that raised; one after the other and no success: there is nothing to simulate."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from offbeat.core.contract import Contract
 from offbeat.core.protocol import Dispatch, Layout, LocalWork
 
 
@@ -24,8 +24,8 @@ class Traffic:
     kept: dict[int, Tensor] = field(default_factory=dict)  # client -> what it has, if clients keep it
 
     @classmethod
-    def of(cls, strategy: Any, model: Tensor) -> Traffic:
-        return cls(model.nbytes, silent=alone(strategy), keeps=getattr(strategy, "clients_keep", False))
+    def of(cls, contract: Contract, model: Tensor) -> Traffic:
+        return cls(model.nbytes, silent=not contract.shares, keeps=contract.clients_keep)
 
     def down(self, action: Dispatch) -> int:
         if self.silent:
@@ -61,20 +61,14 @@ class Payload:
     silent: bool = False
 
     @classmethod
-    def of(cls, strategy: Any, model: Tensor, layout: Layout) -> Payload:
-        return cls(model.nbytes, model.element_size(), layout, alone(strategy))
+    def of(cls, contract: Contract, model: Tensor, layout: Layout) -> Payload:
+        return cls(model.nbytes, model.element_size(), layout, not contract.shares)
 
     def __call__(self, work: LocalWork) -> tuple[int, int]:
         if self.silent:
             return 0, 0
         promised = {} if work.rule is None else work.rule.uploads(self.layout)
         return self.model_bytes + _size(work.extras), self.model_bytes + self.itemsize * sum(promised.values())
-
-
-def alone(strategy: Any) -> bool:
-    """Does the method share nothing?"""
-    about = getattr(strategy, "about", None)
-    return about is not None and about.mode == "alone"
 
 
 def _size(extras: Mapping[str, Tensor]) -> int:

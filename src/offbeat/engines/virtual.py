@@ -1,41 +1,46 @@
 """The virtual-time engine: exact, deterministic, resumable.
 
-In virtual time the order of arrivals depends on durations only, never on training results, so a job is computed when
-its arrival is popped, together with whatever else its worker likes to compute along.
+In virtual time the order of arrivals depends on durations only, never on training results. So a job's result is asked for
+when its arrival is due, and whatever else was sent may be computed with it, anywhere, in any order.
 
-A run's state is all in `VirtualEngine`; what is done with it stands by subject: here the loop and how jobs end, in
-`presence` who can be reached, in `exchange` what the strategy is told and answers, in `grid` evaluation.
+The conversation with the strategy is the coordinator's. This host owns the clock and carries orders out on it: how long a
+job takes, who is there, when the model is evaluated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any
 
 from torch import Tensor
 
-from offbeat.core.jobs import STATISTICS, Job, Result
-from offbeat.core.ledger import Ledger
-from offbeat.core.protocol import ProtocolError, Strategy, TimerFired, UpdateArrived, World
+from offbeat.core.errors import RunError
+from offbeat.core.jobs import Job, Result
+from offbeat.core.protocol import SetTimer, Strategy, World
+from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
 from offbeat.core.surroundings import Surroundings
 from offbeat.core.threads import one_thread
-from offbeat.engines import exchange, finite, grid, presence, resume
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
-from offbeat.engines.clock import ARRIVE, LOST, NOBODY, READY, TIMER, Clock
+from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock, Due
+from offbeat.engines.coordinator import Conversation, Coordinator, Offer, Order
+from offbeat.engines.evaluation import Evaluation, Measured
+from offbeat.engines.finite import finite
+from offbeat.engines.formats import upgraded
 from offbeat.engines.gate import Gate, Verdict, ticket_of
 from offbeat.engines.judge import Judge, Own, Survey
-from offbeat.engines.progress import Outcome, Progress, rare_collection
+from offbeat.engines.progress import Outcome, Status, rare_collection
+from offbeat.engines.tally import Tally
 from offbeat.engines.trace import Trace
-from offbeat.engines.traffic import Traffic
 from offbeat.engines.until import Until
-from offbeat.engines.workers import Worker
+from offbeat.engines.workers import Answer, Worker
 
-RESTLESS = 10_000  # timers at one instant after which it is taken to be endless
 INTERRUPTED = "interrupted"
 OVER = "nothing left to happen"
+OFTEN = 64  # updates between two looks of a watcher
+
+Watch = Callable[[Status], bool | None]  # called now and then; True asks the run to stop with a checkpoint
 
 
 class VirtualEngine:
@@ -59,183 +64,300 @@ class VirtualEngine:
         checkpoints: Checkpoints | None = None,
         checkpoint_every: float = 30.0,  # host seconds at least; 0: after every event
         timeout: float = 10.0,  # a ticket expires after this many times its expected duration
-        watch: Callable[[VirtualEngine], None] | None = None,  # called now and then; it must not touch the run
+        watch: Watch | None = None,
     ) -> None:
-        self.strategy, self.world, self.surroundings, self.worker = strategy, world, surroundings, worker
-        self.until, self.every, self.timeout, self.watch = until, every, timeout, watch
-        self.judge, self.survey, self.survey_every = Judge(evaluate, strategy, world.layout, own), survey, survey_every
-        self.gate = gate or Gate(world.layout, world.model.dtype)
         self.trace = trace or Trace()
+        self.coordinator = Coordinator(
+            strategy, world, until=until, gate=gate, trace=self.trace, num_examples=surroundings.num_examples
+        )
+        judge = Judge(evaluate, self.coordinator.contract, world.layout, own)
+        self.evaluation = Evaluation(judge, until, self.trace, every=every, survey=survey, survey_every=survey_every)
+        self.surroundings, self.worker, self.until, self.timeout = surroundings, worker, until, timeout
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
+        self.clock = Clock()
         self.interrupt = False
-        self.state: Any = strategy.init(world)
-        self.model = world.model  # of the last Commit: what is evaluated
-        self.traffic = Traffic.of(strategy, world.layout.trainable(world.model) if self.gate.local_statistics else world.model)
-        self.clock, self.ledger, self.progress = Clock(), Ledger(world.clients, world.seed), Progress()
-        self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
-        self.verdicts: dict[int, Verdict] = {}  # computed before their arrival was due
-        self.watched: dict[int, float] = {}  # idle clients -> when they leave, where that is known
-        self.reason: str | None = None  # why the run ends, once it does
+        self._watch = watch
+        self._horizon = until.seconds if until.seconds is not None else inf
+        self._verdicts: dict[int, Verdict] = {}  # computed and judged, not yet due
+        self._waiting: Due | None = None  # the arrival whose result was asked for
+        self._leaving: dict[int, float] = {}  # idle clients -> when they leave, where that is known
         self._started = False
-        self._fired = (-1.0, 0)  # timers fired at this instant
+        self._cadence: Cadence | None = None  # begins with the run
+        self._ended: str | None = None
 
     # ------------------------------------------------------------ running
 
     def run(self) -> Outcome:
         with one_thread(), rare_collection():
-            if not self._started:
-                self._started = True
-                finite.start(self)
-                grid.start(self)
-                presence.start(self)
-            cadence = Cadence(self.checkpoint_every)
-            horizon = self.until.seconds if self.until.seconds is not None else inf
-            while self.reason is None:
-                due = self.clock.pop(horizon)
-                if due is None:
-                    self._run_out(horizon)
-                    break
-                self._handle(*due)
-                if self.reason is not None:
-                    break  # a checkpoint of an ended run would be resumed past its end
-                if self.interrupt:
-                    self.reason = INTERRUPTED
-                elif self.checkpoints is not None and cadence.due():
-                    with cadence.writing():
-                        self.save()
-            return self._finish()
+            while (ticket := self.advance()) is not None:
+                self.provide(self.worker.collect((ticket,)))
+            return self.finish()
 
-    def _run_out(self, horizon: float) -> None:
-        self.reason = OVER if self.clock.over else "seconds"
-        if isfinite(horizon):  # where all are gone too: runs of the same length are compared over the same time
-            self.clock.now = horizon
+    def advance(self) -> int | None:
+        """Go on until a result is needed, and say of which ticket; None when the run has ended."""
+        run, clock = self.coordinator, self.clock
+        if self._cadence is None:
+            self._cadence = Cadence(self.checkpoint_every)
+        if not self._started:
+            self._start()
+        while run.reason is None and self._ended is None:
+            due = self._waiting or clock.next(self._horizon)
+            if due is None:
+                self._run_out()
+                break
+            _, kind, who, ticket = due
+            if kind == ARRIVE and ticket not in self._verdicts and ticket in run.ledger.open:
+                self._waiting = due
+                return ticket
+            self._waiting = None
+            clock.pop()
+            self._handle(kind, who, ticket)
+            if run.reason is None and (self.interrupt or self.checkpoints is not None):
+                self._between_events()  # a checkpoint of an ended run would be resumed past its end
+        return None
 
-    def _finish(self) -> Outcome:
-        p, now = self.progress, self.clock.now
-        if self.reason == INTERRUPTED:
+    def provide(self, answers: Sequence[Answer]) -> None:
+        """Results of the worker, of the ticket that was needed and of any others."""
+        run, verdicts = self.coordinator, self._verdicts
+        for answer, verdict in zip(answers, run.judge(answers), strict=True):
+            number = verdict.ticket if type(verdict) is Result else ticket_of(answer)
+            if number is not None and number in run.ledger.open:  # nobody's ticket is nobody's answer
+                verdicts.setdefault(number, verdict)
+        if self._waiting is not None and self._waiting[3] not in verdicts:
+            verdicts[self._waiting[3]] = "failed: the worker gave no answer"
+
+    def finish(self) -> Outcome:
+        """After the last event: the end is evaluated too, or a checkpoint written if the run is to go on later."""
+        run, now, reason = self.coordinator, self.clock.now, INTERRUPTED
+        for ticket in run.ledger.open:
+            self.worker.cancel(ticket)
+        if run.reason is None and self._ended == INTERRUPTED:
             self.save()
         else:
-            if not finite.ended(self.reason):  # the state of a run that fell back is not asked any more
-                exchange.finish(self)  # no checkpoint follows: killed from here on, a run does all of its end again
-            grid.finish(self)
-            self.trace.add(now, "stop", self.ledger.version, detail=self.reason)
+            run.end(self._ended or OVER)
+            run.finish(now)  # no checkpoint follows: killed from here on, a run does all of its end again
+            run.model_holds()
+            self.evaluation.finish(now, run)
+            reason = run.reason or OVER
+            self.trace.add(now, "stop", run.ledger.version, detail=reason)
         self.trace.flush()
-        if self.watch is not None:
-            self.watch(self)
-        assert self.reason is not None
-        return Outcome(self.reason, now, self.ledger.version, p.updates, self.model, dict(p.metrics), p.server_seconds, p.server_bytes)
+        self._look()
+        p, found = run.progress, self.evaluation.measured
+        return Outcome(reason, now, run.ledger.version, p.updates, run.model, dict(found.metrics), p.server_seconds, found.server_bytes)
 
-    def _handle(self, now: float, kind: int, who: int, ticket: int) -> None:
+    def status(self) -> Status:
+        ledger, until, now = self.coordinator.ledger, self.until, self.clock.now
+        updates = self.coordinator.progress.updates
+        share = max(now / until.seconds if until.seconds else 0.0, updates / until.updates if until.updates else 0.0)
+        ages = [ledger.version - job.base_version for job in ledger.open.values()]
+        age = sum(ages) / len(ages) if ages else None
+        return Status(now, min(1.0, share), ledger.version, updates, len(ages), age, self.evaluation.measured.metrics)
+
+    def _start(self) -> None:
+        self._started = True
+        self.clock.push(0.0, EVALUATE, NOBODY)
+        clients = self.coordinator.world.clients
+        away = {client: when for client in sorted(clients) if (when := self.surroundings.next_available(client, 0.0)) > 0}
+        for client, when in away.items():
+            self._expect(client, when)
+        self._carry_out(self.coordinator.begin(0.0, away))
+        for client in sorted(clients):
+            self._watch_idle(client)
+
+    def _run_out(self) -> None:
+        self._ended = OVER if self.clock.over else "seconds"
+        if isfinite(self._horizon):  # where all are gone too: runs of the same length are compared over the same time
+            self.clock.now = self._horizon
+
+    def _between_events(self) -> None:
+        if self.interrupt:
+            self._ended = INTERRUPTED
+        elif self.checkpoints is not None and self._cadence is not None and self._cadence.due():
+            with self._cadence.writing():
+                self.save()
+
+    def _look(self) -> None:
+        if self._watch is not None and self._watch(self.status()):
+            self.interrupt = True
+
+    # ------------------------------------------------------------ what happens
+
+    def _handle(self, kind: int, who: int, ticket: int) -> None:
         if kind == ARRIVE:
             self._arrive(who, ticket)
         elif kind == LOST:
-            presence.leave(self, who) if ticket == NOBODY else self._expire(ticket)
+            if ticket == NOBODY:
+                self._leave(who)
+            else:
+                self._expire(who, ticket)
         elif kind == READY:
-            presence.come_back(self, who, ticket)
+            self._come_back(who, ticket)
         elif kind == TIMER:
-            self._fire(now, who)
+            self._carry_out(self.coordinator.fired(self.clock.now, self.clock.fired(who)))
         else:
-            grid.step(self)
+            self._evaluate()
 
-    def own_statistics(self) -> dict[int, Tensor]:
-        """Of the clients that have such."""
-        if not self.gate.local_statistics:
-            return {}
-        return {client: memory[STATISTICS] for client, memory in self.memories.items() if STATISTICS in memory}
-
-    # ------------------------------------------------------------ events
-
-    def _fire(self, now: float, order: int) -> None:
-        key = self.clock.fired(order)
-        self._fired = (now, self._fired[1] + 1 if self._fired[0] == now else 1)
-        if self._fired[1] > RESTLESS:
-            raise ProtocolError(f"timer {key!r} is set for now, {now}, again and again: this instant never ends")
-        self.trace.add(now, "timer", self.ledger.version, detail=key)
-        exchange.deliver(self, TimerFired(now, key))
+    def _evaluate(self) -> None:
+        clock = self.clock
+        if not self.coordinator.model_holds():
+            return
+        clock.push(self.evaluation.point(clock.now, self.coordinator, clock.upcoming()), EVALUATE, NOBODY)
+        self._look()
 
     def _arrive(self, client: int, ticket: int) -> None:
-        if ticket not in self.ledger.open:  # each ticket is consumed once
-            self.trace.add(self.clock.now, "duplicate", self.ledger.version, client, ticket, size=self.traffic.wasted())
+        run, now = self.coordinator, self.clock.now
+        if ticket not in run.ledger.open:  # each ticket is consumed once
+            run.strayed(now, client, ticket, "duplicate")
             return
-        verdict = self._verdict(ticket)
-        job = self.ledger.close(ticket)
-        if isinstance(verdict, str):
-            self._refuse(job, verdict)
-            return
-        now = self.clock.now
-        self.progress.refusals.pop(client, None)
-        size = self.traffic.up(client, verdict.local, verdict.extras)
-        self.trace.add(now, "arrive", self.ledger.version, client, ticket, job.base_version, verdict.steps, verdict.num_examples, size)
-        event = UpdateArrived(
-            now, client, ticket, job.base_version, job.base, verdict.local, verdict.num_examples, verdict.steps, job.started, verdict.extras
-        )
-        exchange.deliver(self, event, job, verdict)
-        if self.progress.updates == self.until.updates and self.reason is None:
-            self.reason = "updates"
-        presence.offer(self, client)
-        if self.watch is not None and self.progress.updates % 64 == 0:
-            self.watch(self)
+        back = self.surroundings.next_available(client, now)
+        self._carry_out(run.answered(now, ticket, self._verdicts.pop(ticket), back))
+        self._watch_idle(client)
+        if self._watch is not None and run.progress.updates % OFTEN == 0:
+            self._look()
 
-    def _verdict(self, ticket: int) -> Verdict:
-        if ticket not in self.verdicts:
-            open_jobs = self.ledger.open
-            pending = [job for number, job in open_jobs.items() if number not in self.verdicts] if self.worker.batches else ()
-            answers = self.worker.compute(open_jobs[ticket], pending)
-            for answer, verdict in zip(answers, self.gate.inspect(answers, open_jobs), strict=True):
-                number = verdict.ticket if type(verdict) is Result else ticket_of(answer)
-                if number is not None and number in open_jobs:  # nobody's ticket is nobody's answer
-                    self.verdicts.setdefault(number, verdict)
-        return self.verdicts.pop(ticket, "failed: the worker gave no answer")
-
-    def _refuse(self, job: Job, reason: str) -> None:
-        now, client, p = self.clock.now, job.client, self.progress
-        failed = reason.startswith("failed: ")  # nothing was sent
-        size = None if failed else self.traffic.wasted()
-        self.trace.add(now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason)
-        if not finite.job_holds(self, job):
-            return
-        if failed:
-            p.failed(reason)
-        self._in_vain(f"answers in a row were refused, the last for {reason}")
-        wait = p.refused(client, lasted=now - job.started)
-        presence.lose(self, job, self.surroundings.next_available(client, now + wait))
-
-    def _in_vain(self, what: str) -> None:
-        """A job more that came to nothing: without an end in time the run might have none."""
-        self.progress.barren += 1
-        if self.until.seconds is None and self.progress.hopeless(len(self.ledger.clients)):
-            self.reason = f"{self.progress.barren} {what}"
-
-    def _expire(self, ticket: int) -> None:
+    def _expire(self, client: int, ticket: int) -> None:
         """A crash is noticed, or a client took too long: the ticket is dead."""
-        self.verdicts.pop(ticket, None)
-        job = self.ledger.close(ticket)
-        now, client = self.clock.now, job.client
+        run, now = self.coordinator, self.clock.now
+        job = run.ledger.open[ticket]
         trip = self.surroundings.trip(client, job.index, job.work, job.num_examples, job.started)
-        self.trace.add(now, "lost", self.ledger.version, client, ticket, job.base_version, detail=trip.why)
-        self._in_vain("jobs in a row were lost")
         if trip.crashes:
-            presence.lose(self, job, self.surroundings.next_available(client, now))
+            self._carry_out(run.expired(now, ticket, trip.why, self.surroundings.next_available(client, now)))
         else:  # it still trains; what it sends then comes too late
             sent = job.started + trip.duration
             if trip.again is not None:
                 self.clock.push(sent + trip.again, ARRIVE, client, ticket)
-            presence.lose(self, job, sent, late=ticket)
+            self._carry_out(run.expired(now, ticket, trip.why, sent), late=ticket)
+        self._watch_idle(client)
+
+    def _leave(self, client: int) -> None:
+        """The time at which an idle client would leave; if it was sent work meanwhile, that job has its own fate."""
+        del self._leaving[client]
+        now = self.clock.now
+        if not self.coordinator.ledger.idle(client):
+            return
+        back = self.surroundings.next_available(client, now)
+        if back > now:
+            self._expect(client, back)
+            self._carry_out(self.coordinator.left(now, client))
+        else:
+            self._watch_idle(client)
+
+    def _come_back(self, client: int, late: int) -> None:
+        """The time at which a client was to be back; with it may come an answer whose ticket is dead."""
+        run, now = self.coordinator, self.clock.now
+        if late != NOBODY:
+            run.strayed(now, client, late, "late")
+        when = self.surroundings.next_available(client, now)
+        if when > now:
+            self._expect(client, when)
+            return
+        examples = self.surroundings.num_examples(client, run.ledger.jobs.get(client, 0), now)
+        self._carry_out(run.joined(now, client, examples))
+        self._watch_idle(client)
+
+    # ------------------------------------------------------------ orders
+
+    def _carry_out(self, orders: list[Order], late: int = NOBODY) -> None:
+        for order in orders:
+            if isinstance(order, Job):
+                self._send(order)
+            elif isinstance(order, SetTimer):
+                self.clock.set_timer(order.key, order.at)
+            elif isinstance(order, Offer):
+                self._expect(order.client, order.not_before, late)
+            else:
+                self.clock.cancel_timer(order.key)
+
+    def _send(self, job: Job) -> None:
+        """Put on the clock how the job will end: it arrives, once or twice, or its ticket expires and nobody computes it."""
+        clock, client, now = self.clock, job.client, job.started
+        trip = self.surroundings.trip(client, job.index, job.work, job.num_examples, now)
+        if not (trip.duration >= 0 and isfinite(trip.duration)):
+            raise RunError(f"client {client} would take {trip.duration} s for its job {job.index}: durations are finite, 0 or more")
+        patience = self.timeout * trip.expected
+        if trip.crashes or trip.duration > patience:
+            clock.push(now + patience, LOST, client, job.ticket)
+            return
+        due = now + trip.duration
+        clock.push(due, ARRIVE, client, job.ticket)
+        if trip.again is not None:
+            clock.push(due + trip.again, ARRIVE, client, job.ticket)
+        if due <= self._horizon:
+            self.worker.submit(job, due)
+
+    def _expect(self, client: int, when: float, late: int = NOBODY) -> None:
+        """The client is to be back then, if it can be reached."""
+        if isfinite(when) and late == NOBODY:
+            when = self.surroundings.next_available(client, when)
+        if isfinite(when):
+            self.clock.push(when, READY, client, late)
+
+    def _watch_idle(self, client: int) -> None:
+        """One event a client at most, and none for those who stay: a million who are always there cost nothing."""
+        if client in self._leaving or not self.coordinator.ledger.idle(client):
+            return
+        at = self.surroundings.leaves(client, self.clock.now)
+        if isfinite(at):
+            self._leaving[client] = at
+            self.clock.push(at, LOST, client)
 
     # ------------------------------------------------------------ checkpoints
 
     def save(self) -> None:
         """Write a checkpoint of this moment between two events."""
-        if self.checkpoints is not None and finite.finite(self.model):
+        if self.checkpoints is not None and finite(self.coordinator.model):
             self.trace.flush()  # the trace must reach at least as far as the checkpoint
-            self.checkpoints.save(lambda put: resume.tree_of(self, put))
+            self.checkpoints.save(self._tree)
 
     def restore(self) -> None:
         """Go back to the newest checkpoint that is whole and that the trace matches; without one the run starts over."""
         if self.checkpoints is None or not self.checkpoints.exist():
             self.trace.clear()
             return
-        resume.fill(self, self.checkpoints.load(partial(resume.read, self)))
-        if self.progress.sound is None:  # a checkpoint from before models were looked at
-            finite.start(self)
+        saved = self.checkpoints.load(self._read)  # all of it, before anything is touched
+        self.coordinator.restore(saved.conversation)
+        self.evaluation.restore(saved.measured)
+        self.clock, self._verdicts = saved.clock, saved.verdicts
+        self._leaving = {who: at for at, kind, who, ticket in self.clock.heap if kind == LOST and ticket == NOBODY}
         self._started = True
+        self.trace.cut(saved.seq, saved.tally)
+        open_jobs = self.coordinator.ledger.open
+        for at, kind, _, ticket in sorted(self.clock.heap):
+            if kind == ARRIVE and at <= self._horizon and ticket in open_jobs and ticket not in self._verdicts:
+                self.worker.submit(open_jobs[ticket], at)
+
+    def _tree(self, put: Put) -> Tree:
+        """Jobs in flight are kept as they are and computed again after a resume; results computed ahead of time are kept too,
+        since not every worker repeats them bit for bit."""
+        return {
+            "trace": self.trace.seq,
+            "rows": self.trace.tally.plain(),
+            "clock": self.clock.save(put),
+            "evaluation": self.evaluation.save(put),
+            "verdicts": pack(self._verdicts, put),
+            **self.coordinator.save(put),
+        }
+
+    def _read(self, tree: Tree, get: Get) -> Saved:
+        tree = upgraded(tree)
+        seq = expect(int, tree["trace"], "trace")
+        return Saved(
+            conversation=self.coordinator.read(tree, get),
+            measured=expect(Measured, unpack(tree["evaluation"], get), "evaluation"),
+            clock=Clock.restored(tree["clock"], get),
+            verdicts=expect(dict, unpack(tree["verdicts"], get), "verdicts"),
+            seq=seq,
+            tally=self.trace.check(seq, tree.get("rows")),
+        )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint, read and found to be of this run."""
+
+    conversation: Conversation
+    measured: Measured
+    clock: Clock
+    verdicts: dict[int, Verdict]
+    seq: int
+    tally: Tally

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -17,6 +17,7 @@ from offbeat.client.sensitivity import make_probe
 from offbeat.client.survey import OwnTests, Surveyor
 from offbeat.client.task import TASKS, Classification, Loss, Metric, Task, as_task
 from offbeat.client.training import Trainer
+from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.protocol import LocalWork, World
 from offbeat.core.threads import one_thread
@@ -26,7 +27,7 @@ from offbeat.engines.gate import Gate
 from offbeat.engines.trace import Trace
 from offbeat.engines.traffic import Payload
 from offbeat.engines.until import LOWER_IS_BETTER, Until
-from offbeat.engines.virtual import VirtualEngine
+from offbeat.engines.virtual import VirtualEngine, Watch
 from offbeat.engines.workers import Worker
 from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
@@ -124,13 +125,13 @@ def assemble(
     task = as_task(task, clients.labels)
     rehearse(module, clients, evaluator, task)
     seed, model, layout = experiment.seed, flatten(module), Layout.of(module)
-    sketcher = getattr(experiment.strategy, "sketcher", None)  # a method that compares models by what they do
-    probe = None if sketcher is None else make_probe(sketcher, module, clients, task, seed)
+    contract = contract_of(experiment.strategy)
+    probe = None if contract.sketcher is None else make_probe(contract.sketcher, module, clients, task, seed)
     local = _statistics_stay(experiment)
     if local and layout.plain:
         raise ConfigError("training.bn = 'local': this model has no statistics that clients could keep; leave it 'shared'")
     trainer = Trainer(module, clients, experiment.training, task, probe)
-    payload = Payload.of(experiment.strategy, layout.trainable(model) if local else model, layout)
+    payload = Payload.of(contract, layout.trainable(model) if local else model, layout)
     surroundings = _surroundings(experiment, trainer, payload)
     surveyor = _surveyor(surroundings, trainer.data, evaluator, tests, experiment)
     own = None if experiment.evaluate == "test" else OwnTests(evaluator, _needed(tests))
@@ -245,7 +246,7 @@ def engine(
     trace: Trace | None = None,
     checkpoints: Checkpoints | None = None,
     checkpoint_every: float = 30.0,
-    watch: Callable[[VirtualEngine], None] | None = None,
+    watch: Watch | None = None,
 ) -> VirtualEngine:
     worker: Worker = Inline(made.trainer)
     if (spoil := spoiler(made.surroundings.faults, made.layout)) is not None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from offbeat.client.losses import LOSSES, LossChoice, TaskLoss
 from offbeat.client.survey import Survey
 from offbeat.client.training import Training
+from offbeat.core.contract import contract_of
 from offbeat.core.errors import require, unknown
 from offbeat.core.parts.staleness import STALENESS
 from offbeat.core.protocol import Strategy
@@ -94,7 +95,7 @@ class Experiment:
 
 
 def is_pooled(strategy: Strategy) -> bool:
-    return getattr(strategy, "pooled", False)
+    return contract_of(strategy).pooled
 
 
 def name_of(setting: str, value: Any) -> str:

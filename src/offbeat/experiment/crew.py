@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import OffbeatError
-from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
+from offbeat.engines.progress import Status
+from offbeat.engines.virtual import INTERRUPTED
 from offbeat.experiment import run as runs
 
 GONE = (EOFError, OSError)  # what a pipe says when nobody is at its other end
@@ -133,10 +134,9 @@ def _answer(index: int, folder: str, shares: Any, stop: Any, parent: int) -> boo
     def stopped() -> bool:
         return bool(stop.value) or os.getppid() != parent  # told to, or the parent was killed over our head
 
-    def watch(engine: VirtualEngine) -> None:
-        shares[index] = runs.share_done(engine)
-        if stopped():
-            engine.interrupt = True
+    def watch(status: Status) -> bool:
+        shares[index] = status.share
+        return stopped()
 
     if stopped():
         return False

@@ -17,7 +17,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -31,11 +31,10 @@ from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.tally import Tally
 from offbeat.engines.trace import SPENT, TABLES, Trace
-from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
+from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
 from offbeat.experiment import build, files, finished, guard, identity, machine, measures, metrics, sealed
 from offbeat.experiment.config import Experiment
 
-Watch = Callable[[VirtualEngine], None]
 COMPARISON = guard.COMPARISON
 
 
@@ -191,16 +190,6 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
         finally:
             trace.abandon()
         return outcome
-
-
-def share_done(engine: VirtualEngine) -> float:
-    """How far a run is, between 0 and 1."""
-    until, shares = engine.until, [0.0]
-    if until.seconds is not None:
-        shares.append(engine.clock.now / until.seconds)
-    if until.updates is not None:
-        shares.append(engine.progress.updates / until.updates)
-    return min(1.0, max(shares))
 
 
 def _restore(run: Run, engine: VirtualEngine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from offbeat.core.errors import DataError, require
 from offbeat.core.protocol import LocalWork
@@ -36,6 +37,7 @@ class SimulatedWorld:
     faults: tuple[Fault, ...] = ()
     streaming: Stream = Static()
     _whatever: bool = field(init=False, repr=False, compare=False)  # a job takes its time whatever its rule costs
+    _always: bool = field(init=False, repr=False, compare=False)  # everyone is there all the time
     _simple: bool = field(init=False, repr=False, compare=False)  # nothing but steady delays: most worlds, and the fastest
     _means: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)  # of clients met so far
     _windows: dict[int, tuple[float, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)  # and when asked
@@ -47,7 +49,8 @@ class SimulatedWorld:
         )
         object.__setattr__(self, "_whatever", self.delays.unit == "response")
         plain_way = isinstance(self.network, Instant) and not isinstance(self.delays, Paced)
-        object.__setattr__(self, "_simple", plain_way and isinstance(self.availability, Always) and not self.faults)
+        object.__setattr__(self, "_always", isinstance(self.availability, Always))
+        object.__setattr__(self, "_simple", plain_way and self._always and not self.faults)
 
     def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
         mean = self._means.get(client)
@@ -58,7 +61,7 @@ class SimulatedWorld:
             expected *= self.steps(client, work, num_examples)
         duration = expected * self.delays.factor(self.seed, client, index)
         if self._simple:
-            return Trip(duration=duration, expected=expected)
+            return Trip(duration, expected)
         return self._told(self._way(client, work, started, duration, expected), client, index, started)
 
     def _way(self, client: int, work: LocalWork, started: float, duration: float, expected: float) -> Trip:
@@ -85,13 +88,13 @@ class SimulatedWorld:
         return trip
 
     def next_available(self, client: int, now: float) -> float:
-        return max(self._window(client, now).start, now)
+        return now if self._always else max(self._window(client, now).start, now)
 
     def leaves(self, client: int, now: float) -> float:
-        return self._window(client, now).end
+        return inf if self._always else self._window(client, now).end
 
     def _window(self, client: int, now: float) -> Window:
-        if isinstance(self.availability, Always):
+        if self._always:
             return self.availability.window(self.seed, client, now)
         asked, window = self._windows.get(client, (now, None))
         if window is None or not asked <= now < window.end:  # no window ends in between

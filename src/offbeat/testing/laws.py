@@ -13,11 +13,12 @@ from torch import Tensor
 
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, Dispatch, Note, Reject, Strategy, UpdateArrived, World
+from offbeat.core.tell import tell
 from offbeat.testing.compare import fresh, identical, reloaded
 from offbeat.testing.large import LargeClients, fields_of, not_finite
 from offbeat.testing.script import Entry, ScriptedEngine, Watch
+from offbeat.testing.stacking import differs, ragged, stackable, train_stacked
 from offbeat.testing.steps import Script, play
-from offbeat.testing.tell import tell
 from offbeat.testing.worlds import CopyingStore, TinyClients, tiny_world, with_probe
 
 Law = Callable[[Strategy, Script, World | None], None]
@@ -191,8 +192,8 @@ def resume_continues(strategy: Strategy, script: Script, world: World | None = N
     whole = _play(strategy, script, _world(world, strategy)).log
 
     def watch(engine: ScriptedEngine, entry: Entry) -> None:
-        engine.strategy = fresh(strategy)
-        engine.state = reloaded(engine.strategy, engine.state, engine.world)
+        again = fresh(strategy)
+        engine.coordinator.hand_over(again, reloaded(again, engine.state, engine.world))
 
     _compare(whole, lambda: play(strategy, script, _world(world, strategy), watch=watch).log, "saved and loaded after every event")
 
@@ -247,6 +248,27 @@ def finite_whatever_is_sent(strategy: Strategy, script: Script, world: World | N
         raise LawBroken(f"with updates as large as the gate admits: {_reason(error)}") from error
 
 
+def rules_stack(strategy: Strategy, script: Script, world: World | None = None) -> None:
+    """a client rule does to each client of a stack what it does to one alone (or says `stacks = False`)"""
+    world = _world(world, strategy)
+    clients, jobs = TinyClients(world.layout, probe=world.probe), list[Job]()
+
+    def train(job: Job) -> Result:
+        jobs.append(job)
+        return clients(job)
+
+    _play(strategy, script, world, train=train)
+    for group in stackable(jobs):
+        own = ragged(clients, group)
+        try:
+            stacked = train_stacked(own, group)
+        except Exception as error:
+            raise LawBroken(f"the rule {group[0].work.rule!r} cannot take a stack of clients: {_reason(error)}") from error
+        for one, job, result in zip(own, group, stacked, strict=True):
+            if (wrong := differs(one(job), result)) is not None:
+                raise LawBroken(f"the rule {job.work.rule!r} gives client {job.client} another {wrong} in a stack than alone")
+
+
 LAWS: Mapping[str, Law] = {
     "legal answers": legal_answers,
     "same actions": same_actions,
@@ -257,6 +279,7 @@ LAWS: Mapping[str, Law] = {
     "no client leaks": no_client_leaks,
     "resume": resume_continues,
     "client half": client_half_keeps_its_word,
+    "stacks": rules_stack,
     "finite": finite_whatever_is_sent,
 }
 

@@ -14,7 +14,7 @@ each by client; timers last, when the clock moves on or `advance()` ends the ins
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -23,24 +23,9 @@ from torch import Tensor
 
 from offbeat.core.jobs import Job, Result
 from offbeat.core.ledger import Ledger
-from offbeat.core.protocol import (
-    Action,
-    CancelTimer,
-    ClientLost,
-    ClientReady,
-    Commit,
-    Dispatch,
-    Event,
-    ProtocolError,
-    Reject,
-    SetTimer,
-    Stop,
-    Strategy,
-    TimerFired,
-    UpdateArrived,
-    World,
-)  # fmt: skip
-from offbeat.testing.tell import tell
+from offbeat.core.protocol import Action, CancelTimer, Event, ProtocolError, SetTimer, Strategy, World
+from offbeat.core.tell import tell
+from offbeat.engines.coordinator import Coordinator, Order
 from offbeat.testing.worlds import TinyClients, with_probe
 
 ARRIVE, LOST, READY = range(3)  # the order within one instant
@@ -66,30 +51,52 @@ class Entry:
 Watch = Callable[["ScriptedEngine", Entry], None]
 
 
-@dataclass(slots=True)
 class ScriptedEngine:
-    strategy: Strategy
-    world: World
-    train: Callable[[Job], Result] | None = None  # how a client answers when the script gives no local model
-    watch: Watch | None = None  # called after each answer was carried out
-    now: float = 0.0
-    log: list[Entry] = field(init=False, default_factory=list)
-    stopped: str | None = field(init=False, default=None)  # the reason the strategy gave, or that it is over
-    ledger: Ledger = field(init=False)
-    state: Any = field(init=False)
-    model: Tensor = field(init=False)  # of the last Commit
-    timers: dict[str, float] = field(init=False, default_factory=dict)  # in the order in which they were set
-    memory: dict[int, Mapping[str, Tensor]] = field(init=False, default_factory=dict)  # rule memory of each client
-    examples: dict[int, int] = field(init=False)
-    _last: tuple[int, int] = field(init=False, default=(-1, -1))  # (kind, client) of this instant's last event
+    def __init__(
+        self,
+        strategy: Strategy,
+        world: World,
+        train: Callable[[Job], Result] | None = None,  # how a client answers when the script gives no local model
+        watch: Watch | None = None,  # called after each answer was booked
+        now: float = 0.0,
+    ) -> None:
+        self.world = with_probe(world, strategy)
+        self.now = now
+        self.log: list[Entry] = []
+        self.timers: dict[str, float] = {}  # in the order in which they were set
+        self.examples = dict(world.clients)
+        self._train = train or TinyClients(world.layout, probe=self.world.probe)
+        self._watch = watch
+        self._last = (-1, -1)  # (kind, client) of this instant's last event
+        self.coordinator = Coordinator(strategy, self.world, num_examples=self._holds, heard=self._heard)
+        self.coordinator.begin(now, away=self.world.clients)
 
-    def __post_init__(self) -> None:
-        self.ledger = Ledger(self.world.clients, self.world.seed, absent=dict.fromkeys(self.world.clients))
-        self.examples = dict(self.world.clients)
-        self.model = self.world.model
-        self.world = with_probe(self.world, self.strategy)
-        self.train = self.train or TinyClients(self.world.layout, probe=self.world.probe)
-        self.state = self.strategy.init(self.world)
+    @property
+    def strategy(self) -> Strategy:
+        return self.coordinator.strategy
+
+    @property
+    def state(self) -> Any:
+        return self.coordinator.state
+
+    @property
+    def model(self) -> Tensor:
+        """Of the last Commit."""
+        return self.coordinator.model
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.coordinator.ledger
+
+    @property
+    def memory(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """What client rules keep between jobs."""
+        return self.coordinator.memories
+
+    @property
+    def stopped(self) -> str | None:
+        """The reason the strategy gave, or that it is over."""
+        return self.coordinator.reason
 
     # ------------------------------------------------------------ what may happen
 
@@ -130,21 +137,20 @@ class ScriptedEngine:
         """The client's update arrives: what it trained, or the `local` given. Unreachable: then it is gone."""
         self._happens(ARRIVE, client, at)
         job = self._job(client)
-        result = self._answer(job) if local is None else self._given(job, local)
-        self.ledger.close(job.ticket)
-        event = UpdateArrived(
-            now=self.now, client=client, ticket=job.ticket, base_version=job.base_version, base=job.base, local=result.local,
+        result = self._train(job) if local is None else self._given(job, local)
+        result = replace(
+            result,
             num_examples=result.num_examples if num_examples is None else num_examples,
-            steps=result.steps if steps is None else steps, started=job.started,
+            steps=result.steps if steps is None else steps,
             extras=result.extras if extras is None else extras,
-        )  # fmt: skip
-        self._deliver(event, job, result.memory)
-        self._follow(client, reachable)
+        )
+        self._carry_out(self.coordinator.answered(self.now, job.ticket, result, self._back(reachable)))
 
     def lose(self, client: int, *, at: float | None = None, reachable: bool = True) -> None:
         """The client will not answer its ticket: it crashed, or its job raised."""
         self._lost(client, at, reachable)
-        self._follow(client, reachable)
+        if not reachable and self.stopped is None:
+            self._carry_out(self.coordinator.left(self.now, client))
 
     def expire(self, client: int, *, at: float | None = None) -> None:
         """The ticket timed out while the client still works on it: nothing more is heard until it is `back`."""
@@ -154,7 +160,7 @@ class ScriptedEngine:
         """The client answers, the admission gate refuses it: the strategy hears of a loss, the work is for nothing."""
         if at is not None:
             self.move(at)
-        self._answer(self._job(client))
+        self._train(self._job(client))
         self.lose(client)
 
     def leave(self, client: int, *, at: float | None = None) -> None:
@@ -162,20 +168,15 @@ class ScriptedEngine:
         self._happens(LOST, client, at)
         if not self.ledger.idle(client):
             raise ScriptError(f"client {client} is not idle: only an idle client leaves, one at work is lost")
-        self.ledger.leave(client)
-        self._deliver(ClientLost(self.now, client))
+        self._carry_out(self.coordinator.left(self.now, client))
 
     def finish(self) -> list[Action]:
         """The run ends here: what the strategy asks at the end, carried out."""
         self._end_instant()
-        last = getattr(self.strategy, "finish", None)
-        actions: list[Action] = [] if last is None else last(self.state, self.now)
-        self.ledger.check_last(actions, self.model, self.now)
-        for action in actions:
-            self._carry_out(action)
-        if actions and (self.state.version != self.ledger.version or self.state.model is not self.model):
-            raise ProtocolError("finish: state.version and state.model are not those of the last Commit")
-        self.stopped = self.stopped or "the run is over"
+        actions = self.coordinator.finish(self.now)
+        if actions and self.state.model is not self.model:
+            raise ProtocolError("finish: state.model is not the tensor of the last Commit")
+        self.coordinator.end("the run is over")
         return actions
 
     def move(self, to: float) -> None:
@@ -217,78 +218,46 @@ class ScriptedEngine:
                 self._last = (-1, -1)
                 return
             del self.timers[due]  # a fired timer is gone
-            self._deliver(TimerFired(self.now, due))
+            self._carry_out(self.coordinator.fired(self.now, due))
         raise ProtocolError(f"timer {due!r} is set for now, {self.now:g}, again and again: this instant never ends")
 
-    def _lost(self, client: int, at: float | None, reachable: bool) -> None:
-        self._happens(LOST, client, at)
-        job = self._job(client)
-        self.ledger.close(job.ticket)
-        if not reachable:
-            self.ledger.leave(client)  # before the answer: nobody can be sent work who is known to be gone
-        self._deliver(ClientLost(self.now, client, job.ticket))
-
-    def _follow(self, client: int, reachable: bool) -> None:
-        """If it is still idle, ClientReady or ClientLost(None) follows at once, before any other event."""
-        if client in self.ledger.busy or self.stopped is not None:
-            return
-        if reachable:
-            self._deliver(ClientReady(self.now, client, self.examples[client]))
-        else:
-            self.ledger.leave(client)
-            self._deliver(ClientLost(self.now, client))
+    # ------------------------------------------------------------ facts and orders
 
     def _appears(self, client: int, num_examples: int | None) -> None:
         if num_examples is None:
             num_examples = self.examples.get(client, 10 * (client + 1))
         self.examples[client] = num_examples
-        self.ledger.join(client, num_examples)
-        self._deliver(ClientReady(self.now, client, num_examples))
+        self._carry_out(self.coordinator.joined(self.now, client, num_examples))
 
-    # ------------------------------------------------------------ answers
+    def _lost(self, client: int, at: float | None, reachable: bool) -> None:
+        self._happens(LOST, client, at)
+        self._carry_out(self.coordinator.expired(self.now, self._job(client).ticket, None, self._back(reachable)))
 
-    def _deliver(self, event: Event, arrived: Job | None = None, memory: Mapping[str, Tensor] | None = None) -> None:
-        """Hand over the event and carry out the answer: all of it, or nothing if any of it is illegal."""
-        try:
-            actions = self.strategy.on_event(self.state, event)
-            if not isinstance(actions, list):
-                raise ProtocolError(f"on_event returned a {type(actions).__name__}: it returns a list of actions")
-            self.ledger.check(actions, self.model, arrived, self.now)
-        except Exception as error:
-            error.add_note(f"while answering: {tell(event)}")
-            raise
-        if arrived is not None and memory and not any(isinstance(action, Reject) for action in actions):
-            self.memory[arrived.client] = memory  # the client's only when its update is accepted; its next job may need it
-        for action in actions:
-            self._carry_out(action)
+    def _carry_out(self, orders: list[Order]) -> None:
+        """Timers are kept; jobs are under way until the script says how they end, and who is away until it says so."""
+        for order in orders:
+            if isinstance(order, SetTimer) and self.timers.get(order.key) != order.at:
+                self.timers.pop(order.key, None)  # moved: it now counts as the last one set
+                self.timers[order.key] = order.at
+            elif isinstance(order, CancelTimer):
+                self.timers.pop(order.key, None)
+
+    def _heard(self, event: Event, actions: Sequence[Action]) -> None:
         entry = Entry(event, tuple(actions), self.ledger.version)
         self.log.append(entry)
-        if self.watch is not None:
-            self.watch(self, entry)
+        if self._watch is not None:
+            self._watch(self, entry)
 
-    def _carry_out(self, action: Action) -> None:
-        match action:
-            case Commit():
-                self.ledger.version += 1
-                self.model = action.model
-            case Dispatch():
-                self.ledger.dispatch(action, self.now, self.examples[action.client], self.memory.get(action.client, {}))
-            case SetTimer() if self.timers.get(action.key) != action.at:
-                self.timers.pop(action.key, None)  # moved: it now counts as the last one set
-                self.timers[action.key] = action.at
-            case CancelTimer():
-                self.timers.pop(action.key, None)
-            case Stop():
-                self.stopped = action.reason
+    def _back(self, reachable: bool) -> float:
+        return self.now if reachable else inf
+
+    def _holds(self, client: int, index: int, now: float) -> int:
+        return self.examples[client]
 
     def _job(self, client: int) -> Job:
         if client not in self.ledger.busy:
             raise ScriptError(f"client {client} has no work: in flight are {sorted(self.ledger.busy)}")
         return self.ledger.open[self.ledger.busy[client]]
-
-    def _answer(self, job: Job) -> Result:
-        assert self.train is not None
-        return self.train(job)
 
     def _given(self, job: Job, local: Tensor | Sequence[float]) -> Result:
         if not isinstance(local, Tensor):

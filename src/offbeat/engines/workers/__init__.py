@@ -1,12 +1,12 @@
-"""Workers compute jobs. Training is lazy: nothing is computed before its arrival is due.
+"""Workers compute jobs. They are told of a job when it is dispatched, and asked for its result when that is due.
 
-When an arrival is due and its result is not there yet, the engine hands over that job and every other one that is
-dispatched and not computed. They are independent, so a worker may compute any of them along with the needed one.
+Jobs are pure and independent: a worker may compute them at once, late, together, elsewhere or twice. What it is asked for
+it must answer; answers to other submitted jobs may come along, and are kept until they are due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from offbeat.core.jobs import Failure, Job, Result
@@ -15,11 +15,18 @@ Answer = Result | Failure
 
 
 class Worker(Protocol):
-    @property
-    def batches(self) -> bool:
-        """Does it look at the pending jobs at all?"""
+    def submit(self, job: Job, due: float) -> None:
+        """The job will be asked for at that time, unless the run ends before."""
         ...
 
-    def compute(self, needed: Job, pending: Collection[Job]) -> list[Answer]:
-        """Answers for `needed` and for as many of the other `pending` jobs as suit this worker."""
+    def cancel(self, ticket: int) -> None:
+        """Nobody will ask for it any more."""
+        ...
+
+    def collect(self, tickets: Collection[int]) -> Sequence[Answer]:
+        """Answers to these tickets, and to as many other submitted jobs as suit this worker."""
+        ...
+
+    def close(self) -> None:
+        """No more jobs: let go of processes, memory and devices."""
         ...

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 
 from torch import Tensor
 
@@ -12,26 +11,33 @@ from offbeat.engines.gate import dense, ticket_of
 from offbeat.engines.workers import Answer, Worker
 
 
-@dataclass(frozen=True, slots=True)
 class Faulty:
     """What `spoil` makes of a result depends on the job alone, so it does not matter when or where it was computed."""
 
-    worker: Worker
-    spoil: Callable[[Job, Result], Result]
+    def __init__(self, worker: Worker, spoil: Callable[[Job, Result], Result]) -> None:
+        self._worker, self._spoil = worker, spoil
+        self._jobs: dict[int, Job] = {}
 
-    @property
-    def batches(self) -> bool:
-        return self.worker.batches
+    def submit(self, job: Job, due: float) -> None:
+        self._jobs[job.ticket] = job
+        self._worker.submit(job, due)
 
-    def compute(self, needed: Job, pending: Collection[Job]) -> list[Answer]:
-        jobs = {job.ticket: job for job in (needed, *pending)}
-        return [self._spoilt(answer, jobs) for answer in self.worker.compute(needed, pending)]
+    def cancel(self, ticket: int) -> None:
+        self._jobs.pop(ticket, None)
+        self._worker.cancel(ticket)
 
-    def _spoilt(self, answer: Answer, jobs: Mapping[int, Job]) -> Answer:
-        job = jobs.get(number) if (number := ticket_of(answer)) is not None else None
+    def collect(self, tickets: Collection[int]) -> list[Answer]:
+        return [self._spoilt(answer) for answer in self._worker.collect(tickets)]
+
+    def close(self) -> None:
+        self._jobs.clear()
+        self._worker.close()
+
+    def _spoilt(self, answer: Answer) -> Answer:
+        job = self._jobs.pop(number, None) if (number := ticket_of(answer)) is not None else None
         if job is None or not isinstance(answer, Result) or not dense(answer.local) or not _alike(answer.local, job.base):
             return answer  # no model: nothing that could be spoilt any more
-        return self.spoil(job, answer)
+        return self._spoil(job, answer)
 
 
 def _alike(local: Tensor, base: Tensor) -> bool:

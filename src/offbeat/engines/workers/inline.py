@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import ClassVar
 
 from offbeat.core.errors import told
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.engines.workers import Answer
 
 
-@dataclass(frozen=True, slots=True)
 class Inline:
-    train: Callable[[Job], Result]
-    batches: ClassVar[bool] = False
+    def __init__(self, train: Callable[[Job], Result]) -> None:
+        self._train = train
+        self._jobs: dict[int, Job] = {}
 
-    def compute(self, needed: Job, pending: Collection[Job]) -> list[Answer]:
+    def submit(self, job: Job, due: float) -> None:
+        self._jobs[job.ticket] = job
+
+    def cancel(self, ticket: int) -> None:
+        self._jobs.pop(ticket, None)
+
+    def collect(self, tickets: Collection[int]) -> list[Answer]:
+        return [self._compute(self._jobs.pop(ticket)) for ticket in tickets]
+
+    def close(self) -> None:
+        self._jobs.clear()
+
+    def _compute(self, job: Job) -> Answer:
         try:
-            return [self.train(needed)]
+            return self._train(job)
         except MemoryError:
             raise  # the machine's trouble, not this client's
         except Exception as error:
-            return [Failure(needed.ticket, told(error))]
+            return Failure(job.ticket, told(error))

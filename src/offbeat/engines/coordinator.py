@@ -1,0 +1,415 @@
+"""The conversation with one strategy, the same for every engine: facts go in, orders come out.
+
+A host (virtual, scripted, later live) knows what happens in its kind of time. It tells the facts: clients joined or left, a
+ticket was answered or expired, a timer fired. The coordinator makes the events of them, hands these to the strategy,
+checks each answer as a whole, books it, and returns what the host has to carry out:
+
+    Job                     send it to its client, and tell how it ends: `answered` or `expired`
+    SetTimer, CancelTimer   and tell `fired` when the timer is due
+    Offer                   the client is to be told of by `joined`, not before that time
+
+"Lost, then ready", refusals and back-off, newcomers, what is accepted and what it costs exist here and nowhere else.
+Facts are plain values: a journal can hold them, and the same facts lead to the same state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from offbeat.core.contract import contract_of
+from offbeat.core.errors import CheckpointError, RunError
+from offbeat.core.jobs import STATISTICS, Job, Result
+from offbeat.core.ledger import Ledger
+from offbeat.core.protocol import (
+    Action,
+    CancelTimer,
+    ClientLost,
+    ClientReady,
+    Commit,
+    Dispatch,
+    Event,
+    Note,
+    ProtocolError,
+    Reject,
+    SetTimer,
+    Strategy,
+    TimerFired,
+    UpdateArrived,
+    World,
+)
+from offbeat.core.snapshot import Get, Put, Tree, described, expect, pack, pack_state, unpack, unpack_state
+from offbeat.core.tell import tell
+from offbeat.engines import finite
+from offbeat.engines.finite import Footing
+from offbeat.engines.gate import Gate, Verdict
+from offbeat.engines.progress import Progress
+from offbeat.engines.trace import Record, Unrecorded
+from offbeat.engines.traffic import Traffic
+from offbeat.engines.until import Until
+
+RESTLESS = 10_000  # timers at one instant after which it is taken to be endless
+NOTHING: Mapping[str, Tensor] = {}
+
+
+class Offer(NamedTuple):
+    """The client is away, or has to wait: it may be offered work again (`joined`), not before this time."""
+
+    client: int
+    not_before: float
+
+
+Order = Job | SetTimer | CancelTimer | Offer
+Fact = tuple[str, tuple[Any, ...]]  # the name of a method below, and what it was told
+Hear = Callable[[Event, Sequence[Any]], None]
+NumExamples = Callable[[int, int, float], int]  # (client, index of its next job, now) -> how many it has
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation as a checkpoint holds it."""
+
+    ledger: Ledger
+    progress: Progress
+    footing: Footing
+    model: Tensor
+    memories: dict[int, Mapping[str, Tensor]]
+    kept: dict[int, Tensor]
+    state: Any
+
+
+class Coordinator:
+    """`reason` says why the run ends, once it does; nothing more is told to the strategy then."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        world: World,
+        *,
+        until: Until | None = None,
+        gate: Gate | None = None,
+        trace: Record | None = None,
+        num_examples: NumExamples | None = None,  # None: as many as it said when it joined
+        journal: Callable[[Fact], None] | None = None,  # told each fact before the strategy is
+        heard: Hear | None = None,  # told each event and answer after it was booked; without, versions are compared here
+    ) -> None:
+        self.strategy, self.world, self.until = strategy, world, until
+        self.contract = contract_of(strategy)
+        self.state: Any = strategy.init(world)
+        self.model = world.model  # of the last Commit: what is evaluated
+        self.ledger, self.progress = Ledger(world.clients, world.seed), Progress()
+        self.gate = gate or Gate(world.layout, world.model.dtype)
+        travels = world.layout.trainable(world.model) if self.gate.local_statistics else world.model
+        self.traffic = Traffic.of(self.contract, travels)
+        self.trace: Record = trace or Unrecorded()
+        self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
+        self.footing = Footing(world.model)
+        self.reason: str | None = None
+        self._num_examples = num_examples or self._as_told
+        self._journal, self._heard = journal, heard
+        self._asked = (-1, -1, -1.0), 0  # the last question for a client's examples, and its answer
+        self._fired = (-1.0, 0)  # timers fired at this instant
+
+    # ------------------------------------------------------------ facts
+
+    def begin(self, now: float, away: Collection[int] = ()) -> list[Order]:
+        """The run starts: everyone known is ready, in order of id, but those who are away."""
+        if self._journal is not None:
+            self._journal(("begin", (now, tuple(away))))
+        self.footing = Footing.on(self.model, self.ledger.version, self.progress.updates)
+        orders: list[Order] = []
+        for client in away:  # first: nobody may be sent work before they come
+            self.ledger.leave(client)
+        for client in sorted(self.world.clients):
+            if self.ledger.idle(client) and self.reason is None:
+                self._ready(now, client, orders)
+        return orders
+
+    def joined(self, now: float, client: int, num_examples: int) -> list[Order]:
+        """A client can be reached: for the first time, or again."""
+        if self._journal is not None:
+            self._journal(("joined", (now, client, num_examples)))
+        orders: list[Order] = []
+        self.ledger.join(client, num_examples)
+        self._asked = (client, self.ledger.jobs.get(client, 0), now), num_examples
+        self.trace.add(now, "back", self.ledger.version, client)
+        self._tell(ClientReady(now, client, num_examples), orders)
+        return orders
+
+    def left(self, now: float, client: int) -> list[Order]:
+        """An idle client went away; the host tells when it joins again."""
+        if self._journal is not None:
+            self._journal(("left", (now, client)))
+        orders: list[Order] = []
+        self._leave(now, client, orders)
+        return orders
+
+    def answered(self, now: float, ticket: int, verdict: Verdict, back: float) -> list[Order]:
+        """A client answered, and the gate has judged. `back`: when it can be reached again; now, if it stays."""
+        if self._journal is not None:
+            self._journal(("answered", (now, ticket, verdict, back)))
+        job = self.ledger.close(ticket)
+        if isinstance(verdict, str):
+            return self._refused(now, job, verdict, back)
+        orders: list[Order] = []
+        client = job.client
+        self.progress.refusals.pop(client, None)
+        size = self.traffic.up(client, verdict.local, verdict.extras)
+        self.trace.add(now, "arrive", self.ledger.version, client, ticket, job.base_version, verdict.steps, verdict.num_examples, size)
+        event = UpdateArrived(
+            now, client, ticket, job.base_version, job.base, verdict.local, verdict.num_examples, verdict.steps, job.started, verdict.extras
+        )
+        self._tell(event, orders, job, verdict)
+        if self.until is not None and self.progress.updates == self.until.updates:
+            self.end("updates")
+        if self.reason is None and self.ledger.idle(client):
+            if back <= now:
+                self._ready(now, client, orders)
+            else:
+                self._leave(now, client, orders)
+                orders.append(Offer(client, back))
+        return orders
+
+    def expired(self, now: float, ticket: int, why: str | None, back: float) -> list[Order]:
+        """A ticket will not be answered in time. `back`: when its client can be reached again; now, if it can."""
+        if self._journal is not None:
+            self._journal(("expired", (now, ticket, why, back)))
+        job = self.ledger.close(ticket)
+        self.trace.add(now, "lost", self.ledger.version, job.client, ticket, job.base_version, detail=why)
+        self._in_vain("jobs in a row were lost")
+        return self._lose(now, job, back)
+
+    def strayed(self, now: float, client: int, ticket: int, how: str) -> None:
+        """An upload nobody waits for: `late`, after its ticket expired, or a `duplicate` of one that was consumed."""
+        self.trace.add(now, how, self.ledger.version, client, ticket, size=self.traffic.wasted())
+
+    def fired(self, now: float, key: str) -> list[Order]:
+        if self._journal is not None:
+            self._journal(("fired", (now, key)))
+        self._fired = (now, self._fired[1] + 1 if self._fired[0] == now else 1)
+        if self._fired[1] > RESTLESS:
+            raise ProtocolError(f"timer {key!r} is set for now, {now}, again and again: this instant never ends")
+        orders: list[Order] = []
+        self.trace.add(now, "timer", self.ledger.version, detail=key)
+        self._tell(TimerFired(now, key), orders)
+        return orders
+
+    def finish(self, now: float) -> list[Action]:
+        """The run ends in order: a strategy that has anything to say to that is asked for its last Commit and Note."""
+        last = self.contract.finish
+        if last is None or self.fallen:  # the state of a run that fell back is not asked any more
+            return []
+        began = time.perf_counter()
+        actions = last(self.state, now)
+        self.progress.server_seconds += time.perf_counter() - began
+        self.ledger.check_last(actions, self.model, now)
+        self._book(now, actions, [])
+        self._compare_versions()
+        return actions
+
+    def judge(self, answers: Sequence[object]) -> list[Verdict]:
+        """What the gate says of answers to open tickets. Nothing is booked."""
+        return self.gate.inspect(answers, self.ledger.open)
+
+    def end(self, reason: str) -> None:
+        """The run ends after what is being handled now; the first reason counts."""
+        if self.reason is None:
+            self.reason = reason
+
+    def replay(self, facts: Iterable[Fact]) -> list[Order]:
+        """Hear facts of a journal again; what followed then was carried out already, the host may book it."""
+        return [order for name, told in facts for order in getattr(self, name)(*told)]
+
+    def hand_over(self, strategy: Strategy, state: Any) -> None:
+        """Go on with another object of the same strategy, and its state: as after a resume."""
+        self.strategy, self.contract, self.state = strategy, contract_of(strategy), state
+
+    @property
+    def fallen(self) -> bool:
+        """Did something that is not finite end the run?"""
+        return finite.ended(self.reason)
+
+    def model_holds(self) -> bool:
+        """Is the current model finite? If not the run ends with the last one that was."""
+        if self.model is not self.footing.model:
+            if not finite.finite(self.model):
+                self._fall("a Commit")
+            else:
+                self.footing.keep(self.model, self.ledger.version, self.progress.updates)
+        return not self.fallen
+
+    def own_statistics(self) -> dict[int, Tensor]:
+        """Of the clients that keep such to themselves."""
+        if not self.gate.local_statistics:
+            return {}
+        return {client: memory[STATISTICS] for client, memory in self.memories.items() if STATISTICS in memory}
+
+    # ------------------------------------------------------------ what follows from a fact
+
+    def _refused(self, now: float, job: Job, reason: str, back: float) -> list[Order]:
+        client, failed = job.client, reason.startswith("failed: ")  # then nothing was sent
+        size = None if failed else self.traffic.wasted()
+        self.trace.add(now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason)
+        if (fault := self.footing.fault_of(job)) is not None:  # it answered for what it was sent
+            self._fall(fault)
+        if not self.model_holds():
+            return []
+        if failed:
+            self.progress.failed(reason)
+        self._in_vain(f"answers in a row were refused, the last for {reason}")
+        wait = self.progress.refused(client, lasted=now - job.started)
+        return self._lose(now, job, max(back, now + wait))
+
+    def _lose(self, now: float, job: Job, back: float) -> list[Order]:
+        """The ticket is dead; the client is ready at once, or when it is `back`."""
+        orders: list[Order] = []
+        client = job.client
+        if back > now:  # before the strategy hears of it: nobody can be sent work who is known to be away
+            self.ledger.leave(client)
+            orders.append(Offer(client, back))
+        self._tell(ClientLost(now, client, job.ticket), orders)
+        if self.reason is None and self.ledger.idle(client):
+            self._ready(now, client, orders)
+        return orders
+
+    def _leave(self, now: float, client: int, orders: list[Order]) -> None:
+        self.trace.add(now, "left", self.ledger.version, client)
+        self.ledger.leave(client)
+        self._tell(ClientLost(now, client, None), orders)
+
+    def _ready(self, now: float, client: int, orders: list[Order]) -> None:
+        self._tell(ClientReady(now, client, self._examples(now, client)), orders)
+
+    def _in_vain(self, what: str) -> None:
+        """A job more that came to nothing: without an end in time the run might have none."""
+        self.progress.barren += 1
+        endless = self.until is not None and self.until.seconds is None
+        if endless and self.progress.hopeless(len(self.ledger.clients)):
+            self.end(f"{self.progress.barren} {what}")
+
+    # ------------------------------------------------------------ the strategy
+
+    def _tell(self, event: Event, orders: list[Order], arrived: Job | None = None, result: Result | None = None) -> None:
+        """Hand an event to the strategy and book its answer; an update comes with its job and result."""
+        now, ledger, began = event.now, self.ledger, time.perf_counter()
+        try:
+            actions = self.strategy.on_event(self.state, event)
+            self.progress.server_seconds += time.perf_counter() - began
+            ledger.check(actions, self.model, arrived, now)
+        except Exception as error:
+            error.add_note(f"while answering: {tell(event)}")
+            raise
+        accepted = result is not None and Reject not in map(type, actions)
+        footing, updates = self.footing, self.progress.updates
+        looked = updates >= footing.look_at and Commit in map(type, actions)
+        if looked and (fault := footing.fault(actions)) is not None:
+            self._fall(fault, arrived if accepted else None)
+            return
+        if accepted and result is not None:
+            self._accept(event, result)  # before the answer is booked: it may send the client its next job
+        self._book(now, actions, orders)
+        if looked:
+            footing.keep(self.model, ledger.version, updates)
+        if self._heard is not None:
+            self._heard(event, actions)
+        elif self.state.version != ledger.version:
+            self._compare_versions()
+
+    def _compare_versions(self) -> None:
+        counted, version = self.state.version, self.ledger.version
+        if counted != version:
+            raise ProtocolError(f"state.version is {counted} after {version} commits: a strategy counts them too")
+
+    def _book(self, now: float, actions: list[Action], orders: list[Order]) -> None:
+        ledger = self.ledger
+        for action in actions:
+            if isinstance(action, Dispatch):
+                orders.append(self._dispatch(now, action))
+            elif isinstance(action, Commit):
+                ledger.version += 1
+                self.model = action.model
+                self.trace.commit(now, ledger.version)
+            elif isinstance(action, (SetTimer, CancelTimer)):
+                orders.append(action)
+            elif isinstance(action, Reject):
+                self.trace.add(now, "reject", ledger.version, action.client, action.ticket, detail=action.reason)
+            elif isinstance(action, Note):
+                self.trace.note(now, action.ticket, action.values)
+            else:
+                self.end(action.reason)
+
+    def _fall(self, fault: str, arrived: Job | None = None) -> None:
+        """The run ends, and what is left of it is the last model that was finite."""
+        if self.fallen:
+            return
+        if arrived is not None:
+            self.footing.tickets.append(arrived.ticket)
+        self.reason = self.footing.reason(fault)
+        self.model, self.ledger.version = self.footing.model, self.footing.version
+
+    def _accept(self, event: Any, result: Result) -> None:
+        self.progress.updates += 1
+        self.progress.barren = 0
+        self.footing.tickets.append(event.ticket)
+        if result.memory:
+            self.memories[event.client] = result.memory
+
+    def _dispatch(self, now: float, action: Dispatch) -> Job:
+        client = action.client
+        job = self.ledger.dispatch(action, now, self._examples(now, client), self.memories.get(client, NOTHING))
+        self.trace.add(now, "dispatch", self.ledger.version, client, job.ticket, size=self.traffic.down(action))
+        return job
+
+    def _examples(self, now: float, client: int) -> int:
+        """Asked twice as a rule: for ClientReady, and for the Dispatch that answers it."""
+        question = client, self.ledger.jobs.get(client, 0), now
+        if question != self._asked[0]:
+            self._asked = question, self._num_examples(*question)
+        return self._asked[1]
+
+    def _as_told(self, client: int, index: int, now: float) -> int:
+        return self.ledger.told(client)
+
+    # ------------------------------------------------------------ save and restore
+
+    def save(self, put: Put) -> Tree:
+        return {
+            "strategy": repr(self.strategy),
+            **self.ledger.save(put),
+            "progress": pack(self.progress, put),
+            "footing": pack(self.footing, put),
+            "model": pack(self.model, put),
+            "memories": pack(self.memories, put),
+            "kept": pack(self.traffic.kept, put),
+            "state": pack_state(self.state, put),
+        }
+
+    def read(self, tree: Tree, get: Get) -> Conversation:
+        """A saved conversation of this strategy in this world. Nothing here is changed."""
+        if not described(self.strategy, tree["strategy"]):
+            raise RunError(f"the checkpoint is of {tree['strategy']}, not of {self.strategy!r}")
+        model = unpack(tree["model"], get)
+        if not isinstance(model, Tensor) or model.shape != self.model.shape or model.dtype != self.model.dtype:
+            raise CheckpointError("it does not hold what it should: its model has another shape")
+        ledger = self.ledger.restored(tree, get)
+        progress = expect(Progress, unpack(tree["progress"], get), "progress")
+        # before format 2 models were not looked at
+        footing = unpack(tree["footing"], get) if "footing" in tree else Footing.on(model, ledger.version, progress.updates)
+        return Conversation(
+            ledger=ledger,
+            progress=progress,
+            footing=expect(Footing, footing, "footing"),
+            model=model,
+            memories=expect(dict, unpack(tree["memories"], get), "memories"),
+            kept=expect(dict, unpack(tree["kept"], get), "kept"),
+            state=unpack_state(self.strategy.init(self.world), tree["state"], get),
+        )
+
+    def restore(self, saved: Conversation) -> None:
+        """Go on from there."""
+        self.ledger, self.progress, self.model, self.footing = saved.ledger, saved.progress, saved.model, saved.footing
+        self.memories, self.traffic.kept, self.state = saved.memories, saved.kept, saved.state
