@@ -86,6 +86,28 @@ def test_curves_are_on_the_evaluation_grid(trace):
     assert metrics.time_to(trace.db, Target("loss", 0.5)) is None
 
 
+def test_directions_are_what_the_run_stored(trace):
+    trace.set_facts({metrics.DIRECTIONS: '{"loss": false, "acc": false}'})  # a task of somebody's own, who calls an error acc
+    s = metrics.summarize(trace.db, clients=2, target=Target("acc", 0.1))
+    assert s.higher_is_better == {"loss": False, "acc": False}
+    assert (s.best, s.time_to_target) == (0.1, 0.0)
+    assert (s.higher("acc"), s.higher("acc/slowest")) == (False, False)
+
+
+def test_a_run_of_before_directions_were_stored_goes_by_names(trace):
+    s = metrics.summarize(trace.db, clients=2, target=Target("acc", 0.65))
+    assert s.higher_is_better == {}
+    assert (s.best, s.time_to_target) == (0.7, 10.0)
+    assert (s.higher("acc"), s.higher("loss"), s.higher("loss/slowest")) == (True, False, False)
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", "7", "[" * 100_000])
+def test_directions_that_are_none_are_one_line(trace, value):
+    trace.set_facts({metrics.DIRECTIONS: value})
+    with pytest.raises(RunError, match="fact higher_is_better is damaged"):
+        metrics.summarize(trace.db, clients=2)
+
+
 def test_a_run_that_is_not_over_is_counted_as_far_as_it_is():
     trace = Trace()
     trace.add(0, "dispatch", 0, client=0, ticket=0, size=100)

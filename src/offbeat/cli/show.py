@@ -69,13 +69,13 @@ def print_simulation(folder: Path, as_json: bool) -> None:
 
 
 def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
-    from offbeat.experiment import measures
+    from offbeat.experiment import curves
     from offbeat.experiment.config import strategy_name
 
     target = experiment.until.target or experiment.target
     lines = [["strategy", strategy_name(experiment)]]
     if target is not None:
-        best = measures.best(run.curve(target.metric), target.metric)
+        best = curves.best(run.curve(target.metric), s.higher(target.metric))
         reached = f"{s.time_to_target:.0f} s" if s.time_to_target is not None else f"not reached by {s.seconds:.0f} s (best {best:.4f})"
         lines.append([f"time to {target}", reached])
     return lines + _numbers(s)

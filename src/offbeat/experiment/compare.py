@@ -17,7 +17,7 @@ from typing import Any
 from offbeat.core.errors import ConfigError, RunError, printable, unknown
 from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.until import Target
-from offbeat.experiment import crew, identity, measures
+from offbeat.experiment import crew, curves, identity
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.groups import ACTIVE, SLOWEST, STRAGGLERS
@@ -113,10 +113,11 @@ class Comparison:
     def relative_times(self, reference: str | None = None, target: Target | None = None) -> dict[str, float]:
         """Each method's time to a target over the reference's; without one, to 95 % of the lowest final value of all."""
         names, against = self.strategies(), self.checked(reference)
-        metric = target.metric if target else self.runs(names[0])[0].summary().headline
-        curves = {name: [run.curve(metric) for run in self.runs(name)] for name in names}
-        target = target or measures.shared_target(curves, metric)
-        return measures.relative_times(curves, target, against) if target else {}
+        first = self.runs(names[0])[0].summary()
+        metric = target.metric if target else first.headline
+        found = {name: [run.curve(metric) for run in self.runs(name)] for name in names}
+        target = target.towards(first.higher_is_better) if target else curves.shared_target(found, metric, first.higher(metric))
+        return curves.relative_times(found, target, against) if target else {}
 
 
 def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int], reference: str = REFERENCE) -> Comparison:

@@ -1,4 +1,4 @@
-"""What the papers measure of curves and groups: best value, area under the learning curve, relative time, unfairness, forgetting.
+"""What the papers read off curves and groups: best value, area under the learning curve, relative time, unfairness, forgetting.
 
 docs/metrics.md says where each comes from.
 """
@@ -12,7 +12,7 @@ from math import isfinite, nan
 from statistics import fmean
 
 from offbeat.core.errors import require, unknown
-from offbeat.engines.until import LOWER_IS_BETTER, Target
+from offbeat.engines.until import Target
 
 DAY = 86_400.0
 
@@ -40,10 +40,10 @@ def headline(metrics: Sequence[str]) -> str:
     return "acc" if "acc" in names else next((name for name in names if name != "loss"), "loss")
 
 
-def best(curve: Curve, metric: str) -> float:
+def best(curve: Curve, higher: bool) -> float:
     """The best value on the grid (FedCompass's top accuracy): the smallest where less is better."""
     values = [value for _, value in curve.points]
-    return (min if metric in LOWER_IS_BETTER else max)(values, default=nan)
+    return (max if higher else min)(values, default=nan)
 
 
 def aulc(curve: Curve, unit: float = DAY) -> float:
@@ -75,7 +75,7 @@ def forgetting(curve: Curve, updates: Mapping[int, Sequence[float]]) -> float:
     return fmean(drops) if drops else nan
 
 
-def shared_target(curves: Mapping[str, Sequence[Curve]], metric: str, share: float = 0.95) -> Target | None:
+def shared_target(curves: Mapping[str, Sequence[Curve]], metric: str, higher: bool, share: float = 0.95) -> Target | None:
     """What every method gets to: `share` of the lowest final value (OrthoFL); 1/share of the highest where less is better.
 
     A method that ends with something that is no number does not count; None where none is left.
@@ -84,9 +84,7 @@ def shared_target(curves: Mapping[str, Sequence[Curve]], metric: str, share: flo
     finals = [mean for given in curves.values() if isfinite(mean := fmean(curve.final for curve in given))]
     if not finals:
         return None
-    if metric in LOWER_IS_BETTER:
-        return Target(metric, max(finals) / share)
-    return Target(metric, min(finals) * share)
+    return Target(metric, min(finals) * share if higher else max(finals) / share, higher)
 
 
 def relative_times(curves: Mapping[str, Sequence[Curve]], target: Target, reference: str) -> dict[str, float]:
