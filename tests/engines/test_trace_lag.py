@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from small_world import Eager, Surroundings, add_one, make_engine
 
 from offbeat.core.jobs import Job, Result
 from offbeat.engines.trace import LAG, LOOK, Trace, read_only
 from offbeat.engines.until import Until
-from small_world import Eager, Surroundings, add_one, make_engine
 
 
 @dataclass

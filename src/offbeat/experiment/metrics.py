@@ -1,4 +1,4 @@
-"""What a run amounts to, read off its trace."""
+"""What a run amounts to, read off its trace. `measures` says what is made of it in tables, pages and JSON."""
 
 from __future__ import annotations
 

@@ -1,0 +1,224 @@
+"""Every measure, once: its name, which way is better, how it is read, averaged over seeds and printed, and where it is shown.
+
+Tables, pages, `offbeat show` and `--json` go through this list, in its order. A measure more is an entry more here, and a
+field of `Summary` where the trace has to be read for it. docs/metrics.md says where each comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from offbeat.engines.until import Target
+from offbeat.experiment.groups import ACTIVE, SLOWEST, STRAGGLERS
+from offbeat.experiment.metrics import Summary, size, without_nan
+
+Better = Literal["more", "less", "metric"]  # "metric": whichever way the metric a table shows goes
+Text = Callable[[float], str]
+NONE = "–"  # there is nothing to tell
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A measure in one place. `heading` may have {final}, {metric} and {target} in it."""
+
+    heading: str
+    text: Text
+    target: bool | None = None  # only where there is a target, or where there is none
+
+
+@dataclass(frozen=True)
+class Measure:
+    key: str  # in JSON, of a run and of a comparison
+    read: Callable[[Summary], float] | None  # of one run; None: a comparison finds it, with all methods before it
+    better: Better | None = None
+    spread: str | None = None  # the key of its standard deviation over seeds, where that is told
+    reached: str | None = None  # it is the mean of the seeds that have one; the key of how many do
+    table: Shown | None = None  # in the table of a comparison,
+    page: Shown | None = None  # in the second table, on its page,
+    line: Shown | None = None  # and in `offbeat show`, of one run
+
+    def direction(self, higher: bool) -> Better | None:
+        """More or less, where `higher` says of the metric that more is."""
+        return self.better if self.better != "metric" else "more" if higher else "less"
+
+    def cell(self, shown: Shown, values: Mapping[str, float], seeds: int) -> str:
+        """In a table of means over seeds."""
+        text = shown.text(values[self.key])
+        if self.spread is not None and values[self.spread] == values[self.spread]:
+            return f"{text} ± {shown.text(values[self.spread])}"
+        if self.reached is not None and 0 < values[self.reached] < seeds:
+            return f"{text} ({values[self.reached]} of {seeds})"
+        return text
+
+
+# ---------------------------------------------------------------- how numbers are printed
+
+
+def number(how: str, unit: str = "", missing: str = NONE) -> Text:
+    return lambda value: missing if value != value else f"{value:{how}}{unit}"
+
+
+def count(value: float) -> str:
+    """Of what goes wrong: no word of it where nothing did."""
+    return f"{value:.0f}" if value else NONE
+
+
+def _size(value: float) -> str:
+    return NONE if value != value else size(value)
+
+
+WHOLE, ONE, TWO, THREE, FOUR = (number(f".{digits}f") for digits in range(5))
+SHARE, SMALL, AREA = number(".0%"), number(".2e"), number(".4g")
+BROKEN = number(".3f", missing="nan")  # of the metric itself: a model that broke down is told as such
+
+
+# ---------------------------------------------------------------- the list
+
+MEASURES: tuple[Measure, ...] = (
+    Measure("final", lambda s: s.metrics.get(s.headline, nan), "metric", spread="spread", table=Shown("{final}", BROKEN)),
+    Measure(
+        "slowest", lambda s: s.of_group(SLOWEST), "metric", table=Shown("slowest ¼", THREE), line=Shown("{metric} of the slowest ¼", FOUR)
+    ),
+    Measure("best", lambda s: s.best, "metric", spread="best_spread", page=Shown("best", BROKEN), line=Shown("best {metric}", FOUR)),
+    Measure("active", lambda s: s.of_group(ACTIVE), "metric", page=Shown("active", THREE), line=Shown("{metric} of the active", FOUR)),
+    Measure(
+        "stragglers",
+        lambda s: s.of_group(STRAGGLERS),
+        "metric",
+        page=Shown("stragglers", THREE),
+        line=Shown("{metric} of the stragglers", FOUR),
+    ),
+    Measure("variance", lambda s: s.variance, "less", page=Shown("variance", SMALL), line=Shown("variance between the two", SMALL)),
+    Measure("forgetting", lambda s: s.forgetting, "less", page=Shown("forgetting", THREE), line=Shown("forgetting of the slowest ¼", FOUR)),
+    Measure("aulc", lambda s: s.aulc, "metric", page=Shown("AULC (days)", AREA), line=Shown("area under {metric} × days", AREA)),
+    Measure("relative_time", None, "less", table=Shown("relative time", TWO, target=False), page=Shown("relative time", TWO)),
+    Measure(
+        "time_to_target",
+        lambda s: nan if s.time_to_target is None else s.time_to_target,
+        "less",
+        reached="reached",
+        table=Shown("time to {target}", number(".0f", " s", missing="not reached"), target=True),
+    ),
+    Measure("speedup", None, "more", table=Shown("speed-up", number(".2f", "×"), target=True)),
+    Measure("seconds", lambda s: s.seconds, line=Shown("virtual seconds", WHOLE)),
+    Measure("staleness", lambda s: s.staleness_mean, table=Shown("staleness", ONE), line=Shown("staleness, mean", TWO)),
+    Measure("staleness_max", lambda s: s.staleness_max, line=Shown("staleness, largest", WHOLE)),
+    Measure("bytes_moved", lambda s: s.bytes_down + s.bytes_up, "less", table=Shown("moved", _size)),
+    Measure("bytes_down", lambda s: s.bytes_down, "less", line=Shown("moved down", _size)),
+    Measure("bytes_up", lambda s: s.bytes_up, "less", line=Shown("moved up", _size)),
+    Measure("clients", lambda s: s.clients, line=Shown("clients", WHOLE)),
+    Measure("idle_share", lambda s: s.idle_share, "less", table=Shown("idle", SHARE), line=Shown("idle", SHARE)),
+    Measure("updates", lambda s: s.updates, table=Shown("updates", WHOLE), line=Shown("updates", WHOLE)),
+    Measure("versions", lambda s: s.versions, line=Shown("versions", WHOLE)),
+    Measure("server_bytes", lambda s: s.server_bytes, "less", line=Shown("server memory", _size)),
+    Measure("server_seconds", lambda s: s.server_seconds, "less", page=Shown("server seconds", TWO), line=Shown("server seconds", TWO)),
+    Measure("wall_seconds", lambda s: s.wall_seconds, "less", line=Shown("host seconds", ONE)),
+    Measure("rejected", lambda s: s.rejected, line=Shown("rejected", count)),
+    Measure("lost", lambda s: s.lost, line=Shown("lost", count)),
+    Measure("late", lambda s: s.late, line=Shown("late", count)),
+    Measure("duplicates", lambda s: s.duplicates, line=Shown("duplicates", count)),
+)
+
+
+# ---------------------------------------------------------------- of one run
+
+
+def values(summary: Summary) -> dict[str, float]:
+    return {measure.key: measure.read(summary) for measure in MEASURES if measure.read is not None}
+
+
+def plain(summary: Summary) -> dict[str, Any]:
+    """For JSON: all that was read off the trace, and every measure."""
+    made: dict[str, Any] = {**summary.plain(), **without_nan(values(summary))}
+    return made
+
+
+def lines(summary: Summary) -> list[list[str]]:
+    """Those of which there is anything to tell: label and number."""
+    told = values(summary)
+    shown = [(m.line.heading.format(metric=summary.headline), m.line.text(told[m.key])) for m in MEASURES if m.line and m.key in told]
+    return [[label, text] for label, text in shown if text != NONE]
+
+
+# ---------------------------------------------------------------- over seeds
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over all seeds: a number for each measure, nan where there is nothing to tell."""
+
+    strategy: str
+    seeds: int
+    metric: str
+    higher_is_better: bool  # of the metric
+    evaluated: str  # "test", or "clients": the mean over clients, each on its own test examples
+    values: Mapping[str, float]
+
+    def __getitem__(self, key: str) -> float:
+        return self.values[key]
+
+    def plain(self) -> dict[str, Any]:
+        numbers = {key: None if value != value else value for key, value in self.values.items()}
+        return {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric, **numbers, "evaluated": self.evaluated}
+
+
+def over_seeds(strategy: str, summaries: Sequence[Summary], compared: Mapping[str, float]) -> Row:
+    """`compared`: what only a comparison knows of it."""
+    found: dict[str, float] = {}
+    for measure in MEASURES:
+        if measure.read is None:
+            found[measure.key] = compared.get(measure.key, nan)
+            continue
+        each = [measure.read(s) for s in summaries]
+        counted = each if measure.reached is None else [value for value in each if value == value]
+        found[measure.key] = fmean(counted) if counted else nan
+        if measure.reached is not None:
+            found[measure.reached] = len(counted)
+        if measure.spread is not None:
+            found[measure.spread] = _deviation(each)
+    first = summaries[0]
+    return Row(strategy, len(summaries), first.headline, first.higher(first.headline), first.evaluated, found)
+
+
+def speed_up(summaries: Sequence[Summary], reference: Sequence[Summary]) -> float:
+    """The reference's mean time to target over the method's."""
+    return _time_of_all(reference) / _time_of_all(summaries)
+
+
+def _time_of_all(summaries: Sequence[Summary]) -> float:
+    """nan unless every seed reached it, since a mean over the lucky ones would flatter."""
+    return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Of a single value, or where one is no number (a model that is broken), there is none."""
+    return stdev(values) if len(values) > 1 and all(map(isfinite, values)) else nan
+
+
+def table(rows: Sequence[Row], target: Target | None, place: Literal["table", "page"] = "table", arrows: bool = False) -> list[list[str]]:
+    """Headings, then a line a method. `arrows` say which way is better."""
+    columns = [(measure, shown) for measure, shown in _shown(place) if shown.target in (None, target is not None)]
+    first = rows[0]
+    words = {"metric": first.metric, "target": target, "final": f"final {first.metric}"}
+    if first.evaluated == "clients":
+        words["final"] = f"mean {first.metric} of clients"
+    ways = {"more": " ↑", "less": " ↓"} if arrows else {}
+    headings = [shown.heading.format(**words) + ways.get(str(m.direction(first.higher_is_better)), "") for m, shown in columns]
+    cells = [[row.strategy, *(measure.cell(shown, row.values, row.seeds) for measure, shown in columns)] for row in rows]
+    return [["strategy", *headings], *cells]
+
+
+def _shown(place: Literal["table", "page"]) -> Iterable[tuple[Measure, Shown]]:
+    for measure in MEASURES:
+        shown = measure.table if place == "table" else measure.page
+        if shown is not None:
+            yield measure, shown
+
+
+def legend(row: Row) -> dict[str, Better | None]:
+    """For JSON: of each measure, is more or less better? None: neither."""
+    return {measure.key: measure.direction(row.higher_is_better) for measure in MEASURES}

@@ -1,0 +1,96 @@
+"""One measure, one place: whatever is printed or written goes through one list."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from math import nan
+
+import pytest
+
+from offbeat.engines.until import Target
+from offbeat.experiment import measures
+from offbeat.experiment.measures import MEASURES, Measure, Shown, number
+from offbeat.experiment.metrics import Summary
+
+KEYS = [measure.key for measure in MEASURES]
+PROSE = {"ended", "surveyed", "evaluated", "data"}  # words, and
+PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better"}  # what has a number for each metric, reason, group, client
+
+
+@pytest.fixture
+def summary() -> Summary:
+    """Of a regression, in which less is better."""
+    made = Summary("seconds", 100.0, 10, 5, {"loss": 1.0, "mae": 0.25}, 40.0, 2.0, 4, 1000, 500, 0.25, 3)
+    return replace(made, higher_is_better={"loss": False, "mae": False}, best=0.2, groups={"mae/slowest": 0.5}, lost=2)
+
+
+def test_keys_are_used_once():
+    keys = [*KEYS, *(m.spread for m in MEASURES if m.spread), *(m.reached for m in MEASURES if m.reached)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_every_number_of_a_summary_is_a_measure():
+    """Or it would be printed nowhere, or by somebody else."""
+    numbers = {field.name for field in fields(Summary)} - PROSE - PARTS
+    assert numbers - {"staleness_mean"} <= set(KEYS)  # which is the measure staleness
+
+
+def test_a_run_and_a_comparison_have_every_measure_in_json(summary):
+    run = measures.plain(summary)
+    row = measures.over_seeds("mine", [summary, summary], {"speedup": 2.0, "relative_time": 0.5}).plain()
+    json.dumps([run, row], allow_nan=False)
+    for measure in MEASURES:
+        assert measure.key in row
+        if measure.read is not None:
+            assert run[measure.key] == row[measure.key]  # both seeds are alike
+    assert (row["speedup"], row["relative_time"], row["reached"], row["spread"]) == (2.0, 0.5, 2, 0.0)
+
+
+def test_a_measure_more_is_an_entry_more(summary, monkeypatch):
+    """Heading, number and JSON of a new one, in the table, on the page and for one run: nothing else has to be told of it."""
+    added = Measure("updates_a_version", lambda s: s.updates / s.versions, "less", spread="deviation",
+                    table=Shown("updates a version", number(".1f")), page=Shown("a version of {metric}", number(".0f")),
+                    line=Shown("updates of a version", number(".2f")))  # fmt: skip
+    monkeypatch.setattr(measures, "MEASURES", (*MEASURES, added))
+    rows = [measures.over_seeds("mine", [summary, replace(summary, versions=2)], {})]
+    # 10 / 5 and 10 / 2: 2 and 5, so 3.5 ± sqrt(2 · 1.5²)
+    assert [line[-1] for line in measures.table(rows, None)] == ["updates a version", "3.5 ± 2.1"]
+    assert [line[-1] for line in measures.table(rows, None, "page", arrows=True)] == ["a version of mae ↓", "4 ± 2"]
+    assert measures.lines(summary)[-1] == ["updates of a version", "2.00"]
+    assert rows[0].plain()["deviation"] == pytest.approx(4.5**0.5)
+    assert measures.legend(rows[0])["updates_a_version"] == "less"
+
+
+def test_which_way_is_better_is_told_and_goes_with_the_metric(summary):
+    less = measures.over_seeds("mine", [summary], {})
+    more = measures.over_seeds("mine", [replace(summary, higher_is_better={"mae": True})], {})
+    assert measures.table([less], None, arrows=True)[0] == [
+        "strategy", "final mae ↓", "slowest ¼ ↓", "relative time ↓", "staleness", "moved ↓", "idle ↓", "updates",
+    ]  # fmt: skip
+    assert measures.table([more], None, arrows=True)[0][1] == "final mae ↑"
+    told = measures.legend(less)
+    assert (told["final"], told["best"], told["speedup"], told["updates"]) == ("less", "less", "more", None)
+    assert measures.legend(more)["best"] == "more"
+
+
+def test_the_table_of_the_readme(summary):
+    """Its headings, in its order; numbers as they are printed there."""
+    rows = [measures.over_seeds("fedavg", [summary], {"speedup": 1.0, "relative_time": 1.0})]
+    assert measures.table(rows, Target("mae", 0.3)) == [
+        ["strategy", "final mae", "slowest ¼", "time to mae=0.3", "speed-up", "staleness", "moved", "idle", "updates"],
+        ["fedavg", "0.250", "0.500", "40 s", "1.00×", "2.0", "1.5 kB", "25%", "10"],
+    ]
+    clients = [measures.over_seeds("fedavg", [replace(summary, evaluated="clients")], {})]
+    assert measures.table(clients, None)[0][1] == "mean mae of clients"
+
+
+def test_show_has_a_line_for_what_there_is_to_tell(summary):
+    lines = dict(measures.lines(summary))
+    assert (lines["mae of the slowest ¼"], lines["best mae"], lines["lost"], lines["moved down"]) == ("0.5000", "0.2000", "2", "1.0 kB")
+    for silent in ("late", "forgetting of the slowest ¼", "host seconds", "server memory"):  # nothing was late, nobody measured the rest
+        assert silent not in lines
+
+
+def test_a_number_that_is_none_is_a_dash():
+    assert (number(".2f")(nan), number(".2f", "×")(2.0), number(".0f", missing="never")(nan)) == ("–", "2.00×", "never")
