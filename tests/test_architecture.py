@@ -95,7 +95,8 @@ def test_imports_go_down_only(path):
 
 
 def test_opening_the_door_imports_nothing_heavy():
-    assert {module.split(".")[0] for _, module in imports(SOURCE / "__init__.py")} <= {"__future__", "importlib", "typing"}
+    """But for type checkers; test_public_types looks at what is imported then."""
+    assert {module.split(".")[0] for _, module in imports(SOURCE / "__init__.py")} <= {"__future__", "importlib", "typing", "offbeat"}
 
 
 CORE = [p for p in FILES if package(p) == "core"]

@@ -1,116 +1,96 @@
-"""What the papers measure, by hand."""
+"""One measure, one place: whatever is printed or written goes through one list."""
 
 from __future__ import annotations
 
-from math import isnan, nan
+import json
+from dataclasses import fields, replace
+from math import nan
 
 import pytest
 
-from offbeat.core.errors import ConfigError
-from offbeat.engines.trace import Trace
 from offbeat.engines.until import Target
-from offbeat.experiment import measures, metrics
-from offbeat.experiment.measures import Curve
+from offbeat.experiment import measures
+from offbeat.experiment.measures import MEASURES, Measure, Shown, number
+from offbeat.experiment.metrics import Summary
 
-
-def test_the_area_under_a_learning_curve_is_in_days():
-    # half a day from 0 to 0.4 (mean 0.2), then one day from 0.4 to 0.6 (mean 0.5): 0.1 + 0.5
-    curve = Curve([0.0, 43_200.0, 129_600.0], [0.0, 0.4, 0.6])
-    assert measures.aulc(curve) == pytest.approx(0.6)
-    assert measures.aulc(Curve([0.0, 10.0, 864_000.0], [0.5, nan, 0.5])) == pytest.approx(5.0)  # ten days at one half
-    assert measures.aulc(Curve([7.0], [0.5])) == 0
-    assert isnan(measures.aulc(Curve([], [])))
-
-
-def test_the_best_value_is_the_largest_or_where_less_is_better_the_smallest():
-    curve = Curve([0, 10, 20, 30], [0.1, 0.9, nan, 0.7])
-    assert (measures.best(curve, "acc"), measures.best(curve, "mae")) == (0.9, 0.1)
-    assert isnan(measures.best(Curve([0], [nan]), "acc"))
-
-
-def test_variance_is_fed_ogds():
-    # a = 0.5, a1 = 0.6, a2 = 0.3: (0.01 + 0.04) / 2
-    assert measures.variance(0.5, 0.6, 0.3) == pytest.approx(0.025)
-
-
-def test_forgetting_is_the_fall_from_an_update_to_the_last_evaluation_before_the_next():
-    # slow client 7 is heard at 10, 40 and 70; an evaluation at the instant of an update comes after it
-    curve = Curve([0, 10, 20, 30, 40, 50, 60, 70, 80], [0.1, 0.8, 0.6, 0.5, 0.9, 0.7, 0.8, 0.9, 0.2])
-    # 10 to 30: 0.8 - 0.5 = 0.3; 40 to 60: 0.9 - 0.8 = 0.1; what follows the last update is not over
-    assert measures.forgetting(curve, {7: [10, 40, 70]}) == pytest.approx(0.2)
-    # client 8 adds the gap from 25 to 45: 0.5 at 30 and 0.9 at 40, which is a gain of 0.4
-    assert measures.forgetting(curve, {7: [10, 40, 70], 8: [25, 45]}) == pytest.approx((0.3 + 0.1 - 0.4) / 3)
-    assert isnan(measures.forgetting(curve, {7: [10, 15, 20]}))  # the grid is too coarse
-
-
-def test_the_shared_target_is_what_every_method_gets_to():
-    curves = {"a": [Curve([0, 1], [0.1, 0.8]), Curve([0, 1], [0.1, 0.6])], "b": [Curve([0, 1], [0.1, 0.9])] * 2}
-    lowest = measures.shared_target(curves, "acc")
-    assert lowest is not None
-    assert lowest.value == pytest.approx(0.95 * 0.7)
-    highest = measures.shared_target(curves, "mae")  # less is better: the worst is the highest
-    assert highest is not None
-    assert highest.value == pytest.approx(0.9 / 0.95)
-    with pytest.raises(ConfigError, match=r"share = 2: of the lowest final value, in \(0, 1\]"):
-        measures.shared_target(curves, "acc", share=2)
-
-
-def test_a_method_that_broke_down_sets_no_target():
-    broken = [Curve([0, 1], [0.1, nan])]
-    assert measures.shared_target({"a": [Curve([0, 1], [0.1, 0.8])], "b": broken}, "acc") == Target("acc", 0.8 * 0.95)
-    assert measures.shared_target({"b": broken}, "acc") is None
-
-
-def test_relative_time_is_over_the_references():
-    fast, slow = Curve([0, 10, 20, 30], [0.1, 0.6, 0.7, 0.8]), Curve([0, 10, 20, 30], [0.1, 0.2, 0.6, 0.6])
-    curves = {"fedavg": [slow, slow], "mine": [fast, slow], "never": [fast, Curve([0, 10], [0.1, 0.1])]}
-    # to 0.6: fedavg 20 and 20, mine 10 and 20; one seed of the third never gets there
-    times = measures.relative_times(curves, Target("acc", 0.6), "fedavg")
-    assert (times["fedavg"], times["mine"]) == (1.0, pytest.approx(15 / 20))
-    assert isnan(times["never"])
-    assert measures.relative_times(curves, Target("acc", 0.6), "mine")["fedavg"] == pytest.approx(20 / 15)
-    with pytest.raises(ConfigError, match="unknown method 'fedawg': did you mean 'fedavg'"):
-        measures.relative_times(curves, Target("acc", 0.6), "fedawg")
-
-
-@pytest.mark.parametrize(
-    ("names", "shown"),
-    [(["loss", "acc", "f1", "acc/all"], "acc"), (["loss", "mae", "smape"], "mae"), (["loss", "f1", "precision"], "f1"), (["loss"], "loss")],
-)
-def test_a_table_shows_accuracy_or_the_first_after_the_loss(names, shown):
-    assert measures.headline(names) == shown
+KEYS = [measure.key for measure in MEASURES]
+PROSE = {"ended", "surveyed", "evaluated", "data"}  # words, and
+PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better"}  # what has a number for each metric, reason, group, client
 
 
 @pytest.fixture
-def trace() -> Trace:
-    """Client 1 is the slowest: heard at 10 and 40. Its classes fall from 0.8 to 0.6 between."""
-    trace = Trace()
-    for now, acc, slow in ((0, 0.1, 0.1), (10, 0.5, 0.8), (30, 0.6, 0.6), (40, 0.7, 0.9)):
-        if now in (10, 40):
-            trace.add(now, "arrive", 0, client=1, ticket=now, base_version=0, size=1)
-        trace.metrics(now, 0, 0, {"loss": 1.0, "acc": acc, "acc/slow_classes": slow})
-    trace.clients(40, 0, {0: {"loss": 1.0, "acc": 0.9}, 1: {"loss": 2.0, "acc": nan}})
-    trace.metrics(40, 0, 0, {"acc/all": 0.5, "acc/active": 0.6, "acc/stragglers": 0.3, "acc/slowest": 0.25})
-    trace.set_facts({"surveyed": "training examples", "slowest": "1"})
-    trace.add(40, "stop", 0, detail="seconds")
-    trace.flush()
-    return trace
+def summary() -> Summary:
+    """Of a regression, in which less is better."""
+    made = Summary("seconds", 100.0, 10, 5, {"loss": 1.0, "mae": 0.25}, 40.0, 2.0, 4, 1000, 500, 0.25, 3)
+    return replace(made, higher_is_better={"loss": False, "mae": False}, best=0.2, groups={"mae/slowest": 0.5}, lost=2)
 
 
-def test_a_summary_says_for_whom_the_model_is_good(trace):
-    s = metrics.summarize(trace.db, clients=2)
-    assert s.metrics == {"loss": 1.0, "acc": 0.7}  # the survey came later, at the same time: both are the end
-    assert s.groups["acc/slow_classes"] == 0.9
-    assert s.of_group("slowest") == 0.25
-    assert s.variance == pytest.approx(0.025)
-    assert s.forgetting == pytest.approx(0.2)
-    assert s.by_client[0] == 0.9
-    assert isnan(s.by_client[1])
-    assert s.surveyed == "training examples"
-    # 10 s · 0.3 + 20 s · 0.55 + 10 s · 0.65
-    assert s.aulc == pytest.approx(20.5 / 86_400)
+def test_keys_are_used_once():
+    keys = [*KEYS, *(m.spread for m in MEASURES if m.spread), *(m.reached for m in MEASURES if m.reached)]
+    assert len(set(keys)) == len(keys)
 
 
-def test_a_trace_of_before_there_were_surveys_is_read(trace):
-    trace.db.execute("DROP TABLE clients")
-    assert metrics.summarize(trace.db, clients=2).by_client == {}
+def test_every_number_of_a_summary_is_a_measure():
+    """Or it would be printed nowhere, or by somebody else."""
+    numbers = {field.name for field in fields(Summary)} - PROSE - PARTS
+    assert numbers - {"staleness_mean"} <= set(KEYS)  # which is the measure staleness
+
+
+def test_a_run_and_a_comparison_have_every_measure_in_json(summary):
+    run = measures.plain(summary)
+    row = measures.over_seeds("mine", [summary, summary], {"speedup": 2.0, "relative_time": 0.5}).plain()
+    json.dumps([run, row], allow_nan=False)
+    for measure in MEASURES:
+        assert measure.key in row
+        if measure.read is not None:
+            assert run[measure.key] == row[measure.key]  # both seeds are alike
+    assert (row["speedup"], row["relative_time"], row["reached"], row["spread"]) == (2.0, 0.5, 2, 0.0)
+
+
+def test_a_measure_more_is_an_entry_more(summary, monkeypatch):
+    """Heading, number and JSON of a new one, in the table, on the page and for one run: nothing else has to be told of it."""
+    added = Measure("updates_a_version", lambda s: s.updates / s.versions, "less", spread="deviation",
+                    table=Shown("updates a version", number(".1f")), page=Shown("a version of {metric}", number(".0f")),
+                    line=Shown("updates of a version", number(".2f")))  # fmt: skip
+    monkeypatch.setattr(measures, "MEASURES", (*MEASURES, added))
+    rows = [measures.over_seeds("mine", [summary, replace(summary, versions=2)], {})]
+    # 10 / 5 and 10 / 2: 2 and 5, so 3.5 ± sqrt(2 · 1.5²)
+    assert [line[-1] for line in measures.table(rows, None)] == ["updates a version", "3.5 ± 2.1"]
+    assert [line[-1] for line in measures.table(rows, None, "page", arrows=True)] == ["a version of mae ↓", "4 ± 2"]
+    assert measures.lines(summary)[-1] == ["updates of a version", "2.00"]
+    assert rows[0].plain()["deviation"] == pytest.approx(4.5**0.5)
+    assert measures.legend(rows[0])["updates_a_version"] == "less"
+
+
+def test_which_way_is_better_is_told_and_goes_with_the_metric(summary):
+    less = measures.over_seeds("mine", [summary], {})
+    more = measures.over_seeds("mine", [replace(summary, higher_is_better={"mae": True})], {})
+    assert measures.table([less], None, arrows=True)[0] == [
+        "strategy", "final mae ↓", "slowest ¼ ↓", "relative time ↓", "staleness", "moved ↓", "idle ↓", "updates",
+    ]  # fmt: skip
+    assert measures.table([more], None, arrows=True)[0][1] == "final mae ↑"
+    told = measures.legend(less)
+    assert (told["final"], told["best"], told["speedup"], told["updates"]) == ("less", "less", "more", None)
+    assert measures.legend(more)["best"] == "more"
+
+
+def test_the_table_of_the_readme(summary):
+    """Its headings, in its order; numbers as they are printed there."""
+    rows = [measures.over_seeds("fedavg", [summary], {"speedup": 1.0, "relative_time": 1.0})]
+    assert measures.table(rows, Target("mae", 0.3)) == [
+        ["strategy", "final mae", "slowest ¼", "time to mae=0.3", "speed-up", "staleness", "moved", "idle", "updates"],
+        ["fedavg", "0.250", "0.500", "40 s", "1.00×", "2.0", "1.5 kB", "25%", "10"],
+    ]
+    clients = [measures.over_seeds("fedavg", [replace(summary, evaluated="clients")], {})]
+    assert measures.table(clients, None)[0][1] == "mean mae of clients"
+
+
+def test_show_has_a_line_for_what_there_is_to_tell(summary):
+    lines = dict(measures.lines(summary))
+    assert (lines["mae of the slowest ¼"], lines["best mae"], lines["lost"], lines["moved down"]) == ("0.5000", "0.2000", "2", "1.0 kB")
+    for silent in ("late", "forgetting of the slowest ¼", "host seconds", "server memory"):  # nothing was late, nobody measured the rest
+        assert silent not in lines
+
+
+def test_a_number_that_is_none_is_a_dash():
+    assert (number(".2f")(nan), number(".2f", "×")(2.0), number(".0f", missing="never")(nan)) == ("–", "2.00×", "never")

@@ -176,4 +176,4 @@ def test_a_table_says_whose_mean_it_shows(tmp_path):
     shown = report.read(made)
     assert shown.table[0][1] == "mean acc of clients"
     assert {row.evaluated for row in shown.rows} == {"clients"}
-    assert all(row.reached == 1 for row in shown.rows)
+    assert all(row["reached"] == 1 for row in shown.rows)

@@ -15,7 +15,7 @@ from offbeat.core.errors import RunError
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Target
 from offbeat.engines.virtual import OVER
-from offbeat.experiment import compare, metrics, report
+from offbeat.experiment import compare, measures, metrics
 from offbeat.experiment.metrics import Span, Summary
 from offbeat.scenario.availability import Dropout
 from offbeat.scenario.delays import Constant
@@ -86,6 +86,28 @@ def test_curves_are_on_the_evaluation_grid(trace):
     assert metrics.time_to(trace.db, Target("loss", 0.5)) is None
 
 
+def test_directions_are_what_the_run_stored(trace):
+    trace.set_facts({metrics.DIRECTIONS: '{"loss": false, "acc": false}'})  # a task of somebody's own, who calls an error acc
+    s = metrics.summarize(trace.db, clients=2, target=Target("acc", 0.1))
+    assert s.higher_is_better == {"loss": False, "acc": False}
+    assert (s.best, s.time_to_target) == (0.1, 0.0)
+    assert (s.higher("acc"), s.higher("acc/slowest")) == (False, False)
+
+
+def test_a_run_of_before_directions_were_stored_goes_by_names(trace):
+    s = metrics.summarize(trace.db, clients=2, target=Target("acc", 0.65))
+    assert s.higher_is_better == {}
+    assert (s.best, s.time_to_target) == (0.7, 10.0)
+    assert (s.higher("acc"), s.higher("loss"), s.higher("loss/slowest")) == (True, False, False)
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", "7", "[" * 100_000])
+def test_directions_that_are_none_are_one_line(trace, value):
+    trace.set_facts({metrics.DIRECTIONS: value})
+    with pytest.raises(RunError, match="fact higher_is_better is damaged"):
+        metrics.summarize(trace.db, clients=2)
+
+
 def test_a_run_that_is_not_over_is_counted_as_far_as_it_is():
     trace = Trace()
     trace.add(0, "dispatch", 0, client=0, ticket=0, size=100)
@@ -128,54 +150,59 @@ def summary(acc: float, reached: float | None) -> Summary:
     return Summary("seconds", 100.0, 10, 5, {"loss": 1.0, "acc": acc}, reached, 2.0, 4, 1000, 500, 0.25, 3)
 
 
-def row(*given: Summary, reference: float = nan) -> compare.Row:
-    return compare._row("mine", list(given), reference)
+def row(*given: Summary, reference: float | None = None, **compared: float) -> measures.Row:
+    speed_up = measures.speed_up(given, [summary(0.5, reference)])
+    return measures.over_seeds("mine", given, {"speedup": speed_up, **compared})
+
+
+def cells(row: measures.Row, target: Target | None = TARGET) -> list[str]:
+    return measures.table([row], target)[1]
 
 
 def test_a_row_is_a_mean_and_a_standard_deviation_over_seeds():
     made = row(summary(0.5, 20.0), summary(0.7, 40.0), reference=90.0)
-    assert made.final == pytest.approx(0.6)
-    assert made.spread == pytest.approx(0.02**0.5)  # sqrt((0.1^2 + 0.1^2) / (2 - 1))
-    assert (made.time_to_target, made.reached) == (30.0, 2)
-    assert made.speedup == pytest.approx(3.0)
-    assert made.bytes_moved == 1500
-    assert report.cells(made, TARGET) == ["mine", "0.600 ± 0.141", "–", "30 s", "3.00×", "2.0", "1.5 kB", "25%", "10"]
+    assert made["final"] == pytest.approx(0.6)
+    assert made["spread"] == pytest.approx(0.02**0.5)  # sqrt((0.1^2 + 0.1^2) / (2 - 1))
+    assert (made["time_to_target"], made["reached"]) == (30.0, 2)
+    assert made["speedup"] == pytest.approx(3.0)
+    assert made["bytes_moved"] == 1500
+    assert cells(made) == ["mine", "0.600 ± 0.141", "–", "30 s", "3.00×", "2.0", "1.5 kB", "25%", "10"]
 
 
 def test_the_best_of_a_row_is_a_mean_over_seeds_too():
     made = row(replace(summary(0.5, 20.0), best=0.8), replace(summary(0.7, 40.0), best=0.9))
-    assert made.best == pytest.approx(0.85)
-    assert made.best_spread == pytest.approx(0.005**0.5)  # sqrt((0.05^2 + 0.05^2) / (2 - 1))
-    names, cells = report.details([made])
-    assert cells[names.index("best")] == "0.850 ± 0.071"
+    assert made["best"] == pytest.approx(0.85)
+    assert made["best_spread"] == pytest.approx(0.005**0.5)  # sqrt((0.05^2 + 0.05^2) / (2 - 1))
+    names, shown = measures.table([made], None, "page")
+    assert shown[names.index("best")] == "0.850 ± 0.071"
 
 
 def test_a_seed_that_broke_down_leaves_a_row_without_a_spread():
     made = row(summary(nan, None), summary(0.7, 40.0))
-    assert isnan(made.final)
-    assert isnan(made.spread)
-    assert report.cells(made, TARGET)[1] == "nan"
+    assert isnan(made["final"])
+    assert isnan(made["spread"])
+    assert cells(made)[1] == "nan"
 
 
 def test_a_seed_that_did_not_reach_the_target_is_not_averaged_away():
     made = row(summary(0.5, 20.0), summary(0.7, None), reference=90.0)
-    assert (made.time_to_target, made.reached) == (20.0, 1)
-    assert isnan(made.speedup)
-    assert report.cells(made, TARGET)[3:5] == ["20 s (1 of 2)", "–"]
+    assert (made["time_to_target"], made["reached"]) == (20.0, 1)
+    assert isnan(made["speedup"])
+    assert cells(made)[3:5] == ["20 s (1 of 2)", "–"]
     assert made.plain()["speedup"] is None
 
 
 def test_nothing_reached_and_one_seed_are_told_as_such():
     made = row(summary(0.5, None))
-    assert report.cells(made, TARGET)[1:5] == ["0.500", "–", "not reached", "–"]
-    assert report.headings([made], TARGET)[:4] == ["strategy", "final acc", "slowest ¼", "time to acc=0.9"]
+    assert cells(made)[1:5] == ["0.500", "–", "not reached", "–"]
+    assert measures.table([made], TARGET)[0][:4] == ["strategy", "final acc", "slowest ¼", "time to acc=0.9"]
 
 
 def test_without_a_target_times_are_relative():
-    made = replace(row(summary(0.5, None)), relative_time=0.42)
-    assert report.headings([made], None)[2:5] == ["slowest ¼", "relative time", "staleness"]
-    assert report.cells(made, None)[2:5] == ["–", "0.42", "2.0"]
-    assert len(report.headings([made], None)) == len(report.cells(made, None)) == len(report.cells(made, TARGET)) - 1
+    made = row(summary(0.5, None), relative_time=0.42)
+    assert measures.table([made], None)[0][2:5] == ["slowest ¼", "relative time", "staleness"]
+    assert cells(made, None)[2:5] == ["–", "0.42", "2.0"]
+    assert len(measures.table([made], None)[0]) == len(cells(made, None)) == len(cells(made)) - 1
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3e12, "3.0 TB")])

@@ -20,9 +20,11 @@ from torch import nn
 
 import offbeat
 from offbeat.client.task import LOSS, Metric
+from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.engines.until import Until
-from offbeat.scenario.delays import Uniform
+from offbeat.experiment.simulate import load_summary
+from offbeat.scenario.delays import Constant, Uniform
 from patience import PATIENCE
 
 
@@ -321,9 +323,9 @@ def test_a_model_in_sixteen_bits_is_refused():
 
 @dataclass(frozen=True)
 class Measured:
-    """Squared error, and a metric of one's own that is better when it is lower."""
+    """Squared error, and two metrics of one's own whose names do not say which way they go."""
 
-    metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("distance", False))
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("distance", False), Metric("error", True))
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return ((outputs[:, 0] - y) ** 2).mean()
@@ -332,11 +334,28 @@ class Measured:
         return ((outputs[:, :1] - y[:, None]) ** 2).double()
 
     def scores(self, rows: torch.Tensor) -> list[float]:
-        return [float(rows.mean()), float(rows.mean().sqrt())]
+        return [float(rows.mean()), float(rows.mean().sqrt()), -float(rows.mean().sqrt())]
 
 
-def test_a_target_on_a_metric_of_ones_own_has_to_go_the_way_its_name_says():
+@pytest.mark.parametrize("target", ["distance=0.1", "error=-0.1"])  # less is better of the one, more of the other
+def test_a_target_on_a_metric_of_ones_own_goes_the_way_the_metric_says(target):
+    module = nn.Linear(1, 1)
+    with torch.no_grad():
+        module.weight.zero_(), module.bias.zero_()
+    # at first 0 for 1, a distance of 1. The loss is (w + b - 1)², its gradient -2 for both: a step of 0.1 leaves 1 - 0.4 of the
+    # distance, so 0.6^n after n jobs of 60 s and one step each: below 0.1 after five (0.078), at the end of the fifth
     ones = [(torch.ones(4, 1), torch.ones(4))]
-    with pytest.raises(ConfigError, match=r"target distance=0.5: of distance less is better, which its name does not say.* rmse"):
-        simulate(nn.Linear(1, 1), ones, loss=Measured(), until="distance=0.5,60s")
-    assert simulate(nn.Linear(1, 1), ones, loss=Measured(), until="loss=1e9,60s").outcome.reason == "target"
+    training = Training(lr=0.1, batch=4, steps=1)
+    done = simulate(module, ones, "fedavg", loss=Measured(), training=training, until=f"{target},3600s", evaluate_every=60.0,
+                    delays=Constant(mean=60.0, jitter=0.0))  # fmt: skip
+    assert (done.outcome.reason, done.summary.seconds, done.summary.time_to_target) == ("target", 300.0, 300.0)
+    assert done.summary.higher_is_better == {"loss": False, "distance": False, "error": True}
+    assert done.summary.best == done.metrics["distance"] == pytest.approx(0.6**5)
+
+
+def test_directions_are_kept_with_what_is_saved(tmp_path):
+    ones = [(torch.ones(4, 1), torch.ones(4))]
+    done = simulate(nn.Linear(1, 1), ones, loss=Measured(), until="120s")
+    told = load_summary(done.save(tmp_path / "saved"))[1]
+    assert told.higher_is_better == {"loss": False, "distance": False, "error": True}
+    assert told.best == done.summary.best == min(done.curve("distance").values)

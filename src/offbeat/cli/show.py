@@ -40,13 +40,14 @@ def show(
 
 def print_run(run: Run, as_json: bool) -> Summary:
     from offbeat.cli.output import print_json, print_table, say
+    from offbeat.experiment import measures
     from offbeat.experiment.plain import to_plain
 
     experiment, summary = run.experiment(), run.summary()
     if summary.warning is not None:
         say(f"warning: {summary.warning}", err=True)
     if as_json:
-        print_json({"folder": str(run.folder), "complete": run.complete, **summary.plain(), "experiment": to_plain(experiment)})
+        print_json({"folder": str(run.folder), "complete": run.complete, **measures.plain(summary), "experiment": to_plain(experiment)})
         return summary
     say(run.folder)
     if summary.data is not None:
@@ -58,77 +59,50 @@ def print_run(run: Run, as_json: bool) -> Summary:
 def print_simulation(folder: Path, as_json: bool) -> None:
     """What `Simulation.save` wrote: there is no experiment file, the model and data are the user's own."""
     from offbeat.cli.output import print_json, print_table, say
+    from offbeat.experiment import measures
     from offbeat.experiment.simulate import load_summary
 
     strategy, summary = load_summary(folder)
     if as_json:
-        print_json({"folder": str(folder), "complete": True, "strategy": strategy, **summary.plain()})
+        print_json({"folder": str(folder), "complete": True, "strategy": strategy, **measures.plain(summary)})
         return
     say(folder)
     print_table([["strategy", strategy], *_numbers(summary)], headings=False)
 
 
 def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
-    from offbeat.experiment import measures
+    from offbeat.experiment import curves
     from offbeat.experiment.config import strategy_name
 
     target = experiment.until.target or experiment.target
     lines = [["strategy", strategy_name(experiment)]]
     if target is not None:
-        best = measures.best(run.curve(target.metric), target.metric)
+        best = curves.best(run.curve(target.metric), s.higher(target.metric))
         reached = f"{s.time_to_target:.0f} s" if s.time_to_target is not None else f"not reached by {s.seconds:.0f} s (best {best:.4f})"
         lines.append([f"time to {target}", reached])
     return lines + _numbers(s)
 
 
 def _numbers(s: Summary) -> list[list[str]]:
-    from offbeat.experiment.metrics import size
+    from offbeat.experiment import measures
 
     lines = [["ended", s.ended]]
     lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
     if s.evaluated == "clients":
         lines.append(["these are", "means over clients, each on its own test examples"])
-    lines += _groups(s)
-    lines += [
-        ["virtual seconds", f"{s.seconds:.0f}"],
-        ["updates / versions", f"{s.updates} / {s.versions}"],
-        ["staleness mean / max", f"{s.staleness_mean:.2f} / {s.staleness_max}"],
-        ["bytes down / up", f"{size(s.bytes_down)} / {size(s.bytes_up)}"],
-        ["clients, idle share", f"{s.clients}, {s.idle_share:.0%}"],
-    ]
-    if s.wall_seconds == s.wall_seconds:  # a killed run did not get to say
-        lines.append(["server memory", size(s.server_bytes)])
-        lines.append(["server / host seconds", f"{s.server_seconds:.2f} / {s.wall_seconds:.1f}"])
-    lines += [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
-    in_vain = (("rejected", s.rejected), ("lost", s.lost), ("late", s.late), ("duplicates", s.duplicates))
-    lines += [[name, str(count)] for name, count in in_vain if count]
-    return lines
-
-
-def _groups(s: Summary) -> list[list[str]]:
-    """How good the model is for whom."""
     values = [value for value in s.by_client.values() if value == value]
-    if not values:
-        return []
-    spread = f"{min(values):.4f} / {sum(values) / len(values):.4f} / {max(values):.4f}"
-    lines = [[f"{s.headline} by client: low / mean / high", spread]]
-    if s.variance == s.variance:
-        lines.append([f"{s.headline} of the slowest quarter", f"{s.of_group('slowest'):.4f}"])
-        both = f"{s.of_group('active'):.4f} / {s.of_group('stragglers'):.4f} (variance {s.variance:.2e})"
-        lines.append([f"{s.headline} of active / stragglers", both])
-    lines.append(["clients evaluated on", f"their {s.surveyed}"])
-    if s.forgetting == s.forgetting:
-        lines.append(["forgetting of the slowest", f"{s.forgetting:.4f}"])
-    lines.append([f"best {s.headline}", f"{s.best:.4f}"])
-    lines.append([f"area under {s.headline} × days", f"{s.aulc:.4g}"])
-    return lines
+    if values:
+        spread = f"{min(values):.4f} / {sum(values) / len(values):.4f} / {max(values):.4f}"
+        lines += [[f"{s.headline} by client: low / mean / high", spread], ["clients evaluated on", f"their {s.surveyed}"]]
+    lines += measures.lines(s)
+    return lines + [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
 
 
 def print_comparison(comparison: Comparison, as_json: bool, write: bool = False, reference: str | None = None) -> None:
     """`write` makes the figure and the page as well; showing only reads."""
     from offbeat.cli.output import print_json, print_table, say
     from offbeat.core.errors import RunError
-    from offbeat.experiment import report
+    from offbeat.experiment import measures, report
     from offbeat.experiment.run import Run
 
     left = [entry["folder"] for entry in comparison.layout() if not Run(comparison.folder / entry["folder"]).complete]
@@ -138,7 +112,8 @@ def print_comparison(comparison: Comparison, as_json: bool, write: bool = False,
     there = {path.name: str(path) for path in (made.figure, made.page) if path.is_file()}
     figure, page = there.get(made.figure.name), there.get(made.page.name)
     if as_json:
-        print_json({"folder": str(comparison.folder), "figure": figure, "page": page, "rows": [row.plain() for row in made.rows]})
+        rows, better = [row.plain() for row in made.rows], measures.legend(made.rows[0])
+        print_json({"folder": str(comparison.folder), "figure": figure, "page": page, "rows": rows, "better": better})
         return
     print_table(made.table)
     for name, path in (("figure", figure), ("report", page)):

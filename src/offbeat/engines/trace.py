@@ -1,13 +1,15 @@
 """The trace: what happened, row by row, in SQLite. Metrics, tables, figures and reports are functions of it.
 
-Rows are buffered and written in blocks, so recording costs about a microsecond each. A run killed at any moment
+Rows are buffered and written in blocks, so recording costs about a microsecond each; somebody who reads the trace of a running
+run is two seconds behind at most, or as long as what is being computed takes. A run killed at any moment
 leaves a readable file; resuming checks it against the last checkpoint, cuts it back there and goes on.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
 from itertools import chain
@@ -29,6 +31,8 @@ CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT);
 """
 TABLES = ("trace", "commits", "notes", "metrics", "clients")
 TOGETHER = 100  # rows a statement
+LAG = 2.0  # host seconds that a reader may be behind
+LOOK = 64  # rows between two looks at the clock, where nobody calls for one
 SPENT = "wall_seconds"  # the fact that is summed over all resumes
 
 Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None, int | None, int | None, str | None]
@@ -74,8 +78,10 @@ class Trace:
     float, there is no -0.0, what is not a number is None), so that their hash is that of the file. The file is not touched
     before something is written."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
+        self._clock = clock
+        self._flushed = self._looked = clock()
         self.seq = 0
         self._rows: list[Row] = []
         self._append = self._rows.append  # called twice an update
@@ -84,6 +90,7 @@ class Trace:
         self._metrics: list[tuple[int, float, int, int, str, float | None]] = []
         self._clients: list[tuple[int, float, int, int, str, float | None]] = []
         self.tally = Tally(TABLES)  # of the rows that were flushed
+        self._look_at = self._next_look()
 
     @cached_property
     def db(self) -> sqlite3.Connection:
@@ -113,8 +120,8 @@ class Trace:
         seq = self.seq
         self._append((seq, now + 0.0, kind, client, ticket, version, base_version, steps, examples, size, detail))
         self.seq = seq + 1
-        if len(self._rows) >= BLOCK:
-            self.flush()
+        if len(self._rows) >= self._look_at:
+            self._look()
 
     def commit(self, now: float, version: int) -> None:
         self._commits.append((self.seq, now + 0.0, version))
@@ -134,6 +141,27 @@ class Trace:
             self._clients.extend((self.seq, now + 0.0, version, client, key, _real(value)) for key, value in own.items())
         self.seq += 1
 
+    def _next_look(self) -> int:
+        """At so many rows; a trace in memory has no readers to keep up with."""
+        return BLOCK if self.path is None else min(len(self._rows) + LOOK, BLOCK)
+
+    def _look(self) -> None:
+        if len(self._rows) >= BLOCK:
+            self.flush()
+        else:
+            self.keep_up()
+            self._look_at = self._next_look()
+
+    def keep_up(self) -> None:
+        """Called before a wait: write what readers would miss for longer than they should, if the next call is as far off as the last."""
+        if self.path is None:
+            return
+        now = self._clock()
+        if now + (now - self._looked) > self._flushed + LAG:
+            self.flush()
+            self._flushed = now
+        self._looked = now
+
     def flush(self) -> None:
         """Make everything so far durable."""
         waiting: tuple[list[Any], ...] = (self._rows, self._commits, self._notes, self._metrics, self._clients)
@@ -151,6 +179,7 @@ class Trace:
         for table, rows in zip(TABLES, waiting, strict=True):
             self.tally.add(table, rows)
             rows.clear()
+        self._look_at = self._next_look()
 
     def _insert(self, table: str, rows: Sequence[Any]) -> None:
         """Many rows a statement: a quarter cheaper than one by one."""

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from offbeat.core.errors import ConfigError, require
 
-# names are all that a file or a stored run has; a target on a metric of your own that goes another way than its name is refused
+# by name, for whoever has no more than that: a run of before directions were stored, a target of no run
 LOWER_IS_BETTER = ("error", "loss", "mae", "mape", "mse", "perplexity", "rmse", "smape")
 DIGITS = 38  # of a number of updates: no run has more
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def higher_is_better(metric: str, directions: Mapping[str, bool]) -> bool:
+    """As the run says, else as the name does. A metric of a group, `acc/slowest`, goes the way of the metric."""
+    name = metric.partition("/")[0]
+    return directions.get(name, name not in LOWER_IS_BETTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +27,21 @@ class Target:
 
     metric: str
     value: float
+    higher_is_better: bool | None = None  # None until a run is built, or read, that says so
 
     def __post_init__(self) -> None:
         require(isfinite(self.value), f"target {self.metric}={self.value}: must be a finite number")
+
+    def towards(self, directions: Mapping[str, bool]) -> Target:
+        """The same in a run whose metrics have these directions."""
+        return replace(self, higher_is_better=higher_is_better(self.metric, directions))
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
         if self.metric not in metrics:
             raise ConfigError(f"target metric {self.metric!r} is not measured here: {', '.join(sorted(metrics)) or 'nothing'} is")
         value = metrics[self.metric]
-        return value <= self.value if self.metric in LOWER_IS_BETTER else value >= self.value
+        higher = higher_is_better(self.metric, {}) if self.higher_is_better is None else self.higher_is_better
+        return value >= self.value if higher else value <= self.value
 
     def __str__(self) -> str:
         return f"{self.metric}={_exact(self.value)}"

@@ -112,6 +112,7 @@ class VirtualEngine:
             _, kind, who, ticket = due
             if kind == ARRIVE and ticket not in self._verdicts and ticket in run.ledger.open:
                 self._waiting = due
+                self.trace.keep_up()
                 return ticket
             self._waiting = None
             clock.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -26,12 +27,12 @@ from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.gate import Gate
 from offbeat.engines.trace import Trace
 from offbeat.engines.traffic import Payload
-from offbeat.engines.until import LOWER_IS_BETTER, Until
+from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine, Watch
 from offbeat.engines.workers import Worker
 from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
-from offbeat.experiment import groups
+from offbeat.experiment import groups, metrics
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.scenario import partition
 from offbeat.scenario.availability import Always
@@ -90,7 +91,7 @@ def setup(experiment: Experiment) -> Setup:
     else:
         tests = groups.own_tests(data, dealt)
     made = assemble(module, clients, evaluator, experiment, task, tests)
-    return replace(made, facts={"data": data.summary, "evaluated": experiment.evaluate})
+    return replace(made, facts={**made.facts, "data": data.summary, "evaluated": experiment.evaluate})
 
 
 def deal(experiment: Experiment, data: Dataset) -> list[Tensor]:
@@ -149,7 +150,8 @@ def assemble(
     arrived = {client: surroundings.num_examples(client, 0, 0.0) for client in counts}  # what clients register with
     world = World(model=model, layout=layout, clients=arrived, seed=seed, probe=probe)
     every = experiment.evaluate_every or _grid(experiment.until, surroundings, counts)
-    return Setup(module, world, surroundings, trainer, evaluator, every, surveyor, own)
+    facts = {metrics.DIRECTIONS: json.dumps(directions(evaluator.metrics))}  # stored with the run: names do not tell
+    return Setup(module, world, surroundings, trainer, evaluator, every, surveyor, own, facts)
 
 
 def _statistics_stay(experiment: Experiment) -> bool:
@@ -206,17 +208,11 @@ def _check_precision(module: nn.Module) -> None:
 
 
 def _check_targets(experiment: Experiment, measured: Sequence[Metric]) -> None:
-    """A misspelt metric would only look like a target that is never reached, one that goes the other way like one reached at once."""
-    known = {metric.name: metric for metric in measured}
+    """A misspelt metric would only look like a target that is never reached."""
+    known = [metric.name for metric in measured]
     for target in (experiment.until.target, experiment.target):
-        if target is None:
-            continue
-        if target.metric not in known:
+        if target is not None and target.metric not in known:
             raise ConfigError(f"target {target}: {unknown('metric', target.metric, known)}")
-        higher = known[target.metric].higher_is_better
-        if higher == (target.metric in LOWER_IS_BETTER):
-            better, instead = ("more", "any other name") if higher else ("less", f"one of the names {', '.join(LOWER_IS_BETTER)}")
-            raise ConfigError(f"target {target}: of {target.metric} {better} is better, which its name does not say: give it {instead}")
 
 
 def _mean_speed(trainer: Trainer, experiment: Experiment) -> Constant:
@@ -238,6 +234,18 @@ def _grid(until: Until, surroundings: SimulatedWorld, counts: Mapping[int, int])
     return max(until.updates * mean / len(counts) / POINTS, 1e-9)
 
 
+def directions(measured: Sequence[Metric]) -> dict[str, bool]:
+    """Of each metric: is higher better?"""
+    return {metric.name: metric.higher_is_better for metric in measured}
+
+
+def _towards(until: Until, measured: Sequence[Metric]) -> Until:
+    """A file says which value of a metric is wanted; which way that is, the task says."""
+    if until.target is None:
+        return until
+    return replace(until, target=until.target.towards(directions(measured)))
+
+
 @one_thread()  # strategies may compute before their first event
 def engine(
     made: Setup,
@@ -256,7 +264,7 @@ def engine(
         made.world,
         made.surroundings,
         worker,
-        until=experiment.until,
+        until=_towards(experiment.until, made.evaluator.metrics),
         evaluate=made.evaluator,
         own=made.own,
         every=made.every,

@@ -8,55 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from math import isfinite, nan
+from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from offbeat.core.errors import ConfigError, RunError, printable, unknown
 from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.until import Target
-from offbeat.experiment import crew, identity, measures
+from offbeat.experiment import crew, curves, identity
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
-from offbeat.experiment.groups import ACTIVE, SLOWEST, STRAGGLERS
-from offbeat.experiment.metrics import Summary
+from offbeat.experiment.measures import Row, over_seeds, speed_up
 
 MANIFEST = runs.COMPARISON
 REFERENCE = "fedavg"  # speed-ups are against this one, unless the comparison or its reader names another
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method over all seeds. A spread is a standard deviation; nan where there is nothing to tell."""
-
-    strategy: str
-    seeds: int
-    metric: str
-    final: float
-    spread: float
-    time_to_target: float  # mean over the seeds that reached it
-    reached: int  # how many did
-    speedup: float  # over the reference, where every seed of both reached the target
-    staleness: float
-    bytes_moved: float
-    idle_share: float
-    updates: float
-    slowest: float = nan  # the metric of the slowest quarter of the clients, on their own examples
-    active: float = nan
-    stragglers: float = nan
-    variance: float = nan  # between the two
-    forgetting: float = nan
-    best: float = nan  # on the whole grid, the mean over the seeds
-    best_spread: float = nan
-    aulc: float = nan  # metric × days
-    relative_time: float = nan  # to what every method gets to, over the reference's
-    server_seconds: float = nan
-    evaluated: str = "test"  # or "clients": the mean over clients, each on its own test examples
-
-    def plain(self) -> dict[str, Any]:
-        return {key: None if value != value else value for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -107,16 +73,18 @@ class Comparison:
     def rows(self, reference: str | None = None) -> list[Row]:
         """One a method; speed-ups and relative times are against the reference, the comparison's own unless another is named."""
         summaries = {name: [run.summary() for run in self.runs(name)] for name in self.strategies()}
-        base, relative = _time_of_all(summaries[self.checked(reference)]), self.relative_times(reference)
-        return [replace(_row(name, given, base), relative_time=relative.get(name, nan)) for name, given in summaries.items()]
+        base, relative = summaries[self.checked(reference)], self.relative_times(reference)
+        compared = {name: {"speedup": speed_up(given, base), "relative_time": relative.get(name, nan)} for name, given in summaries.items()}
+        return [over_seeds(name, given, compared[name]) for name, given in summaries.items()]
 
     def relative_times(self, reference: str | None = None, target: Target | None = None) -> dict[str, float]:
         """Each method's time to a target over the reference's; without one, to 95 % of the lowest final value of all."""
         names, against = self.strategies(), self.checked(reference)
-        metric = target.metric if target else self.runs(names[0])[0].summary().headline
-        curves = {name: [run.curve(metric) for run in self.runs(name)] for name in names}
-        target = target or measures.shared_target(curves, metric)
-        return measures.relative_times(curves, target, against) if target else {}
+        first = self.runs(names[0])[0].summary()
+        metric = target.metric if target else first.headline
+        found = {name: [run.curve(metric) for run in self.runs(name)] for name in names}
+        target = target.towards(first.higher_is_better) if target else curves.shared_target(found, metric, first.higher(metric))
+        return curves.relative_times(found, target, against) if target else {}
 
 
 def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int], reference: str = REFERENCE) -> Comparison:
@@ -143,43 +111,3 @@ def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int], r
 def execute(comparison: Comparison, jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None) -> bool:
     """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each run."""
     return crew.execute([comparison.folder / entry["folder"] for entry in comparison.layout()], jobs, on_progress)
-
-
-def _row(name: str, summaries: list[Summary], reference: float) -> Row:
-    metric = summaries[0].headline
-    finals, tops = [s.metrics.get(metric, nan) for s in summaries], [s.best for s in summaries]
-    times = [s.time_to_target for s in summaries if s.time_to_target is not None]
-    return Row(
-        strategy=name,
-        seeds=len(summaries),
-        metric=metric,
-        final=fmean(finals),
-        spread=_deviation(finals),
-        time_to_target=fmean(times) if times else nan,
-        reached=len(times),
-        speedup=reference / _time_of_all(summaries),
-        staleness=fmean(s.staleness_mean for s in summaries),
-        bytes_moved=fmean(s.bytes_down + s.bytes_up for s in summaries),
-        idle_share=fmean(s.idle_share for s in summaries),
-        updates=fmean(s.updates for s in summaries),
-        slowest=fmean(s.of_group(SLOWEST) for s in summaries),
-        active=fmean(s.of_group(ACTIVE) for s in summaries),
-        stragglers=fmean(s.of_group(STRAGGLERS) for s in summaries),
-        variance=fmean(s.variance for s in summaries),
-        forgetting=fmean(s.forgetting for s in summaries),
-        best=fmean(tops),
-        best_spread=_deviation(tops),
-        aulc=fmean(s.aulc for s in summaries),
-        server_seconds=fmean(s.server_seconds for s in summaries),
-        evaluated=summaries[0].evaluated,
-    )
-
-
-def _deviation(values: list[float]) -> float:
-    """Of a single value, or where one is no number (a model that is broken), there is none."""
-    return stdev(values) if len(values) > 1 and all(map(isfinite, values)) else nan
-
-
-def _time_of_all(summaries: list[Summary]) -> float:
-    """Mean time to target; nan unless every seed reached it, since a mean over the lucky ones would flatter."""
-    return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries)

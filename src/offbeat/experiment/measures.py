@@ -1,98 +1,224 @@
-"""What the papers measure of curves and groups: best value, area under the learning curve, relative time, unfairness, forgetting.
+"""Every measure, once: its name, which way is better, how it is read, averaged over seeds and printed, and where it is shown.
 
-docs/metrics.md says where each comes from.
+Tables, pages, `offbeat show` and `--json` go through this list, in its order. A measure more is an entry more here, and a
+field of `Summary` where the trace has to be read for it. docs/metrics.md says where each comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import isfinite, nan
-from statistics import fmean
+from statistics import fmean, stdev
+from typing import Any, Literal
 
-from offbeat.core.errors import require, unknown
-from offbeat.engines.until import LOWER_IS_BETTER, Target
+from offbeat.engines.until import Target
+from offbeat.experiment.groups import ACTIVE, SLOWEST, STRAGGLERS
+from offbeat.experiment.metrics import Summary, size, without_nan
 
-DAY = 86_400.0
+Better = Literal["more", "less", "metric"]  # "metric": whichever way the metric a table shows goes
+Text = Callable[[float], str]
+NONE = "–"  # there is nothing to tell
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A metric on the evaluation grid."""
+class Shown:
+    """A measure in one place. `heading` may have {final}, {metric} and {target} in it."""
 
-    seconds: list[float]
-    values: list[float]
-
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        """Where it is a number."""
-        return [(now, value) for now, value in zip(self.seconds, self.values, strict=True) if isfinite(value)]
-
-    @property
-    def final(self) -> float:
-        return self.values[-1] if self.values else nan
+    heading: str
+    text: Text
+    target: bool | None = None  # only where there is a target, or where there is none
 
 
-def headline(metrics: Sequence[str]) -> str:
-    """The metric a table shows: accuracy where there is one, else the first after the loss."""
-    names = [name for name in metrics if "/" not in name]
-    return "acc" if "acc" in names else next((name for name in names if name != "loss"), "loss")
+@dataclass(frozen=True)
+class Measure:
+    key: str  # in JSON, of a run and of a comparison
+    read: Callable[[Summary], float] | None  # of one run; None: a comparison finds it, with all methods before it
+    better: Better | None = None
+    spread: str | None = None  # the key of its standard deviation over seeds, where that is told
+    reached: str | None = None  # it is the mean of the seeds that have one; the key of how many do
+    table: Shown | None = None  # in the table of a comparison,
+    page: Shown | None = None  # in the second table, on its page,
+    line: Shown | None = None  # and in `offbeat show`, of one run
+
+    def direction(self, higher: bool) -> Better | None:
+        """More or less, where `higher` says of the metric that more is."""
+        return self.better if self.better != "metric" else "more" if higher else "less"
+
+    def cell(self, shown: Shown, values: Mapping[str, float], seeds: int) -> str:
+        """In a table of means over seeds."""
+        text = shown.text(values[self.key])
+        if self.spread is not None and values[self.spread] == values[self.spread]:
+            return f"{text} ± {shown.text(values[self.spread])}"
+        if self.reached is not None and 0 < values[self.reached] < seeds:
+            return f"{text} ({values[self.reached]} of {seeds})"
+        return text
 
 
-def best(curve: Curve, metric: str) -> float:
-    """The best value on the grid (FedCompass's top accuracy): the smallest where less is better."""
-    values = [value for _, value in curve.points]
-    return (min if metric in LOWER_IS_BETTER else max)(values, default=nan)
+# ---------------------------------------------------------------- how numbers are printed
 
 
-def aulc(curve: Curve, unit: float = DAY) -> float:
-    """The area under the learning curve by trapezoids, in metric × days (FedPSA)."""
-    return sum((after - before) * (a + b) / 2 for (before, a), (after, b) in pairwise(curve.points)) / unit if curve.points else nan
+def number(how: str, unit: str = "", missing: str = NONE) -> Text:
+    return lambda value: missing if value != value else f"{value:{how}}{unit}"
 
 
-def time_to(curve: Curve, target: Target) -> float | None:
-    """The first point of the grid at which the target is reached."""
-    return next((now for now, value in curve.points if target.reached({target.metric: value})), None)
+def count(value: float) -> str:
+    """Of what goes wrong: no word of it where nothing did."""
+    return f"{value:.0f}" if value else NONE
 
 
-def variance(overall: float, active: float, stragglers: float) -> float:
-    """Fed-OGD's unfairness, 1/2 (|a1 - a|² + |a2 - a|²)."""
-    return ((active - overall) ** 2 + (stragglers - overall) ** 2) / 2
+def _size(value: float) -> str:
+    return NONE if value != value else size(value)
 
 
-def forgetting(curve: Curve, updates: Mapping[int, Sequence[float]]) -> float:
-    """By how much a curve falls, on average, from one update of a slow client to just before its next.
-
-    `updates`: when each slow client's updates arrived. A gap counts if the grid has two points in it; nan if none has.
-    """
-    drops = []
-    for times in updates.values():
-        for start, end in pairwise(times):
-            inside = [value for now, value in curve.points if start <= now < end]  # an evaluation comes after the updates of its instant
-            if len(inside) >= 2:
-                drops.append(inside[0] - inside[-1])
-    return fmean(drops) if drops else nan
+WHOLE, ONE, TWO, THREE, FOUR = (number(f".{digits}f") for digits in range(5))
+SHARE, SMALL, AREA = number(".0%"), number(".2e"), number(".4g")
+BROKEN = number(".3f", missing="nan")  # of the metric itself: a model that broke down is told as such
 
 
-def shared_target(curves: Mapping[str, Sequence[Curve]], metric: str, share: float = 0.95) -> Target | None:
-    """What every method gets to: `share` of the lowest final value (OrthoFL); 1/share of the highest where less is better.
+# ---------------------------------------------------------------- the list
 
-    A method that ends with something that is no number does not count; None where none is left.
-    """
-    require(0 < share <= 1, f"share = {share}: of the lowest final value, in (0, 1]")
-    finals = [mean for given in curves.values() if isfinite(mean := fmean(curve.final for curve in given))]
-    if not finals:
-        return None
-    if metric in LOWER_IS_BETTER:
-        return Target(metric, max(finals) / share)
-    return Target(metric, min(finals) * share)
+MEASURES: tuple[Measure, ...] = (
+    Measure("final", lambda s: s.metrics.get(s.headline, nan), "metric", spread="spread", table=Shown("{final}", BROKEN)),
+    Measure(
+        "slowest", lambda s: s.of_group(SLOWEST), "metric", table=Shown("slowest ¼", THREE), line=Shown("{metric} of the slowest ¼", FOUR)
+    ),
+    Measure("best", lambda s: s.best, "metric", spread="best_spread", page=Shown("best", BROKEN), line=Shown("best {metric}", FOUR)),
+    Measure("active", lambda s: s.of_group(ACTIVE), "metric", page=Shown("active", THREE), line=Shown("{metric} of the active", FOUR)),
+    Measure(
+        "stragglers",
+        lambda s: s.of_group(STRAGGLERS),
+        "metric",
+        page=Shown("stragglers", THREE),
+        line=Shown("{metric} of the stragglers", FOUR),
+    ),
+    Measure("variance", lambda s: s.variance, "less", page=Shown("variance", SMALL), line=Shown("variance between the two", SMALL)),
+    Measure("forgetting", lambda s: s.forgetting, "less", page=Shown("forgetting", THREE), line=Shown("forgetting of the slowest ¼", FOUR)),
+    Measure("aulc", lambda s: s.aulc, "metric", page=Shown("AULC (days)", AREA), line=Shown("area under {metric} × days", AREA)),
+    Measure("relative_time", None, "less", table=Shown("relative time", TWO, target=False), page=Shown("relative time", TWO)),
+    Measure(
+        "time_to_target",
+        lambda s: nan if s.time_to_target is None else s.time_to_target,
+        "less",
+        reached="reached",
+        table=Shown("time to {target}", number(".0f", " s", missing="not reached"), target=True),
+    ),
+    Measure("speedup", None, "more", table=Shown("speed-up", number(".2f", "×"), target=True)),
+    Measure("seconds", lambda s: s.seconds, line=Shown("virtual seconds", WHOLE)),
+    Measure("staleness", lambda s: s.staleness_mean, table=Shown("staleness", ONE), line=Shown("staleness, mean", TWO)),
+    Measure("staleness_max", lambda s: s.staleness_max, line=Shown("staleness, largest", WHOLE)),
+    Measure("bytes_moved", lambda s: s.bytes_down + s.bytes_up, "less", table=Shown("moved", _size)),
+    Measure("bytes_down", lambda s: s.bytes_down, "less", line=Shown("moved down", _size)),
+    Measure("bytes_up", lambda s: s.bytes_up, "less", line=Shown("moved up", _size)),
+    Measure("clients", lambda s: s.clients, line=Shown("clients", WHOLE)),
+    Measure("idle_share", lambda s: s.idle_share, "less", table=Shown("idle", SHARE), line=Shown("idle", SHARE)),
+    Measure("updates", lambda s: s.updates, table=Shown("updates", WHOLE), line=Shown("updates", WHOLE)),
+    Measure("versions", lambda s: s.versions, line=Shown("versions", WHOLE)),
+    Measure("server_bytes", lambda s: s.server_bytes, "less", line=Shown("server memory", _size)),
+    Measure("server_seconds", lambda s: s.server_seconds, "less", page=Shown("server seconds", TWO), line=Shown("server seconds", TWO)),
+    Measure("wall_seconds", lambda s: s.wall_seconds, "less", line=Shown("host seconds", ONE)),
+    Measure("rejected", lambda s: s.rejected, line=Shown("rejected", count)),
+    Measure("lost", lambda s: s.lost, line=Shown("lost", count)),
+    Measure("late", lambda s: s.late, line=Shown("late", count)),
+    Measure("duplicates", lambda s: s.duplicates, line=Shown("duplicates", count)),
+)
 
 
-def relative_times(curves: Mapping[str, Sequence[Curve]], target: Target, reference: str) -> dict[str, float]:
-    """Each method's mean time to the target over that of the reference; nan unless every seed of both reached it."""
-    if reference not in curves:
-        raise unknown("method", reference, curves)
-    times = {name: fmean(nan if (t := time_to(c, target)) is None else t for c in given) for name, given in curves.items()}
-    base = times[reference]
-    return {name: time / base if base else nan for name, time in times.items()}
+# ---------------------------------------------------------------- of one run
+
+
+def values(summary: Summary) -> dict[str, float]:
+    return {measure.key: measure.read(summary) for measure in MEASURES if measure.read is not None}
+
+
+def plain(summary: Summary) -> dict[str, Any]:
+    """For JSON: all that was read off the trace, and every measure."""
+    made: dict[str, Any] = {**summary.plain(), **without_nan(values(summary))}
+    return made
+
+
+def lines(summary: Summary) -> list[list[str]]:
+    """Those of which there is anything to tell: label and number."""
+    told = values(summary)
+    shown = [(m.line.heading.format(metric=summary.headline), m.line.text(told[m.key])) for m in MEASURES if m.line and m.key in told]
+    return [[label, text] for label, text in shown if text != NONE]
+
+
+# ---------------------------------------------------------------- over seeds
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over all seeds: a number for each measure, nan where there is nothing to tell."""
+
+    strategy: str
+    seeds: int
+    metric: str
+    higher_is_better: bool  # of the metric
+    evaluated: str  # "test", or "clients": the mean over clients, each on its own test examples
+    values: Mapping[str, float]
+
+    def __getitem__(self, key: str) -> float:
+        return self.values[key]
+
+    def plain(self) -> dict[str, Any]:
+        numbers = {key: None if value != value else value for key, value in self.values.items()}
+        return {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric, **numbers, "evaluated": self.evaluated}
+
+
+def over_seeds(strategy: str, summaries: Sequence[Summary], compared: Mapping[str, float]) -> Row:
+    """`compared`: what only a comparison knows of it."""
+    found: dict[str, float] = {}
+    for measure in MEASURES:
+        if measure.read is None:
+            found[measure.key] = compared.get(measure.key, nan)
+            continue
+        each = [measure.read(s) for s in summaries]
+        counted = each if measure.reached is None else [value for value in each if value == value]
+        found[measure.key] = fmean(counted) if counted else nan
+        if measure.reached is not None:
+            found[measure.reached] = len(counted)
+        if measure.spread is not None:
+            found[measure.spread] = _deviation(each)
+    first = summaries[0]
+    return Row(strategy, len(summaries), first.headline, first.higher(first.headline), first.evaluated, found)
+
+
+def speed_up(summaries: Sequence[Summary], reference: Sequence[Summary]) -> float:
+    """The reference's mean time to target over the method's."""
+    return _time_of_all(reference) / _time_of_all(summaries)
+
+
+def _time_of_all(summaries: Sequence[Summary]) -> float:
+    """nan unless every seed reached it, since a mean over the lucky ones would flatter."""
+    return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Of a single value, or where one is no number (a model that is broken), there is none."""
+    return stdev(values) if len(values) > 1 and all(map(isfinite, values)) else nan
+
+
+def table(rows: Sequence[Row], target: Target | None, place: Literal["table", "page"] = "table", arrows: bool = False) -> list[list[str]]:
+    """Headings, then a line a method. `arrows` say which way is better."""
+    columns = [(measure, shown) for measure, shown in _shown(place) if shown.target in (None, target is not None)]
+    first = rows[0]
+    words = {"metric": first.metric, "target": target, "final": f"final {first.metric}"}
+    if first.evaluated == "clients":
+        words["final"] = f"mean {first.metric} of clients"
+    ways = {"more": " ↑", "less": " ↓"} if arrows else {}
+    headings = [shown.heading.format(**words) + ways.get(str(m.direction(first.higher_is_better)), "") for m, shown in columns]
+    cells = [[row.strategy, *(measure.cell(shown, row.values, row.seeds) for measure, shown in columns)] for row in rows]
+    return [["strategy", *headings], *cells]
+
+
+def _shown(place: Literal["table", "page"]) -> Iterable[tuple[Measure, Shown]]:
+    for measure in MEASURES:
+        shown = measure.table if place == "table" else measure.page
+        if shown is not None:
+            yield measure, shown
+
+
+def legend(row: Row) -> dict[str, Better | None]:
+    """For JSON: of each measure, is more or less better? None: neither."""
+    return {measure.key: measure.direction(row.higher_is_better) for measure in MEASURES}

@@ -1,7 +1,8 @@
-"""What a run amounts to, read off its trace."""
+"""What a run amounts to, read off its trace. `measures` says what is made of it in tables, pages and JSON."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,12 @@ from typing import Any
 from offbeat.client.survey import EVERYONE
 from offbeat.core.errors import RunError
 from offbeat.engines.trace import read_only
-from offbeat.engines.until import Target
-from offbeat.experiment import measures
+from offbeat.engines.until import Target, higher_is_better
+from offbeat.experiment import curves
+from offbeat.experiment.curves import Curve
 from offbeat.experiment.groups import ACTIVE, SLOW_CLASSES, SLOWEST, STRAGGLERS
-from offbeat.experiment.measures import Curve
 
+DIRECTIONS = "higher_is_better"  # the fact that says of each metric whether it is, as JSON
 ENDS = ("arrive", "refuse", "lost")  # how a ticket ends
 
 
@@ -65,11 +67,15 @@ class Summary:
     best: float = nan  # of the metric a table shows, on the whole grid
     aulc: float = nan  # area under the learning curve, metric × days
     forgetting: float = nan  # of what the slowest quarter holds, between two updates of one of them
+    higher_is_better: dict[str, bool] = field(default_factory=dict)  # of each metric, as the run says
+
+    def higher(self, metric: str) -> bool:
+        return higher_is_better(metric, self.higher_is_better)
 
     @property
     def headline(self) -> str:
         """The metric a table shows."""
-        return measures.headline(list(self.metrics))
+        return curves.headline(list(self.metrics))
 
     def of_group(self, group: str) -> float:
         return self.groups.get(f"{self.headline}/{group}", nan)
@@ -137,11 +143,20 @@ def spans(db: sqlite3.Connection, end: float) -> list[Span]:
     return [Span(client, now, *ended.get(ticket, (end, "open"))) for ticket, (client, now) in started.items()]
 
 
+def directions(db: sqlite3.Connection) -> dict[str, bool]:
+    """Of each metric whether higher is better; nothing of a run of before this was stored."""
+    told = db.execute("SELECT value FROM facts WHERE key = ?", (DIRECTIONS,)).fetchone()
+    try:
+        return {str(name): bool(higher) for name, higher in json.loads(told[0]).items()} if told else {}
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise RunError(f"the trace's fact {DIRECTIONS} is damaged: {str(told[0])[:40]!r}") from None
+
+
 def time_to(db: sqlite3.Connection, target: Target | None) -> float | None:
     """The first point of the grid at which the target is reached."""
     if target is None:
         return None
-    return measures.time_to(curve(db, target.metric), target)
+    return curves.time_to(curve(db, target.metric), target.towards(directions(db)))
 
 
 def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None) -> Summary:
@@ -153,7 +168,7 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
     moved = dict(db.execute("SELECT kind, SUM(bytes) FROM trace WHERE bytes IS NOT NULL GROUP BY kind"))
     ages = staleness(db)
     values = _last_metrics(db)
-    name = measures.headline(list(values))
+    name, known = curves.headline(list(values)), directions(db)
     busy = sum(span.ended - span.started for span in spans(db, seconds))
     return Summary(
         ended=ended,
@@ -181,10 +196,11 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         surveyed=facts.get("surveyed"),
         evaluated=facts.get("evaluated", "test"),
         data=facts.get("data"),
-        variance=measures.variance(*(values.get(f"{name}/{group}", nan) for group in (EVERYONE, ACTIVE, STRAGGLERS))),
-        best=measures.best(curve(db, name), name),
-        aulc=measures.aulc(curve(db, name)),
-        forgetting=measures.forgetting(curve(db, f"acc/{SLOW_CLASSES}"), arrivals(db, members(db, SLOWEST))),
+        variance=curves.variance(*(values.get(f"{name}/{group}", nan) for group in (EVERYONE, ACTIVE, STRAGGLERS))),
+        best=curves.best(curve(db, name), higher_is_better(name, known)),
+        aulc=curves.aulc(curve(db, name)),
+        forgetting=curves.forgetting(curve(db, f"acc/{SLOW_CLASSES}"), arrivals(db, members(db, SLOWEST))),
+        higher_is_better=known,
     )
 
 

@@ -35,7 +35,7 @@ def save(
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style></head>
 <body><h1>{escape(title)}</h1>{f'<p class="note">Data: {escape(data)}</p>' if data else ""}{"".join(map(_table, tables))}
-<p class="note">Curves: mean over seeds, band from lowest to highest. Timeline: the first seed's run.
+<p class="note">↑ more is better, ↓ less. Curves: mean over seeds, band from lowest to highest. Timeline: the first seed's run.
 Slowest ¼, active, stragglers: clients by what a job of theirs takes, on examples of their own. Relative time: to 95 % of the lowest
 final value of all, the reference ({escape(reference)}) = 1. docs/metrics.md has the formulas.</p>
 {"".join(parts)}</body></html>"""

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError, printable
 from offbeat.engines.until import Target
-from offbeat.experiment import build, figure, heatmap, page, series
-from offbeat.experiment.compare import Comparison, Row
+from offbeat.experiment import build, figure, heatmap, measures, page, series
+from offbeat.experiment.compare import Comparison
 from offbeat.experiment.config import Experiment
-from offbeat.experiment.metrics import size
+from offbeat.experiment.measures import Row
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,8 @@ class Report:
 
 def read(comparison: Comparison, reference: str | None = None) -> Report:
     """The numbers; the figure and the page are where `write` put them."""
-    rows, target = comparison.rows(reference), _target(comparison)
-    table = [headings(rows, target), *(cells(row, target) for row in rows)]
-    return Report(rows, table, comparison.folder / "figure.png", comparison.folder / "report.html")
+    rows = comparison.rows(reference)
+    return Report(rows, measures.table(rows, _target(comparison)), comparison.folder / "figure.png", comparison.folder / "report.html")
 
 
 def write(comparison: Comparison, reference: str | None = None) -> Report:
@@ -43,7 +42,7 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     drawn = [] if held is None else [heatmap.draw(held)]
-    tables, against = [report.table, details(rows)], comparison.checked(reference)
+    tables, against = [measures.table(rows, target, place, arrows=True) for place in ("table", "page")], comparison.checked(reference)
     page.save(methods, tables, metric, target, title, report.page, against, drawn, _data(comparison))
     return report
 
@@ -70,48 +69,3 @@ def _target(comparison: Comparison) -> Target | None:
     first = _first(comparison)
     return first.until.target or first.target
 
-
-def headings(rows: list[Row], target: Target | None) -> list[str]:
-    times = ["relative time"] if target is None else [f"time to {target}", "speed-up"]
-    final = f"final {rows[0].metric}" if rows[0].evaluated == "test" else f"mean {rows[0].metric} of clients"
-    return ["strategy", final, "slowest ¼", *times, "staleness", "moved", "idle", "updates"]
-
-
-def cells(row: Row, target: Target | None) -> list[str]:
-    """Without a target nobody reached or missed it: times are then those to what every method gets to."""
-    speedup = "–" if row.speedup != row.speedup else f"{row.speedup:.2f}×"
-    return [
-        row.strategy,
-        _spread(row.final, row.spread),
-        _number(row.slowest),
-        *([_number(row.relative_time, ".2f")] if target is None else [_time(row), speedup]),
-        f"{row.staleness:.1f}",
-        size(row.bytes_moved),
-        f"{row.idle_share:.0%}",
-        f"{row.updates:.0f}",
-    ]
-
-
-def details(rows: list[Row]) -> list[list[str]]:
-    """What the papers look at beside: a second table, for the page."""
-    names = ["strategy", "best", "active", "stragglers", "variance", "forgetting", "AULC (days)", "relative time", "server seconds"]
-    return [names, *(
-        [r.strategy, _spread(r.best, r.best_spread), _number(r.active), _number(r.stragglers), _number(r.variance, ".2e"),
-         _number(r.forgetting), _number(r.aulc, ".4g"), _number(r.relative_time, ".2f"), _number(r.server_seconds, ".2f")]
-        for r in rows
-    )]  # fmt: skip
-
-
-def _number(value: float, how: str = ".3f") -> str:
-    return "–" if value != value else f"{value:{how}}"
-
-
-def _spread(mean: float, deviation: float) -> str:
-    return f"{mean:.3f}" + ("" if deviation != deviation else f" ± {deviation:.3f}")
-
-
-def _time(row: Row) -> str:
-    if row.reached == 0:
-        return "not reached"
-    share = "" if row.reached == row.seeds else f" ({row.reached} of {row.seeds})"
-    return f"{row.time_to_target:.0f} s{share}"

@@ -32,7 +32,7 @@ from offbeat.engines.progress import Outcome
 from offbeat.engines.tally import Tally
 from offbeat.engines.trace import SPENT, TABLES, Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
-from offbeat.experiment import build, files, finished, guard, identity, machine, measures, metrics, sealed
+from offbeat.experiment import build, curves, files, finished, guard, identity, machine, metrics, sealed
 from offbeat.experiment.config import Experiment
 
 COMPARISON = guard.COMPARISON
@@ -102,7 +102,7 @@ class Run:
         begun = self.trace_file.is_file() and not self.complete
         return machine.moved(self.folder / "environment.json") if begun else None
 
-    def curve(self, metric: str) -> measures.Curve:
+    def curve(self, metric: str) -> curves.Curve:
         """A metric on the evaluation grid."""
         with metrics.open_trace(self.trace_file) as db:
             return metrics.curve(db, metric)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from offbeat.experiment import metrics
 from offbeat.experiment.compare import Comparison
-from offbeat.experiment.measures import Curve
+from offbeat.experiment.curves import Curve
 from offbeat.experiment.metrics import Span
 
 Floats = NDArray[np.float64]

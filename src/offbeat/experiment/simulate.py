@@ -31,7 +31,7 @@ from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until, parse_until
 from offbeat.experiment import build, metrics
 from offbeat.experiment.config import Experiment
-from offbeat.experiment.measures import Curve
+from offbeat.experiment.curves import Curve
 from offbeat.experiment.metrics import Summary
 from offbeat.scenario.availability import Always, Availability
 from offbeat.scenario.delays import Constant, Delays, PerClient
@@ -176,6 +176,7 @@ def simulate(
     evaluator = Evaluator(model, x, y, loss)
     made = build.assemble(model, data, evaluator, experiment, loss)
     engine = build.engine(made, experiment)
+    engine.trace.set_facts(made.facts)
     outcome = engine.run()
     engine.trace.set_facts({"wall_seconds": time.monotonic() - began, **outcome.costs()})
     summary = metrics.summarize(engine.trace.db, experiment.population, experiment.until.target)

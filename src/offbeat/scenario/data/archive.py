@@ -5,7 +5,6 @@ How much comes out is bounded: six megabytes can hold six gigabytes of nothing.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import io
 import os
@@ -42,8 +41,8 @@ def unpack(path: Path, into: Path, most: int = MOST) -> None:
     except OSError as error:
         raise DataError(f"cannot unpack {path} into {into}: {error.strerror or error}") from None
     try:
-        with suppress(OSError):  # some network drives have no locks
-            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError, ImportError):  # some network drives have no locks, some systems neither
+            _hold(mine)
         (_unzip if zipfile.is_zipfile(path) else _untar)(path, room, most)
         _move(room, into)
     except DataError:
@@ -57,15 +56,21 @@ def unpack(path: Path, into: Path, most: int = MOST) -> None:
         os.close(mine)
 
 
+def _hold(room: int) -> None:
+    import fcntl  # of POSIX alone, and needed by nobody who unpacks nothing
+
+    fcntl.flock(room, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _sweep(into: Path) -> None:
     """Remove what killed processes left: a room that is not new and that nobody holds (a lock goes with its process)."""
     for room in into.glob(f"{ROOM}*"):
-        with suppress(OSError):
+        with suppress(OSError, ImportError):
             if time.time() - room.stat().st_mtime < FRESH:
                 continue
             held = os.open(room, os.O_RDONLY)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _hold(held)
                 shutil.rmtree(room, ignore_errors=True)
             finally:
                 os.close(held)

@@ -1,0 +1,106 @@
+"""Whoever reads the trace of a running run is at most two seconds behind it: host time, played here by a clock of our own."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from small_world import Eager, Surroundings, add_one, make_engine
+
+from offbeat.core.jobs import Job, Result
+from offbeat.engines.trace import LAG, LOOK, Trace, read_only
+from offbeat.engines.until import Until
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def trace(tmp_path: Path, clock: Clock) -> Trace:
+    return Trace(tmp_path / "run.sqlite", clock)
+
+
+def seen(trace: Trace, table: str = "trace") -> int:
+    """Rows that somebody else can read."""
+    assert trace.path is not None
+    if not trace.path.is_file():
+        return 0
+    with closing(read_only(trace.path)) as db:
+        return db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
+
+
+def test_rows_wait_while_the_last_are_young_and_are_written_when_they_are_not(trace, clock):
+    for _ in range(4 * LOOK):
+        trace.add(1.0, "timer", 0)
+    trace.keep_up()
+    assert seen(trace) == 0
+    clock.now = LAG
+    trace.keep_up()
+    assert seen(trace) == 4 * LOOK
+    trace.commit(1.0, 1)
+    clock.now = 1.5 * LAG
+    trace.keep_up()
+    assert seen(trace, "commits") == 0  # half of the time has passed
+    clock.now = 2 * LAG
+    trace.keep_up()
+    assert seen(trace, "commits") == 1
+
+
+def test_a_run_in_which_nobody_answers_is_looked_at_by_its_rows(trace, clock):
+    """Tickets that expire, timers that fire: no result is waited for, so nobody calls keep_up."""
+    for _ in range(2 * LOOK):
+        clock.now += LAG / LOOK
+        trace.add(clock.now, "lost", 0)
+    assert seen(trace) >= LOOK
+
+
+def test_before_a_wait_that_will_be_too_long_all_is_written(trace, clock):
+    """Jobs of 1.5 s: what is half a second old when the wait begins would be 2 s old before anybody looked again."""
+    trace.keep_up()
+    clock.now = 1.5
+    trace.add(1.0, "arrive", 0)
+    trace.keep_up()  # 1.5 s since the last look, so the next one comes at 3 s: later than LAG
+    assert seen(trace) == 1
+
+
+def test_looking_costs_nothing_where_nothing_happened(trace, clock):
+    clock.now = 100.0
+    trace.keep_up()
+    assert not trace.path.exists()
+
+
+def test_a_trace_in_memory_is_nobody_elses(clock):
+    trace = Trace(None, clock)
+    trace.add(1.0, "timer", 0)
+    clock.now = 100.0
+    trace.keep_up()
+    assert "db" not in trace.__dict__
+
+
+def test_a_reader_of_a_slow_run_is_never_further_behind(trace, clock):
+    written: list[float] = []  # when each row was, by seq
+    behind: list[float] = []
+
+    def slow(job: Job) -> Result:
+        """A job takes a second of host time; then somebody reads."""
+        written.extend([clock.now] * (trace.seq - len(written)))
+        clock.now += 1.0
+        missing = seen(trace) + seen(trace, "commits")
+        behind.append(clock.now - written[missing] if missing < len(written) else 0.0)
+        return add_one(job)
+
+    make_engine(Eager(), Surroundings({0: 3.0, 1: 5.0}), until=Until(updates=30), train=slow, trace=trace).run()
+    assert len(behind) == 30
+    assert 0 < max(behind) <= LAG

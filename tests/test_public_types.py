@@ -1,0 +1,119 @@
+"""What users import: typed for their checkers, there as documented, and free of what only some systems have."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import offbeat
+from patience import PATIENCE
+
+ROOT = Path(__file__).parent.parent
+DOOR = Path(offbeat.__file__)
+
+USER = """
+from typing import assert_type
+
+import torch
+import offbeat
+
+clients = [(torch.ones(4, 2), torch.zeros(4, dtype=torch.long))]
+done = offbeat.simulate(torch.nn.Linear(2, 2), clients, offbeat.OrthoFL(beta=0.5), until="60s")
+assert_type(done, offbeat.Simulation)
+assert_type(done.summary.updates, int)
+assert_type(done.metrics["acc"], float)
+assert_type(offbeat.OrthoFL(), offbeat.OrthoFL)
+assert_type(offbeat.presets.load("quickstart").experiment, offbeat.Experiment)
+assert_type(offbeat.__version__, str)
+"""
+MISTAKES = """
+import offbeat
+
+offbeat.OrthoFL(betta=0.5)
+offbeat.OrthFL()
+"""
+
+
+def typed(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """What mypy says of a user's script, as strictly as of the package; its cache is the package's own."""
+    (tmp_path / "user.py").write_text(script)
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(tmp_path / "user.py")]
+    where = {**os.environ, "MYPYPATH": str(DOOR.parent.parent)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=where, timeout=PATIENCE)
+
+
+@pytest.mark.slow
+def test_a_users_script_is_checked_by_mypy(tmp_path):
+    done = typed(tmp_path, USER)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_no_public_name_is_any(tmp_path):
+    done = typed(tmp_path, "import offbeat\n" + "".join(f"reveal_type(offbeat.{name})\n" for name in offbeat.__all__))
+    told = [line for line in done.stdout.splitlines() if "Revealed type" in line]
+    assert len(told) == len(offbeat.__all__), done.stdout
+    assert [line for line in told if '"Any"' in line] == []
+
+
+@pytest.mark.slow
+def test_mypy_finds_a_users_mistakes(tmp_path):
+    done = typed(tmp_path, MISTAKES)
+    assert 'Unexpected keyword argument "betta" for "OrthoFL"' in done.stdout
+    assert 'Module has no attribute "OrthFL"' in done.stdout
+
+
+def test_what_checkers_see_is_what_there_is():
+    """Names stand twice at the door: imported for type checkers, looked up when they are used."""
+    seen: dict[str, str] = {}
+    for node in ast.walk(ast.parse(DOOR.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("offbeat"):
+            seen |= {alias.asname or alias.name: node.module for alias in node.names}
+    assert seen == {**offbeat._PUBLIC, **dict.fromkeys(offbeat._PACKAGES, "offbeat")}
+    assert set(offbeat.__all__) == {*seen, "__version__"}
+    for name in offbeat.__all__:
+        assert getattr(offbeat, name) is not None
+        assert name in dir(offbeat)
+
+
+FRESH = """
+import sys
+for name in ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"):
+    sys.modules[name] = None  # as where there is no such module
+import offbeat
+print([name for name in ("torch", "numpy", "yaml", "offbeat.presets", "offbeat.core") if name in sys.modules])
+print(offbeat.presets.load("quickstart").experiment.name, offbeat.testing.check.__name__)
+try:
+    offbeat.presents
+except AttributeError as error:
+    print(error)
+import torch
+x = torch.randn(8, 3)
+done = offbeat.simulate(torch.nn.Linear(3, 2), [(x, torch.arange(8) % 2)] * 2, "fedbuff", until="300s")
+print(done.outcome.reason, offbeat.Experiment().clients)
+"""
+
+
+@pytest.fixture(scope="module")
+def fresh() -> list[str]:
+    """What a new process prints, in which nothing that is POSIX only can be imported."""
+    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_importing_it_imports_nothing_heavy(fresh):
+    assert fresh[0] == "[]"
+
+
+def test_packages_are_there_as_documented_once_they_are_used(fresh):
+    assert fresh[1:3] == ["quickstart check", "module 'offbeat' has no attribute 'presents'"]
+
+
+def test_it_simulates_where_there_is_no_posix(fresh):
+    assert fresh[3] == "seconds 20"
