@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT);
 """
 TABLES = ("trace", "commits", "notes", "metrics", "clients")
 TOGETHER = 100  # rows a statement
+SKIPPED = 16  # waits at most without a look at the clock: so many may turn out long before it is noticed
 LAG = 2.0  # host seconds that a reader may be behind
 LOOK = 64  # rows between two looks at the clock, where nobody calls for one
 SPENT = "wall_seconds"  # the fact that is summed over all resumes
@@ -152,15 +153,20 @@ class Trace:
             self.keep_up()
             self._look_at = self._next_look()
 
-    def keep_up(self) -> None:
-        """Called before a wait: write what readers would miss for longer than they should, if the next call is as far off as the last."""
+    def keep_up(self, waits: int = 1) -> int:
+        """Called before a wait: write what readers would miss for longer than they should, if the next call is as far off as the last.
+
+        Returns how many such waits make a hundredth of the lag, given how many there were since the last call: where waits are short
+        a look before each would cost more than they do."""
         if self.path is None:
-            return
+            return SKIPPED
         now = self._clock()
-        if now + (now - self._looked) > self._flushed + LAG:
+        gap = now - self._looked
+        if now + gap > self._flushed + LAG:
             self.flush()
             self._flushed = now
         self._looked = now
+        return max(1, min(SKIPPED, 2 * waits, int(LAG / 100 * waits / max(gap, 1e-9))))
 
     def flush(self) -> None:
         """Make everything so far durable."""

@@ -81,6 +81,7 @@ class VirtualEngine:
         self._verdicts: dict[int, Verdict] = {}  # computed and judged, not yet due
         self._waiting: Due | None = None  # the arrival whose result was asked for
         self._leaving: dict[int, float] = {}  # idle clients -> when they leave, where that is known
+        self._waits = self._stride = 1  # for results, until the trace looks at the clock again
         self._started = False
         self._cadence: Cadence | None = None  # begins with the run
         self._ended: str | None = None
@@ -112,7 +113,9 @@ class VirtualEngine:
             _, kind, who, ticket = due
             if kind == ARRIVE and ticket not in self._verdicts and ticket in run.ledger.open:
                 self._waiting = due
-                self.trace.keep_up()
+                self._waits -= 1
+                if self._waits <= 0:
+                    self._waits = self._stride = self.trace.keep_up(self._stride)
                 return ticket
             self._waiting = None
             clock.pop()
