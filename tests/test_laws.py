@@ -461,6 +461,35 @@ def test_a_strategy_that_is_broken_in_one_way_breaks_no_unrelated_law() -> None:
     assert broken == {"no client leaks"}
 
 
+REPEATABLE = [strategy for strategy, law, _, _ in BROKEN if law not in ("same actions", "client half")]
+
+
+@pytest.mark.parametrize("strategy", REPEATABLE, ids=lambda strategy: type(strategy).__name__)
+def test_laws_that_share_a_play_find_what_each_finds_alone(strategy: Strategy) -> None:
+    together = check(strategy, scripts=4)
+    alone = [finding for name, law in LAWS.items() for finding in check(strategy, scripts=4, laws={name: law})]
+    assert [str(finding) for finding in together] == [str(finding) for finding in alone]
+    assert [finding.scripts for finding in together] == [finding.scripts for finding in alone]
+
+
+def test_laws_that_only_look_on_share_one_play() -> None:
+    plays = []
+
+    class Counted(Mean):
+        def init(self, world: World) -> State:
+            plays.append(1)
+            return super().init(world)
+
+    def played(*names: str) -> int:
+        plays.clear()
+        check(Counted(), scripts=[read("arrive 0")], laws={name: LAWS[name] for name in names})
+        return len(plays)
+
+    # in a second and a third play the same actions must follow
+    assert played("legal answers", "nothing in place", "versions", "base versions", "buffers and counters", "client half") == 1
+    assert played("same actions") == played("legal answers", "same actions", "versions") == 3
+
+
 def test_a_crash_is_reported_once_and_by_the_first_law() -> None:
     broken = {finding.law for finding in check(ServesTheBusy(), scripts=12) if not finding.passed}
     assert broken == {"legal answers"}
