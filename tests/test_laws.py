@@ -461,7 +461,7 @@ def test_a_strategy_that_is_broken_in_one_way_breaks_no_unrelated_law() -> None:
     assert broken == {"no client leaks"}
 
 
-REPEATABLE = [strategy for strategy, law, _, _ in BROKEN if law not in ("same actions", "client half")]
+REPEATABLE = [strategy for strategy, law, _, _ in BROKEN if law not in ("same actions", "client half", "no client leaks")]
 
 
 @pytest.mark.parametrize("strategy", REPEATABLE, ids=lambda strategy: type(strategy).__name__)
