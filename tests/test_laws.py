@@ -393,6 +393,15 @@ class Impure(PlainRule):
         return grad(w) + next(_BETWEEN_RUNS), carry
 
 
+@dataclass(frozen=True)
+class Clips(PlainRule):
+    """Clips the gradient to length 1, that of all clients of a stack as if they were one."""
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Any, carry: Any) -> tuple[Tensor, Any]:
+        g = grad(w)
+        return g / torch.linalg.vector_norm(g).clamp(min=1.0), carry
+
+
 @dataclass(frozen=True, kw_only=True)
 class WithRule(Mean):
     rule: Any = None
@@ -423,6 +432,7 @@ BROKEN: list[tuple[Strategy, str, int, str]] = [
     (ServesTheBusy(), "legal answers", 1, "ProtocolError: Dispatch to client 0"),
     (WithRule(rule=Forgetful()), "client half", 1, "promised uploads {'sketch': 4}, and gave {}"),
     (WithRule(rule=Impure()), "client half", 1, "two results for one job"),
+    (WithRule(rule=Clips()), "stacks", 4, "another local model in a stack than alone"),
     (TakesFourthPowers(), "finite", 1, "state.notes is not finite"),
     (OverflowsInPython(), "finite", 1, "as large as the gate admits: OverflowError"),
 ]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from offbeat.client.data import ClientData
 from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import STATISTICS, Job, Result, with_own_statistics
+from offbeat.core.jobs import STATISTICS, Job, Result, handed_back, with_own_statistics
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Reject, World
 from offbeat.core.strategies import REGISTRY, FedAsync, FedPSA, Global, Local
 from offbeat.core.surroundings import Trip
@@ -40,7 +40,7 @@ def moved(layout: Layout) -> Any:
         local = torch.tensor([w + 4, (mean + CENTRE[job.client]) / 2, seen + 1], dtype=job.base.dtype)
         return Result(job.ticket, local, job.num_examples, steps=1)
 
-    return lambda job: with_own_statistics(train, layout, job)
+    return lambda job: handed_back(job, train(with_own_statistics(job, layout)), layout)
 
 
 def kept(engine: ScriptedEngine, client: int) -> list[float]:
@@ -153,7 +153,7 @@ def test_the_servers_statistics_stay_what_the_model_came_with_to_the_last_bit(na
     def train(job: Job) -> Result:
         nonlocal kept_by_clients
         assert torch.equal(layout.statistics(job.base), came_with)
-        result = with_own_statistics(clients, layout, job)
+        result = handed_back(job, clients(with_own_statistics(job, layout)), layout)
         before = job.memory.get(STATISTICS, came_with)
         assert result.memory[STATISTICS][-1] == before[-1] + result.steps  # it counts on from its own
         kept_by_clients += 1
@@ -167,7 +167,11 @@ def test_the_servers_statistics_stay_what_the_model_came_with_to_the_last_bit(na
 
 def test_the_laws_hold_where_clients_keep_their_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = TinyClients.__call__
-    monkeypatch.setattr(TinyClients, "__call__", lambda self, job: with_own_statistics(lambda own: plain(self, own), self.layout, job))
+
+    def keeping(self: TinyClients, job: Job) -> Result:
+        return handed_back(job, plain(self, with_own_statistics(job, self.layout)), self.layout)
+
+    monkeypatch.setattr(TinyClients, "__call__", keeping)
     for name in ("fedavg", "orthofl", "safa"):
         for finding in check(REGISTRY[name](), scripts=6):
             assert finding.passed, finding

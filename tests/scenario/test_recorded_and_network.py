@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.protocol import Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAsync, Local
@@ -190,10 +191,10 @@ def test_training_starts_when_the_download_is_done() -> None:
 
 def test_the_bytes_are_those_of_the_model_and_what_goes_with_it() -> None:
     layout = Layout((Slice("w", (10,), 0, 10, "param"),))
-    payload = Payload.of(FedAsync(), torch.zeros(10), layout)
+    payload = Payload.of(contract_of(FedAsync()), torch.zeros(10), layout)
     assert payload(LocalWork()) == (40, 40)
     assert payload(LocalWork(extras={"basis": torch.zeros(5)})) == (60, 40)
-    assert Payload.of(Local(), torch.zeros(10), layout)(LocalWork()) == (0, 0)  # alone, nothing travels
+    assert Payload.of(contract_of(Local()), torch.zeros(10), layout)(LocalWork()) == (0, 0)  # alone, nothing travels
 
 
 def test_large_draws_are_slow_as_with_delays() -> None:

@@ -40,7 +40,8 @@ def test_the_sample_ends_well(sample):
 BROKEN = """
 import sys
 from pathlib import Path
-from offbeat.engines import resume, trace
+from offbeat.engines import trace
+from offbeat.engines.coordinator import Coordinator
 from offbeat.experiment import files
 {fault}
 sys.path.insert(0, {here!r})
@@ -62,7 +63,7 @@ FAULTS = {
         "",
     ),
     "a checkpoint that forgets how many jobs a client had": (
-        "fill = resume.fill\nresume.fill = lambda engine, *rest: (fill(engine, *rest), engine.ledger.jobs.clear())",
+        "restore = Coordinator.restore\nCoordinator.restore = lambda self, saved: (restore(self, saved), self.ledger.jobs.clear())",
         f"[Swarm(world={(*WORLD, 'until=20updates')})]",
         "gone on with, it has another digest",
     ),

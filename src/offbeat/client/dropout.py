@@ -57,13 +57,13 @@ class Masks:
         if isinstance(site, _CHANNELS):
             channels = 2 if x.dim() >= (2 + _CHANNELS.index(type(site)) + 1) else 1
             shape = (*shape[:channels], *(1 for _ in shape[channels:]))
-        kept = uniform(self._key + self._calls * _PLACE, shape) >= p
+        kept = uniform(self._key + _wrapped(self._calls * _PLACE), shape) >= p
         return torch.where(kept, x, 0.0) / (1 - p) if p < 1 else x * 0.0
 
 
-def step_key(key: Tensor, step: int) -> Tensor:
-    """The noise of one step of a job with that noise."""
-    return key + step * _STEP
+def step_keys(noise: Tensor, steps: Tensor | int) -> Tensor:
+    """The noise of one step of a job with that noise; or of many jobs, each at its own step."""
+    return noise + (steps * _STEP if isinstance(steps, Tensor) else _wrapped(steps * _STEP))
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -71,6 +71,11 @@ def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     # the key is mixed first: otherwise the numbers of the next step would be those of this one, moved by one place
     z = _mixed(torch.arange(prod(shape), device=key.device) * _STEP + _mixed(key))
     return ((z >> 40 & 0xFFFFFF).to(torch.float32) / 2**24).view(shape)
+
+
+def _wrapped(number: int) -> int:
+    """As 64 bits with a sign, which is how tensors multiply."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _mixed(z: Tensor) -> Tensor:

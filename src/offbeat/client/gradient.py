@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offbeat.client.dropout import Masks
 from offbeat.client.randomness import generators, restore, states
 from offbeat.client.task import Task
 from offbeat.core.errors import ProtocolError, unknown
@@ -32,6 +33,8 @@ class Gradients:
     def __init__(self, binding: Binding, task: Task) -> None:
         self.w = binding.w
         self.sources = generators(binding.vector.device)
+        self.masks = Masks(binding.module)
+        self.drops = bool(self.masks)
         self.rewinds = False
         self._module = binding.module
         self._params = binding.params
@@ -44,6 +47,10 @@ class Gradients:
     def serve(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
         # only a rule with a direction of its own can ask for a second evaluation
         self.rewinds = overrides(rule, "direction")
+        with self.masks.serve():
+            yield from self._serve_loss(rule, job)
+
+    def _serve_loss(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
         if not overrides(rule, "loss"):
             yield
             return
@@ -85,10 +92,11 @@ class Gradients:
 class BatchGradient:
     """grad(point) for one batch."""
 
-    __slots__ = ("_first", "_owner", "_states", "_x", "_y")
+    __slots__ = ("_first", "_key", "_owner", "_states", "_x", "_y")
 
-    def __init__(self, owner: Gradients, x: Tensor, y: Tensor) -> None:
+    def __init__(self, owner: Gradients, x: Tensor, y: Tensor, key: Tensor | None) -> None:
         self._owner = owner
+        self._key = key  # the noise of this step, where the model drops anything
         self._x = x
         self._y = y
         self._first = True
@@ -96,6 +104,8 @@ class BatchGradient:
 
     def __call__(self, point: Tensor) -> Tensor:
         owner = self._owner
+        if self._key is not None:
+            owner.masks.turn(self._key)
         if owner.rewinds:
             if self._states is None:
                 self._states = states(owner.sources)

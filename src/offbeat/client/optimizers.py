@@ -12,6 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from offbeat.core.jobs import Rate
+
 
 class SGD:
     __slots__ = ("_momentum", "_velocity", "_weight_decay")
@@ -21,7 +23,7 @@ class SGD:
         self._weight_decay = weight_decay
         self._velocity: Tensor | None = None
 
-    def step(self, w: Tensor, d: Tensor, lr: float) -> None:
+    def step(self, w: Tensor, d: Tensor, lr: Rate) -> None:
         if self._weight_decay:
             d = d.add(w, alpha=self._weight_decay)
         if self._momentum:
@@ -30,7 +32,10 @@ class SGD:
             else:
                 self._velocity.mul_(self._momentum).add_(d)
             d = self._velocity
-        w.add_(d, alpha=-lr)
+        if isinstance(lr, Tensor):
+            w.addcmul_(d, lr, value=-1)
+        else:
+            w.add_(d, alpha=-lr)
 
 
 class Adam:
@@ -44,7 +49,7 @@ class Adam:
         self._mean: Tensor | None = None
         self._square: Tensor | None = None
 
-    def step(self, w: Tensor, d: Tensor, lr: float) -> None:
+    def step(self, w: Tensor, d: Tensor, lr: Rate) -> None:
         if self._mean is None or self._square is None:
             self._mean, self._square = d.new_zeros(d.shape), d.new_zeros(d.shape)
         self._step += 1
@@ -56,7 +61,11 @@ class Adam:
         self._square.mul_(self._beta2).addcmul_(d, d, value=1 - self._beta2)
         unbias = 1 - self._beta1**self._step
         unbias_square = sqrt(1 - self._beta2**self._step)
-        w.addcdiv_(self._mean, self._square.sqrt().div_(unbias_square).add_(self._eps), value=-lr / unbias)
+        deviation = self._square.sqrt().div_(unbias_square).add_(self._eps)
+        if isinstance(lr, Tensor):
+            w.addcdiv_(self._mean * lr, deviation, value=-1 / unbias)
+        else:
+            w.addcdiv_(self._mean, deviation, value=-lr / unbias)
 
 
 class AdamW(Adam):

@@ -7,9 +7,10 @@ by copying out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import count
 from math import isfinite
 from typing import Any, Literal, get_args
 
@@ -19,15 +20,16 @@ from torch import Tensor, nn
 from offbeat.client import batches
 from offbeat.client.augmentation import CropFlip
 from offbeat.client.data import ClientData, Pair
+from offbeat.client.dropout import step_keys
 from offbeat.client.features import features
 from offbeat.client.gradient import BatchGradient, Gradients, borrowed
 from offbeat.client.optimizers import SGD, Adam, AdamW
+from offbeat.client.plan import Plan, plan_of
 from offbeat.client.randomness import seeded
 from offbeat.client.task import Loss, Task, as_task
-from offbeat.core import draws
 from offbeat.core.errors import DataError, require, unknown
-from offbeat.core.jobs import PLAIN, Job, Optimizer, Result, descend, start_job, with_own_statistics
-from offbeat.core.protocol import LocalWork, Phase
+from offbeat.core.jobs import PLAIN, Job, Optimizer, Result, descend, handed_back, start_job, with_own_statistics
+from offbeat.core.protocol import LocalJob, LocalWork, Phase
 from offbeat.core.vector import Binding
 
 _Name = Literal["sgd", "adam", "adamw"]
@@ -134,38 +136,63 @@ class Trainer:
         return Trainer, (self.binding.module, self.data, self.training, self.task, self.probe)
 
     def __call__(self, job: Job) -> Result:
-        if self.training.bn == "shared":
-            return self._train(job, self.probe)
-        layout, probe = self.binding.layout, self.probe
-        sent = layout.statistics(job.base)
-        # a sketch is of what is uploaded, or the server could not compare it with its own
-        as_sent = None if probe is None else (lambda vector: probe(layout.with_statistics(vector, sent)))
-        return with_own_statistics(lambda own: self._train(own, as_sent), layout, job)
-
-    def _train(self, job: Job, probe: Callable[[Tensor], Tensor] | None) -> Result:
-        self._check(job.client, job.num_examples)
-        rule = job.work.rule or PLAIN
-        lr = self.training.rate(job.base_version) if job.work.lr is None else job.work.lr
-
-        def features_at(vector: Tensor) -> Pair:
-            return features(self.binding, rule.head, vector, self._all(job.client, job.num_examples))
-
-        local_job = start_job(job, self.binding.layout, lr, probe, features_at)
-        order = draws.generator(job.seed, "batches", job.client, job.index)
-        moves = None if self._augment is None else draws.generator(job.seed, "augment", job.client, job.index)
+        own = self.own(job)
+        plan, rule = self.plan(own), own.work.rule or PLAIN
+        local_job = self.local_job(job, own, plan)
         self._reset_residents()
-        self.binding.put(job.base)
+        self.binding.put(own.base)
         self.binding.module.train()
-
-        def steps_of(phase: Phase) -> Iterator[BatchGradient]:
-            return self._steps(job.client, job.num_examples, phase, order, moves)
-
-        noise = draws.bits(job.seed, "noise", job.client, job.index) >> 1
-        with torch.enable_grad(), seeded(self._gradients.sources, noise), self._gradients.serve(rule, local_job):
-            steps, carry = descend(rule, local_job, rule.phases(job.work), self.binding.w, steps_of, self.training.fresh)
+        numbers = count()  # of the phases, as they come: two may be equal
+        with torch.enable_grad(), seeded(self._gradients.sources, plan.noise), self._gradients.serve(rule, local_job):
+            steps_of = lambda _: self._steps(plan, next(numbers))  # noqa: E731
+            steps, carry = descend(rule, local_job, plan.phases, self.binding.w, steps_of, self.training.fresh)
             local = self.binding.take()
             extras, memory = rule.end(local_job, local, carry)
-        return Result(ticket=job.ticket, local=local, num_examples=job.num_examples, steps=steps, extras=extras, memory=memory)
+        result = Result(ticket=job.ticket, local=local, num_examples=job.num_examples, steps=steps, extras=extras, memory=memory)
+        return handed_back(job, result, self.binding.layout) if self.training.bn == "local" else result
+
+    # ------------------------------------------------------------ the pieces, for whoever trains a stack of clients
+
+    def own(self, job: Job) -> Job:
+        """The job with the client's own statistics, where it keeps such."""
+        self._check(job.client, job.num_examples)
+        return with_own_statistics(job, self.binding.layout) if self.training.bn == "local" else job
+
+    def plan(self, job: Job) -> Plan:
+        training, work = self.training, job.work
+        lr = training.rate(job.base_version) if work.lr is None else work.lr
+        counts = tuple(training.count(phase, job.num_examples, self._merge) for phase in (work.rule or PLAIN).phases(work))
+        return plan_of(job, lr, counts, training.batch, self._merge, self._augment)
+
+    def local_job(self, sent: Job, own: Job, plan: Plan) -> LocalJob:
+        """As its rule sees it."""
+        rule, layout, probe = own.work.rule or PLAIN, self.binding.layout, self.probe
+
+        def features_at(vector: Tensor) -> Pair:
+            return features(self.binding, rule.head, vector, self._all(own.client, own.num_examples))
+
+        if probe is not None and self.training.bn == "local":
+            # a sketch is of what is uploaded, or the server could not compare it with its own
+            statistics, of_model = layout.statistics(sent.base), probe
+            probe = lambda vector: of_model(layout.with_statistics(vector, statistics))  # noqa: E731
+        return start_job(own, layout, plan.lr, probe, features_at)
+
+    def buffers(self, vectors: Tensor) -> dict[str, Tensor]:
+        """The module's buffers for each client of a stack: those that travel as they came, the others as they always are."""
+        self._reset_residents()
+        travelling = {s.name: s for s in self.binding.layout.slices if s.kind != "param"}
+        found = {}
+        for name, buffer in self.binding.module.named_buffers():
+            s = travelling.get(name)
+            rows = buffer.expand(len(vectors), *buffer.shape) if s is None else vectors[:, s.start : s.stop].view(-1, *s.shape)
+            found[name] = rows.to(buffer.dtype, copy=True).contiguous()
+        return found
+
+    def write_buffers(self, vectors: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Put them back where they travel."""
+        for s in self.binding.layout.slices:
+            if s.kind != "param":
+                vectors[:, s.start : s.stop] = buffers[s.name].reshape(len(vectors), -1).to(vectors.dtype)
 
     def steps(self, client: int, work: LocalWork, num_examples: int) -> int:
         """How many steps that work will take, without doing it."""
@@ -203,20 +230,18 @@ class Trainer:
         some = max(1, min(_EVALUATED, _GATHERED // self.data.width))
         return (self.data.take(client, positions) for positions in torch.split(torch.arange(examples), some))
 
-    def _steps(
-        self, client: int, examples: int, phase: Phase, order: torch.Generator, moves: torch.Generator | None
-    ) -> Iterator[BatchGradient]:
-        batch = self.training.batch
-        total = self.training.count(phase, examples, self._merge)
-        at_once = max(1, _GATHERED // (batch * self.data.width))
-        for positions, sizes in batches.epochs(examples, batch, self._merge, total, order):
-            drawn = None if self._augment is None or moves is None else self._augment.draw(len(positions), moves)
+    def _steps(self, plan: Plan, phase: int) -> Iterator[BatchGradient]:
+        client, step = plan.job.client, sum(plan.counts[:phase])
+        noise = torch.tensor(plan.noise, device=self.binding.w.device) if self._gradients.drops else None
+        at_once = max(1, _GATHERED // (plan.batch * self.data.width))
+        for positions, sizes, moves in plan.epochs(phase):
             at = 0
             for first in range(0, len(sizes), at_once):
                 some = sizes[first : first + at_once]
                 x, y = self.data.take(client, positions[at : at + sum(some)])
-                if self._augment is not None and drawn is not None:
-                    x = self._augment(x, drawn[at : at + len(x)])
+                if plan.augment is not None and moves is not None:
+                    x = plan.augment(x, moves[at : at + len(x)])
                 at += len(x)
                 for pair in zip(torch.split(x, some), torch.split(y, some), strict=True):
-                    yield BatchGradient(self._gradients, *pair)
+                    yield BatchGradient(self._gradients, *pair, None if noise is None else step_keys(noise, step))
+                    step += 1

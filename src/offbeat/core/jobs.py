@@ -5,17 +5,19 @@ Purity is what makes it safe to compute a job late, in any process, or twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from offbeat.core.errors import unknown
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 
 STATISTICS = "own statistics"  # memory of every client, whatever its rule, where statistics stay at the clients; not a name for a rule's
+Rate = float | Tensor
 Features = Callable[[Tensor], tuple[Tensor, Tensor]]  # see LocalJob.features
 
 
@@ -62,13 +64,13 @@ PLAIN = PlainRule()
 
 
 class Optimizer(Protocol):
-    def step(self, w: Tensor, d: Tensor, lr: float) -> None:
-        """Move w along -d, in place; w may carry leading client dimensions."""
+    def step(self, w: Tensor, d: Tensor, lr: Rate) -> None:
+        """Move w along -d, in place; w may carry leading client dimensions, and the rate then be a column."""
         ...
 
 
 def start_job(
-    job: Job, layout: Layout, lr: float, probe: Callable[[Tensor], Tensor] | None = None, features: Features | None = None
+    job: Job, layout: Layout, lr: Rate, probe: Callable[[Tensor], Tensor] | None = None, features: Features | None = None
 ) -> LocalJob:
     """A job as its rule sees it; memory it does not have yet is zero."""
     rule = job.work.rule or PLAIN
@@ -77,10 +79,14 @@ def start_job(
     return LocalJob(job.base, start, layout, lr, job.work.extras, memory, probe, features)
 
 
-def with_own_statistics(train: Callable[[Job], Result], layout: Layout, job: Job) -> Result:
-    """Train with the client's own buffers and counters in the base. They become its memory; what it was sent goes back as it came."""
+def with_own_statistics(job: Job, layout: Layout) -> Job:
+    """Where statistics stay at the clients: the job with the client's own buffers and counters in its base, if it has any."""
     held = job.memory.get(STATISTICS)
-    result = train(job if held is None else replace(job, base=layout.with_statistics(job.base, held)))
+    return job if held is None else replace(job, base=layout.with_statistics(job.base, held))
+
+
+def handed_back(job: Job, result: Result, layout: Layout) -> Result:
+    """The same, afterwards: they become the client's memory; what it was sent goes back as it came."""
     local = layout.with_statistics(result.local, layout.statistics(job.base))
     return replace(result, local=local, memory={**result.memory, STATISTICS: layout.statistics(result.local)})
 
@@ -93,23 +99,79 @@ def descend(
     batches: Callable[[Phase], Iterable[Gradient]],
     fresh: Callable[[], Optimizer],
 ) -> tuple[int, Any]:
-    """Move w in place through all phases; returns (steps taken, the rule's carry). Optimizer state is fresh."""
-    carry = rule.begin(job)
-    steps = 0
+    """Move w in place through all phases; returns (steps taken, the rule's carry). Optimizer state is fresh in each."""
+    carry, steps = rule.begin(job), 0
     for phase in phases:
-        optimizer = fresh()
-        lr = job.lr if phase.lr is None else phase.lr
-        frozen = None if phase.slices is None else ~_moving(job, phase.slices)
-        for grad in batches(phase):
-            d, carry = rule.direction(job, w, grad, carry)
-            if frozen is None:
-                optimizer.step(w, d, lr)
-            else:
-                kept = w.clone()
-                optimizer.step(w, d, lr)
-                w.copy_(torch.where(frozen, kept, w))
-            steps += 1
+        gradients = ((grad, None) for grad in batches(phase))
+        taken, carry = stretch(rule, job, phase, job.lr if phase.lr is None else phase.lr, w, gradients, fresh(), carry)
+        steps += taken
     return steps, carry
+
+
+def stretch(
+    rule: LocalRule,
+    job: LocalJob,
+    phase: Phase,
+    lr: Rate,
+    w: Tensor,
+    steps: Iterable[tuple[Gradient, Tensor | None]],
+    optimizer: Optimizer,
+    carry: Any,
+) -> tuple[int, Any]:
+    """One phase: of one client, or of a stack of them.
+
+    In a stack a rate may be a column, and with each gradient comes which clients it moves (a column too; None: all of them).
+    Those who are done stay where they are, and so does their carry. Returns (steps taken, the rule's carry).
+    """
+    frozen = None if phase.slices is None else ~_moving(job, phase.slices)
+    taken = 0
+    for grad, active in steps:
+        kept = None if frozen is None and active is None else w.clone()
+        d, after = rule.direction(job, w, grad, carry)
+        optimizer.step(w, d, lr)
+        if kept is not None and frozen is not None:
+            w.copy_(torch.where(frozen, kept, w))
+        if kept is not None and active is not None:
+            w.copy_(torch.where(active, w, kept))
+            after = _frozen(active, after, carry)
+        carry = after
+        taken += 1
+    return taken, carry
+
+
+# ---------------------------------------------------------------- stacks of clients
+
+
+def column(values: Sequence[Rate], like: Tensor) -> Tensor:
+    """A number for each client, as it is multiplied with their vectors."""
+    return torch.tensor([float(value) for value in values], dtype=like.dtype, device=like.device)[:, None]
+
+
+def stacked_job(jobs: Sequence[LocalJob]) -> LocalJob:
+    """Many jobs of one rule as one, with a leading client dimension. Only `begin` and `end`, each job's own, look at features."""
+    first = jobs[0]
+    base, start = torch.stack([job.base for job in jobs]), torch.stack([job.start for job in jobs])
+    extras = {name: torch.stack([job.extras[name] for job in jobs]) for name in first.extras}
+    memory = {name: torch.stack([job.memory[name] for job in jobs]) for name in first.memory}
+    return LocalJob(base, start, first.layout, column([job.lr for job in jobs], start), extras, memory, first.probe)
+
+
+def stacked_carry(carries: Sequence[Any]) -> Any:
+    """What `begin` gave for each; what is not a tensor is the same for all of them."""
+    return tree_map(lambda *leaves: torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *carries)
+
+
+def carry_of(carry: Any, client: int) -> Any:
+    return tree_map(lambda leaf: leaf[client].clone() if isinstance(leaf, Tensor) else leaf, carry)
+
+
+def _frozen(active: Tensor, new: Any, old: Any) -> Any:
+    """The new carry of those who took the step, the old one of the others."""
+
+    def of_each(after: Any, before: Any) -> Any:
+        return torch.where(active.view(-1, *(1,) * (after.dim() - 1)), after, before) if isinstance(after, Tensor) else after
+
+    return tree_map(of_each, new, old)
 
 
 def _moving(job: LocalJob, names: tuple[str, ...]) -> Tensor:

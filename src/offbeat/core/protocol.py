@@ -48,7 +48,7 @@ class LocalJob:
     base: Tensor  # what the client was sent, whole
     start: Tensor  # the trainable entries of base: where w begins
     layout: Layout
-    lr: float
+    lr: float | Tensor  # of a stack: a column, one for each client
     extras: Mapping[str, Tensor]
     memory: Mapping[str, Tensor]  # trainable-sized vectors kept from the last accepted job, zeros at first
     probe: Callable[[Tensor], Tensor] | None = None  # the sketch of a whole model, the same as World.probe
@@ -65,6 +65,7 @@ class LocalRule(Protocol):
 
     memory: ClassVar[tuple[str, ...]] = ()  # vectors this client keeps between its jobs
     cost: ClassVar[float] = 1.0  # gradients per step, for fair virtual time
+    stacks: ClassVar[bool] = True  # may `direction` and `loss` be given many clients at once? A law checks it; False: one by one
 
     @property
     def head(self) -> str | None:

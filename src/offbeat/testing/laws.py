@@ -19,6 +19,7 @@ from offbeat.testing.compare import fresh, identical, reloaded
 from offbeat.testing.large import LargeClients, fields_of, not_finite
 from offbeat.testing.observing import Case, LawBroken, Observer, Observing, crashed, reason
 from offbeat.testing.script import Entry, ScriptedEngine
+from offbeat.testing.stacking import differs, ragged, stackable, train_stacked
 from offbeat.testing.steps import Script, play
 from offbeat.testing.worlds import CopyingStore, TinyClients
 
@@ -192,6 +193,28 @@ class ClientHalfKeepsItsWord(Observer):
             raise LawBroken(f"{who} keeps {strange}, its memory names {list(rule.memory)}")
 
 
+class RulesStack(Observer):
+    """a client rule does to each client of a stack what it does to one alone (or says `stacks = False`)"""
+
+    def begin(self) -> None:
+        self.jobs: list[Job] = []
+
+    def trained(self, job: Job, result: Result) -> None:
+        self.jobs.append(job)
+
+    def played(self, engine: ScriptedEngine) -> None:
+        clients = TinyClients(self.world.layout, probe=self.world.probe)
+        for group in stackable(self.jobs):
+            own = ragged(clients, group)
+            try:
+                stacked = train_stacked(own, group)
+            except Exception as error:
+                raise LawBroken(f"the rule {group[0].work.rule!r} cannot take a stack of clients: {reason(error)}") from error
+            for one, job, result in zip(own, group, stacked, strict=True):
+                if (wrong := differs(one(job), result)) is not None:
+                    raise LawBroken(f"the rule {job.work.rule!r} gives client {job.client} another {wrong} in a stack than alone")
+
+
 # ---------------------------------------------------------------- laws with a play of their own
 
 
@@ -247,6 +270,7 @@ LAWS: Mapping[str, Law] = {
     "no client leaks": no_client_leaks,
     "resume": Observing(ResumeContinues),
     "client half": Observing(ClientHalfKeepsItsWord),
+    "stacks": Observing(RulesStack),
     "finite": finite_whatever_is_sent,
 }
 

@@ -72,6 +72,10 @@ class ScriptedEngine:
         self.coordinator.begin(now, away=self.world.clients)
 
     @property
+    def strategy(self) -> Strategy:
+        return self.coordinator.strategy
+
+    @property
     def state(self) -> Any:
         return self.coordinator.state
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from offbeat.core.contract import contract_of
 from offbeat.core.draws import below
-from offbeat.core.jobs import PLAIN, Job, Result, descend, start_job
-from offbeat.core.protocol import Gradient, Phase, World
+from offbeat.core.jobs import PLAIN, Job, Rate, Result, descend, start_job
+from offbeat.core.protocol import Gradient, LocalJob, Phase, World
 from offbeat.core.vector import Kind, Layout, Slice
 
 PARAMS: tuple[tuple[str, tuple[int, ...], Kind], ...] = (
@@ -126,8 +126,11 @@ class CopyingStore(MutableMapping[int, Tensor]):
 class Sgd:
     """w := w - lr d."""
 
-    def step(self, w: Tensor, d: Tensor, lr: float) -> None:
-        w.add_(d, alpha=-lr)
+    def step(self, w: Tensor, d: Tensor, lr: Rate) -> None:
+        if isinstance(lr, Tensor):
+            w.sub_(lr * d)
+        else:
+            w.add_(d, alpha=-lr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +153,14 @@ class TinyClients:
         w = local_job.start.clone()
 
         def batches(phase: Phase) -> Iterable[Gradient]:
-            steps = phase.steps if phase.steps is not None else self.steps * (phase.epochs or 1)
-            return [lambda point: point - centre] * steps
+            return [lambda point: point - centre] * self.count(phase)
 
         steps, carry = descend(rule, local_job, rule.phases(job.work), w, batches, Sgd)
+        return self.end(job, local_job, w, steps, carry)
+
+    def end(self, job: Job, local_job: LocalJob, w: Tensor, steps: int, carry: Any) -> Result:
+        """What comes of a job that has arrived at w."""
+        rule = job.work.rule or PLAIN
         local = self.layout.with_trainable(job.base, w)
         for a, b in self.layout.buffers:
             local[a:b] += sixteenths(b - a, local.dtype, job.seed, "tiny buffer", job.client, job.index) / 2
@@ -161,6 +168,10 @@ class TinyClients:
             local[a:b] += steps
         extras, memory = rule.end(local_job, local, carry)
         return Result(job.ticket, local, job.num_examples, steps, extras, memory)
+
+    def count(self, phase: Phase) -> int:
+        """How many steps a phase takes."""
+        return phase.steps if phase.steps is not None else self.steps * (phase.epochs or 1)
 
     def features(self, job: Job, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Four examples of the client: numbers of its own, moved by the model's first ones; labels go round the classes."""

@@ -62,7 +62,7 @@ class Carry(NamedTuple):
     b: Tensor
     inverse: Tensor  # 1 / ||b||^2, 0 where there is no direction
     along: Tensor  # sums over the steps so far, of <g, b> and of the part of it that was taken away
-    steps: int = 0
+    steps: Tensor  # of each client: in a stack some are done before others
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Orthogonal(LocalRule):
         # a basis this small has no direction; in float64 that is one whose square has no inverse
         nothing = max(0.0 if b.dtype == torch.float64 else NEGLIGIBLE * b.shape[-1], 1.0 / torch.finfo(b.dtype).max)
         inverse = torch.where(squared > nothing, 1.0 / squared, 0.0)
-        return Carry(b, inverse, torch.zeros_like(squared).expand(*squared.shape[:-1], 2))
+        nothing_yet = torch.zeros_like(squared)
+        return Carry(b, inverse, nothing_yet.expand(*squared.shape[:-1], 2), nothing_yet)
 
     def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Carry) -> tuple[Tensor, Carry]:
         b, inverse, sums, steps = carry

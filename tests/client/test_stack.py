@@ -1,0 +1,261 @@
+"""A stack of clients is trained as each of them would be alone: every rule, ragged in every way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from offbeat.client.data import ClientData
+from offbeat.client.dropout import Masks, step_keys, uniform
+from offbeat.client.stack import StackTrainer
+from offbeat.client.training import Trainer, Training
+from offbeat.core.jobs import STATISTICS, Job, Result
+from offbeat.core.parts.proximal import Proximal
+from offbeat.core.protocol import Gradient, LocalJob, LocalRule, LocalWork
+from offbeat.core.strategies.aso_fed import DecayedGradients
+from offbeat.core.strategies.fed_ogd import Orthogonal, OrthogonalDifference
+from offbeat.core.strategies.fedpac import HeadThenBody, Split
+from offbeat.core.strategies.fedpsa import Sketched
+from offbeat.core.strategies.gradma import Corrected
+from offbeat.core.vector import Layout, flatten
+
+SIZES = (37, 24, 50, 33, 12)  # with batches of 8: a last one of 5, none, 2, one merged into the one before, 4
+
+
+class Net(nn.Module):
+    """BatchNorm (a bias before it would have gradients that are nothing but rounding), dropout of entries and channels, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten(), nn.Linear(48, 6), nn.Dropout(0.3)
+        )
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.body(x)))
+        return out
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    return trainer_of(Training(batch=8, epochs=2))
+
+
+def trainer_of(training: Training, module: nn.Module | None = None) -> Trainer:
+    torch.manual_seed(0)
+    module = (Net() if module is None else module).double()
+    pairs = [(torch.randn(n, 1, 6, 6, dtype=torch.float64), torch.randint(0, 4, (n,))) for n in SIZES]
+    layout = Layout.of(module)
+    matrix = torch.randn(5, layout.num_params, dtype=torch.float64)
+    return Trainer(module, ClientData.own(pairs), training, probe=lambda vector: matrix @ layout.trainable(vector))
+
+
+def jobs_of(trainer: Trainer, rule: LocalRule | None, extras: Any = None, memory: Any = None) -> list[Job]:
+    """Of different bases, rates, numbers of steps and examples, and indices."""
+    base = flatten(trainer.binding.module)
+    bases = [trainer.binding.layout.with_trainable(base, trainer.binding.layout.trainable(base) * (1 + 0.01 * i)) for i in range(5)]
+    works = [
+        LocalWork(epochs=1, lr=0.05, rule=rule),
+        LocalWork(steps=7, lr=0.1, rule=rule),
+        LocalWork(rule=rule),
+        LocalWork(steps=2, lr=0.02, rule=rule),
+        LocalWork(epochs=3, rule=rule),
+    ]
+    arrived = [size - (i == 2) * 11 for i, size in enumerate(SIZES)]
+    jobs = []
+    for i, work in enumerate(works):
+        given = replace(work, extras={} if extras is None else extras(i))
+        jobs.append(Job(10 + i, i, i % 3, bases[i], i, given, arrived[i], {} if memory is None else memory(i), seed=3))
+    return jobs
+
+
+def agree(stacked: list[Result], alone: list[Result], tolerance: float = 1e-12) -> None:
+    for one, other in zip(stacked, alone, strict=True):
+        assert (one.ticket, one.num_examples, one.steps) == (other.ticket, other.num_examples, other.steps)
+        torch.testing.assert_close(one.local, other.local, rtol=tolerance, atol=tolerance)
+        assert one.local.untyped_storage().nbytes() == one.local.nbytes  # no row keeps the stack alive
+        for name in ("extras", "memory"):
+            first, second = getattr(one, name), getattr(other, name)
+            assert first.keys() == second.keys()
+            for key in first:
+                torch.testing.assert_close(first[key], second[key], rtol=tolerance, atol=tolerance)
+
+
+def stacked(trainer: Trainer, jobs: list[Job], caplog: Any) -> list[Result]:
+    results = StackTrainer(trainer)(jobs)
+    assert not caplog.records, caplog.text  # it did stack
+    return results
+
+
+def vectors(count: int, seed: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+BODY = ("body.0.weight", *(f"body.{layer}.{kind}" for layer in (1, 5) for kind in ("weight", "bias")))
+SPLIT = Split("head", ("head.weight", "head.bias"), BODY, 4, 6)
+RULES: dict[str, Any] = {
+    "plain": (None, None, None),
+    "proximal": (Proximal(mu=0.3), None, None),
+    "decayed gradients": (DecayedGradients(beta=0.4, lam=0.5), None, ("vprev", "h")),
+    "sketched": (Sketched(k=5), None, None),
+    "orthogonal": (Orthogonal(), "basis", None),
+    "orthogonal difference": (OrthogonalDifference(), "basis", ("previous",)),
+    "corrected": (Corrected(), None, None),
+    "head, then body": (HeadThenBody(split=SPLIT, lam=0.7, head_epochs=1, head_lr=0.1), "prototypes", None),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_on_a_stack_is_every_rule_one_by_one(trainer, name, caplog):
+    rule, sent, kept = RULES[name]
+    size = trainer.binding.layout.num_params
+
+    def extras(i: int) -> dict[str, Tensor]:
+        if sent == "basis":
+            return {"basis": vectors(size, i)}
+        known = torch.tensor([1.0, 1.0, 0.0, float(i % 2)], dtype=torch.float64)
+        return {"prototypes": vectors(24, i).view(4, 6), "known": known} if sent == "prototypes" else {}
+
+    memory = None if kept is None else (lambda i: {key: 0.1 * vectors(size, 100 + i) for key in kept} if i else {})
+    jobs = jobs_of(trainer, rule, extras, memory)
+    alone = [trainer(job) for job in jobs]
+    assert len({result.steps for result in alone}) > 2
+    agree(stacked(trainer, jobs, caplog), alone)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        Training(batch=8, momentum=0.9, weight_decay=0.01),
+        Training(batch=8, optimizer="adam", lr=0.01, weight_decay=0.01, epochs=2),
+        Training(batch=8, optimizer="adamw", lr=0.01, weight_decay=0.1, lr_decay=0.9),
+        Training(batch=5, augment="crop-flip"),
+    ],
+)
+def test_so_it_is_with_every_optimizer_and_with_pictures_shown_differently(training, caplog):
+    trainer = trainer_of(training)
+    jobs = jobs_of(trainer, None)
+    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
+
+
+def test_so_it_is_where_clients_keep_their_statistics(caplog):
+    trainer = trainer_of(Training(batch=8, bn="local"))
+    jobs = jobs_of(trainer, Sketched(k=5), memory=lambda i: {STATISTICS: torch.full((7,), 0.5 + i, dtype=torch.float64)} if i else {})
+    alone = [trainer(job) for job in jobs]
+    agree(stacked(trainer, jobs, caplog), alone)
+    assert all(result.memory[STATISTICS].shape == (7,) for result in alone)
+
+
+def test_jobs_of_different_rules_are_stacked_apart_and_answered_in_order(trainer, caplog):
+    jobs = [*jobs_of(trainer, None)[:2], *jobs_of(trainer, Proximal(mu=0.1))[2:]]
+    agree(stacked(trainer, [jobs[i] for i in (3, 0, 4, 1, 2)], caplog), [trainer(jobs[i]) for i in (3, 0, 4, 1, 2)])
+
+
+def test_what_does_not_travel_is_the_same_for_every_client_of_a_stack(caplog):
+    class Resident(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(36, 4)
+            self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            out: Tensor = self.layer(x.flatten(1)) * (1 + self.calls)
+            return out
+
+    trainer = trainer_of(Training(batch=8), Resident())
+    jobs = jobs_of(trainer, None)
+    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
+
+
+class Drawing(nn.Module):
+    """Draws by itself, where nobody can repeat it for a stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = nn.functional.dropout(self.layer(x.flatten(1)), 0.5, self.training)
+        return out
+
+
+def test_a_model_that_draws_by_itself_is_trained_one_by_one_which_is_said_once(caplog):
+    trainer = trainer_of(Training(batch=8), Drawing())
+    jobs = jobs_of(trainer, None)
+    train = StackTrainer(trainer)
+    for _ in range(2):
+        agree(train(jobs), [trainer(job) for job in jobs], tolerance=0)
+    assert len(caplog.records) == 1
+    assert "trained one by one: this model cannot be stacked" in caplog.text
+
+
+@dataclass(frozen=True)
+class Branching(LocalRule):
+    """Looks at all of what it is given: not at each client by itself."""
+
+    stacks = False
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Any) -> tuple[Tensor, Any]:
+        g = grad(w)
+        return (g if float(g.sum()) > 0 else -g), carry
+
+
+def test_a_rule_that_says_so_is_trained_one_by_one(trainer, caplog):
+    jobs = jobs_of(trainer, Branching())
+    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs], tolerance=0)
+
+
+# ---------------------------------------------------------------- dropout
+
+
+def test_numbers_are_those_of_splitmix64():
+    mask = (1 << 64) - 1
+
+    def mixed(z: int) -> int:
+        z = ((z & mask) ^ (z & mask) >> 30) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+        return z ^ z >> 31
+
+    golden, key = 0x9E3779B97F4A7C15, 12345678901234567
+    expected = [(mixed(i * golden + mixed(key)) >> 40) / 2**24 for i in range(6)]
+    assert uniform(torch.tensor(key), (2, 3)).flatten().tolist() == expected
+
+
+def test_masks_differ_from_step_to_step_and_are_not_each_other_moved_along():
+    noise = torch.tensor(7)
+    first, second = (uniform(step_keys(noise, step), (10_000,)) for step in (0, 1))
+    for move in (0, 1, 2):
+        near = torch.corrcoef(torch.stack([first[move:-2] if move else first[:-2], second[: 10_000 - 2 - move if move else -2]]))[0, 1]
+        assert abs(float(near)) < 0.05
+    assert abs(float(first.mean()) - 0.5) < 0.02
+
+
+def test_dropped_are_as_many_as_asked_for_and_the_rest_makes_up_for_it():
+    layer = nn.Dropout(0.25)
+    masks = Masks(layer)
+    with masks.serve():
+        masks.turn(torch.tensor(3))
+        out = layer(torch.ones(40, 250))
+        again = layer(torch.ones(40, 250))  # called twice in one pass: another mask
+        masks.turn(torch.tensor(3))
+        assert torch.equal(layer(torch.ones(40, 250)), out)
+    assert not torch.equal(out, again)
+    assert out.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+    assert abs(float((out == 0).float().mean()) - 0.25) < 0.02
+    assert "forward" not in vars(layer)  # given back
+
+
+def test_whole_channels_are_dropped_where_the_layer_drops_channels():
+    layer = nn.Dropout2d(0.5)
+    masks = Masks(layer)
+    with masks.serve():
+        masks.turn(torch.tensor(1))
+        out = layer(torch.ones(8, 16, 3, 3)).flatten(2)
+    assert bool(((out == 0).all(-1) | (out == 2).all(-1)).all())
+    assert 0 < float((out == 0).float().mean()) < 1
