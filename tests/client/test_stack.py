@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from offbeat.client.data import ClientData
 from offbeat.client.dropout import Masks, step_keys, uniform
-from offbeat.client.stack import StackTrainer
+from offbeat.client.stack import Stack, StackTrainer
 from offbeat.client.training import Trainer, Training
+from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import STATISTICS, Job, Result
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import Gradient, LocalJob, LocalRule, LocalWork
@@ -192,7 +194,7 @@ def test_a_model_that_draws_by_itself_is_trained_one_by_one_which_is_said_once(c
     for _ in range(2):
         agree(train(jobs), [trainer(job) for job in jobs], tolerance=0)
     assert len(caplog.records) == 1
-    assert "trained one by one: this model cannot be stacked" in caplog.text
+    assert "trained one by one: they cannot be stacked" in caplog.text
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,107 @@ class Branching(LocalRule):
 def test_a_rule_that_says_so_is_trained_one_by_one(trainer, caplog):
     jobs = jobs_of(trainer, Branching())
     agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs], tolerance=0)
+
+
+class Replacing(nn.Module):
+    """Puts a new tensor where its buffer was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, 4)
+        self.register_buffer("seen", torch.zeros(36))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        self.seen = 0.9 * self.seen + 0.1 * flat.mean(0).detach()
+        out: Tensor = self.layer(flat - self.seen)
+        return out
+
+
+def test_a_buffer_that_a_model_replaces_is_not_lost(caplog):
+    trainer = trainer_of(Training(batch=8), Replacing())
+    jobs = jobs_of(trainer, None)
+    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
+
+
+@dataclass(frozen=True)
+class OwnLoss(LocalRule):
+    """A loss that looks at everything it may."""
+
+    memory = ("pull",)
+
+    def loss(self, job: LocalJob, outputs: Tensor, features: Tensor, y: Tensor) -> Tensor:
+        scale = 1 + job.lr + job.start.sum() + job.base[0] + job.memory["pull"].mean() + job.extras["basis"].mean()
+        return nn.functional.cross_entropy(outputs, y) * scale + 0.1 * features.square().mean()
+
+
+def test_a_loss_of_the_rules_own_sees_its_clients_job(trainer, caplog):
+    size = trainer.binding.layout.num_params
+    jobs = jobs_of(trainer, OwnLoss(), lambda i: {"basis": vectors(size, i)}, lambda i: {"pull": vectors(size, 50 + i)} if i else {})
+    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
+
+
+@dataclass(frozen=True)
+class Noisy(LocalRule):
+    """Draws when a job begins and when it ends; and, if told to, at every step."""
+
+    always: bool
+
+    def begin(self, job: LocalJob) -> Tensor:
+        return torch.randn(job.start.shape, dtype=job.start.dtype)
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Tensor) -> tuple[Tensor, Tensor]:
+        g = grad(w) + 0.01 * carry
+        return (g + 0.01 * torch.randn_like(g) if self.always else g), carry
+
+    def end(self, job: LocalJob, local: Tensor, carry: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        local += 0.01 * torch.randn_like(local)
+        return {}, {}
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_what_a_rule_draws_comes_from_its_jobs_key(trainer, always, caplog):
+    jobs = jobs_of(trainer, Noisy(always))
+    torch.manual_seed(5)
+    results, after = StackTrainer(trainer)(jobs), torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(1))  # nobody else's draws were moved
+    agree(results, [trainer(job) for job in jobs])
+    assert ("draws at every step" in caplog.text) == always
+
+
+@dataclass(frozen=True)
+class Listed(LocalRule):
+    names: Any = ()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_rule_that_cannot_be_hashed_is_stacked_with_itself(trainer, caplog):
+    jobs = jobs_of(trainer, Listed(names=["a"]))
+    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
+
+
+def test_where_memory_is_short_the_stack_is_halved(trainer, monkeypatch, caplog):
+    whole, sizes = Stack.train, list[int]()
+
+    def cramped(self: Stack) -> list[Result]:
+        sizes.append(len(self._jobs))
+        if len(self._jobs) > 2:
+            raise torch.OutOfMemoryError("no")
+        return whole(self)
+
+    monkeypatch.setattr(Stack, "train", cramped)
+    jobs = jobs_of(trainer, None)
+    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
+    assert sizes == [5, 2, 3, 2]  # 5 = 2 + 3, 3 = 1 + 2, and one alone is no stack
+
+
+def test_a_job_that_cannot_be_done_says_so_itself(trainer):
+    jobs = jobs_of(trainer, None)
+    jobs[3] = replace(jobs[3], num_examples=999)
+    with pytest.raises(DataError, match="client 3 cannot train on 999 examples"):
+        StackTrainer(trainer)(jobs)
 
 
 # ---------------------------------------------------------------- dropout
@@ -259,3 +362,44 @@ def test_whole_channels_are_dropped_where_the_layer_drops_channels():
         out = layer(torch.ones(8, 16, 3, 3)).flatten(2)
     assert bool(((out == 0).all(-1) | (out == 2).all(-1)).all())
     assert 0 < float((out == 0).float().mean()) < 1
+
+
+class Recomputing(nn.Module):
+    """One dropout layer, or the same one twice, in a part whose activations may be computed again for the backward pass."""
+
+    def __init__(self, again: bool, twice: bool = False) -> None:
+        super().__init__()
+        self.again, self.twice = again, twice
+        self.first, self.drop, self.last = nn.Linear(36, 20), nn.Dropout(0.5), nn.Linear(20, 4)
+
+    def part(self, x: Tensor) -> Tensor:
+        out: Tensor = self.drop(torch.tanh(self.first(x)))
+        return self.drop(out) if self.twice else out
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        out: Tensor = self.last(checkpoint(self.part, flat, use_reentrant=False) if self.again else self.part(flat))
+        return out
+
+
+def test_activations_that_are_computed_again_are_dropped_alike():
+    module = Recomputing(again=False)
+    plain = trainer_of(Training(batch=8), module)
+    module.again = True
+    again = trainer_of(Training(batch=8), module)
+    for one, other in zip(jobs_of(plain, None), jobs_of(again, None), strict=True):
+        torch.testing.assert_close(again(other).local, plain(one).local, rtol=1e-12, atol=1e-12)
+
+
+def test_which_of_two_calls_is_repeated_cannot_be_told_and_is_refused():
+    trainer = trainer_of(Training(batch=8), Recomputing(again=True, twice=True))
+    with pytest.raises(ConfigError, match="called 2 times in a model that recomputes activations"):
+        trainer(jobs_of(trainer, None)[0])
+
+
+def test_a_layer_of_ones_own_is_left_alone():
+    class Other(nn.Dropout2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    assert not Masks(nn.Sequential(Other(0.5)))

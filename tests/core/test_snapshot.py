@@ -212,3 +212,23 @@ def test_a_value_is_known_by_its_text_also_from_before_it_had_all_its_fields():
     assert not described(Grown(old=2), f"{name}(old=1)")
     assert not described(Grown(old=2, new="other"), f"{name}(old=2)")  # it was not so then
     assert described(3, "3")
+
+
+def test_a_field_that_is_of_another_kind_now_is_noticed():
+    @dataclass
+    class Then:
+        model: Tensor
+        heard: int = 3
+
+    @dataclass
+    class Now:
+        model: Tensor
+        heard: dict[int, None] = field(default_factory=dict)
+        rate: float | None = None
+
+    table = TensorTable()
+    tree = pack_state(Then(torch.zeros(1)), table.put)
+    with pytest.raises(CheckpointError, match="its state's heard is a int"):
+        unpack_state(Now(torch.zeros(1)), tree, table.get)
+    tree = pack_state(Now(torch.zeros(1), {4: None}, 2), table.put)
+    assert unpack_state(Now(torch.zeros(1)), tree, table.get).rate == 2  # numbers, and nothing, are whatever they came to be

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from odd_worker import OddWorker
-from small_world import Eager, Surroundings, make_engine
+from small_world import Eager, Surroundings, add_one, make_engine
 
+from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import CancelTimer, ClientReady, ProtocolError, SetTimer
 from offbeat.core.snapshot import TensorTable
-from offbeat.core.strategies import REGISTRY
+from offbeat.core.strategies import REGISTRY, FedAsync
+from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.coordinator import Coordinator, Fact, Offer
+from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
 from offbeat.testing import TinyClients, identical, tiny_world, with_probe
@@ -187,3 +192,86 @@ def test_what_will_never_arrive_is_never_computed():
     assert (0, 1) not in computed  # it crashes
     assert (1, 1) not in computed  # due at 14 s, after the end
     assert {(0, 0), (1, 0)} <= set(computed)
+
+
+class Watched(OddWorker):
+    """Tells what it was given, and when that is due."""
+
+    def __init__(self, train: Any, seed: int = 0) -> None:
+        super().__init__(train, seed)
+        self.given: list[tuple[int, float]] = []
+
+    def submit(self, job: Job, due: float) -> None:
+        self.given.append((job.ticket, due))
+        super().submit(job, due)
+
+
+@dataclass
+class Twice(Surroundings):
+    """Every upload comes again, half a second later."""
+
+    def trip(self, *asked: Any) -> Any:
+        return super().trip(*asked)._replace(again=0.5)
+
+
+def test_after_a_resume_a_job_is_given_once_though_its_upload_comes_twice(tmp_path):
+    def engine(worker: Watched) -> VirtualEngine:
+        kept = {"trace": Trace(tmp_path / "run.sqlite"), "checkpoints": Checkpoints(tmp_path / "checkpoint")}
+        return make_engine(FedAsync(), Twice({0: 1.0, 1: 1.6}), until=Until(seconds=9.0), worker=worker, **kept)
+
+    first = engine(Watched(add_one))
+    first.interrupt = True
+    first.run()
+    first.trace.close()
+    second = Watched(add_one)
+    engine(second).restore()
+    second.close()
+    assert sorted(second.given) == [(0, 1.0), (1, 1.6)]
+
+
+def test_an_answer_to_a_ticket_that_expires_is_not_kept():
+    class Eavesdropping(OddWorker):
+        def collect(self, tickets: Any) -> list[Any]:
+            return [*super().collect(tickets), *(result_of(engine.coordinator.ledger.open[t]) for t in engine.coordinator.ledger.open)]
+
+    surroundings = Surroundings({0: 1.0, 1: 1.0}, crashes={(1, 0)})
+    engine = make_engine(Eager(), surroundings, until=Until(seconds=30.0), worker=Eavesdropping(add_one, 0))
+    engine.run()
+    assert engine._verdicts.keys() <= engine.coordinator.ledger.open.keys()
+
+
+def test_a_watcher_is_told_how_old_the_work_under_way_is():
+    seen: list[Any] = []
+    engine = make_engine(Eager(), Surroundings({0: 1.0, 1: 2.5}), until=Until(seconds=2.0), every=2.0, watch=seen.append)
+    engine.run()
+    # at 2 s client 0 has been heard twice: its third job is of version 2, client 1's of version 0
+    assert (seen[-1].version, seen[-1].at_work, seen[-1].age) == (2, 2, 1.0)
+    assert seen[-1].share == 1.0
+
+
+def test_a_known_client_that_comes_back_with_more_has_more():
+    run, strategy = talk(lambda state, event: None)
+    run.begin(0.0, away=[0])
+    first = run.joined(1.0, 0, 50)[0]
+    second = run.answered(2.0, first.ticket, result_of(first), back=2.0)[0]
+    assert (first.num_examples, second.num_examples) == (50, 50)
+    assert strategy.seen[-1][0] == "ClientReady"
+
+
+def test_a_world_that_counts_in_numpys_numbers_gives_a_trace_that_can_be_gone_on_with(tmp_path):
+    surroundings = Surroundings({0: np.float64(1.0)})
+    kept = {"trace": Trace(tmp_path / "run.sqlite"), "checkpoints": Checkpoints(tmp_path / "checkpoint"), "checkpoint_every": 0.0}
+    engine = make_engine(FedAsync(), surroundings, until=Until(seconds=5.0), **kept)
+    engine.run()
+    engine.trace.close()
+    kept["trace"] = Trace(tmp_path / "run.sqlite")
+    make_engine(FedAsync(), surroundings, until=Until(seconds=5.0), **kept).restore()
+
+
+def test_a_run_whose_trace_is_in_memory_cannot_go_on_later(tmp_path):
+    engine = make_engine(FedAsync(), Surroundings({0: 1.0}), until=Until(seconds=5.0), checkpoints=Checkpoints(tmp_path))
+    engine.interrupt = True
+    engine.run()
+    again = make_engine(FedAsync(), Surroundings({0: 1.0}), until=Until(seconds=5.0), checkpoints=Checkpoints(tmp_path))
+    with pytest.raises(RunError, match="trace is in memory"):
+        again.restore()

@@ -356,3 +356,11 @@ def test_the_same_script_trains_the_same_models() -> None:
     assert isinstance(first, UpdateArrived)
     assert isinstance(second, UpdateArrived)
     assert torch.equal(first.local, second.local)
+
+
+def test_whoever_looks_on_sees_the_timers_an_answer_set() -> None:
+    seen: list[dict[str, float]] = []
+    strategy = Scripted(lambda state, event: [SetTimer("t", 9.0)])
+    engine = ScriptedEngine(strategy, tiny_world(2), watch=lambda engine, entry: seen.append(dict(engine.timers)))
+    engine.ready(0)
+    assert seen == [{"t": 9.0}]

@@ -63,7 +63,7 @@ FAULTS = {
         "",
     ),
     "a checkpoint that forgets how many jobs a client had": (
-        "restore = Coordinator.restore\nCoordinator.restore = lambda self, saved: (restore(self, saved), self.ledger.jobs.clear())",
+        "whole = Coordinator.restore\nCoordinator.restore = lambda run, saved: (whole(run, saved), run.ledger.jobs.clear())",
         f"[Swarm(world={(*WORLD, 'until=20updates')})]",
         "gone on with, it has another digest",
     ),

@@ -15,9 +15,12 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.errors import ConfigError
+
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
 _SERVED = (nn.Dropout, *_CHANNELS)
 _STEP, _PLACE = -7046029254386353131, -4658895280553007687  # odd: multiples of them do not meet for a long time
+_CALL = -3335678366873096957
 _MIX = (-4658895280553007687, -7723592293110705685)  # of splitmix64
 
 
@@ -25,9 +28,9 @@ class Masks:
     """`key` is the noise of this step: a whole number, or under vmap one for each client of a stack."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._sites = [m for m in module.modules() if isinstance(m, _SERVED)]
+        self._sites = [m for m in module.modules() if type(m) in _SERVED]  # a subclass may do something else
         self._key = torch.zeros((), dtype=torch.int64)
-        self._calls = 0
+        self._calls = [0] * len(self._sites)
 
     def __bool__(self) -> bool:
         """Is there anything to drop?"""
@@ -35,30 +38,45 @@ class Masks:
 
     def turn(self, key: Tensor) -> None:
         """The next evaluation begins, with the noise of this step."""
-        self._key, self._calls = key, 0
+        self._key, self._calls = key, [0] * len(self._sites)
 
     @contextmanager
     def serve(self) -> Iterator[None]:
         """Within, the module's dropouts take their masks from here."""
-        for site in self._sites:
-            site.forward = partial(self._drop, site)  # type: ignore[method-assign]
+        for number, site in enumerate(self._sites):
+            site.forward = partial(self._drop, number, site)
         try:
             yield
         finally:
             for site in self._sites:
                 del site.forward
 
-    def _drop(self, site: nn.Module, x: Tensor) -> Tensor:
+    def _drop(self, number: int, site: nn.Module, x: Tensor) -> Tensor:
         p = float(site.p)  # type: ignore[arg-type]
         if not site.training or p == 0:
             return x
-        self._calls += 1
         shape = tuple(x.shape)
         if isinstance(site, _CHANNELS):
             channels = 2 if x.dim() >= (2 + _CHANNELS.index(type(site)) + 1) else 1
             shape = (*shape[:channels], *(1 for _ in shape[channels:]))
-        kept = uniform(self._key + _wrapped(self._calls * _PLACE), shape) >= p
+        place = (number + 1) * _PLACE + self._call(number) * _CALL
+        kept = uniform(self._key + _wrapped(place), shape) >= p
         return torch.where(kept, x, 0.0) / (1 - p) if p < 1 else x * 0.0
+
+
+    def _call(self, number: int) -> int:
+        """Which call of this layer it is in this evaluation. One made while gradients flow back repeats an earlier one
+        (activation checkpointing), and must drop the same."""
+        calls = self._calls[number]
+        if torch._C._current_graph_task_id() == -1:
+            self._calls[number] = calls + 1
+            return calls
+        if calls != 1:
+            raise ConfigError(
+                f"a dropout layer is called {calls} times in a model that recomputes activations: "
+                "which call is repeated cannot be told; use a layer for each"
+            )
+        return 0
 
 
 def step_keys(noise: Tensor, steps: Tensor | int) -> Tensor:

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map
 
 from offbeat.client.data import Pair
 from offbeat.client.dropout import Masks, step_keys
 from offbeat.client.gradient import head, overrides
 from offbeat.client.plan import Plan
+from offbeat.client.randomness import generators, restore, seeded, states
 from offbeat.client.training import Trainer
+from offbeat.core.errors import ProtocolError
 from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back, stacked_carry, stacked_job, stretch
 from offbeat.core.protocol import LocalJob, LocalRule
 
@@ -47,13 +50,18 @@ class StackTrainer:
 
     def _train(self, jobs: list[Job]) -> list[Result]:
         rule = jobs[0].work.rule or PLAIN
-        if self._one_by_one is None and rule.stacks and len(jobs) > 1:
-            try:
-                return Stack(self._trainer, jobs).train()
-            except (RuntimeError, NotImplementedError) as error:  # what vmap says of an operation it cannot map
-                self._one_by_one = str(error).splitlines()[0]
-                log.warning("clients are trained one by one: this model cannot be stacked (%s)", self._one_by_one)
-        return [self._trainer(job) for job in jobs]
+        if self._one_by_one is not None or not rule.stacks or len(jobs) == 1:
+            return [self._trainer(job) for job in jobs]
+        try:
+            return Stack(self._trainer, jobs).train()
+        except (MemoryError, torch.OutOfMemoryError):
+            half = len(jobs) // 2
+            return [*self._train(jobs[:half]), *self._train(jobs[half:])]
+        except Exception as error:  # an operation vmap cannot map; or a job that fails alone too, which then says so itself
+            results = [self._trainer(job) for job in jobs]
+            self._one_by_one = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.warning("clients are trained one by one: they cannot be stacked (%s)", self._one_by_one)
+            return results
 
 
 def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -62,8 +70,17 @@ def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
     for job in jobs:
         extras = tuple((name, tuple(extra.shape)) for name, extra in sorted(job.work.extras.items()))
         slices = tuple(phase.slices for phase in (job.work.rule or PLAIN).phases(job.work))
-        groups.setdefault((job.work.rule, slices, extras), []).append(job)
+        groups.setdefault((_named(job.work.rule), slices, extras), []).append(job)
     return list(groups.values())
+
+
+def _named(rule: LocalRule | None) -> Any:
+    """Equal rules are one; a rule that cannot be hashed is only itself."""
+    try:
+        hash(rule)
+    except TypeError:
+        return id(rule)
+    return rule
 
 
 class Stack:
@@ -82,23 +99,34 @@ class Stack:
         self._job = stacked_job(self._locals)
         self._noise = torch.tensor([plan.noise for plan in self._plans], device=self.w.device)
         self._masks = Masks(self._module)
+        self._own_loss = overrides(self._rule, "loss")
         self._seen: Tensor | None = None  # what entered the head
+        self._after: Buffers = {}  # the module's buffers after a pass: it may have replaced them
+        self._sources = generators(self.w.device)
 
     def train(self) -> list[Result]:
         rule = self._rule
         self._module.train()
-        with torch.enable_grad(), self._masks.serve(), self._remembering():
-            begun = [rule.begin(job) for job in self._locals]
+        with torch.enable_grad(), seeded(self._sources, 0), self._masks.serve(), self._remembering():
+            begun = [self._begin(job, plan) for job, plan in zip(self._locals, self._plans, strict=True)]
             self._module.train()  # `begin` may have looked at features, in evaluation mode
-            carry = stacked_carry(begun)
+            carry, before = stacked_carry([carry for carry, _ in begun]), states(self._sources)
             for number, phase in enumerate(self._plans[0].phases):
                 lr, optimizer = column([plan.rate(number) for plan in self._plans], self.w), self._trainer.training.fresh()
                 _, carry = stretch(rule, self._job, phase, lr, self.w, self._steps(number), optimizer, carry)
+            if not all(map(torch.equal, before, states(self._sources))):
+                raise ProtocolError(f"{rule!r} draws at every step: of a stack that is nobody's draw; let it say stacks = False")
             self._trainer.write_buffers(self._vectors, self._buffers)
-            return [self._result(i, carry_of(carry, i)) for i in range(len(self._jobs))]
+            return [self._result(i, carry_of(carry, i), begun[i][1]) for i in range(len(self._jobs))]
 
-    def _result(self, i: int, carry: Any) -> Result:
+    def _begin(self, job: LocalJob, plan: Plan) -> tuple[Any, list[Tensor]]:
+        """The rule's carry, and where its draws are then: what it draws comes from the job's own key."""
+        with seeded(self._sources, plan.noise):
+            return self._rule.begin(job), states(self._sources)
+
+    def _result(self, i: int, carry: Any, drawn: list[Tensor]) -> Result:
         local = self._vectors[i].clone()  # of its own: a row would keep the whole stack alive
+        restore(self._sources, drawn)
         extras, memory = self._rule.end(self._locals[i], local, carry)
         plan = self._plans[i]
         result = Result(plan.job.ticket, local, plan.job.num_examples, plan.steps, extras, memory)
@@ -141,34 +169,52 @@ class Stack:
         leaf = point.index_select(0, rows).detach().requires_grad_()
         params = {s.name: leaf[:, s.start : s.stop].view(len(rows), *s.shape) for s in self._layout.of_kind("param")}
         buffers = {name: held.index_select(0, rows) for name, held in self._buffers.items()}
-        extras = {name: held.index_select(0, rows) for name, held in self._job.extras.items()}
-        losses = vmap(self._loss)(params, buffers, x, y, keys.index_select(0, rows), extras)
+        losses, after = vmap(self._loss)(params, buffers, x, y, keys.index_select(0, rows), self._told(rows))
         (grad,) = torch.autograd.grad(losses.sum(), leaf)
         if moves:
             for name, held in self._buffers.items():
-                held.index_copy_(0, rows, buffers[name])
+                held.index_copy_(0, rows, after[name].detach().to(held.dtype))
         return grad
 
-    def _loss(self, params: Buffers, buffers: Buffers, x: Tensor, y: Tensor, key: Tensor, extras: Buffers) -> Tensor:
-        """Of one client: everything here is mapped over the stack."""
+    def _told(self, rows: Tensor) -> dict[str, Any]:
+        """What a loss of the rule's own may look at of each client's job."""
+        if not self._own_loss:
+            return {}
+        job = self._job
+        assert isinstance(job.lr, Tensor)
+        told = {"base": job.base, "start": job.start, "lr": job.lr.squeeze(-1), "extras": dict(job.extras), "memory": dict(job.memory)}
+        return {name: tree_map(lambda held: held.index_select(0, rows), held) for name, held in told.items()}
+
+    def _loss(
+        self, params: Buffers, buffers: Buffers, x: Tensor, y: Tensor, key: Tensor, told: dict[str, Any]
+    ) -> tuple[Tensor, Buffers]:
+        """Of one client, and its buffers afterwards: everything here is mapped over the stack."""
         self._masks.turn(key)
-        outputs = functional_call(self._module, {**params, **buffers}, (x,))
-        if not overrides(self._rule, "loss"):
-            return self._trainer.task.loss(outputs, y)
-        assert self._seen is not None, "the model never called its head"
-        job = LocalJob(self._job.base, self._job.start, self._layout, 0.0, extras, {})
-        loss = self._rule.loss(job, outputs, self._seen, y)
-        return self._trainer.task.loss(outputs, y) if loss is None else loss
+        outputs, own = functional_call(self._module, {**params, **buffers}, (x,)), None
+        if self._own_loss:
+            if self._seen is None:
+                raise ProtocolError(f"{type(self._rule).__name__} has a loss on features, but the model never called its head")
+            own = self._rule.loss(LocalJob(layout=self._layout, **told), outputs, self._seen, y)
+        return (self._trainer.task.loss(outputs, y) if own is None else own), self._after
 
-    def _remembering(self) -> Any:
-        """While open, what enters the head is kept for a rule that has a loss of its own."""
-        if not overrides(self._rule, "loss"):
-            return nullcontext()
+    @contextmanager
+    def _remembering(self) -> Iterator[None]:
+        """While open, what enters the head is kept for a rule that has a loss of its own, and what a pass leaves in the buffers."""
 
-        def remember(_: Any, inputs: tuple[Any, ...]) -> None:
+        def enter(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             self._seen = inputs[0] if inputs else None
 
-        return head(self._module, self._rule.head).register_forward_pre_hook(remember)
+        def leave(module: nn.Module, _: Any, outputs: Any) -> None:
+            self._after = dict(module.named_buffers())
+
+        hooks = [self._module.register_forward_hook(leave)]
+        if self._own_loss:
+            hooks.append(head(self._module, self._rule.head).register_forward_pre_hook(enter))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 class StackGradient:

@@ -31,6 +31,7 @@ class Ledger:
     open: dict[int, Job] = field(default_factory=dict)
     busy: dict[int, int] = field(default_factory=dict)  # client -> its one open ticket
     jobs: dict[int, int] = field(default_factory=dict)  # client -> how many jobs it was sent
+    sent_versions: int = 0  # the sum of the base versions of open tickets
 
     def known(self, client: int) -> bool:
         return client in self.clients or client in self.joined
@@ -52,13 +53,14 @@ class Ledger:
     def leave(self, client: int) -> None:
         self.absent[client] = None
 
-    def told(self, client: int) -> int:
-        """How many examples the client said it has when it joined."""
-        return self.joined[client] if client in self.joined else self.clients[client]
+    def age(self) -> float | None:
+        """How many versions ago open tickets were sent, on average."""
+        return self.version - self.sent_versions / len(self.open) if self.open else None
 
     def close(self, ticket: int) -> Job:
         """The ticket is answered or dead: each is consumed once."""
         job = self.open.pop(ticket)
+        self.sent_versions -= job.base_version
         del self.busy[job.client]
         return job
 
@@ -118,6 +120,7 @@ class Ledger:
         self.next_ticket = ticket + 1
         self.jobs[client] = index + 1
         self.open[ticket] = job
+        self.sent_versions += self.version
         self.busy[client] = ticket
         return job
 
@@ -133,6 +136,7 @@ class Ledger:
         jobs: list[Job] = [expect(Job, unpack(job, get), "open") for job in expect(list, tree["open"], "open")]
         books = Ledger(self.clients, self.seed, **saved)
         books.open = {job.ticket: job for job in jobs}
+        books.sent_versions = sum(job.base_version for job in jobs)
         books.busy = {job.client: job.ticket for job in jobs}
         return books
 

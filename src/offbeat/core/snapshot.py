@@ -142,12 +142,24 @@ def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
     for name, saved in tree.items():
         value = unpack(saved, get)
         held = getattr(fresh, name)
+        if not _of_a_kind(value, held):
+            raise CheckpointError(f"it does not hold what it should: its state's {name} is a {type(value).__name__}")
         if isinstance(held, MutableMapping) and not isinstance(held, dict):
             held.clear()  # a store of the engine's: keep the store, take the contents
             held.update(value)
         else:
             setattr(fresh, name, value)
     return fresh
+
+
+def _of_a_kind(saved: Any, held: Any) -> bool:
+    """May what was saved stand where this does? Numbers and None are whatever they came to be."""
+    loose = (NoneType, bool, int, float)
+    if isinstance(saved, loose) and isinstance(held, loose):
+        return True
+    if saved is None or held is None:
+        return True
+    return type(saved) is type(held) or any(isinstance(saved, kind) and isinstance(held, kind) for kind in (Mapping, Tensor))
 
 
 def described(value: Any, text: str) -> bool:

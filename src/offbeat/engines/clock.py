@@ -33,7 +33,7 @@ class Clock:
         self.dead = sum(self._is_dead(due) for due in self.heap)
 
     def push(self, at: float, kind: int, who: int, ticket: int = NOBODY) -> None:
-        heappush(self.heap, (at, kind, who, ticket))
+        heappush(self.heap, (float(at), kind, who, ticket))  # a world of numpy's numbers counts time in plain ones
 
     def next(self, horizon: float) -> Due | None:
         """What is due next; None if that lies beyond the horizon or, without one, only evaluation is left."""
@@ -69,6 +69,7 @@ class Clock:
         return due[1] == TIMER and due[2] not in self.keys
 
     def set_timer(self, key: str, at: float) -> None:
+        at = float(at)
         if self.at.get(key) == at:
             return
         self.cancel_timer(key)

@@ -79,6 +79,7 @@ class Conversation:
     model: Tensor
     memories: dict[int, Mapping[str, Tensor]]
     kept: dict[int, Tensor]
+    told: dict[int, int] | None
     state: Any
 
 
@@ -110,6 +111,7 @@ class Coordinator:
         self.footing = Footing(world.model)
         self.reason: str | None = None
         self._num_examples = num_examples or self._as_told
+        self._told: dict[int, int] | None = {} if num_examples is None else None  # what clients said they have, if nobody else knows
         self._journal, self._heard = journal, heard
         self._asked = (-1, -1, -1.0), 0  # the last question for a client's examples, and its answer
         self._fired = (-1.0, 0)  # timers fired at this instant
@@ -135,6 +137,8 @@ class Coordinator:
             self._journal(("joined", (now, client, num_examples)))
         orders: list[Order] = []
         self.ledger.join(client, num_examples)
+        if self._told is not None:
+            self._told[client] = num_examples
         self._asked = (client, self.ledger.jobs.get(client, 0), now), num_examples
         self.trace.add(now, "back", self.ledger.version, client)
         self._tell(ClientReady(now, client, num_examples), orders)
@@ -372,7 +376,8 @@ class Coordinator:
         return self._asked[1]
 
     def _as_told(self, client: int, index: int, now: float) -> int:
-        return self.ledger.told(client)
+        told = self._told or {}
+        return told[client] if client in told else self.ledger.clients[client]
 
     # ------------------------------------------------------------ save and restore
 
@@ -385,6 +390,7 @@ class Coordinator:
             "model": pack(self.model, put),
             "memories": pack(self.memories, put),
             "kept": pack(self.traffic.kept, put),
+            "told": pack(self._told, put),
             "state": pack_state(self.state, put),
         }
 
@@ -406,10 +412,11 @@ class Coordinator:
             model=model,
             memories=expect(dict, unpack(tree["memories"], get), "memories"),
             kept=expect(dict, unpack(tree["kept"], get), "kept"),
+            told=unpack(tree.get("told"), get),
             state=unpack_state(self.strategy.init(self.world), tree["state"], get),
         )
 
     def restore(self, saved: Conversation) -> None:
         """Go on from there."""
         self.ledger, self.progress, self.model, self.footing = saved.ledger, saved.progress, saved.model, saved.footing
-        self.memories, self.traffic.kept, self.state = saved.memories, saved.kept, saved.state
+        self.memories, self.traffic.kept, self._told, self.state = saved.memories, saved.kept, saved.told, saved.state

@@ -72,7 +72,11 @@ class Evaluation:
 
     def _look(self, now: float, run: Coordinator) -> None:
         measured, version = self.measured, run.ledger.version
-        measured.metrics = self._judge(run.state, run.model, run.ledger.everyone(), run.own_statistics())
+        # of a run that fell back a state is left that personal models cannot be trusted to come from
+        if run.fallen:
+            measured.metrics = self._judge.of_model(run.model)
+        else:
+            measured.metrics = self._judge(run.state, run.model, run.ledger.everyone(), run.own_statistics())
         if run.contract.shares:  # alone, there is no server
             measured.server_bytes = max(measured.server_bytes, bytes_held(run.state))
         measured.last = (now, version)
@@ -89,9 +93,7 @@ class Evaluation:
         version = run.ledger.version
         if self.measured.surveyed == (now, version):
             return
-        own = self._judge.model_of(run.state, run.model, run.own_statistics())
-        model = run.model
-        # of a run that fell back a state is left that personal models cannot be trusted to come from
+        own, model = self._judge.model_of(run.state, run.model, run.own_statistics()), run.model
         clients, groups = self._survey((lambda client: model) if run.fallen else own)
         self.measured.surveyed = (now, version)
         self._trace.clients(now, version, clients)

@@ -62,6 +62,10 @@ class Judge:
         found = self._all(judged or [(model, None)])
         return {name: fmean(values[name] for values in found) for name in found[0]} if len(found) > 1 else dict(found[0])
 
+    def of_model(self, model: Tensor) -> dict[str, float]:
+        """Of this model and no other, whatever the method."""
+        return dict(self._all([(model, None)])[0])
+
     def model_of(self, state: Any, model: Tensor, statistics: Mapping[int, Tensor]) -> ModelOf:
         """A client's own model where the method has such, else the global one; with the client's own statistics if it has any."""
         own = self.contract.model_for

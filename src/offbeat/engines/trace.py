@@ -164,7 +164,9 @@ class Trace:
         """The tally of the rows before `seq`, which must be the one that was told. Only reads: nothing on disk is changed.
 
         A checkpoint of an earlier format tells none; then the file must be sound, and no more is known of it."""
-        if self.path is None or not self.path.is_file():
+        if self.path is None:
+            raise RunError("a run whose trace is in memory cannot go on later: give it a trace with a path")
+        if not self.path.is_file():
             raise RunError(f"{self.path} is gone, and the checkpoint is of row {seq}: put it back, or start over")
         try:
             with closing(read_only(self.path)) as db:

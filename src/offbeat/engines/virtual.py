@@ -88,10 +88,14 @@ class VirtualEngine:
     # ------------------------------------------------------------ running
 
     def run(self) -> Outcome:
-        with one_thread(), rare_collection():
-            while (ticket := self.advance()) is not None:
-                self.provide(self.worker.collect((ticket,)))
-            return self.finish()
+        """To the end, with a worker that is this run's alone: it is closed afterwards."""
+        try:
+            with one_thread(), rare_collection():
+                while (ticket := self.advance()) is not None:
+                    self.provide(self.worker.collect((ticket,)))
+                return self.finish()
+        finally:
+            self.worker.close()
 
     def advance(self) -> int | None:
         """Go on until a result is needed, and say of which ticket; None when the run has ended."""
@@ -131,7 +135,7 @@ class VirtualEngine:
         run, now, reason = self.coordinator, self.clock.now, INTERRUPTED
         for ticket in run.ledger.open:
             self.worker.cancel(ticket)
-        if run.reason is None and self._ended == INTERRUPTED:
+        if run.reason is None and self._ended in (None, INTERRUPTED):  # None: in the middle of it
             self.save()
         else:
             run.end(self._ended or OVER)
@@ -149,9 +153,7 @@ class VirtualEngine:
         ledger, until, now = self.coordinator.ledger, self.until, self.clock.now
         updates = self.coordinator.progress.updates
         share = max(now / until.seconds if until.seconds else 0.0, updates / until.updates if until.updates else 0.0)
-        ages = [ledger.version - job.base_version for job in ledger.open.values()]
-        age = sum(ages) / len(ages) if ages else None
-        return Status(now, min(1.0, share), ledger.version, updates, len(ages), age, self.evaluation.measured.metrics)
+        return Status(now, min(1.0, share), ledger.version, updates, len(ledger.open), ledger.age(), self.evaluation.measured.metrics)
 
     def _start(self) -> None:
         self._started = True
@@ -218,6 +220,7 @@ class VirtualEngine:
     def _expire(self, client: int, ticket: int) -> None:
         """A crash is noticed, or a client took too long: the ticket is dead."""
         run, now = self.coordinator, self.clock.now
+        self._verdicts.pop(ticket, None)  # of a worker that answers what it was not asked
         job = run.ledger.open[ticket]
         trip = self.surroundings.trip(client, job.index, job.work, job.num_examples, job.started)
         if trip.crashes:
@@ -321,10 +324,10 @@ class VirtualEngine:
         self._leaving = {who: at for at, kind, who, ticket in self.clock.heap if kind == LOST and ticket == NOBODY}
         self._started = True
         self.trace.cut(saved.seq, saved.tally)
-        open_jobs = self.coordinator.ledger.open
+        waiting = {ticket: job for ticket, job in self.coordinator.ledger.open.items() if ticket not in self._verdicts}
         for at, kind, _, ticket in sorted(self.clock.heap):
-            if kind == ARRIVE and at <= self._horizon and ticket in open_jobs and ticket not in self._verdicts:
-                self.worker.submit(open_jobs[ticket], at)
+            if kind == ARRIVE and at <= self._horizon and ticket in waiting:
+                self.worker.submit(waiting.pop(ticket), at)  # once, though its upload may come twice
 
     def _tree(self, put: Put) -> Tree:
         """Jobs in flight are kept as they are and computed again after a resume; results computed ahead of time are kept too,

@@ -25,7 +25,7 @@ from offbeat.core.jobs import Job, Result
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import Action, CancelTimer, Event, ProtocolError, SetTimer, Strategy, World
 from offbeat.core.tell import tell
-from offbeat.engines.coordinator import Coordinator, Order
+from offbeat.engines.coordinator import Coordinator
 from offbeat.testing.worlds import TinyClients, with_probe
 
 ARRIVE, LOST, READY = range(3)  # the order within one instant
@@ -144,13 +144,13 @@ class ScriptedEngine:
             steps=result.steps if steps is None else steps,
             extras=result.extras if extras is None else extras,
         )
-        self._carry_out(self.coordinator.answered(self.now, job.ticket, result, self._back(reachable)))
+        self.coordinator.answered(self.now, job.ticket, result, self._back(reachable))
 
     def lose(self, client: int, *, at: float | None = None, reachable: bool = True) -> None:
         """The client will not answer its ticket: it crashed, or its job raised."""
         self._lost(client, at, reachable)
         if not reachable and self.stopped is None:
-            self._carry_out(self.coordinator.left(self.now, client))
+            self.coordinator.left(self.now, client)
 
     def expire(self, client: int, *, at: float | None = None) -> None:
         """The ticket timed out while the client still works on it: nothing more is heard until it is `back`."""
@@ -168,7 +168,7 @@ class ScriptedEngine:
         self._happens(LOST, client, at)
         if not self.ledger.idle(client):
             raise ScriptError(f"client {client} is not idle: only an idle client leaves, one at work is lost")
-        self._carry_out(self.coordinator.left(self.now, client))
+        self.coordinator.left(self.now, client)
 
     def finish(self) -> list[Action]:
         """The run ends here: what the strategy asks at the end, carried out."""
@@ -218,7 +218,7 @@ class ScriptedEngine:
                 self._last = (-1, -1)
                 return
             del self.timers[due]  # a fired timer is gone
-            self._carry_out(self.coordinator.fired(self.now, due))
+            self.coordinator.fired(self.now, due)
         raise ProtocolError(f"timer {due!r} is set for now, {self.now:g}, again and again: this instant never ends")
 
     # ------------------------------------------------------------ facts and orders
@@ -227,22 +227,20 @@ class ScriptedEngine:
         if num_examples is None:
             num_examples = self.examples.get(client, 10 * (client + 1))
         self.examples[client] = num_examples
-        self._carry_out(self.coordinator.joined(self.now, client, num_examples))
+        self.coordinator.joined(self.now, client, num_examples)
 
     def _lost(self, client: int, at: float | None, reachable: bool) -> None:
         self._happens(LOST, client, at)
-        self._carry_out(self.coordinator.expired(self.now, self._job(client).ticket, None, self._back(reachable)))
-
-    def _carry_out(self, orders: list[Order]) -> None:
-        """Timers are kept; jobs are under way until the script says how they end, and who is away until it says so."""
-        for order in orders:
-            if isinstance(order, SetTimer) and self.timers.get(order.key) != order.at:
-                self.timers.pop(order.key, None)  # moved: it now counts as the last one set
-                self.timers[order.key] = order.at
-            elif isinstance(order, CancelTimer):
-                self.timers.pop(order.key, None)
+        self.coordinator.expired(self.now, self._job(client).ticket, None, self._back(reachable))
 
     def _heard(self, event: Event, actions: Sequence[Action]) -> None:
+        """Timers are kept; jobs are under way until the script says how they end, and who is away until it says so."""
+        for action in actions:
+            if isinstance(action, SetTimer) and self.timers.get(action.key) != action.at:
+                self.timers.pop(action.key, None)  # moved: it now counts as the last one set
+                self.timers[action.key] = action.at
+            elif isinstance(action, CancelTimer):
+                self.timers.pop(action.key, None)
         entry = Entry(event, tuple(actions), self.ledger.version)
         self.log.append(entry)
         if self._watch is not None:
