@@ -7,6 +7,8 @@ CROSS := .venv-cross
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
+# a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
+PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 .PHONY: help demo test lint types unit resume presets torture test-all test-text bench crosscheck clean
 
 help: ## Show this list
@@ -24,7 +26,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page, in about a minute
 	$(BIN)/offbeat compare quickstart
 
-test: lint types unit resume presets ## Everything that must hold: lint, types, tests, kill-and-resume, the papers' presets
+test: lint types ## Everything that must hold: lint, types, and in one go what unit, resume and presets run
+	$(BIN)/pytest $(PARALLEL) -m "not text"
 
 test-all: test test-text crosscheck ## The same, two minutes of torture, and the suites that install more
 	$(MAKE) torture MINUTES=2
@@ -36,13 +39,13 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest -m "not slow and not text and not presets"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not presets"
 
 resume: $(READY) ## Kill runs at random moments and resume them
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest $(PARALLEL) -m slow
 
 presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real files where OFFBEAT_DATA has them
-	$(BIN)/pytest -m presets
+	$(BIN)/pytest $(PARALLEL) -m presets
 
 torture: $(READY) ## Attack runs for MINUTES (SEED=n repeats): kills, failing disks, power cuts, damaged files, random worlds
 	$(BIN)/python tests/torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

@@ -393,6 +393,15 @@ class Impure(PlainRule):
         return grad(w) + next(_BETWEEN_RUNS), carry
 
 
+@dataclass(frozen=True)
+class Clips(PlainRule):
+    """Clips the gradient to length 1, that of all clients of a stack as if they were one."""
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Any, carry: Any) -> tuple[Tensor, Any]:
+        g = grad(w)
+        return g / torch.linalg.vector_norm(g).clamp(min=1.0), carry
+
+
 @dataclass(frozen=True, kw_only=True)
 class WithRule(Mean):
     rule: Any = None
@@ -423,6 +432,7 @@ BROKEN: list[tuple[Strategy, str, int, str]] = [
     (ServesTheBusy(), "legal answers", 1, "ProtocolError: Dispatch to client 0"),
     (WithRule(rule=Forgetful()), "client half", 1, "promised uploads {'sketch': 4}, and gave {}"),
     (WithRule(rule=Impure()), "client half", 1, "two results for one job"),
+    (WithRule(rule=Clips()), "stacks", 4, "another local model in a stack than alone"),
     (TakesFourthPowers(), "finite", 1, "state.notes is not finite"),
     (OverflowsInPython(), "finite", 1, "as large as the gate admits: OverflowError"),
 ]
@@ -459,6 +469,35 @@ def test_a_strategy_that_is_broken_in_one_way_breaks_no_unrelated_law() -> None:
     assert broken == {"buffers and counters"}
     broken = {finding.law for finding in check(LeaksNewcomers(), scripts=12) if not finding.passed}
     assert broken == {"no client leaks"}
+
+
+REPEATABLE = [strategy for strategy, law, _, _ in BROKEN if law not in ("same actions", "client half", "no client leaks")]
+
+
+@pytest.mark.parametrize("strategy", REPEATABLE, ids=lambda strategy: type(strategy).__name__)
+def test_laws_that_share_a_play_find_what_each_finds_alone(strategy: Strategy) -> None:
+    together = check(strategy, scripts=4)
+    alone = [finding for name, law in LAWS.items() for finding in check(strategy, scripts=4, laws={name: law})]
+    assert [str(finding) for finding in together] == [str(finding) for finding in alone]
+    assert [finding.scripts for finding in together] == [finding.scripts for finding in alone]
+
+
+def test_laws_that_only_look_on_share_one_play() -> None:
+    plays = []
+
+    class Counted(Mean):
+        def init(self, world: World) -> State:
+            plays.append(1)
+            return super().init(world)
+
+    def played(*names: str) -> int:
+        plays.clear()
+        check(Counted(), scripts=[read("arrive 0")], laws={name: LAWS[name] for name in names})
+        return len(plays)
+
+    # in a second and a third play the same actions must follow
+    assert played("legal answers", "nothing in place", "versions", "base versions", "buffers and counters", "client half") == 1
+    assert played("same actions") == played("legal answers", "same actions", "versions") == 3
 
 
 def test_a_crash_is_reported_once_and_by_the_first_law() -> None:

@@ -77,7 +77,7 @@ def test_speed_ups_may_be_against_another_method(compared, offbeat):
     assert not Path("new").exists()
 
 
-def test_a_comparison_remembers_its_reference(offbeat):
+def test_a_comparison_remembers_its_reference(offbeat, one_by_one):
     """One that was named stays when the comparison is read again, and the page says which it is."""
     told = offbeat("compare", "quickstart", *PAIR, *TINY, "--seeds", 1, "--reference", "fedasync", "--out", "x", "--json")
     for given in (told, offbeat("show", "x", "--json"), offbeat("compare", "--resume", "x", "--json")):

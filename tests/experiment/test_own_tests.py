@@ -169,7 +169,7 @@ def test_both_are_settings_of_an_experiment_file():
     assert files.parse("clients: 3").evaluate == "test"
 
 
-def test_a_table_says_whose_mean_it_shows(tmp_path):
+def test_a_table_says_whose_mean_it_shows(tmp_path, one_by_one):
     experiment = replace(files.parse("{clients: 4, model: linear, until: 30s, target: acc=0.05}"), split=TWO.split, evaluate="clients")
     made = compare.create(tmp_path / "c", {name: replace(experiment, strategy=REGISTRY[name]()) for name in ("local", "fedasync")}, [0])
     assert compare.execute(made, jobs=1)

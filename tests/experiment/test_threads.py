@@ -28,6 +28,7 @@ from offbeat.scenario.data import DATASETS, Dataset
 from offbeat.scenario.data.har import ACTIVITIES, SIGNALS, STEPS, TOP
 from offbeat.scenario.data.idx import FILES
 from offbeat.scenario.models import Linear, Mlp
+from patience import PATIENCE
 
 THREADS = (1, 2, 4)
 
@@ -220,6 +221,6 @@ def test_a_run_has_the_same_digest_whatever_the_environment_says(tmp_path):
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         world = ["--set", "strategy=fedpsa", "--set", "clients=3", "--set", "model=linear", "--until", "60s"]
         command = ["run", "quickstart", *world, "--out", str(folder)]
-        subprocess.run([sys.executable, "-m", "offbeat", *command], env=environment, check=True, capture_output=True, timeout=120)
+        subprocess.run([sys.executable, "-m", "offbeat", *command], env=environment, check=True, capture_output=True, timeout=PATIENCE)
         digests.add(runs.Run(folder).digest())
     assert len(digests) == 1

@@ -21,7 +21,8 @@ By law, on random scripts of arrivals, losses, refusals and newcomers; what brea
 from offbeat.core.tell import plain, tell
 from offbeat.testing.checking import Finding, check, random_scripts, tiny_worlds
 from offbeat.testing.compare import identical, reloaded
-from offbeat.testing.laws import LAWS, Crashed, LawBroken, meaning
+from offbeat.testing.laws import LAWS, meaning
+from offbeat.testing.observing import Crashed, LawBroken
 from offbeat.testing.script import Entry, ScriptedEngine, ScriptError
 from offbeat.testing.steps import MOODS, Script, Step, play, random_script, read, show, shrink
 from offbeat.testing.worlds import CopyingStore, TinyClients, hand_world, layout_of, optimum, tiny_layout, tiny_world, with_probe

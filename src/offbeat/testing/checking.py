@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.core.protocol import Strategy, World
-from offbeat.testing.laws import LAWS, Crashed, Law, LawBroken, meaning
+from offbeat.testing.laws import LAWS, Law, meaning
+from offbeat.testing.observing import Case, Crashed, LawBroken, Observing, observe
 from offbeat.testing.steps import MOODS, Script, random_script, show, shrink
 from offbeat.testing.worlds import tiny_world
 
@@ -62,40 +63,48 @@ def check(
     """One finding a law. Worlds are taken in turn, so that each mood meets each world."""
     played = random_scripts(scripts, seed) if isinstance(scripts, int) else list(scripts)
     where = list(worlds) if worlds is not None else tiny_worlds(seed)
-    return [_judge(name, law, strategy, played, where) for name, law in laws.items()]
+    broken, crashes = dict[str, Finding](), {name: list[Crashed]() for name in laws}
+    for n, script in enumerate(played):
+        case = Case(strategy, script, where[n % len(where)])
+        for name, error in _tried({name: law for name, law in laws.items() if name not in broken}, case).items():
+            if isinstance(error, Crashed) and name != "legal answers":
+                crashes[name].append(error)  # reported once, by the first law
+            else:
+                broken[name] = _smallest(name, laws[name], case, n + 1)
+    return [broken.get(name) or _unbroken(name, law, len(played), crashes[name]) for name, law in laws.items()]
 
 
-def _judge(name: str, law: Law, strategy: Strategy, scripts: list[Script], worlds: list[World]) -> Finding:
-    crashes = 0
-    for n, script in enumerate(scripts):
-        world = worlds[n % len(worlds)]
-        try:
-            law(strategy, script, world)
-        except Crashed as error:
-            if name == "legal answers":
-                return _smallest(name, law, strategy, script, world, n + 1)
-            crashes += 1  # reported once, by the first law
-            message = str(error)
-        except LawBroken:
-            return _smallest(name, law, strategy, script, world, n + 1)
-    if scripts and crashes == len(scripts):
-        return Finding(name, meaning(law), False, len(scripts), f"not judged, every script ended in an error: {message}")
-    return Finding(name, meaning(law), True, len(scripts))
+def _tried(laws: Mapping[str, Law], case: Case) -> dict[str, LawBroken]:
+    """How each law was broken that was. Those that only look on share one play."""
+    broken = observe({name: law for name, law in laws.items() if isinstance(law, Observing)}, case)
+    for name, law in laws.items():
+        if not isinstance(law, Observing):
+            try:
+                law(case.strategy, case.script, case.given)
+            except LawBroken as error:
+                broken[name] = error
+    return broken
 
 
-def _smallest(name: str, law: Law, strategy: Strategy, script: Script, world: World, tried: int) -> Finding:
+def _unbroken(name: str, law: Law, scripts: int, crashes: list[Crashed]) -> Finding:
+    if scripts and len(crashes) == scripts:
+        return Finding(name, meaning(law), False, scripts, f"not judged, every script ended in an error: {crashes[-1]}")
+    return Finding(name, meaning(law), True, scripts)
+
+
+def _smallest(name: str, law: Law, case: Case, tried: int) -> Finding:
     kind = Crashed if name == "legal answers" else LawBroken
 
     def broken(candidate: Script) -> str | None:
         try:
-            law(strategy, candidate, world)
+            law(case.strategy, candidate, case.given)
         except LawBroken as error:
             return str(error) if kind is Crashed or not isinstance(error, Crashed) else None
         return None
 
-    small = shrink(script, lambda candidate: broken(candidate) is not None)
+    small = shrink(case.script, lambda candidate: broken(candidate) is not None)
     message = broken(small) or "it broke once and then not again: the strategy depends on something outside its state"
-    return Finding(name, meaning(law), False, tried, message, small, world)
+    return Finding(name, meaning(law), False, tried, message, small, case.given)
 
 
 def _indent(text: str) -> str:
