@@ -93,7 +93,7 @@ def setup(experiment: Experiment) -> Setup:
     return replace(made, facts={"data": data.summary, "evaluated": experiment.evaluate})
 
 
-def deal(experiment: Experiment, data: Dataset) -> list[Tensor]:
+def deal(experiment: Experiment, data: Dataset) -> Sequence[Tensor]:
     """For each client the numbers of its examples."""
     return experiment.partition.split(data.y_train, experiment.clients, experiment.seed, data.groups)
 
