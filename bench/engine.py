@@ -1,7 +1,8 @@
-"""What the virtual-time engine costs: event rate, memory of idle clients, overhead over a plain PyTorch loop.
+"""What the virtual-time engine costs: event rate, memory of idle clients, of an experiment with a million of them, overhead over
+a plain PyTorch loop.
 
-    python bench/engine.py              all three
-    python bench/engine.py rate         one of rate, memory, overhead
+    python bench/engine.py              all of it
+    python bench/engine.py rate         one of rate, memory, million, overhead
 
 Ratios and memory carry over to other machines; rates do not, so they are printed with the machine's.
 """
@@ -25,17 +26,19 @@ from offbeat.client.data import ClientData
 from offbeat.client.training import Trainer, Training
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import World
-from offbeat.core.strategies import FedAsync
+from offbeat.core.strategies import FedAsync, FedBuff
 from offbeat.core.vector import Layout, Slice, flatten
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers.inline import Inline
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.run import create, execute
 from offbeat.scenario.counts import Counts
 from offbeat.scenario.data import load
 from offbeat.scenario.delays import Uniform
-from offbeat.scenario.models import Cnn
-from offbeat.scenario.partition import Dirichlet
+from offbeat.scenario.models import Cnn, Linear
+from offbeat.scenario.partition import Dirichlet, Draws
 from offbeat.scenario.surroundings import SimulatedWorld
 
 TEN = Layout((Slice("w", (10,), 0, 10, "param"),))
@@ -74,18 +77,44 @@ def rate(updates: int = 100_000, repeats: int = 7) -> None:
 
 def memory(clients: int = 1_000_000) -> None:
     """Peak memory of a fresh process that holds a million clients, 1,000 of them in flight."""
-    code = f"import bench_engine as b; b.hold({clients})"
-    here = Path(__file__)
+    print(f"memory: {fresh(f'hold({clients})')}")
+
+
+def fresh(call: str) -> str:
+    """What a function of this file prints in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "bench_engine.py").symlink_to(here.resolve())
-        out = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
-    print(f"memory: {out.strip()}")
+        (Path(folder) / "bench_engine.py").symlink_to(Path(__file__).resolve())
+        code = f"import bench_engine as b; b.{call}"
+        return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def hold(clients: int) -> None:
     empty = peak_mb()
     null_engine(clients, 10_000, Trace(), FedAsync(concurrency=1_000)).run()
     print(f"{peak_mb():.0f} MB in all with {clients:,} clients, 1,000 in flight ({empty:.0f} MB of it before the first client)")
+
+
+def million(clients: int = 1_000_000, updates: int = 3_000) -> None:
+    """Time and peak memory of an experiment: clients draw 10 to 30 digits each, FedBuff with 1,000 of them in flight, a run folder."""
+    print(f"million: {fresh(f'experiment({clients}, {updates})')}")
+
+
+def experiment(clients: int, updates: int) -> None:
+    empty, began = peak_mb(), time.perf_counter()
+    wanted = Experiment(
+        clients=clients,
+        model=Linear(),
+        partition=Draws(size=(10, 30), alpha=0.3),
+        strategy=FedBuff(k=10, concurrency=min(clients, 1_000)),
+        until=Until(updates=updates),
+    )
+    run = create(Path("run"), wanted)
+    execute(run)
+    took, found = time.perf_counter() - began, run.summary()
+    print(
+        f"{peak_mb():.0f} MB in all with {clients:,} clients of an experiment ({empty:.0f} MB of it before), {found.updates:,} updates"
+        f" in {took:.1f} s by the clock on the wall; acc {found.metrics['acc']:.3f}"
+    )
 
 
 def peak_mb() -> float:
@@ -157,6 +186,6 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 if __name__ == "__main__":
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
-    measures = {"rate": rate, "memory": memory, "overhead": overhead}
+    measures = {"rate": rate, "memory": memory, "million": million, "overhead": overhead}
     for name in sys.argv[1:] or measures:
         measures[name]()

@@ -40,10 +40,12 @@ def test_the_engine_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(engine, "ALTERNATIONS", 1)
     engine.rate(updates=50, repeats=1)
     engine.memory(clients=2_000)
+    engine.million(clients=2_000, updates=20)
     engine.overhead(jobs=2)
-    rate, memory, overhead = capsys.readouterr().out.splitlines()
+    rate, memory, million, overhead = capsys.readouterr().out.splitlines()
     assert re.match(r"rate: [\d,]+ updates per second of CPU \(median of 1;", rate)
     assert re.match(r"memory: \d+ MB in all with 2,000 clients, 1,000 in flight", memory)
+    assert re.match(r"million: \d+ MB in all with 2,000 clients of an experiment .*, 20 updates in [\d.]+ s", million)
     assert re.match(r"overhead: engine / plain loop = \d+\.\d+ \(median of 1;", overhead)
 
 

@@ -61,6 +61,8 @@ FILES: dict[str, str | bytes] = {
     # sizes
     "a trillion clients": "clients: 1000000000000\n",
     "a trillion clients of anything": "clients: 1000000000000\npartition: iid\n",
+    "a trillion clients that draw": "clients: 1000000000000\npartition: draws\n",
+    "examples drawn beyond a word": QUICK + "partition: {name: draws, size: 100000000000000000000000000000}\n",
     "more clients than numbers": "clients: 1000000000000000000000000\npartition: iid\n",
     "a trillion neurons": "model: {name: mlp, hidden: [1000000000000]}\n",
     "neurons beyond a word": "model: {name: mlp, hidden: [10000000000000000000000]}\n",

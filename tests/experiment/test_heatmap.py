@@ -11,13 +11,16 @@ import torch
 from offbeat.core.errors import DataError
 from offbeat.experiment import build, heatmap, report
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.heatmap import Held
 from offbeat.scenario.partition import Disjoint, Natural
 
 HALVES = Experiment(data="digits", clients=2, partition=Disjoint())
 
 
 def test_the_counts_are_those_of_the_clients_the_experiment_makes() -> None:
-    counts = build.class_counts(HALVES)
+    held = build.held(HALVES)
+    counts = held.counts
+    assert held.clients == [0, 1]
     assert counts.shape == (2, 10)
     assert (counts[0, :5] > 0).all()
     assert (counts[1, 5:] > 0).all()
@@ -27,29 +30,29 @@ def test_the_counts_are_those_of_the_clients_the_experiment_makes() -> None:
 
 
 def test_the_page_gets_every_count() -> None:
-    figure = heatmap.draw(torch.tensor([[3, 0], [1, 2], [0, 9]]))
+    figure = heatmap.draw(Held([0, 4, 8], torch.tensor([[3, 0], [1, 2], [0, 9]])))
     drawn = figure.data[0]
     assert [list(row) for row in drawn.z] == [[3, 0], [1, 2], [0, 9]]
-    assert (list(drawn.x), list(drawn.y)) == (["0", "1"], [0, 1, 2])
+    assert (list(drawn.x), list(drawn.y)) == (["0", "1"], [0, 4, 8])
 
 
 def test_clients_without_classes_are_drawn_by_their_sizes() -> None:
-    assert list(heatmap.draw(torch.tensor([[3], [4]])).data[0].x) == ["all"]
+    assert list(heatmap.draw(Held([0, 1], torch.tensor([[3], [4]]))).data[0].x) == ["all"]
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 @pytest.mark.parametrize("classes", [3, 100])
 def test_a_picture_for_a_paper_in_the_format_of_its_name(tmp_path: Path, ending: str, start: bytes, classes: int) -> None:
     path = tmp_path / f"partition.{ending}"
-    heatmap.save(torch.arange(4 * classes).reshape(4, classes), path, "4 clients, 5 $")
+    heatmap.save(Held([0, 5, 10, 15], torch.arange(4 * classes).reshape(4, classes)), path, "4 clients, 5 $")
     assert path.read_bytes().startswith(start)
 
 
 def test_results_have_their_page_when_the_data_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(experiment: Experiment) -> torch.Tensor:
+    def gone(experiment: Experiment) -> Held:
         raise DataError("mnist is missing")
 
-    monkeypatch.setattr(build, "class_counts", gone)
+    monkeypatch.setattr(build, "held", gone)
     assert report._held(HALVES) is None
 
 

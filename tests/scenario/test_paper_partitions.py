@@ -17,6 +17,7 @@ from offbeat.scenario.partition import (
     Dirichlet,
     DirichletEqual,
     Disjoint,
+    Draws,
     DualDirichlet,
     Iid,
     MainClass,
@@ -64,7 +65,7 @@ def test_no_example_has_two_owners_and_the_same_seed_gives_the_same_split(partit
 
 
 def test_every_partition_is_tried() -> None:
-    assert {type(p) for p in WHOLE} | {MainClass} == set(PARTITIONS.values())
+    assert {type(p) for p in WHOLE} | {MainClass, Draws} == set(PARTITIONS.values())  # draws: test_drawn_clients.py
     for cls in PARTITIONS.values():
         cls()  # all settings have a default
 
@@ -323,7 +324,7 @@ def test_fewer_owners_than_clients_is_said() -> None:
         Natural().split(torch.zeros(4), 2, 1, groups)
 
 
-@pytest.mark.parametrize("name", [name for name, cls in PARTITIONS.items() if cls not in (Iid, Natural)])
+@pytest.mark.parametrize("name", [name for name, cls in PARTITIONS.items() if cls not in (Iid, Natural, Draws)])
 def test_real_targets_have_no_classes_to_part_by(name: str) -> None:
     with pytest.raises(DataError, match=f"{name} needs one class label an example, got torch.float32.*use iid"):
         PARTITIONS[name]().split(torch.rand(100), 5, 1)

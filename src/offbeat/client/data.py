@@ -1,6 +1,7 @@
 """The examples of each client: rows of tensors all clients share, or tensors of their own.
 
-Shared tensors are stored once and the row numbers of all clients in one vector, so a client costs its row numbers.
+Shared tensors are stored once and the row numbers of all clients in one vector, so a client costs its row numbers; where these
+are computed when asked for (`core.rows`) it costs its count.
 Everything that would fail late, or silently, is refused here.
 """
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError
+from offbeat.core.rows import Rows, evenly
 
 Pair = tuple[Tensor, Tensor]
 T = TypeVar("T")
@@ -22,18 +24,20 @@ T = TypeVar("T")
 class ClientData:
     """Clients are numbered from 0, or named by the keys of a mapping. Use `shared` or `own`."""
 
-    def __init__(self, clients: Sequence[int], pairs: list[Pair], counts: list[int], rows: Tensor | None) -> None:
+    def __init__(self, clients: Sequence[int], pairs: list[Pair], counts: Mapping[int, int], rows: Tensor | Rows | None) -> None:
         self._clients = clients
         self._pairs = pairs  # one for all clients if there are rows, else one a client
         self._counts = counts
-        self._starts = list(accumulate(counts, initial=0))
         self._rows = rows
+        self._starts = list(accumulate(counts.values(), initial=0)) if isinstance(rows, Tensor) else []
         self._place = None if isinstance(clients, range) else {client: i for i, client in enumerate(clients)}
 
     @classmethod
     def shared(cls, x: Tensor, y: Tensor, rows: Sequence[Tensor] | Mapping[int, Tensor], num_classes: int | None = None) -> ClientData:
         """Client k holds x[rows[k]], y[rows[k]], in that order."""
         x, y = checked(x, y, num_classes)
+        if isinstance(rows, Rows):
+            return cls(range(len(rows)), [(x, y)], rows.counts, rows)
         clients, parts = _numbered(rows)
         parts = [torch.as_tensor(p, dtype=torch.int64).reshape(-1) for p in parts]
         _none_empty(clients, [len(p) for p in parts])
@@ -41,7 +45,7 @@ class ClientData:
         if int(flat.min()) < 0 or int(flat.max()) >= len(x):
             bad = next(c for c, p in zip(clients, parts, strict=True) if int(p.min()) < 0 or int(p.max()) >= len(x))
             raise DataError(f"client {bad} names rows outside 0..{len(x) - 1}: there are {len(x)} examples")
-        return cls(clients, [(x, y)], [len(p) for p in parts], flat.to(x.device))
+        return cls(clients, [(x, y)], _counted(clients, parts), flat.to(x.device))
 
     @classmethod
     def own(cls, pairs: Sequence[Pair] | Mapping[int, Pair], num_classes: int | None = None) -> ClientData:
@@ -53,14 +57,18 @@ class ClientData:
         for c, pair in zip(clients, kept, strict=True):
             if _kind(pair) != first:
                 raise DataError(f"client {c} holds {_kind(pair)}, client {clients[0]} holds {first}: all must be alike")
-        return cls(clients, kept, [len(x) for x, _ in kept], None)
+        return cls(clients, kept, _counted(clients, [x for x, _ in kept]), None)
 
     def __len__(self) -> int:
         return len(self._clients)
 
     @property
     def num_examples(self) -> Mapping[int, int]:
-        return dict(zip(self._clients, self._counts, strict=True))
+        return self._counts
+
+    def some(self, at_most: int) -> list[int]:
+        """Clients, evenly spaced over all of them."""
+        return [self._clients[i] for i in evenly(len(self), at_most)]
 
     @property
     def labels(self) -> torch.dtype:
@@ -87,17 +95,16 @@ class ClientData:
         return torch.stack([x.flatten(2).amin((0, 2)) for x, _ in self._pairs]).amin(0)
 
     def size(self, client: int) -> int:
-        return self._counts[self._at(client)]
+        self._at(client)  # who is asked for exists
+        return self._counts[client]
 
     def take(self, client: int, positions: Tensor) -> Pair:
         """The client's examples at these positions (0 is its first), as new tensors."""
         at = self._at(client)
-        if self._rows is None:
-            x, y = self._pairs[at]
-            positions = positions.to(x.device)
-        else:
-            x, y = self._pairs[0]
-            positions = self._rows[self._starts[at] : self._starts[at + 1]].index_select(0, positions.to(x.device))
+        x, y = self._pairs[at if self._rows is None else 0]
+        positions = positions.to(x.device)
+        if self._rows is not None:
+            positions = self._rows_of(at).index_select(0, positions)
         return x.index_select(0, positions), y.index_select(0, positions)
 
     def targets(self, client: int) -> Tensor:
@@ -105,24 +112,40 @@ class ClientData:
         at = self._at(client)
         if self._rows is None:
             return self._pairs[at][1]
-        return self._pairs[0][1].index_select(0, self._rows[self._starts[at] : self._starts[at + 1]])
+        return self._pairs[0][1].index_select(0, self._rows_of(at))
 
     def pooled(self) -> Pair:
         """Everything, client after client."""
         if self._rows is None:
             return torch.cat([x for x, _ in self._pairs]), torch.cat([y for _, y in self._pairs])
-        x, y = self._pairs[0]
-        return x.index_select(0, self._rows), y.index_select(0, self._rows)
+        (x, y), rows = self._pairs[0], self._all_rows()
+        return x.index_select(0, rows), y.index_select(0, rows)
 
     def merged(self) -> ClientData:
         """One client, 0, that holds everything, client after client."""
         if self._rows is not None:
-            return ClientData(range(1), self._pairs, [len(self._rows)], self._rows)
-        return ClientData(range(1), [self.pooled()], [sum(self._counts)], None)
+            rows = self._all_rows()
+            return ClientData(range(1), self._pairs, {0: len(rows)}, rows)
+        return ClientData(range(1), [self.pooled()], {0: sum(self._counts.values())}, None)
 
     def to(self, device: torch.device | str) -> ClientData:
-        rows = None if self._rows is None else self._rows.to(device)
+        rows = self._rows.to(device) if isinstance(self._rows, Tensor) else self._rows
         return ClientData(self._clients, [(x.to(device), y.to(device)) for x, y in self._pairs], self._counts, rows)
+
+    def _rows_of(self, at: int) -> Tensor:
+        if isinstance(self._rows, Tensor):
+            return self._rows[self._starts[at] : self._starts[at + 1]]
+        assert self._rows is not None
+        return self._rows[at].to(self._pairs[0][0].device)
+
+    def _all_rows(self) -> Tensor:
+        if isinstance(self._rows, Tensor):
+            return self._rows
+        flat, end = torch.empty(sum(self._counts.values()), dtype=torch.int64, device=self._pairs[0][0].device), 0
+        for client, count in self._counts.items():  # not gathered in a list first: there may be a million
+            flat[end : end + count] = self._rows_of(client)
+            end += count
+        return flat
 
     def _at(self, client: int) -> int:
         at = client if self._place is None else self._place.get(client, -1)
@@ -165,6 +188,10 @@ def _numbered(given: Sequence[T] | Mapping[int, T]) -> tuple[Sequence[int], list
     if isinstance(given, Mapping):
         return list(given.keys()), list(given.values())
     return range(len(given)), list(given)
+
+
+def _counted(clients: Sequence[int], held: Sequence[Tensor]) -> dict[int, int]:
+    return {client: len(own) for client, own in zip(clients, held, strict=True)}
 
 
 def _none_empty(clients: Sequence[int], counts: Sequence[int]) -> None:

@@ -6,8 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +24,7 @@ from offbeat.client.training import Trainer
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.protocol import LocalWork, World
+from offbeat.core.rows import each, evenly
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.checkpoint import Checkpoints
@@ -34,16 +38,20 @@ from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
 from offbeat.experiment import groups, metrics
 from offbeat.experiment.config import Experiment, is_pooled
+from offbeat.experiment.heatmap import Held
 from offbeat.scenario import partition
 from offbeat.scenario.availability import Always
+from offbeat.scenario.counts import Counts
 from offbeat.scenario.data import Dataset, load
 from offbeat.scenario.delays import Constant
 from offbeat.scenario.faults import spoiler
 from offbeat.scenario.network import Instant
-from offbeat.scenario.streaming import Static
+from offbeat.scenario.streaming import Static, Stream
 from offbeat.scenario.surroundings import SimulatedWorld
 
 POINTS = 50  # evaluations in a run whose grid is not given
+AT_WORK = 1000  # clients at most that are taken to work at once, where a grid is guessed
+SHOWN = 2000  # clients at most in a picture of who holds what
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,8 @@ class Setup:
 def setup(experiment: Experiment) -> Setup:
     data = load(experiment.data)
     dealt = deal(experiment, data)
-    cuts = [experiment.split.parts(experiment.seed, client, part) for client, part in enumerate(dealt)]
-    order, y = experiment.streaming.order, data.y_train if data.y_train.dim() == 1 else None  # masks and signals are no classes
-    rows = [order(experiment.seed, client, c.train, None if y is None else y[c.train]) for client, c in enumerate(cuts)]
+    trained = experiment.split.of("train", experiment.seed, dealt)
+    rows = each(trained, partial(_arriving, experiment.streaming, experiment.seed, data.y_train))
     clients = ClientData.shared(data.x_train, data.y_train, rows, num_classes=data.num_classes)
     module = experiment.model.build(data.input_shape, data.outputs, experiment.seed)
     if data.pixels is not None:
@@ -87,27 +94,37 @@ def setup(experiment: Experiment) -> Setup:
     evaluator = Evaluator(module, data.x_test, data.y_test, task)
     tests: ClientData | None
     if experiment.split.test > 0:
-        tests = ClientData.shared(data.x_train, data.y_train, [c.test for c in cuts], num_classes=data.num_classes)
+        held_out = experiment.split.of("test", experiment.seed, dealt)
+        tests = ClientData.shared(data.x_train, data.y_train, held_out, num_classes=data.num_classes)
     else:
         tests = groups.own_tests(data, dealt)
     made = assemble(module, clients, evaluator, experiment, task, tests)
     return replace(made, facts={**made.facts, "data": data.summary, "evaluated": experiment.evaluate})
 
 
-def deal(experiment: Experiment, data: Dataset) -> list[Tensor]:
+def _arriving(streaming: Stream, seed: int, y: Tensor, client: int, rows: Tensor) -> Tensor:
+    """A client's examples in the order in which they arrive."""
+    labels = y[rows] if y.dim() == 1 else None  # masks and signals are no classes
+    return streaming.order(seed, client, rows, labels)
+
+
+def deal(experiment: Experiment, data: Dataset) -> Sequence[Tensor]:
     """For each client the numbers of its examples."""
     return experiment.partition.split(data.y_train, experiment.clients, experiment.seed, data.groups)
 
 
-def split(experiment: Experiment, data: Dataset) -> list[Tensor]:
+def split(experiment: Experiment, data: Dataset) -> Sequence[Tensor]:
     """For each client the numbers of those it trains on."""
-    return [experiment.split.parts(experiment.seed, client, part).train for client, part in enumerate(deal(experiment, data))]
+    return experiment.split.of("train", experiment.seed, deal(experiment, data))
 
 
-def class_counts(experiment: Experiment) -> Tensor:
-    """Clients × classes: who trains on what."""
+def held(experiment: Experiment) -> Held:
+    """Who trains on what; of very many clients some, evenly spaced."""
     data = load(experiment.data)
-    return partition.class_counts(data.y_train, split(experiment, data), data.num_classes)
+    rows = split(experiment, data)
+    clients = evenly(len(rows), SHOWN)
+    counts = partition.class_counts(data.y_train, [rows[client] for client in clients], data.num_classes)
+    return Held(clients, counts)
 
 
 @one_thread()  # weights are drawn, models tried and sketched: all of it can reach a result
@@ -134,8 +151,9 @@ def assemble(
     trainer = Trainer(module, clients, experiment.training, task, probe)
     payload = Payload.of(contract, layout.trainable(model) if local else model, layout)
     surroundings = _surroundings(experiment, trainer, payload)
-    surveyor = _surveyor(surroundings, trainer.data, evaluator, tests, experiment)
-    own = None if experiment.evaluate == "test" else OwnTests(evaluator, _needed(tests))
+    asked = clients.some(experiment.survey.clients)
+    surveyor = _surveyor(surroundings, trainer.data, asked, evaluator, tests, experiment)
+    own = None if experiment.evaluate == "test" else OwnTests(evaluator, _needed(tests), asked)
     if is_pooled(experiment.strategy):
         # one machine that is always there and has it all
         speed = _mean_speed(trainer, experiment)
@@ -147,11 +165,21 @@ def assemble(
         trainer = Trainer(module, clients, experiment.training, task, probe)
         surroundings = _surroundings(experiment, trainer, payload)
     counts = clients.num_examples
-    arrived = {client: surroundings.num_examples(client, 0, 0.0) for client in counts}  # what clients register with
-    world = World(model=model, layout=layout, clients=arrived, seed=seed, probe=probe)
+    world = World(model=model, layout=layout, clients=_registered(surroundings), seed=seed, probe=probe)
     every = experiment.evaluate_every or _grid(experiment.until, surroundings, counts)
     facts = {metrics.DIRECTIONS: json.dumps(directions(evaluator.metrics))}  # stored with the run: names do not tell
     return Setup(module, world, surroundings, trainer, evaluator, every, surveyor, own, facts)
+
+
+def _registered(surroundings: SimulatedWorld) -> Mapping[int, int]:
+    """How much clients have at the start, which is what they say when they register."""
+    counts = surroundings.counts
+    if isinstance(surroundings.streaming, Static):
+        return counts
+    arrived = (surroundings.num_examples(client, 0, 0.0) for client in counts)
+    if isinstance(counts, Counts):
+        return Counts(np.fromiter(arrived, dtype=np.int64, count=len(counts)))
+    return dict(zip(counts, arrived, strict=True))
 
 
 def _statistics_stay(experiment: Experiment) -> bool:
@@ -174,12 +202,17 @@ def _surroundings(experiment: Experiment, trainer: Trainer, payload: Payload) ->
 
 
 def _surveyor(
-    federated: SimulatedWorld, data: ClientData, evaluator: Evaluator, tests: ClientData | None, experiment: Experiment
+    federated: SimulatedWorld,
+    data: ClientData,
+    asked: Sequence[int],
+    evaluator: Evaluator,
+    tests: ClientData | None,
+    experiment: Experiment,
 ) -> Surveyor | None:
     """Who is asked at the end; the evaluator is told what the slowest hold, so that it can follow it over time."""
     if experiment.survey.examples == 0:
         return None
-    made = groups.surveyor(evaluator, data, tests, groups.expected_seconds(federated), experiment.survey)
+    made = groups.surveyor(evaluator, data, tests, groups.expected_seconds(federated, asked), experiment.survey)
     classes = data.num_classes
     if groups.SLOWEST in made.groups and classes is not None and isinstance(evaluator.task, Classification):
         evaluator.mixes = {groups.SLOW_CLASSES: groups.class_shares(data, made.groups[groups.SLOWEST], classes)}
@@ -218,20 +251,20 @@ def _check_targets(experiment: Experiment, measured: Sequence[Metric]) -> None:
 def _mean_speed(trainer: Trainer, experiment: Experiment) -> Constant:
     """Of a machine that is as fast as the mean client, in seconds per step."""
     delays, seed = experiment.delays, experiment.seed
-    counts = trainer.data.num_examples
-    steps = {client: trainer.steps(client, LocalWork(), count) for client, count in counts.items()}
-    mean = fmean(delays.expected(seed, client, steps[client]) / steps[client] for client in counts)
+    steps = ((client, trainer.steps(client, LocalWork(), count)) for client, count in trainer.data.num_examples.items())
+    mean = fmean(delays.expected(seed, client, taken) / taken for client, taken in steps)
     return Constant(mean=mean, unit="step", jitter=getattr(delays, "jitter", 0.0))
 
 
 def _grid(until: Until, surroundings: SimulatedWorld, counts: Mapping[int, int]) -> float:
-    """A fiftieth of the run, or where its length in seconds is not known, of what its updates would take one by one."""
+    """A fiftieth of the run, or where its length in seconds is not known, of what its updates would take if all clients, or a
+    thousand of very many, worked at once."""
     if until.seconds is not None:
         return until.seconds / POINTS
     assert until.updates is not None
-    some = list(counts)[:1000]
+    some = list(islice(counts, 1000))
     mean = fmean(surroundings.trip(c, 0, LocalWork(), counts[c], 0.0).expected for c in some)
-    return max(until.updates * mean / len(counts) / POINTS, 1e-9)
+    return max(until.updates * mean / min(len(counts), AT_WORK) / POINTS, 1e-9)
 
 
 def directions(measured: Sequence[Metric]) -> dict[str, bool]:

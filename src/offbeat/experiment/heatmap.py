@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,23 +15,31 @@ from offbeat.engines.checkpoint import write_whole
 TITLE = "who holds what (examples, first seed)"
 
 
-def draw(counts: Tensor) -> Any:
-    """For a page: interactive. `counts` as `scenario.partition.class_counts` gives them."""
+@dataclass(frozen=True)
+class Held:
+    clients: Sequence[int]  # those that are shown
+    counts: Tensor  # clients × classes, as `scenario.partition.class_counts` gives them
+
+
+def draw(held: Held) -> Any:
+    """For a page: interactive."""
     from plotly.graph_objects import Figure, Heatmap
 
+    counts = held.counts
     rows: list[list[int]] = counts.tolist()
     hover = "client %{y}, class %{x}: %{z} examples<extra></extra>"
-    figure = Figure(Heatmap(z=rows, x=_columns(counts), y=list(range(len(rows))), colorscale="Blues", zmin=0, hovertemplate=hover))
+    figure = Figure(Heatmap(z=rows, x=_columns(counts), y=list(held.clients), colorscale="Blues", zmin=0, hovertemplate=hover))
     figure.update_layout(title=TITLE, xaxis={"title": "class", "type": "category"}, yaxis={"title": "client", "autorange": "reversed"},
                          template="plotly_white")  # fmt: skip
     return figure
 
 
-def save(counts: Tensor, path: Path, title: str = TITLE) -> None:
+def save(held: Held, path: Path, title: str = TITLE) -> None:
     """For a paper: the ending of the path says which format (png, pdf, svg)."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    counts = held.counts
     clients, classes = counts.shape
     figure = Figure(figsize=(min(3 + 0.3 * classes, 12), min(2 + 0.2 * clients, 12)), layout="constrained")
     axis = figure.subplots()
@@ -37,6 +47,7 @@ def save(counts: Tensor, path: Path, title: str = TITLE) -> None:
     if classes <= 20:
         axis.set_xticks(range(classes), _columns(counts))
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda at, _: str(held.clients[int(at)]) if 0 <= at < clients else ""))
     axis.set_xlabel("class")
     axis.set_ylabel("client")
     axis.set_title(title.replace("$", r"\$"), fontsize="small")  # a name is not a formula

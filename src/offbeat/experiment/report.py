@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from offbeat.core.errors import DataError, printable
 from offbeat.engines.until import Target
 from offbeat.experiment import build, figure, heatmap, measures, page, series
@@ -47,10 +45,10 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     return report
 
 
-def _held(experiment: Experiment) -> Tensor | None:
-    """Clients × classes; None where the data is no longer at hand, for results are worth a page without it."""
+def _held(experiment: Experiment) -> heatmap.Held | None:
+    """Who holds what; None where the data is no longer at hand, for results are worth a page without it."""
     try:
-        return build.class_counts(experiment)
+        return build.held(experiment)
     except DataError:
         return None
 

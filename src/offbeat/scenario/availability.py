@@ -179,7 +179,8 @@ class Churn(Availability):
             number += 1
             start = window.end + draws.exponential(seed, "churn down", client, number, mean=self.down)
             window = Window(start, start + draws.exponential(seed, "churn up", client, number, mean=self.up))
-        self._last[seed, client] = number, window
+        if number:  # the first is drawn again as quickly, and of a million clients most are never asked for another
+            self._last[seed, client] = number, window
         return window
 
     def _first(self, seed: int, client: int) -> tuple[int, Window]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,14 @@ class Counts(Mapping[int, int]):
         counts = cls([examples])
         counts._values = np.broadcast_to(counts._values, (clients,))
         return counts
+
+    @classmethod
+    def mapped(cls, counts: Mapping[int, int], to: Callable[[int, int], int]) -> Counts:
+        """What `to` makes of each count; it is asked once for every different one, with the first client that has it."""
+        values = counts._values if isinstance(counts, Counts) else np.array(list(counts.values()))
+        known, first, place = np.unique(values, return_index=True, return_inverse=True)
+        made = [to(client, count) for client, count in zip(first.tolist(), known.tolist(), strict=True)]
+        return cls.constant(len(values), made[0]) if len(made) == 1 else cls(np.array(made)[place])
 
     def __getitem__(self, client: int) -> int:
         if client < 0:  # numpy would count from the end

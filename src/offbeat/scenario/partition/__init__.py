@@ -1,4 +1,5 @@
-"""Who holds which examples. No example has two owners; a partition that leaves some to nobody says so.
+"""Who holds which examples. No example has two owners, but where clients draw for themselves (`draws`); a partition that leaves
+some to nobody says so.
 
 A client's examples are listed in increasing order, so the same split always reads the same.
 """
@@ -8,12 +9,13 @@ from __future__ import annotations
 from offbeat.scenario.partition.classes import Classes, Disjoint, MainClass, Pieces
 from offbeat.scenario.partition.dealing import Partition, class_counts
 from offbeat.scenario.partition.dirichlet import Dirichlet, DirichletEqual, DualDirichlet
+from offbeat.scenario.partition.drawn import Draws
 from offbeat.scenario.partition.natural import Iid, Natural
 from offbeat.scenario.partition.split import Split
 
 __all__ = [
     "PARTITIONS", "Partition", "class_counts",
-    "Classes", "Dirichlet", "DirichletEqual", "Disjoint", "DualDirichlet", "Iid", "MainClass", "Natural", "Pieces",
+    "Classes", "Dirichlet", "DirichletEqual", "Disjoint", "Draws", "DualDirichlet", "Iid", "MainClass", "Natural", "Pieces",
     "Split",
 ]  # fmt: skip
 
@@ -27,4 +29,5 @@ PARTITIONS: dict[str, type[Partition]] = {
     "pieces": Pieces,
     "disjoint": Disjoint,
     "natural": Natural,
+    "draws": Draws,
 }

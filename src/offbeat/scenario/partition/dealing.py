@@ -21,7 +21,7 @@ NOBODY = -1
 
 
 class Partition(Protocol):
-    def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+    def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> Sequence[Tensor]:
         """For each client the numbers of its examples; `groups` are their natural owners, where the data has them."""
         ...
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
+from offbeat.core.rows import Rows, each
+from offbeat.scenario.counts import Counts
 from offbeat.scenario.partition.dealing import cut
 
 
@@ -20,6 +24,12 @@ class Parts(NamedTuple):
     train: Tensor
     validation: Tensor
     test: Tensor
+
+
+class Sizes(NamedTuple):
+    train: int
+    validation: int
+    test: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +51,30 @@ class Split:
     def test(self) -> float:
         return max(0.0, round(1 - self.train - self.validation, 9))  # 1 - 0.8 - 0.2 is -5e-17
 
+    def of(self, part: Literal["train", "test"], seed: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """That part of every client's examples."""
+        change = partial(self._one, part, seed)
+        if not isinstance(rows, Rows):
+            return each(rows, change)
+        return rows.then(change, Counts.mapped(rows.counts, lambda client, held: getattr(self._sizes(client, held), part)))
+
+    def _one(self, part: str, seed: int, client: int, rows: Tensor) -> Tensor:
+        made: Tensor = getattr(self.parts(seed, client, rows), part)
+        return made
+
     def parts(self, seed: int, client: int, rows: Tensor) -> Parts:
         """Cuts fall on the nearest whole example."""
         if self.train == 1:
             return Parts(rows, rows[:0], rows[:0])
         order = torch.randperm(len(rows), generator=draws.generator(seed, "split", client)).numpy()
+        sizes = self._sizes(client, len(rows))
+        return Parts(*(rows[torch.from_numpy(np.sort(part))] for part in np.split(order, np.cumsum(sizes)[:-1])))
+
+    def _sizes(self, client: int, held: int) -> Sizes:
         shares = np.array([self.train, self.validation, self.test])
-        made = Parts(*(rows[torch.from_numpy(np.sort(part))] for part in cut(order, shares)))
-        for name, share, part in zip(Parts._fields, shares, made, strict=True):
-            if share > 0 and name != "validation" and len(part) == 0:
-                few = f"client {client} has {len(rows)} examples: too few for a {name} part of {share:g} of them"
+        sizes = Sizes(*(len(part) for part in cut(np.arange(held), shares)))
+        for name, share, size in zip(Sizes._fields, shares, sizes, strict=True):
+            if share > 0 and name != "validation" and size == 0:
+                few = f"client {client} has {held} examples: too few for a {name} part of {share:g} of them"
                 raise DataError(f"{few}; deal more to each, or hold less out")
-        return made
+        return sizes

@@ -1,0 +1,149 @@
+"""Experiments with very many clients: what is held for each is counted in bytes, and what looks at all of them looks at some."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offbeat.client.survey import Survey
+from offbeat.core.strategies import REGISTRY, FedBuff
+from offbeat.engines.until import Until
+from offbeat.experiment import build, files, identity, metrics
+from offbeat.experiment import run as runs
+from offbeat.experiment.config import Experiment
+from offbeat.scenario.data import load
+from offbeat.scenario.models import Linear, Mlp
+from offbeat.scenario.partition import Draws, Split
+from offbeat.scenario.streaming import Growing
+
+CLIENTS = 20_000
+MANY = Experiment(
+    clients=CLIENTS,
+    model=Linear(),
+    partition=Draws(size=(10, 30), alpha=0.3),
+    strategy=FedBuff(k=5, concurrency=20),
+    until=Until(updates=20),
+    survey=Survey(clients=20),
+)
+FEW = replace(MANY, clients=60)
+
+
+def held_by(make: object) -> float:
+    """Bytes a client, of what is there after the call and was not before."""
+    tracemalloc.start()
+    try:
+        kept = make()  # type: ignore[operator]
+        bytes_held = tracemalloc.get_traced_memory()[0]
+        assert kept is not None
+        return bytes_held / CLIENTS
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("changes", [{}, {"split": Split(train=0.6, validation=0.2)}, {"streaming": Growing(per="second")}])
+def test_what_is_built_holds_a_few_bytes_a_client(changes: dict[str, object]) -> None:
+    experiment = replace(MANY, **changes)  # type: ignore[arg-type]
+    build.setup(FEW)  # what is loaded and imported once is nobody's
+    # counts of 4 bytes: of what a client draws, of what it trains on, of its test part, of what it has at the start; and a model,
+    # the test examples, 20 clients' groups: 100 kB, 5 bytes a client
+    assert held_by(lambda: build.setup(experiment)) < 40
+
+
+def test_a_run_holds_what_its_strategy_does_for_idle_clients() -> None:
+    build.engine(build.setup(FEW), FEW).run()
+
+    def begun() -> object:
+        engine = build.engine(build.setup(MANY), MANY)
+        engine.advance()  # everyone is known to the strategy now, and the first answer is waited for
+        return engine
+
+    # FedBuff's pool of idle clients: a place in an array (8), an entry of a dict (up to 100) and its two numbers (64)
+    assert held_by(begun) < 250
+
+
+def test_the_survey_asks_some_evenly_spaced() -> None:
+    made = build.setup(MANY)
+    engine = build.engine(made, MANY)
+    outcome = engine.run()
+    assert outcome.reason == "updates"
+    summary = metrics.summarize(engine.trace.db, MANY.population)
+    assert list(summary.by_client) == list(range(0, CLIENTS, CLIENTS // 20))
+    assert made.surveyor is not None
+    assert len(made.surveyor.groups["slowest"]) == 5
+    assert set(made.surveyor.groups["slowest"]) <= set(summary.by_client)
+    assert summary.clients == CLIENTS
+    assert 0.99 < summary.idle_share < 1
+
+
+def test_fewer_clients_than_the_survey_may_ask_are_all_asked() -> None:
+    made = build.setup(replace(FEW, survey=Survey()))
+    assert made.surveyor is not None
+    assert made.surveyor.clients == list(range(60))
+
+
+def test_the_mean_over_clients_is_over_those_asked() -> None:
+    experiment = replace(MANY, split=Split(train=0.6, validation=0.2), evaluate="clients")
+    made = build.setup(experiment)
+    assert made.own is not None
+    asked: list[int] = []
+    made.own(lambda client: asked.append(client) or made.world.model)  # type: ignore[func-returns-value]
+    assert asked == list(range(0, CLIENTS, CLIENTS // 20))
+
+
+def test_a_guessed_grid_does_not_take_a_million_for_being_at_work_at_once() -> None:
+    # 20 updates of 55 s or so, 1000 clients at once, 50 points: 22 ms, not 1.1
+    assert 0.015 < build.setup(MANY).every < 0.03
+
+
+def test_the_picture_shows_some_of_them_under_their_numbers() -> None:
+    held = build.held(MANY)
+    assert held.clients == list(range(0, CLIENTS, CLIENTS // build.SHOWN))
+    assert held.counts.shape == (build.SHOWN, 10)
+    counts = build.setup(MANY).surroundings.counts
+    assert held.counts.sum(1).tolist() == [counts[client] for client in held.clients]
+
+
+def test_who_draws_what_is_part_of_the_world_a_run_was_made_for() -> None:
+    known = identity.of(MANY)
+    assert known == identity.of(MANY)
+    others = [replace(MANY, clients=CLIENTS + 1), replace(MANY, seed=1), replace(MANY, partition=Draws(size=(10, 30)))]
+    assert all(identity.of(other).data != known.data for other in others)
+
+
+@pytest.mark.parametrize("strategy", ["fedasync", "fedavg", "fedpac", "fedpsa", "local"])
+def test_clients_that_draw_are_trained_as_any_others(strategy: str) -> None:
+    experiment = replace(FEW, model=Mlp(hidden=(8,)), strategy=REGISTRY[strategy](), until=Until(updates=5))
+    outcome = build.engine(build.setup(experiment), experiment).run()
+    assert outcome.updates > 0
+    assert torch.isfinite(outcome.model).all()
+
+
+def test_pooled_data_is_everything_that_was_drawn() -> None:
+    experiment = replace(FEW, strategy=REGISTRY["global"]())
+    made = build.setup(experiment)
+    drawn = build.split(experiment, load(experiment.data))
+    assert made.world.clients == {0: sum(len(rows) for rows in drawn)}
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path) -> None:
+    experiment = replace(MANY, clients=2_000)
+    whole, stopped = (runs.create(tmp_path / name, experiment) for name in ("whole", "stopped"))
+    runs.execute(whole)
+    begun = runs.execute(stopped, watch=lambda status: status.now > 0.0)  # at the first point of the grid, with a checkpoint
+    assert begun is not None
+    assert begun.reason == "interrupted"
+    runs.execute(stopped)
+    assert stopped.digest() == whole.digest()
+
+
+def test_a_file_says_it_in_a_line(tmp_path) -> None:
+    files.write(tmp_path / "many.yaml", MANY)
+    assert files.read(tmp_path / "many.yaml") == MANY
+    (tmp_path / "mine.yaml").write_text("clients: 1000000\npartition: {name: draws, size: [5, 9], alpha: 0.1}\n")
+    read = files.read(tmp_path / "mine.yaml")
+    assert (read.clients, read.partition) == (1_000_000, Draws(size=(5, 9), alpha=0.1))
+    assert "draws" in json.dumps(identity.to_plain(read))

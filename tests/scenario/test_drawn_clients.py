@@ -1,0 +1,161 @@
+"""Clients that draw their examples: a pure function of seed and client, computed when asked for."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from offbeat.client.data import ClientData
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.rows import Rows, each, evenly
+from offbeat.scenario.counts import Counts
+from offbeat.scenario.partition import Draws, Split, class_counts
+
+
+def labels(examples: int, classes: int = 5) -> Tensor:
+    return torch.arange(examples) % classes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    low=st.integers(1, 20), more=st.integers(0, 20), alpha=st.sampled_from([None, 1e-9, 0.1, 1.0, 1e9]),
+    client=st.integers(0, 99), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_a_client_draws_as_many_as_it_says_none_twice_and_always_the_same(low: int, more: int, alpha: Any, client: int, seed: int) -> None:
+    made = Draws(size=(low, low + more), alpha=alpha)
+    y = labels(40)
+    parts = made.split(y, 100, seed)
+    part = parts[client]
+    assert low <= len(part) == parts.counts[client] <= low + more
+    assert part.dtype == torch.int64
+    assert part.tolist() == sorted(set(part.tolist()))
+    assert 0 <= int(part[0]) <= int(part[-1]) < 40
+    # however many others there are, and whoever was asked for before
+    others = made.split(y, 5_000, seed)
+    assert torch.equal(others[0], parts[0])
+    assert torch.equal(others[client], part)
+
+
+def test_there_may_be_more_clients_than_examples_and_they_differ() -> None:
+    parts = Draws(size=3).split(labels(10), 1_000, seed=1)
+    assert len(parts) == 1_000
+    assert len({tuple(part.tolist()) for part in parts}) > 100  # of 120 ways to take 3 of 10: 1000 draws miss next to none
+    again = Draws(size=3).split(labels(10), 1_000, seed=2)
+    assert any(not torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_every_example_is_as_likely_as_any_other() -> None:
+    parts = Draws(size=5).split(labels(20), 4_000, seed=1)
+    held = torch.bincount(torch.cat(list(parts)), minlength=20)
+    # 4000 clients hold an example with probability 1/4: 1000 each, deviation sqrt(4000 * 3/16) = 27; five of those
+    assert held.sum() == 20_000
+    assert (held - 1_000).abs().max() < 137
+
+
+def test_a_small_alpha_gives_a_client_one_class_and_a_large_one_all_alike() -> None:
+    y = labels(1_000)
+
+    def commonest(alpha: float | None) -> float:
+        counts = class_counts(y, Draws(size=50, alpha=alpha).split(y, 200, seed=3)[:]).double()
+        return float((counts.amax(1) / counts.sum(1)).mean())
+
+    assert commonest(1e-6) == 1.0
+    assert commonest(0.1) > commonest(1.0) > commonest(1e6)
+    assert abs(commonest(1e6) - commonest(None)) < 0.02
+
+
+def test_a_class_that_is_used_up_is_followed_by_others() -> None:
+    # a client of 30 wants one class alone, of which there are 8: all of that, and 22 of the 32 others
+    y = labels(40)
+    for part in Draws(size=30, alpha=1e-9).split(y, 20, seed=0)[:]:
+        assert len(part) == 30
+        assert torch.bincount(y[part], minlength=5).max() == 8
+    assert torch.equal(Draws(size=40, alpha=0.5).split(y, 1, seed=0)[0], torch.arange(40))
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, True, (1, 2, 3), (5, 4), (0, 3), (1.0, 2), ()])
+def test_impossible_sizes_are_refused(size: Any) -> None:
+    with pytest.raises(ConfigError, match="draws size = "):
+        Draws(size=size)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("inf"), float("nan")])
+def test_impossible_mixes_are_refused(alpha: float) -> None:
+    with pytest.raises(ConfigError, match="draws alpha = "):
+        Draws(alpha=alpha)
+
+
+def test_what_cannot_be_drawn_is_said() -> None:
+    with pytest.raises(DataError, match="draws: 20 examples a client, there are 10: lower size"):
+        Draws(size=(1, 20)).split(labels(10), 5, seed=0)
+    with pytest.raises(DataError, match="draws with alpha needs one class label an example"):
+        Draws(size=2, alpha=1.0).split(torch.rand(10), 5, seed=0)
+    assert len(Draws(size=2).split(torch.rand(10), 5, seed=0)) == 5
+    for clients in (0, 10**12, 10**24):
+        with pytest.raises(ConfigError, match=r"draws: clients = .*: from 1 to 10000000"):
+            Draws(size=2).split(labels(10), clients, seed=0)
+
+
+# ---------------------------------------------------------------- rows that are computed
+
+
+def test_clients_hold_computed_rows_as_they_hold_stored_ones() -> None:
+    x, y = torch.arange(80.0).reshape(40, 2), labels(40)
+    rows = Draws(size=(3, 9)).split(y, 12, seed=5)
+    lazy, stored = ClientData.shared(x, y, rows), ClientData.shared(x, y, list(rows))
+    assert lazy.num_examples == stored.num_examples
+    for client in (3, 11, 3, 0):
+        positions = torch.arange(lazy.size(client)).flip(0)
+        assert all(torch.equal(a, b) for a, b in zip(lazy.take(client, positions), stored.take(client, positions), strict=True))
+        assert torch.equal(lazy.targets(client), stored.targets(client))
+    first = torch.arange(9)
+    for one, other in ((lazy.pooled(), stored.pooled()), (lazy.merged().take(0, first), stored.merged().take(0, first))):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    with pytest.raises(DataError, match="no data for client 12: there are 12 clients, 0, 1, 2, 3, 4, …"):
+        lazy.take(12, torch.tensor([0]))
+    travelled = pickle.loads(pickle.dumps(lazy))  # to a worker in another process
+    assert torch.equal(travelled.targets(7), stored.targets(7))
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_part_of_computed_rows_is_that_of_stored_ones(part: Any) -> None:
+    split = Split(train=0.6, validation=0.2)
+    rows = Draws(size=(5, 30), alpha=0.3).split(labels(100), 50, seed=2)
+    lazy, stored = split.of(part, 7, rows), split.of(part, 7, list(rows))
+    assert isinstance(lazy, Rows)
+    assert lazy.counts == Counts([len(one) for one in stored])
+    assert all(torch.equal(a, b) for a, b in zip(lazy, stored, strict=True))
+
+
+def test_a_part_that_somebody_cannot_have_is_refused_before_anybody_is_asked() -> None:
+    rows = Draws(size=(1, 9)).split(labels(100), 1_000, seed=2)
+    with pytest.raises(DataError, match=r"client \d+ has 1 examples: too few for a test part of 0.2 of them"):
+        Split(train=0.8).of("train", 0, rows)
+
+
+def test_rows_are_computed_when_asked_for_and_once_while_the_same_client_is_asked() -> None:
+    asked: list[int] = []
+
+    def of(client: int) -> Tensor:
+        asked.append(client)
+        return torch.tensor([client])
+
+    rows = each(Rows(Counts.constant(10, 1), of), lambda client, part: part * 2)
+    assert asked == []
+    assert [rows[4].tolist(), rows[4].tolist(), rows[2].tolist()] == [[8], [8], [4]]
+    assert asked == [4, 2]
+    with pytest.raises(IndexError):
+        rows[10]
+    with pytest.raises(DataError, match="client 1 has 1 rows, 2 were announced"):
+        Rows(Counts.constant(10, 2), of)[1]
+
+
+def test_evenly_spaced_numbers_begin_with_the_first_and_are_all_where_there_are_few() -> None:
+    assert evenly(10, 4) == [0, 2, 5, 7]
+    assert evenly(3, 4) == [0, 1, 2]
