@@ -24,7 +24,7 @@ from torch import Tensor
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import CheckpointError, RunError
 from offbeat.core.jobs import STATISTICS, Job, Result
-from offbeat.core.ledger import Ledger
+from offbeat.core.ledger import Ledger, in_order
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
@@ -126,7 +126,7 @@ class Coordinator:
         orders: list[Order] = []
         for client in away:  # first: nobody may be sent work before they come
             self.ledger.leave(client)
-        for client in sorted(self.world.clients):
+        for client in in_order(self.world.clients):
             if self.ledger.idle(client) and self.reason is None:
                 self._ready(now, client, orders)
         return orders
@@ -338,7 +338,8 @@ class Coordinator:
                 self.model = action.model
                 self.trace.commit(now, ledger.version)
             elif isinstance(action, (SetTimer, CancelTimer)):
-                orders.append(action)
+                if not orders or orders[-1] != action:  # a million clients that are ready ask for one and the same timer
+                    orders.append(action)
             elif isinstance(action, Reject):
                 self.trace.add(now, "reject", ledger.version, action.client, action.ticket, detail=action.reason)
             elif isinstance(action, Note):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
+from offbeat.core.ledger import in_order
 from offbeat.core.protocol import SetTimer, Strategy, World
 from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
 from offbeat.core.surroundings import Surroundings
@@ -163,11 +164,11 @@ class VirtualEngine:
         self._started = True
         self.clock.push(0.0, EVALUATE, NOBODY)
         clients = self.coordinator.world.clients
-        away = {client: when for client in sorted(clients) if (when := self.surroundings.next_available(client, 0.0)) > 0}
+        away = {client: when for client in in_order(clients) if (when := self.surroundings.next_available(client, 0.0)) > 0}
         for client, when in away.items():
             self._expect(client, when)
         self._carry_out(self.coordinator.begin(0.0, away))
-        for client in sorted(clients):
+        for client in in_order(clients):
             self._watch_idle(client)
 
     def _run_out(self) -> None:
