@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_world import LAYOUT, Eager, Surroundings, make_engine
 
+from offbeat.core.about import About
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Result
 from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, LocalWork, World
@@ -167,3 +168,16 @@ def test_finite_uploads_cannot_make_one(strategy, size):
     outcome = engine.run()
     assert outcome.reason == "seconds"
     assert bool(outcome.model.isfinite().all())
+
+
+def test_a_run_that_fell_back_is_judged_by_the_model_it_kept_even_where_clients_have_their_own():
+    class Alone(Spoiling):
+        about = About("alone", keeps="nothing", uploads="nothing")
+
+        def model_for(self, state, client):
+            return torch.full((2,), float("nan"))  # what a spoilt state may come to
+
+    engine = engine_of(Alone(at=20), evaluate=lambda model: {"w": float(model[0])})
+    outcome = engine.run()
+    assert finite.ended(outcome.reason)
+    assert outcome.metrics == {"w": float(outcome.model[0])}
