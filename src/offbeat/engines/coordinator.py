@@ -48,7 +48,7 @@ from offbeat.engines import finite
 from offbeat.engines.finite import Footing
 from offbeat.engines.gate import Gate, Verdict
 from offbeat.engines.progress import Progress
-from offbeat.engines.trace import Record, Unrecorded
+from offbeat.engines.trace import Trace, Unrecorded
 from offbeat.engines.traffic import Traffic
 from offbeat.engines.until import Until
 
@@ -93,7 +93,7 @@ class Coordinator:
         *,
         until: Until | None = None,
         gate: Gate | None = None,
-        trace: Record | None = None,
+        trace: Trace | None = None,
         num_examples: NumExamples | None = None,  # None: as many as it said when it joined
         journal: Callable[[Fact], None] | None = None,  # told each fact before the strategy is
         heard: Hear | None = None,  # told each event and answer after it was booked; without, versions are compared here
@@ -106,7 +106,7 @@ class Coordinator:
         self.gate = gate or Gate(world.layout, world.model.dtype)
         travels = world.layout.trainable(world.model) if self.gate.local_statistics else world.model
         self.traffic = Traffic.of(self.contract, travels)
-        self.trace: Record = trace or Unrecorded()
+        self.trace: Trace | Unrecorded = trace or Unrecorded()
         self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
         self.footing = Footing(world.model)
         self.reason: str | None = None

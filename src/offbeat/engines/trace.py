@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from offbeat.core.errors import CheckpointError, OffbeatError, RunError
 from offbeat.engines.tally import BLOCK, Tally
@@ -39,28 +39,8 @@ SPENT = "wall_seconds"  # the fact that is summed over all resumes
 Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None, int | None, int | None, str | None]
 
 
-class Record(Protocol):
-    """Who is told what happens. `version` is the version when it did, `size` the bytes that travelled."""
-
-    def add(
-        self,
-        now: float,
-        kind: str,
-        version: int,
-        client: int | None = None,
-        ticket: int | None = None,
-        base_version: int | None = None,
-        steps: int | None = None,
-        examples: int | None = None,
-        size: int | None = None,
-        detail: str | None = None,
-    ) -> None: ...
-    def commit(self, now: float, version: int) -> None: ...
-    def note(self, now: float, ticket: int | None, values: Mapping[str, float]) -> None: ...
-
-
 class Unrecorded:
-    """Nobody is: for engines whose events are looked at as they happen."""
+    """In place of a trace where nobody records: for engines whose events are looked at as they happen."""
 
     def add(self, now: float, kind: str, version: int, *rest: object, **more: object) -> None:
         pass
