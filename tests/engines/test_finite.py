@@ -181,3 +181,14 @@ def test_a_run_that_fell_back_is_judged_by_the_model_it_kept_even_where_clients_
     outcome = engine.run()
     assert finite.ended(outcome.reason)
     assert outcome.metrics == {"w": float(outcome.model[0])}
+
+
+def test_of_a_method_that_never_commits_a_few_tickets_are_kept():
+    class Silent(Spoiling):
+        def on_event(self, state, event):
+            return [Dispatch(event.client, state.model)] if isinstance(event, ClientReady) else []
+
+    engine = engine_of(Silent(at=1), seconds=60.0, every=10.0)
+    engine.run()
+    footing = engine.coordinator.footing
+    assert (footing.tickets, footing.more) == (list(range(finite.NAMED)), 60 - finite.NAMED)  # one update a second

@@ -352,14 +352,14 @@ class Coordinator:
         if self.fallen:
             return
         if arrived is not None:
-            self.footing.tickets.append(arrived.ticket)
+            self.footing.accepted(arrived.ticket)
         self.reason = self.footing.reason(fault)
         self.model, self.ledger.version = self.footing.model, self.footing.version
 
     def _accept(self, event: Any, result: Result) -> None:
         self.progress.updates += 1
         self.progress.barren = 0
-        self.footing.tickets.append(event.ticket)
+        self.footing.accepted(event.ticket)
         if result.memory:
             self.memories[event.client] = result.memory
 

@@ -32,7 +32,8 @@ class Footing:
     model: Tensor
     version: int = 0
     look_at: int = 0  # updates after which the next Commit is looked at
-    tickets: list[int] = field(default_factory=list)  # accepted since
+    tickets: list[int] = field(default_factory=list)  # the first that were accepted since; a method may never commit, so not all
+    more: int = 0  # and how many others
 
     @classmethod
     def on(cls, model: Tensor, version: int, updates: int) -> Footing:
@@ -41,7 +42,13 @@ class Footing:
         return cls(model, version, updates + EVERY)
 
     def keep(self, model: Tensor, version: int, updates: int) -> None:
-        self.model, self.version, self.look_at, self.tickets = model, version, updates + EVERY, []
+        self.model, self.version, self.look_at, self.tickets, self.more = model, version, updates + EVERY, [], 0
+
+    def accepted(self, ticket: int) -> None:
+        if len(self.tickets) < NAMED:
+            self.tickets.append(ticket)
+        else:
+            self.more += 1
 
     def fault(self, actions: Sequence[Action]) -> str | None:
         """What in an answer that commits is not finite, if anything is."""
@@ -59,8 +66,8 @@ class Footing:
         return None if sound else f"a Dispatch to client {job.client}, ticket {job.ticket},"
 
     def reason(self, fault: str) -> str:
-        named = ", ".join(map(str, self.tickets[:NAMED])) or "none"
-        more = f" and {len(self.tickets) - NAMED} more" if len(self.tickets) > NAMED else ""
+        named = ", ".join(map(str, self.tickets)) or "none"
+        more = f" and {self.more} more" if self.more else ""
         return f"{NOT_FINITE}: {fault} after version {self.version}, which is kept; tickets since: {named}{more}"
 
     def _sound(self, model: Tensor, extras: Iterable[Tensor], known: Sequence[Tensor]) -> bool:
