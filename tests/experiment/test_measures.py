@@ -94,3 +94,14 @@ def test_show_has_a_line_for_what_there_is_to_tell(summary):
 
 def test_a_number_that_is_none_is_a_dash():
     assert (number(".2f")(nan), number(".2f", "×")(2.0), number(".0f", missing="never")(nan)) == ("–", "2.00×", "never")
+
+
+def test_a_run_that_fell_back_or_refused_most_answers_is_not_averaged_in_silence(summary):
+    fallen = replace(summary, ended="not finite: a Commit after version 3, which is kept; tickets since: 7")
+    few = replace(summary, updates=2, rejected=0, refused={"numbers that are not finite": 5})
+    row = measures.over_seeds("mine", [replace(summary, refused={}), fallen, few], {})
+    assert row.warnings == (
+        "run 1: not finite: a Commit after version 3, which is kept; tickets since: 7",
+        "run 2: 5 of 7 answers were refused, 5 for numbers that are not finite: few clients made this model",
+    )
+    assert row.plain()["warnings"] == list(row.warnings)

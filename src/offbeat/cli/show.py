@@ -115,6 +115,9 @@ def print_comparison(comparison: Comparison, as_json: bool, write: bool = False,
         rows, better = [row.plain() for row in made.rows], measures.legend(made.rows[0])
         print_json({"folder": str(comparison.folder), "figure": figure, "page": page, "rows": rows, "better": better})
         return
+    for row in made.rows:
+        for line in row.warnings:
+            say(f"warning: {row.strategy}, {line}", err=True)
     print_table(made.table)
     for name, path in (("figure", figure), ("report", page)):
         if path:

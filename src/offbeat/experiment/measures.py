@@ -157,13 +157,15 @@ class Row:
     higher_is_better: bool  # of the metric
     evaluated: str  # "test", or "clients": the mean over clients, each on its own test examples
     values: Mapping[str, float]
+    warnings: tuple[str, ...] = ()  # of its runs
 
     def __getitem__(self, key: str) -> float:
         return self.values[key]
 
     def plain(self) -> dict[str, Any]:
         numbers = {key: None if value != value else value for key, value in self.values.items()}
-        return {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric, **numbers, "evaluated": self.evaluated}
+        told = {"evaluated": self.evaluated, "warnings": list(self.warnings)}
+        return {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric, **numbers, **told}
 
 
 def over_seeds(strategy: str, summaries: Sequence[Summary], compared: Mapping[str, float]) -> Row:
@@ -181,7 +183,8 @@ def over_seeds(strategy: str, summaries: Sequence[Summary], compared: Mapping[st
         if measure.spread is not None:
             found[measure.spread] = _deviation(each)
     first = summaries[0]
-    return Row(strategy, len(summaries), first.headline, first.higher(first.headline), first.evaluated, found)
+    warnings = tuple(f"run {number}: {line}" for number, s in enumerate(summaries) for line in s.warnings)
+    return Row(strategy, len(summaries), first.headline, first.higher(first.headline), first.evaluated, found, warnings)
 
 
 def speed_up(summaries: Sequence[Summary], reference: Sequence[Summary]) -> float:

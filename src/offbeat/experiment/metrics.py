@@ -14,6 +14,7 @@ from typing import Any
 
 from offbeat.client.survey import EVERYONE
 from offbeat.core.errors import RunError
+from offbeat.engines import finite
 from offbeat.engines.trace import read_only
 from offbeat.engines.until import Target, higher_is_better
 from offbeat.experiment import curves
@@ -89,6 +90,11 @@ class Summary:
             return None
         why = max(self.refused, key=self.refused.__getitem__)
         return f"{refused} of {answers} answers were refused, {self.refused[why]} for {why}: few clients made this model"
+
+    @property
+    def warnings(self) -> list[str]:
+        """That, and that the run fell back to an earlier model."""
+        return [line for line in (self.ended if finite.ended(self.ended) else None, self.warning) if line]
 
     def plain(self) -> dict[str, Any]:
         """For JSON: what is not a number becomes None."""

@@ -24,7 +24,6 @@ from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import find
-from offbeat.engines import finite
 from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import Trace
@@ -119,7 +118,7 @@ class Simulation:
         s = self.summary
         shown = {name: s.metrics[name] for name in ("loss", s.headline) if name in s.metrics}
         measured = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
-        said = "".join(f"\n  warning: {line}" for line in (s.ended if finite.ended(s.ended) else None, s.warning) if line)
+        said = "".join(f"\n  warning: {line}" for line in s.warnings)
         return (
             f"{type(self.experiment.strategy).__name__}: {measured} after {s.seconds:.0f} virtual seconds\n"
             f"  {s.updates} updates, {s.versions} versions, staleness {s.staleness_mean:.1f} on average, at most {s.staleness_max}\n"
