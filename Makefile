@@ -34,6 +34,7 @@ test-all: test test-text crosscheck ## The same, two minutes of torture, and the
 
 lint: $(READY) ## Style and formatting rules (ruff)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy

@@ -1,5 +1,5 @@
-"""What the virtual-time engine costs: event rate, memory of idle clients, of an experiment with a million of them, overhead over
-a plain PyTorch loop.
+"""What the virtual-time engine costs: event rate, memory of idle clients, of an experiment with a million of them,
+overhead over a plain PyTorch loop.
 
     python bench/engine.py              all of it
     python bench/engine.py rate         one of rate, memory, million, overhead
@@ -53,7 +53,9 @@ def null_engine(clients: int, updates: int, trace: Trace, strategy: FedAsync) ->
     counts = Counts.constant(clients, 10)
     world = World(model=torch.zeros(10), layout=TEN, clients=counts)
     surroundings = SimulatedWorld(delays=Uniform(low=10.0, high=100.0), counts=counts, seed=0)
-    return VirtualEngine(strategy, world, surroundings, Inline(null_training), until=Until(updates=updates), trace=trace)
+    return VirtualEngine(
+        strategy, world, surroundings, Inline(null_training), until=Until(updates=updates), trace=trace
+    )
 
 
 def rate(updates: int = 100_000, repeats: int = 7) -> None:
@@ -70,7 +72,8 @@ def rate(updates: int = 100_000, repeats: int = 7) -> None:
             trace.close()
     low, high = interval(rates)
     print(
-        f"rate: {statistics.median(rates):,.0f} updates per second of CPU (median of {repeats}; 95 % interval {low:,.0f} to {high:,.0f});"
+        f"rate: {statistics.median(rates):,.0f} updates per second of CPU (median of {repeats}; 95 % interval "
+        f"{low:,.0f} to {high:,.0f});"
         f" {statistics.median(walls):,.0f} by the clock on the wall"
     )
 
@@ -85,17 +88,24 @@ def fresh(call: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "bench_engine.py").symlink_to(Path(__file__).resolve())
         code = f"import bench_engine as b; b.{call}"
-        return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
 
 def hold(clients: int) -> None:
     empty = peak_mb()
     null_engine(clients, 10_000, Trace(), FedAsync(concurrency=1_000)).run()
-    print(f"{peak_mb():.0f} MB in all with {clients:,} clients, 1,000 in flight ({empty:.0f} MB of it before the first client)")
+    print(
+        f"{peak_mb():.0f} MB in all with {clients:,} clients, 1,000 in flight ({empty:.0f} MB of it before the first "
+        "client)"
+    )
 
 
 def million(clients: int = 1_000_000, updates: int = 3_000) -> None:
-    """Time and peak memory of an experiment: clients draw 10 to 30 digits each, FedBuff with 1,000 of them in flight, a run folder."""
+    """Time and peak memory of an experiment: clients draw 10 to 30 digits each, FedBuff with 1,000 of them in
+    flight, a run folder.
+    """
     print(f"million: {fresh(f'experiment({clients}, {updates})')}")
 
 
@@ -112,7 +122,8 @@ def experiment(clients: int, updates: int) -> None:
     execute(run)
     took, found = time.perf_counter() - began, run.summary()
     print(
-        f"{peak_mb():.0f} MB in all with {clients:,} clients of an experiment ({empty:.0f} MB of it before), {found.updates:,} updates"
+        f"{peak_mb():.0f} MB in all with {clients:,} clients of an experiment ({empty:.0f} MB of it before), "
+        f"{found.updates:,} updates"
         f" in {took:.1f} s by the clock on the wall; acc {found.metrics['acc']:.3f}"
     )
 
@@ -136,7 +147,9 @@ def overhead(jobs: int = 40) -> None:
 
     def with_engine() -> None:
         trace = Trace(Path(folder) / f"{time.monotonic_ns()}.sqlite")
-        engine = VirtualEngine(FedAsync(rho=0.0), world, surroundings, Inline(trainer), until=Until(updates=jobs), trace=trace)
+        engine = VirtualEngine(
+            FedAsync(rho=0.0), world, surroundings, Inline(trainer), until=Until(updates=jobs), trace=trace
+        )
         engine.run()
         order[:] = [client for (client,) in trace.rows("SELECT client FROM trace WHERE kind = 'arrive' ORDER BY seq")]
         trace.close()
@@ -151,7 +164,10 @@ def overhead(jobs: int = 40) -> None:
         ratios = [cpu(with_engine) / cpu(with_a_loop) for _ in range(ALTERNATIONS)]
     low, high = interval(ratios)
     middle = statistics.median(ratios)
-    print(f"overhead: engine / plain loop = {middle:.3f} (median of {ALTERNATIONS}; 95 % interval {low:.3f} to {high:.3f})")
+    print(
+        f"overhead: engine / plain loop = {middle:.3f} (median of {ALTERNATIONS}; 95 % interval {low:.3f} to "
+        f"{high:.3f})"
+    )
 
 
 def plain_loop(model: nn.Module, jobs: list[tuple[torch.Tensor, torch.Tensor]], training: Training) -> None:
@@ -185,7 +201,9 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
+    print(
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
+    )
     measures = {"rate": rate, "memory": memory, "million": million, "overhead": overhead}
     for name in sys.argv[1:] or measures:
         measures[name]()

@@ -26,7 +26,10 @@ from offbeat.experiment.metrics import size
 from offbeat.presets import load
 from offbeat.presets.methods import METHODS, VARIANTS, variant
 
-HEAD = "| method | final acc | slowest ¼ | best acc | time to target | updates | staleness | idle | down | up | server memory | server s |"
+HEAD = (
+    "| method | final acc | slowest ¼ | best acc | time to target | updates | staleness | idle | down | up | "
+    "server memory | server s |"
+)
 RULE = "|---|---|---|---|---|---|---|---|---|---|---|---|"
 
 
@@ -40,7 +43,8 @@ def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
     summary = metrics.summarize(engine.trace.db, experiment.population, experiment.target)
     best = max(metrics.curve(engine.trace.db, "acc").values)
     return label, {
-        "final": summary.metrics["acc"], "slowest": summary.of_group("slowest"), "best": best, "time": summary.time_to_target,
+        "final": summary.metrics["acc"], "slowest": summary.of_group("slowest"), "best": best,
+        "time": summary.time_to_target,
         "updates": summary.updates,
         "versions": summary.versions, "staleness": summary.staleness_mean, "idle": summary.idle_share,
         "down": summary.bytes_down, "up": summary.bytes_up, "memory": outcome.server_bytes,
@@ -54,10 +58,16 @@ def row(label: str, results: list[dict[str, float]]) -> str:
 
     spread = stdev(r["final"] for r in results) if len(results) > 1 else nan
     times = [r["time"] for r in results if r["time"] is not None]
-    reached = f"{fmean(times):.0f} s" + (f" ({len(times)}/{len(results)})" if len(times) < len(results) else "") if times else "not reached"
+    reached = (
+        f"{fmean(times):.0f} s" + (f" ({len(times)}/{len(results)})" if len(times) < len(results) else "")
+        if times
+        else "not reached"
+    )
     return (
-        f"| {label} | {mean('final'):.3f} ± {spread:.3f} | {mean('slowest'):.3f} | {mean('best'):.3f} | {reached} | {mean('updates'):.0f}"
-        f" | {mean('staleness'):.1f} | {mean('idle'):.0%} | {size(mean('down'))} | {size(mean('up'))} | {size(mean('memory'))}"
+        f"| {label} | {mean('final'):.3f} ± {spread:.3f} | {mean('slowest'):.3f} | {mean('best'):.3f} | {reached} | "
+        f"{mean('updates'):.0f}"
+        f" | {mean('staleness'):.1f} | {mean('idle'):.0%} | {size(mean('down'))} | {size(mean('up'))} | "
+        f"{size(mean('memory'))}"
         f" | {mean('server'):.2f} |"
     )
 
@@ -70,7 +80,11 @@ def main() -> None:
     parser.add_argument("--ablations", action="store_true", help="each method's ablations as well")
     parser.add_argument("--only", help="labels, with commas")
     parser.add_argument("--until", type=float, help="virtual seconds")
-    parser.add_argument("--every", type=float, help="virtual seconds between evaluations; `local` evaluates every client's model each time")
+    parser.add_argument(
+        "--every",
+        type=float,
+        help="virtual seconds between evaluations; `local` evaluates every client's model each time",
+    )
     parser.add_argument("--rate", type=float, default=1.0, help="times everyone's local learning rate")
     parser.add_argument("--out", type=Path, help="also write the table here, and the numbers beside it as .json")
     given = parser.parse_args()
@@ -93,7 +107,10 @@ def main() -> None:
     lines = [HEAD, RULE, *(row(label, results[label]) for label in labels)]
     print("\n".join(lines))
     refused = {label: sum(r["refused"] for r in rs) for label, rs in results.items() if any(r["refused"] for r in rs)}
-    print(f"refused updates: {refused or 'none'}; host seconds a run: {fmean(r['host'] for rs in results.values() for r in rs):.1f}")
+    print(
+        f"refused updates: {refused or 'none'}; host seconds a run: "
+        f"{fmean(r['host'] for rs in results.values() for r in rs):.1f}"
+    )
     if given.out:
         given.out.write_text("\n".join(lines) + "\n")
         given.out.with_suffix(".json").write_text(json.dumps(results, indent=1))

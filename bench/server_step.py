@@ -3,11 +3,11 @@
     python bench/server_step.py                     all strategies, all five models
     python bench/server_step.py orthofl fedasync    some of them
 
-The models have the sizes and layouts of OrthoFL's Table 3 (float32). A step is the strategy's answer to one arriving update;
-a pass is torch.lerp over one vector of the same length, into memory that is already there. Both run on one thread, in turn, and
-are measured in CPU time, that of the operating system included (it hands out memory). The number that counts is their ratio:
-it carries over to other machines. Clients arrive in rotation, so that each update is as stale as there are other clients, and
-nothing is kept from being freed.
+The models have the sizes and layouts of OrthoFL's Table 3 (float32). A step is the strategy's answer to one arriving
+update; a pass is torch.lerp over one vector of the same length, into memory that is already there. Both run on one
+thread, in turn, and are measured in CPU time, that of the operating system included (it hands out memory). The number
+that counts is their ratio: it carries over to other machines. Clients arrive in rotation, so that each update is as
+stale as there are other clients, and nothing is kept from being freed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from offbeat.testing import ScriptedEngine
 
 STEPS = 61  # of which the median is taken
 CLIENTS = 4
-BOUND, LARGE = 8.0, 700_000  # OrthoFL's calibration and aggregation take at most so many passes on models larger than this
+# OrthoFL's calibration and aggregation take at most so many passes on models larger than this
+BOUND, LARGE = 8.0, 700_000
 
 
 # ---------------------------------------------------------------- the models of OrthoFL's Table 3, tensor by tensor
@@ -211,15 +212,24 @@ def told(pairs: list[tuple[float, float]]) -> str:
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, one thread")
-    print(f"median of {STEPS} steps, and in passes made in turn with them (95 % interval); 'commit' is the answer that changes the model\n")
+    print(
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch "
+        f"{torch.__version__}, one thread"
+    )
+    print(
+        f"median of {STEPS} steps, and in passes made in turn with them (95 % interval); 'commit' is the answer that "
+        "changes the model\n"
+    )
     worst = 0.0
     for name, sizes, reported in MODELS:
         layout = layout_of(sizes())
         model = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
         plain = one_pass(model)
         alone = statistics.median(plain() for _ in range(STEPS))
-        print(f"{name}: {layout.size:,} parameters in {len(layout.slices)} tensors; a pass again and again {1e3 * alone:.3f} ms")
+        print(
+            f"{name}: {layout.size:,} parameters in {len(layout.slices)} tensors; a pass again and again "
+            f"{1e3 * alone:.3f} ms"
+        )
         for chosen in names:
             try:
                 found = measure(REGISTRY[chosen](), layout, model, plain)

@@ -1,4 +1,6 @@
-"""What holds for all tests: nothing from outside, folders in memory, one thread a process, and patience on a loaded machine."""
+"""What holds for all tests: nothing from outside, folders in memory, one thread a process, and patience on a loaded
+machine.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Test processes share the cores; threads that wait for each other on a core that is busy cost ten times the work itself."""
+    """Test processes share the cores; threads that wait for each other on a core that is busy cost ten times the
+    work itself.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -39,11 +43,15 @@ def one_thread() -> None:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of a comparison in this process: for tests of what they make, since importing torch anew takes seconds a process."""
+    """The runs of a comparison in this process: for tests of what they make, since importing torch anew takes
+    seconds a process.
+    """
     from offbeat.experiment import crew
     from offbeat.experiment import run as runs
 
-    def execute(folders: list[Path], jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None) -> bool:
+    def execute(
+        folders: list[Path], jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None
+    ) -> bool:
         for folder in folders:
             runs.execute(runs.Run(folder))
         return True

@@ -1,4 +1,6 @@
-"""What the cross-checks share: random arrivals, and a NumPy server that follows our strategy through every event of them."""
+"""What the cross-checks share: random arrivals, and a NumPy server that follows our strategy through every event of
+them.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ class Reference:
 
 
 def follow(
-    strategy: Strategy, reference: Callable[[Vector], Reference], *, seed: int, length: int = 50, late: float = 0.0, lose: float = 0.0,
+    strategy: Strategy, reference: Callable[[Vector], Reference], *, seed: int, length: int = 50, late: float = 0.0,
+    lose: float = 0.0,
     present: int = N, trains: bool = False,
 ) -> None:  # fmt: skip
     """Random arrivals: speeds with a tenth of noise, a share of jobs twice as long or lost, latecomers."""
@@ -82,7 +85,9 @@ def follow(
                 commits += 1
                 np.testing.assert_allclose(action.model.numpy(), theirs.w, rtol=0, atol=1e-10)
             if isinstance(action, Dispatch):
-                np.testing.assert_allclose(action.model.numpy(), theirs.send(action.client, event.now), rtol=0, atol=1e-10)
+                np.testing.assert_allclose(
+                    action.model.numpy(), theirs.send(action.client, event.now), rtol=0, atol=1e-10
+                )
                 assert action.work.steps in (None, theirs.steps(action.client)) or trains
         assert entry.version == theirs.version
 
@@ -97,7 +102,13 @@ def follow(
             break
         for ticket, job in engine.ledger.open.items():
             if ticket not in due:
-                slower = 1.0 if job.index == 0 else draw.uniform(1.9, 2.1) if draw.random() < late else draw.uniform(0.9, 1.1)
+                slower = (
+                    1.0
+                    if job.index == 0
+                    else draw.uniform(1.9, 2.1)
+                    if draw.random() < late
+                    else draw.uniform(0.9, 1.1)
+                )
                 due[ticket] = job.started + (job.work.steps or 1) * SECONDS[job.client] * slower
         ticket = min(engine.ledger.open, key=lambda one: (due[one], one))
         if coming and min(coming.values()) < due[ticket]:

@@ -1,4 +1,6 @@
-"""Waiting for another process: on a loaded machine it may not be scheduled for long, so waits are minutes and end when it has acted."""
+"""Waiting for another process: on a loaded machine it may not be scheduled for long, so waits are minutes and end
+when it has acted.
+"""
 
 from __future__ import annotations
 

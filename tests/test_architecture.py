@@ -15,29 +15,48 @@ from offbeat.core.strategies import REGISTRY
 SOURCE = Path(offbeat.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# cli, deploy -> presets -> experiment, testing -> engines, scenario, client -> core; those on one floor do not know each other
+# cli, deploy -> presets -> experiment, testing -> engines, scenario, client -> core; those on one floor do not know
+# each other
 FLOORS = [{"core"}, {"engines", "scenario", "client"}, {"experiment", "testing"}, {"presets"}, {"cli", "deploy"}]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 DOORS = {"__init__.py", "__main__.py", "flower.py"}  # what users import: they may open any room
 
 # the core has no clock, files, network, processes, devices or random state of its own
 OUTSIDE = {
-    "asyncio", "builtins", "concurrent", "ctypes", "datetime", "fcntl", "ftplib", "getpass", "glob", "http", "importlib", "io", "logging",
-    "mmap", "multiprocessing", "os", "pathlib", "pickle", "platform", "queue", "random", "resource", "secrets", "select", "shelve",
-    "shutil", "signal", "smtplib", "socket", "socketserver", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib",
+    "asyncio", "builtins", "concurrent", "ctypes", "datetime", "fcntl", "ftplib", "getpass", "glob", "http",
+    "importlib", "io", "logging",
+    "mmap", "multiprocessing", "os", "pathlib", "pickle", "platform", "queue", "random", "resource", "secrets",
+    "select", "shelve",
+    "shutil", "signal", "smtplib", "socket", "socketserver", "sqlite3", "ssl", "subprocess", "tempfile", "threading",
+    "time", "urllib",
     "uuid",
     "flwr", "grpc", "matplotlib", "plotly", "pydantic", "ray", "requests", "rich", "sklearn", "typer", "yaml",
 }  # fmt: skip
 OUTSIDE_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
 
 # draws that use the generator of the whole process unless one is given
-DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like", "randint_like"}
+DRAWS = {
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "poisson",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+}
 GLOBAL_STATE = {
-    "torch.manual_seed", "torch.seed", "torch.set_rng_state", "torch.random.manual_seed", "torch.random.seed", "torch.random.set_rng_state",
-    "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.cuda.set_rng_state", "torch.use_deterministic_algorithms",
+    "torch.manual_seed", "torch.seed", "torch.set_rng_state", "torch.random.manual_seed", "torch.random.seed",
+    "torch.random.set_rng_state",
+    "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.cuda.set_rng_state",
+    "torch.use_deterministic_algorithms",
     "torch.set_default_dtype", "torch.set_default_device", "random.seed", "numpy.random.seed", "np.random.seed",
 }  # fmt: skip
-OWN_GENERATORS = {"default_rng", "Generator", "SeedSequence", "PCG64", "Philox"}  # of numpy.random: these have no global state
+# of numpy.random: these have no global state
+OWN_GENERATORS = {"default_rng", "Generator", "SeedSequence", "PCG64", "Philox"}
 
 
 def label(path: Path) -> str:
@@ -55,7 +74,9 @@ def package(path: Path) -> str | None:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import, also inside functions and behind TYPE_CHECKING; `from a import b` gives a.b as well."""
+    """(line, module) of every import, also inside functions and behind TYPE_CHECKING; `from a import b` gives a.b as
+    well.
+    """
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -91,12 +112,19 @@ def test_imports_go_down_only(path):
             continue  # another library, or a name such as __version__
         there = parts[1]
         down = there == here or FLOOR[there] < FLOOR[here]
-        assert down, f"{label(path)}:{line} imports {module}: {here} stands on floor {FLOOR[here]}, {there} on {FLOOR[there]}"
+        assert down, (
+            f"{label(path)}:{line} imports {module}: {here} stands on floor {FLOOR[here]}, {there} on {FLOOR[there]}"
+        )
 
 
 def test_opening_the_door_imports_nothing_heavy():
     """But for type checkers; test_public_types looks at what is imported then."""
-    assert {module.split(".")[0] for _, module in imports(SOURCE / "__init__.py")} <= {"__future__", "importlib", "typing", "offbeat"}
+    assert {module.split(".")[0] for _, module in imports(SOURCE / "__init__.py")} <= {
+        "__future__",
+        "importlib",
+        "typing",
+        "offbeat",
+    }
 
 
 CORE = [p for p in FILES if package(p) == "core"]
@@ -105,26 +133,36 @@ CORE = [p for p in FILES if package(p) == "core"]
 @pytest.mark.parametrize("path", CORE, ids=label)
 def test_the_core_touches_nothing_but_tensors(path):
     for line, module in imports(path):
-        assert module.split(".")[0] not in OUTSIDE, f"{label(path)}:{line} imports {module}: the engine owns what lies outside"
-        assert not module.startswith(("torch.cuda", "torch.distributed", "numpy.random")), f"{label(path)}:{line} imports {module}"
+        assert module.split(".")[0] not in OUTSIDE, (
+            f"{label(path)}:{line} imports {module}: the engine owns what lies outside"
+        )
+        assert not module.startswith(("torch.cuda", "torch.distributed", "numpy.random")), (
+            f"{label(path)}:{line} imports {module}"
+        )
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call):
             name = dotted(node.func)
             assert name not in OUTSIDE_CALLS, f"{label(path)}:{node.lineno} calls {name}"
-            assert not name.startswith(("torch.cuda.", "torch.save", "torch.load")), f"{label(path)}:{node.lineno} calls {name}"
+            assert not name.startswith(("torch.cuda.", "torch.save", "torch.load")), (
+                f"{label(path)}:{node.lineno} calls {name}"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=label)
 def test_nobody_changes_or_uses_random_state_of_the_whole_process(path):
     for line, module in imports(path):
-        assert module.split(".")[0] != "random", f"{label(path)}:{line} imports {module}: draws have a generator or a key"
+        assert module.split(".")[0] != "random", (
+            f"{label(path)}:{line} imports {module}: draws have a generator or a key"
+        )
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute):
             name = dotted(node)
             assert name not in GLOBAL_STATE, f"{label(path)}:{node.lineno} uses {name}: seed a generator of your own"
             for prefix in ("np.random.", "numpy.random."):
                 if name.startswith(prefix):
-                    assert name.removeprefix(prefix).split(".")[0] in OWN_GENERATORS, f"{label(path)}:{node.lineno} uses {name}"
+                    assert name.removeprefix(prefix).split(".")[0] in OWN_GENERATORS, (
+                        f"{label(path)}:{node.lineno} uses {name}"
+                    )
         if isinstance(node, ast.Call) and dotted(node.func) in {f"torch.{name}" for name in DRAWS}:
             given = {keyword.arg for keyword in node.keywords}
             assert "generator" in given, f"{label(path)}:{node.lineno}: {dotted(node.func)} without a generator"
@@ -135,10 +173,14 @@ def test_nothing_is_pickled(path):
     if label(path) == "scenario/data/pickles.py":
         return  # reads what others published (CIFAR), with a list of the few names such a file may hold
     for line, module in imports(path):
-        assert module.split(".")[0] not in ("pickle", "shelve", "joblib", "dill", "cloudpickle"), f"{label(path)}:{line} imports {module}"
+        assert module.split(".")[0] not in ("pickle", "shelve", "joblib", "dill", "cloudpickle"), (
+            f"{label(path)}:{line} imports {module}"
+        )
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call):
-            assert dotted(node.func) not in ("torch.save", "torch.load"), f"{label(path)}:{node.lineno}: weights travel as safetensors"
+            assert dotted(node.func) not in ("torch.save", "torch.load"), (
+                f"{label(path)}:{node.lineno}: weights travel as safetensors"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=label)
@@ -155,14 +197,21 @@ def test_the_rules_would_notice(tmp_path):
         "if TYPE_CHECKING:\n    from offbeat.cli import run\n"
         "def f():\n    import time\n    from offbeat import presets\n"
     )
-    assert {module for _, module in imports(path)} == {"typing.TYPE_CHECKING", "offbeat.cli.run", "time", "offbeat.presets"}
+    assert {module for _, module in imports(path)} == {
+        "typing.TYPE_CHECKING",
+        "offbeat.cli.run",
+        "time",
+        "offbeat.presets",
+    }
     assert dotted(ast.parse("torch.random.manual_seed(0)").body[0].value.func) in GLOBAL_STATE
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_strategy_has_a_page_that_the_list_links_to(name):
     pages = Path(__file__).parents[1] / "docs" / "strategies"
-    row = next((line for line in (pages / "README.md").read_text().splitlines() if line.startswith(f"| `{name}` |")), "")
+    row = next(
+        (line for line in (pages / "README.md").read_text().splitlines() if line.startswith(f"| `{name}` |")), ""
+    )
     page = re.search(r"\(([a-z0-9_]+\.md)\) \|$", row)
     assert page, f"docs/strategies/README.md has no row for {name}"
     assert f"{name}" in (pages / page[1]).read_text()

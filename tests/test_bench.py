@@ -63,7 +63,9 @@ def test_a_server_step_is_measured(monkeypatch, capsys):
 def test_the_table_of_all_methods_is_made(monkeypatch):
     methods = script("methods", monkeypatch)
     experiment = load("digits").experiment
-    label, numbers = methods.run(("fedavg", replace(experiment, clients=4, until=replace(experiment.until, seconds=60.0))))
+    label, numbers = methods.run(
+        ("fedavg", replace(experiment, clients=4, until=replace(experiment.until, seconds=60.0)))
+    )
     cells = methods.row(label, [numbers, numbers]).split("|")
     assert len(cells) == len(methods.HEAD.split("|"))
     assert cells[1].strip() == "fedavg"

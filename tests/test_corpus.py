@@ -1,4 +1,6 @@
-"""Inputs that once failed, replayed: each is understood, or refused in one line and a moment. None is called a bug of ours."""
+"""Inputs that once failed, replayed: each is understood, or refused in one line and a moment. None is called a bug
+of ours.
+"""
 
 from __future__ import annotations
 
@@ -54,18 +56,23 @@ def test_a_file_that_once_failed_is_understood_or_refused_in_a_line(offbeat, nam
 
 @pytest.mark.parametrize("name", experiments.CHANGES)
 def test_a_change_that_once_failed_is_understood_or_refused_in_a_line(offbeat, name):
-    understood_or_refused(*offbeat("run", "quickstart", "--set", experiments.CHANGES[name], "--set", "until=1updates", "--out", "out"))
+    understood_or_refused(
+        *offbeat("run", "quickstart", "--set", experiments.CHANGES[name], "--set", "until=1updates", "--out", "out")
+    )
 
 
 @pytest.mark.parametrize("name", data.FOLDERS)
 def test_data_that_once_failed_is_refused_in_a_line_before_it_fills_the_memory(offbeat, tmp_path, monkeypatch, name):
     chosen, write, words = data.FOLDERS[name]
-    monkeypatch.setattr("offbeat.scenario.data.newsgroups.ARCHIVE", replace(ARCHIVE, checksum=None))  # made up: it has none
-    monkeypatch.setattr("offbeat.scenario.data.archive.MEMBERS", 50_000)  # what writes 200,000 takes longer than what reads them
+    # made up: it has none
+    monkeypatch.setattr("offbeat.scenario.data.newsgroups.ARCHIVE", replace(ARCHIVE, checksum=None))
+    # what writes 200,000 takes longer than what reads them
+    monkeypatch.setattr("offbeat.scenario.data.archive.MEMBERS", 50_000)
     write(tmp_path / "data")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status, told = offbeat("run", "quickstart", "--set", f"data={chosen}", "--out", "out")
     understood_or_refused(status, told)
     assert status == 2
     assert words in told
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 900_000  # kilobytes: what is bounded by a quarter of a gigabyte
+    # kilobytes: what is bounded by a quarter of a gigabyte
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 900_000

@@ -45,7 +45,9 @@ def test_fedasync(seed: int) -> None:
     follow(FedAsync(), lambda w: FedAsyncReference(w, poly, None), seed=seed, lose=0.1)
     follow(FedAsync(staleness=Hinge(a=10, b=2)), lambda w: FedAsyncReference(w, hinge, None), seed=seed)
     follow(FedAsync(mode="delta"), lambda w: FedAsyncReference(w, poly, lambda k: 1.0), seed=seed)
-    follow(FedAsync(mode="delta", client_weight="equal"), lambda w: FedAsyncReference(w, poly, lambda k: 1 / N), seed=seed)
+    follow(
+        FedAsync(mode="delta", client_weight="equal"), lambda w: FedAsyncReference(w, poly, lambda k: 1 / N), seed=seed
+    )
     by_size = FedAsync(mode="delta", client_weight="examples")
     follow(by_size, lambda w: FedAsyncReference(w, poly, lambda k: EXAMPLES[k] / TOTAL), seed=seed, lose=0.1)
 
@@ -137,7 +139,11 @@ def test_fedbuff(seed: int) -> None:
     FedBuff = REGISTRY["fedbuff"]
     follow(FedBuff(k=3, lr=0.7), FedBuffReference, seed=seed, lose=0.1)
     follow(FedBuff(k=3, lr=0.7, client_weight="equal"), lambda w: FedBuffReference(w, lambda k: 1 / N), seed=seed)
-    follow(FedBuff(k=3, lr=0.7, client_weight="examples"), lambda w: FedBuffReference(w, lambda k: EXAMPLES[k] / TOTAL), seed=seed)
+    follow(
+        FedBuff(k=3, lr=0.7, client_weight="examples"),
+        lambda w: FedBuffReference(w, lambda k: EXAMPLES[k] / TOTAL),
+        seed=seed,
+    )
     follow(FedBuff(k=3, lr=0.7, exclude_buffered=True), lambda w: FedBuffReference(w, excludes=True), seed=seed)
 
 
@@ -200,7 +206,9 @@ def test_fedadam(seed: int) -> None:
 
 
 class FedProxReference(RoundReference):
-    """The clients too: SGD on 1/2 ||w - c||^2 + mu/2 ||w - x||^2, which is what TinyClients minimise, without the pull."""
+    """The clients too: SGD on 1/2 ||w - c||^2 + mu/2 ||w - x||^2, which is what TinyClients minimise, without the
+    pull.
+    """
 
     seed = 0
 
@@ -241,7 +249,9 @@ def test_mifa(seed: int) -> None:
 
 
 class GradMAReference(RoundReference):
-    """beta1 = 0.9, beta2 = 0.5, everybody in the memory; per tensor the nearest m~ that no D_i objects to, by SciPy's NNLS."""
+    """beta1 = 0.9, beta2 = 0.5, everybody in the memory; per tensor the nearest m~ that no D_i objects to, by
+    SciPy's NNLS.
+    """
 
     def __init__(self, w: Vector) -> None:
         super().__init__(w)

@@ -1,4 +1,6 @@
-"""The same for methods that tell clients by their speed: tiers, quotas of the first to come, groups that arrive together."""
+"""The same for methods that tell clients by their speed: tiers, quotas of the first to come, groups that arrive
+together.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from offbeat.core.strategies import REGISTRY
 
 
 class FedATReference(RoundReference):
-    """First jobs are one FedAvg round; then tiers {0, 1}, {2, 3}, {4}: within each the slowest takes at most twice as long."""
+    """First jobs are one FedAvg round; then tiers {0, 1}, {2, 3}, {4}: within each the slowest takes at most twice
+    as long.
+    """
 
     def __init__(self, w: Vector, smooth: int) -> None:
         super().__init__(w)
@@ -57,8 +61,8 @@ def test_fedat(seed: int, smooth: int) -> None:
 class SafaReference(Reference):
     """Quota 2, lag 1. Who is idle when a round begins gets work; a tolerable client goes on from its own model.
 
-    Two readings are our strategy's own (it names them): the first round's picks are the first to come, and who never answered
-    is left out of the average.
+    Two readings are our strategy's own (it names them): the first round's picks are the first to come, and who never
+    answered is left out of the average.
     """
 
     def __init__(self, w: Vector) -> None:

@@ -65,7 +65,10 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "fedprox": {"pulled": {"mu": 0.5}},
     "fedadam": {"all": {"lr": 0.125, "tau": 0.0625}},
     "fedavgm": {"all": {}, "deadline": {"mu": 0.5, "sample": 2, "over_select": 0.5, "deadline": 3.0}},
-    "fedasync": {"mix": {}, "delta": {"mode": "delta", "client_weight": "examples", "concurrency": 2, "max_staleness": 2}},
+    "fedasync": {
+        "mix": {},
+        "delta": {"mode": "delta", "client_weight": "examples", "concurrency": 2, "max_staleness": 2},
+    },
     "fedbuff": {"two": {"k": 2}, "excluded": {"k": 3, "exclude_buffered": True}},
     "local": {"alone": {}},
     "global": {"pooled": {}},
@@ -75,11 +78,11 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "all": {"lr": 0.125, "head_lr": 0.25},
         "deadline": {"lr": 0.125, "head_lr": 0.25, "head": "head", "sample": 2, "over_select": 0.5, "deadline": 3.0},
     },
-    "gradma": {"default": {"lr_local": 0.125}, "memory": {"lr_local": 0.125, "beta2": 0.5, "memory_num": 2, "sample": 2, "deadline": 3.0}},
-    "fedat": {
-        "two": {"tiers": 2},
-        "ratio": {"ratio": 1.5, "smooth": 1, "lam": 0.5, "deadline": 3.0, "retier": 2},
+    "gradma": {
+        "default": {"lr_local": 0.125},
+        "memory": {"lr_local": 0.125, "beta2": 0.5, "memory_num": 2, "sample": 2, "deadline": 3.0},
     },
+    "fedat": {"two": {"tiers": 2}, "ratio": {"ratio": 1.5, "smooth": 1, "lam": 0.5, "deadline": 3.0, "retier": 2}},
     "safa": {"third": {}, "capped": {"lag": 1, "sample": 2, "cap": 2.0}},
     "mifa": {"rounds": {"lr": 0.125}, "ticks": {"lr": 0.125, "epoch": 1.5, "decay": True, "wait": "no_wait"}},
     "flanp": {"two": {}, "one": {"n0": 1, "max_rounds_per_stage": 2, "deadline": 3.0}},
@@ -89,23 +92,48 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "pairwise": {"projection": "pairwise"},
         "overwritten": {"moving_average": False, "max_staleness": 2},
     },
-    "aso_fed": {"view": {"lr": 0.125}, "literal": {"lr": 0.125, "beta": 0.5, "feature": "literal", "h_order": "alg2", "concurrency": 2}},
+    "aso_fed": {
+        "view": {"lr": 0.125},
+        "literal": {"lr": 0.125, "beta": 0.5, "feature": "literal", "h_order": "alg2", "concurrency": 2},
+    },
     "fedpsa": {
         "softmax": {"buffer": 2, "queue": 3, "gamma": 0.5, "delta": 0.1, "sketch": 4},
-        "excluded": {"buffer": 3, "thermometer": False, "temperature": 0.2, "signal": "parameters", "exclude_buffered": True},
+        "excluded": {
+            "buffer": 3,
+            "thermometer": False,
+            "temperature": 0.2,
+            "signal": "parameters",
+            "exclude_buffered": True,
+        },
     },
     "fed_ogd": {
         "mean": {"lr_local": 0.125, "lr_global": 0.0625},
-        "sums": {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 1.5, "combine": "sum_of_means", "project": "always", "concurrency": 2},
+        "sums": {
+            "lr_local": 0.125,
+            "lr_global": 0.0625,
+            "epoch": 1.5,
+            "combine": "sum_of_means",
+            "project": "always",
+            "concurrency": 2,
+        },
         "uncached": {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 2.0, "cache": False},
         "difference": {"lr_local": 0.125, "lr_global": 0.0625, "epoch": 2.0, "upload": "difference"},
     },
     "fedcompass": {
         "groups": {"q_min": 1, "q_max": 4},
-        "momentum": {"q_min": 1, "q_max": 4, "momentum": True, "normalized": True, "weights": "equal", "discount": "aggregation"},
+        "momentum": {
+            "q_min": 1,
+            "q_max": 4,
+            "momentum": True,
+            "normalized": True,
+            "weights": "equal",
+            "discount": "aggregation",
+        },
     },
 }
-CASES = [(name, label, settings) for name in REGISTRY for label, settings in SETTINGS.get(name, {"default": {}}).items()]
+CASES = [
+    (name, label, settings) for name in REGISTRY for label, settings in SETTINGS.get(name, {"default": {}}).items()
+]
 
 
 def trace_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +188,9 @@ def first_difference(golden: Any, now: Any, rounding: float = 0.0, where: str = 
     if isinstance(golden, dict) and isinstance(now, dict) and golden.keys() == now.keys():
         found = (first_difference(golden[key], now[key], rounding, f"{where}.{key}") for key in golden)
     elif isinstance(golden, list) and isinstance(now, list) and len(golden) == len(now):
-        found = (first_difference(a, b, rounding, f"{where}[{i}]") for i, (a, b) in enumerate(zip(golden, now, strict=True)))
+        found = (
+            first_difference(a, b, rounding, f"{where}[{i}]") for i, (a, b) in enumerate(zip(golden, now, strict=True))
+        )
     elif isinstance(golden, float) and isinstance(now, float) and abs(golden - now) <= rounding * max(1.0, abs(golden)):
         return None
     else:

@@ -32,12 +32,7 @@ from offbeat.core.strategies import REGISTRY
 from offbeat.testing import LAWS, Finding, LawBroken, check, play, read, show, tiny_worlds
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "fedavg": [
-        {},
-        {"sample": 2},
-        {"sample": 0.4, "deadline": 1.5},
-        {"sample": 2, "over_select": 0.5, "deadline": 3.0},
-    ],
+    "fedavg": [{}, {"sample": 2}, {"sample": 0.4, "deadline": 1.5}, {"sample": 2, "over_select": 0.5, "deadline": 3.0}],
     "fedprox": [{}, {"mu": 0.5, "sample": 2, "deadline": 1.5}],
     "fedadam": [{}, {"lr": 0.5, "tau": 0.1, "sample": 2, "over_select": 0.5, "deadline": 3.0}],
     "fedavgm": [{}, {"mu": 0.5, "sample": 0.4, "deadline": 1.5}],
@@ -133,7 +128,14 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"q_min": 1, "q_max": 4, "momentum": True, "normalized": True, "weights": "equal"},
         {"q_min": 2, "q_max": 2, "max_staleness": 1, "speed": "average", "statistics": "replace"},
         {"q_min": 1, "q_max": 6, "latest": 1.0, "create": "latest", "discount": "aggregation", "concurrency": 2},
-        {"q_min": 1, "q_max": 6, "flush_on_stop": True, "momentum": True, "statistics": "replace", "discount": "aggregation"},
+        {
+            "q_min": 1,
+            "q_max": 6,
+            "flush_on_stop": True,
+            "momentum": True,
+            "statistics": "replace",
+            "discount": "aggregation",
+        },
     ],
 }
 CASES = [(name, settings) for name in REGISTRY for settings in VARIANTS.get(name, [{}])]
@@ -447,8 +449,12 @@ def test_the_strategy_the_broken_ones_are_made_from_is_sound() -> None:
         assert finding.passed, finding
 
 
-@pytest.mark.parametrize(("strategy", "law", "steps", "message"), BROKEN, ids=[f"{type(s).__name__}-{law}" for s, law, _, _ in BROKEN])
-def test_a_broken_strategy_is_caught_with_a_small_script(strategy: Strategy, law: str, steps: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "law", "steps", "message"), BROKEN, ids=[f"{type(s).__name__}-{law}" for s, law, _, _ in BROKEN]
+)
+def test_a_broken_strategy_is_caught_with_a_small_script(
+    strategy: Strategy, law: str, steps: int, message: str
+) -> None:
     finding = finding_of(strategy, law)
     assert not finding.passed
     assert message in finding.message, finding
@@ -471,7 +477,9 @@ def test_a_strategy_that_is_broken_in_one_way_breaks_no_unrelated_law() -> None:
     assert broken == {"no client leaks"}
 
 
-REPEATABLE = [strategy for strategy, law, _, _ in BROKEN if law not in ("same actions", "client half", "no client leaks")]
+REPEATABLE = [
+    strategy for strategy, law, _, _ in BROKEN if law not in ("same actions", "client half", "no client leaks")
+]
 
 
 @pytest.mark.parametrize("strategy", REPEATABLE, ids=lambda strategy: type(strategy).__name__)
@@ -496,7 +504,10 @@ def test_laws_that_only_look_on_share_one_play() -> None:
         return len(plays)
 
     # in a second and a third play the same actions must follow
-    assert played("legal answers", "nothing in place", "versions", "base versions", "buffers and counters", "client half") == 1
+    assert (
+        played("legal answers", "nothing in place", "versions", "base versions", "buffers and counters", "client half")
+        == 1
+    )
     assert played("same actions") == played("legal answers", "same actions", "versions") == 3
 
 
@@ -529,7 +540,9 @@ def test_a_finding_prints_its_law_what_went_wrong_and_the_script() -> None:
 def test_scripts_may_be_given_and_the_worlds_too() -> None:
     worlds = tiny_worlds(seed=9)[:1]
     assert all(finding.passed for finding in check(LeaksNewcomers(), scripts=[read("arrive 0")], worlds=worlds))
-    assert not all(finding.passed for finding in check(LeaksNewcomers(), scripts=[read("arrive 0\njoin")], worlds=worlds))
+    assert not all(
+        finding.passed for finding in check(LeaksNewcomers(), scripts=[read("arrive 0\njoin")], worlds=worlds)
+    )
 
 
 def test_a_strategy_that_stops_leaks_nobody() -> None:

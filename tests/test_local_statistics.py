@@ -1,4 +1,6 @@
-"""training.bn = "local": BatchNorm's statistics stay at the clients, whatever the method, and are what clients are judged with."""
+"""training.bn = "local": BatchNorm's statistics stay at the clients, whatever the method, and are what clients are
+judged with.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def test_a_client_goes_on_with_its_own_statistics_and_sends_back_those_it_was_se
     engine = ScriptedEngine(FedAsync(alpha=0.5, staleness="constant"), world, train=moved(world.layout))
     engine.start()
     engine.arrive(0, at=1.0)  # w = 4, mean = (2 + 10) / 2 = 6
-    assert (kept(engine, 0), engine.model.tolist()) == ([6, 1], [2, 2, 0])  # w: .5 * 4; the server's statistics do not move
+    # w: .5 * 4; the server's statistics do not move
+    assert (kept(engine, 0), engine.model.tolist()) == ([6, 1], [2, 2, 0])
     engine.arrive(0, at=2.0)  # from w = 2 and its own mean 6: w = 6, mean = (6 + 10) / 2 = 8
     assert (kept(engine, 0), engine.model.tolist()) == ([8, 2], [4, 2, 0])
     engine.arrive(1, at=3.0)  # its first job begins with what the model came with: mean = (2 - 2) / 2 = 0
@@ -135,7 +138,19 @@ def test_a_sketch_is_of_what_is_uploaded_so_that_the_server_can_compare_it() -> 
     assert isinstance(dispatch, Dispatch)
     trainer = Trainer(module, ClientData.own(PAIRS), Training(bn="local", batch=2), probe=probe)
     seen.clear()
-    trainer(Job(0, 0, 0, world.model, 0, replace(dispatch.work, steps=1), 2, {STATISTICS: torch.tensor([5.0, 6.0, 7.0])}, seed=0))
+    trainer(
+        Job(
+            0,
+            0,
+            0,
+            world.model,
+            0,
+            replace(dispatch.work, steps=1),
+            2,
+            {STATISTICS: torch.tensor([5.0, 6.0, 7.0])},
+            seed=0,
+        )
+    )
     assert seen == [[0, 1, 0]]
 
 
@@ -266,7 +281,10 @@ def test_alone_everybody_is_judged_by_its_own_model_with_its_own_statistics() ->
 def test_what_stays_at_the_client_does_not_travel() -> None:
     engine = engine_of(FedAsync(), 2.0)
     engine.run()
-    assert {size for (size,) in engine.trace.rows("SELECT bytes FROM trace WHERE kind IN ('dispatch', 'arrive')")} == {8}  # one float64
+    # one float64
+    assert {size for (size,) in engine.trace.rows("SELECT bytes FROM trace WHERE kind IN ('dispatch', 'arrive')")} == {
+        8
+    }
 
 
 def test_stopped_after_every_event_and_resumed_each_client_has_its_own_again(tmp_path: Path) -> None:
@@ -299,9 +317,10 @@ RUN: dict[str, Any] = {"delays": [2.0, 3.0], "until": "30s", "evaluate_every": 1
 def test_clients_of_different_scale_share_a_model_and_keep_their_scale() -> None:
     sim = simulate(Halfway(), PAIRS, FedAsync(), training=OWN, **RUN)
     assert _norm(sim.state_dict()) == [0, 1, 0]  # what is exported has the statistics of nobody
-    # to their own statistics both clients' inputs are -1 and 1 over sqrt 2: the running mean tends to 2 (20), the running variance to 2
-    # (200), and (1 - 2) / sqrt 2 = (10 - 20) / sqrt 200. With labels 0 and one weight w the loss is w^2 / 2. The survey judges each client
-    # on its own inputs; the test data is everybody's, and the inputs of the other client are far off
+    # to their own statistics both clients' inputs are -1 and 1 over sqrt 2: the running mean tends to 2 (20), the
+    # running variance to 2 (200), and (1 - 2) / sqrt 2 = (10 - 20) / sqrt 200. With labels 0 and one weight w the loss
+    # is w^2 / 2. The survey judges each client on its own inputs; the test data is everybody's, and the inputs of the
+    # other client are far off
     w = sim.state_dict()["head.weight"].item()
     assert sim.curve("loss/all").values[-1] == pytest.approx(w**2 / 2, rel=1e-2)
     assert sim.metrics["loss"] > 10 * w**2

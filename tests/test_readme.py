@@ -97,14 +97,17 @@ def _python(block: Block, names: dict[str, object], capsys: pytest.CaptureFixtur
     import torch
 
     capsys.readouterr()
-    with torch.random.fork_rng(devices=[]):  # an example may seed the global generator; the tests after it do not notice
+    # an example may seed the global generator; the tests after it do not notice
+    with torch.random.fork_rng(devices=[]):
         exec(compile("\n" * block.line + block.body, where, "exec"), names)
     return capsys.readouterr().out
 
 
 def _command(command: str, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     if SHELL & set(command):
-        done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=PATIENCE
+        )
         assert done.returncode == 0, f"{where}: {command}: {done.stderr}"
         return
     from offbeat.cli import main

@@ -13,7 +13,13 @@ from importlib.metadata import version
 
 from arrivals import AGREE, Row
 
-PEERS = {"flgo": "with_flgo", "appfl": "with_appfl", "flwr": "with_flower", "flsim": "with_flsim", "fedlab": "with_fedlab"}
+PEERS = {
+    "flgo": "with_flgo",
+    "appfl": "with_appfl",
+    "flwr": "with_flower",
+    "flsim": "with_flsim",
+    "fedlab": "with_fedlab",
+}
 
 
 def section(package: str, rows: list[Row]) -> list[str]:
@@ -35,7 +41,10 @@ def main(chosen: list[str]) -> int:
         rows += found
     same = [row for row in rows if not row.rule]
     broken = [row for row in rows if not row.holds]
-    print(f"{len(same)} comparisons agree: largest difference {max(row.difference for row in same):.1e}, at most {AGREE:g} allowed")
+    print(
+        f"{len(same)} comparisons agree: largest difference {max(row.difference for row in same):.1e}, at most "
+        f"{AGREE:g} allowed"
+    )
     print(f"{len(rows) - len(same)} rules differ, as documented; {len(broken)} rows do not hold")
     return 1 if broken else 0
 

@@ -81,9 +81,13 @@ class RoundPeer(Peer):
         raise NotImplementedError
 
 
-def recorded(strategy: Strategy, length: int = 60, seed: int = 0, late: float = 0.0, away: float = 0.0, present: int = 5) -> list[Moment]:
-    """Play our server. A job takes steps times seconds, up to a tenth more or less, or (a share of `late`) twice as long;
-    a share of `away` of the clients leave after their answer, for a while, and only the first `present` are there from the start."""
+def recorded(
+    strategy: Strategy, length: int = 60, seed: int = 0, late: float = 0.0, away: float = 0.0, present: int = 5
+) -> list[Moment]:
+    """Play our server. A job takes steps times seconds, up to a tenth more or less, or (a share of `late`) twice as
+    long; a share of `away` of the clients leave after their answer, for a while, and only the first `present` are there
+    from the start.
+    """
     draw = np.random.default_rng(seed)
     engine = ScriptedEngine(strategy, hand_world(START.tolist(), EXAMPLES))
     back = {client: 6.0 * client for client in EXAMPLES if client >= present}  # client -> when it comes
@@ -95,7 +99,13 @@ def recorded(strategy: Strategy, length: int = 60, seed: int = 0, late: float = 
     while len(moments) < length:
         for ticket, job in engine.ledger.open.items():
             if ticket not in due:  # the first job measures the client: it takes just as long as it should
-                slower = 1.0 if job.index == 0 else draw.uniform(1.9, 2.1) if draw.random() < late else draw.uniform(0.9, 1.1)
+                slower = (
+                    1.0
+                    if job.index == 0
+                    else draw.uniform(1.9, 2.1)
+                    if draw.random() < late
+                    else draw.uniform(0.9, 1.1)
+                )
                 due[ticket] = job.started + (job.work.steps or 1) * SECONDS[job.client] * slower
         if back and (not engine.ledger.open or min(back.values()) < min(due[ticket] for ticket in engine.ledger.open)):
             client = min(back, key=back.__getitem__)
@@ -115,7 +125,16 @@ def recorded(strategy: Strategy, length: int = 60, seed: int = 0, late: float = 
         engine.advance()
         jobs = engine.ledger.open.values()
         closed = all(job.started == engine.now for job in jobs)  # nobody is waited for any more
-        moments.append(Moment(engine.now, client, local, engine.model.numpy().copy(), {job.client: job.work.steps for job in jobs}, closed))
+        moments.append(
+            Moment(
+                engine.now,
+                client,
+                local,
+                engine.model.numpy().copy(),
+                {job.client: job.work.steps for job in jobs},
+                closed,
+            )
+        )
     return moments
 
 

@@ -62,7 +62,9 @@ class SyncPeer(RoundPeer):
         self.theirs = made(name, configs)
 
     def average(self, answers: dict[int, Vector]) -> Vector:
-        mean: Vector = self.theirs.aggregate({client: {"w": torch.tensor(local)} for client, local in answers.items()})["w"].numpy()
+        mean: Vector = self.theirs.aggregate({client: {"w": torch.tensor(local)} for client, local in answers.items()})[
+            "w"
+        ].numpy()
         return mean
 
 
@@ -77,15 +79,23 @@ class CompassPeer(Peer):
         compass_scheduler.time = SimpleNamespace(time=lambda: self.now)
         compass_scheduler.threading = SimpleNamespace(Lock=threading.Lock, Timer=self._timer)
         configs = {
-            "min_local_steps": q_min, "max_local_steps": q_max, "latest_time_factor": latest, "speed_momentum": momentum,
+            "min_local_steps": q_min, "max_local_steps": q_max, "latest_time_factor": latest,
+            "speed_momentum": momentum,
             "num_clients": N, "optimize_memory": False,
         }  # fmt: skip
-        inner = made("FedCompassAggregator", {**POLY, "alpha": alpha, "num_clients": N, "gradient_based": gradient_based})
+        inner = made(
+            "FedCompassAggregator", {**POLY, "alpha": alpha, "num_clients": N, "gradient_based": gradient_based}
+        )
         self.gradient_based = gradient_based
         self.theirs = CompassScheduler(OmegaConf.create(configs), inner, None)
         self.futures: dict[int, Future[Any]] = {}
         for client in EXAMPLES:
-            self.theirs.client_info[client] = {"timestamp": 0, "speed": SECONDS[client], "local_steps": q_min, "start_time": 0.0}
+            self.theirs.client_info[client] = {
+                "timestamp": 0,
+                "speed": SECONDS[client],
+                "local_steps": q_min,
+                "start_time": 0.0,
+            }
             self.base[client], self.steps[client] = START, q_min
 
     def _timer(self, seconds: float, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -174,12 +184,24 @@ def rows() -> Iterable[Row]:
     )  # fmt: skip
     table.differs(
         "without gradient_based the buffer holds local - the model of now, not local - base: not offered",
-        "FedBuffAggregator", AsyncPeer("FedBuffAggregator", K=3, num_clients=N, alpha=0.6), FedBuff(k=3, lr=0.6, client_weight="equal"),
+        "FedBuffAggregator", AsyncPeer("FedBuffAggregator", K=3, num_clients=N, alpha=0.6),
+        FedBuff(k=3, lr=0.6, client_weight="equal"),
     )  # fmt: skip
     table.same("FedAvgAggregator, sample_size", SyncPeer("FedAvgAggregator", **sizes), FedAvg(sample=3))
-    table.differs("the default: equal weights, whatever n_k", "FedAvgAggregator", SyncPeer("FedAvgAggregator"), FedAvg(sample=3))
-    table.same("FedAvgMAggregator, sample_size", SyncPeer("FedAvgMAggregator", server_momentum_param_1=0.9, **sizes), FedAvgM(sample=3))
-    adam = {"server_learning_rate": 0.1, "server_adapt_param": 1e-3, "server_momentum_param_1": 0.9, "server_momentum_param_2": 0.99}
+    table.differs(
+        "the default: equal weights, whatever n_k", "FedAvgAggregator", SyncPeer("FedAvgAggregator"), FedAvg(sample=3)
+    )
+    table.same(
+        "FedAvgMAggregator, sample_size",
+        SyncPeer("FedAvgMAggregator", server_momentum_param_1=0.9, **sizes),
+        FedAvgM(sample=3),
+    )
+    adam = {
+        "server_learning_rate": 0.1,
+        "server_adapt_param": 1e-3,
+        "server_momentum_param_1": 0.9,
+        "server_momentum_param_2": 0.99,
+    }
     table.same("FedAdamAggregator, sample_size", SyncPeer("FedAdamAggregator", **adam, **sizes), FedAdam(sample=3))
     compass = "CompassScheduler + FedCompassAggregator, gradient_based"
     theirs = FedCompass(weights="equal", create="latest", discount="aggregation")

@@ -24,8 +24,10 @@ from offbeat.core.strategies.mifa import Mifa
 from offbeat.testing import ScriptedEngine, TinyClients, hand_world, optimum
 
 OPTION = {
-    "task": "", "eval_interval": 0, "num_parallels": 1, "server_with_cpu": True, "optimizer": "SGD", "num_rounds": 0, "num_steps": 1,
-    "num_epochs": 1, "proportion": 1.0, "learning_rate_decay": 1.0, "lr_scheduler": -1, "learning_rate": 0.5, "aggregate": "uniform",
+    "task": "", "eval_interval": 0, "num_parallels": 1, "server_with_cpu": True, "optimizer": "SGD", "num_rounds": 0,
+    "num_steps": 1,
+    "num_epochs": 1, "proportion": 1.0, "learning_rate_decay": 1.0, "lr_scheduler": -1, "learning_rate": 0.5,
+    "aggregate": "uniform",
     "sample": "uniform_available", "scene": "horizontal",
 }  # fmt: skip
 
@@ -43,7 +45,9 @@ def numbers(model: Weights) -> Vector:
 def started(module: ModuleType, network: type, parameters: list[Any] | None, **option: Any) -> Any:
     """Their server with their own initialisation, on `network`, which stands in for clients and clock."""
     quiet = SimpleNamespace(info=lambda *_: None)
-    gv = SimpleNamespace(logger=quiet, clock=SimpleNamespace(current_time=0), apply_for_device=lambda: torch.device("cpu"))
+    gv = SimpleNamespace(
+        logger=quiet, clock=SimpleNamespace(current_time=0), apply_for_device=lambda: torch.device("cpu")
+    )
     server = type("Server", (network, module.Server), {"gv": gv})({**OPTION, **option, "algo_para": parameters})
     server.model = Weights(START)
     server.clients = [SimpleNamespace(datavol=n) for n in EXAMPLES.values()]
@@ -164,7 +168,8 @@ def rows() -> Iterable[Row]:
     poly = [0.6, 0.005, "poly"]
     table.same("fedasync, one upload a tick", AsyncPeer(fedasync, poly), FedAsync())
     table.differs(
-        "uploads of one tick: each is mixed with the model of before, then all are averaged; ours mixes them one after another",
+        "uploads of one tick: each is mixed with the model of before, then all are averaged; ours mixes them one "
+        "after another",
         "fedasync, two uploads a tick", AsyncPeer(fedasync, poly, together=2), FedAsync(),
     )  # fmt: skip
     hinge = [0.6, 0.005, "hinge", 10.0, 1.0]
@@ -176,7 +181,8 @@ def rows() -> Iterable[Row]:
     buffer = [3 / len(EXAMPLES), 1.0]
     table.same("fedbuff", AsyncPeer(fedbuff, buffer, deltas=True), FedBuff(k=3, exclude_buffered=True))
     table.differs(
-        "a client whose update waits in the buffer gets no work until the step; ours is served at once unless exclude_buffered",
+        "a client whose update waits in the buffer gets no work until the step; ours is served at once unless "
+        "exclude_buffered",
         "fedbuff", AsyncPeer(fedbuff, buffer, deltas=True), FedBuff(k=3),
     )  # fmt: skip
     table.same("fedavg, aggregate=other (n_k / n)", SyncPeer(fedavg), FedAvg(sample=3))
@@ -192,6 +198,7 @@ def rows() -> Iterable[Row]:
     table.same("mifa, c=1", SyncPeer(mifa, [1.0]), Mifa(lr=0.5), **coming)
     table.same("mifa, c=0", SyncPeer(mifa, [0.0]), Mifa(lr=0.5, wait="no_wait", average="heard"), **coming)
     table.differs(
-        "divides by the clients heard so far, not by N", "mifa, c=0", SyncPeer(mifa, [0.0]), Mifa(lr=0.5, wait="no_wait"), **coming,
+        "divides by the clients heard so far, not by N", "mifa, c=0", SyncPeer(mifa, [0.0]),
+        Mifa(lr=0.5, wait="no_wait"), **coming,
     )  # fmt: skip
     return table.rows

@@ -45,7 +45,9 @@ class SyncPeer(RoundPeer):
 
 
 class PlainAdam(SyncPeer):
-    """Their FedAdam with its two differences taken back from outside: v starts at tau^2, and the correction is divided out of eta."""
+    """Their FedAdam with its two differences taken back from outside: v starts at tau^2, and the correction is
+    divided out of eta.
+    """
 
     def average(self, answers: dict[int, Vector]) -> Vector:
         theirs, t = self.theirs, self.version + 1
@@ -63,5 +65,7 @@ def rows() -> Iterable[Row]:
         "v starts at 0, not tau^2, and eta is multiplied by sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)), t from 1",
         "FedAdam", SyncPeer(strategies.FedAdam()), FedAdam(sample=3),
     )  # fmt: skip
-    table.same("FedAdam, with v_0 = tau^2 and the correction divided out", PlainAdam(strategies.FedAdam()), FedAdam(sample=3))
+    table.same(
+        "FedAdam, with v_0 = tau^2 and the correction divided out", PlainAdam(strategies.FedAdam()), FedAdam(sample=3)
+    )
     return table.rows

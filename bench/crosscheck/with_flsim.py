@@ -33,7 +33,10 @@ try:
 finally:
     dataclasses.dataclass = _dataclass
 
-BUFF, ASYNC = aggregators.AsyncAggregationType.fed_buff_aggregation, aggregators.AsyncAggregationType.fed_async_aggregation
+BUFF, ASYNC = (
+    aggregators.AsyncAggregationType.fed_buff_aggregation,
+    aggregators.AsyncAggregationType.fed_async_aggregation,
+)
 
 
 class Weights(nn.Module):
@@ -79,26 +82,35 @@ def rows() -> Iterable[Row]:
     table = Table("flsim")
     fedbuff = "FedAvgWithLRFedBuffAggregator"
     table.same(
-        f"{fedbuff}, lr=1/K, avg_staleness=0", AsyncPeer(fedbuff, avg_staleness=0, lr=1 / 3, buffer_size=3), FedBuff(k=3),
+        f"{fedbuff}, lr=1/K, avg_staleness=0", AsyncPeer(fedbuff, avg_staleness=0, lr=1 / 3, buffer_size=3),
+        FedBuff(k=3),
     )  # fmt: skip
     table.differs(
-        "a sum, not a mean (lr absorbs K), and weights are 1 at u = avg_staleness, by default 1: lr' = lr K sqrt(1 + avg_staleness)",
+        "a sum, not a mean (lr absorbs K), and weights are 1 at u = avg_staleness, by default 1: lr' = lr K sqrt(1 + "
+        "avg_staleness)",
         f"{fedbuff}, lr=0.2", AsyncPeer(fedbuff, avg_staleness=1, lr=0.2, buffer_size=3), FedBuff(k=3, lr=0.2),
     )  # fmt: skip
     lr = 0.2 * 3 * 2**0.5
     table.same(f"{fedbuff}, lr=0.2", AsyncPeer(fedbuff, avg_staleness=1, lr=0.2, buffer_size=3), FedBuff(k=3, lr=lr))
     single = "FedAvgWithLRAsyncAggregator"
     table.same(
-        f"{single}, fed_async_aggregation, avg_staleness=0", AsyncPeer(single, avg_staleness=0, lr=0.6, aggregation_type=ASYNC),
+        f"{single}, fed_async_aggregation, avg_staleness=0",
+        AsyncPeer(single, avg_staleness=0, lr=0.6, aggregation_type=ASYNC),
         FedAsync(),
     )  # fmt: skip
     table.same(
-        f"{single}, fed_buff_aggregation, avg_staleness=0", AsyncPeer(single, avg_staleness=0, lr=0.6, aggregation_type=BUFF),
+        f"{single}, fed_buff_aggregation, avg_staleness=0", AsyncPeer(single, avg_staleness=0, lr=0.6,
+        aggregation_type=BUFF),
         FedAsync(mode="delta"),
     )  # fmt: skip
-    table.same("FedAvgWithLROptimizer, lr=1, momentum=0.9", OptimizerPeer("FedAvgWithLROptimizer", lr=1.0, momentum=0.9), FedAvgM(sample=3))
+    table.same(
+        "FedAvgWithLROptimizer, lr=1, momentum=0.9",
+        OptimizerPeer("FedAvgWithLROptimizer", lr=1.0, momentum=0.9),
+        FedAvgM(sample=3),
+    )
     table.differs(
         "torch.optim.Adam: both moments bias-corrected, v starts at 0, weight_decay=1e-5 by default",
-        "FedAdamOptimizer", OptimizerPeer("FedAdamOptimizer", lr=0.1, beta1=0.9, beta2=0.99, eps=1e-3), FedAdam(sample=3),
+        "FedAdamOptimizer", OptimizerPeer("FedAdamOptimizer", lr=0.1, beta1=0.9, beta2=0.99, eps=1e-3),
+        FedAdam(sample=3),
     )  # fmt: skip
     return table.rows

@@ -28,7 +28,9 @@ def offbeat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three clients, softmax regression: `whole` is finished, `killed` as a SIGKILL in the middle leaves it, `stopped` after Ctrl-C."""
+    """Three clients, softmax regression: `whole` is finished, `killed` as a SIGKILL in the middle leaves it,
+    `stopped` after Ctrl-C.
+    """
     base = tmp_path_factory.mktemp("made")
     experiment = files.changed(load("quickstart").experiment, CHANGES)
     runs.execute(runs.create(base / "whole", experiment))

@@ -14,7 +14,15 @@ from offbeat.engines.virtual import VirtualEngine
 from offbeat.experiment import run as runs
 from offbeat.experiment.run import Run
 
-KEPT = ("model.safetensors", "run.sqlite", "finished.json", "experiment.yaml", "world.json", "environment.json", "command.txt")
+KEPT = (
+    "model.safetensors",
+    "run.sqlite",
+    "finished.json",
+    "experiment.yaml",
+    "world.json",
+    "environment.json",
+    "command.txt",
+)
 # "until" is long enough for some thirty events, of which the killed and the stopped run have sixteen
 CHANGES = ("clients=3", "model=linear", "until=400s")
 

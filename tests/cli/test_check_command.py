@@ -95,7 +95,8 @@ def test_a_file_may_import_its_neighbours_and_be_called_like_a_library(offbeat):
         ("x = 1\n", ["mine.py defines no strategy", "init(world) and on_event(state, event)"]),
         ("from offbeat.core.strategies.fedavg import FedAvg\n", ["mine.py defines no strategy"]),
         (FINE + "    def __init__(self, k): pass\n", ["Mine() cannot be made", "default"]),
-        (FINE + "    def __post_init__(self): raise RuntimeError('no')\n", ["Mine() cannot be made (RuntimeError: no)"]),
+        (FINE + "    def __post_init__(self): raise RuntimeError('no')\n", ["Mine() cannot be made (RuntimeError: "
+        "no)"]),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_checked_is_one_line(offbeat, text, words):

@@ -34,7 +34,20 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared") / "both"
     with pytest.MonkeyPatch.context() as patch:
         capture = _Capture(patch)
-        given = answer(patch, capture, "compare", "quickstart", *PAIR, *TINY, "--set", "target=acc=0.2", "--jobs", 2, "--out", folder)
+        given = answer(
+            patch,
+            capture,
+            "compare",
+            "quickstart",
+            *PAIR,
+            *TINY,
+            "--set",
+            "target=acc=0.2",
+            "--jobs",
+            2,
+            "--out",
+            folder,
+        )
     assert given.status == 0, given
     return folder, given
 
@@ -71,15 +84,24 @@ def test_speed_ups_may_be_against_another_method(compared, offbeat):
     told = json.loads(offbeat("show", folder, "--reference", "fedasync", "--json").out)["rows"]
     assert next(row for row in told if row["strategy"] == "fedasync")["relative_time"] == 1.0
     assert next(row for row in told if row["strategy"] == "fedasync")["speedup"] == 1.0
-    refused(offbeat("show", folder, "--reference", "fedasink"), "unknown strategy of this comparison 'fedasink'", "'fedasync'")
+    refused(
+        offbeat("show", folder, "--reference", "fedasink"),
+        "unknown strategy of this comparison 'fedasink'",
+        "'fedasync'",
+    )
     refused(offbeat("show", folder / FOLDERS[0], "--reference", "fedavg"), "is one run")
-    refused(offbeat("compare", "quickstart", *PAIR, *TINY, "--reference", "safa", "--out", "new"), "of this comparison 'safa'")
+    refused(
+        offbeat("compare", "quickstart", *PAIR, *TINY, "--reference", "safa", "--out", "new"),
+        "of this comparison 'safa'",
+    )
     assert not Path("new").exists()
 
 
 def test_a_comparison_remembers_its_reference(offbeat, one_by_one):
     """One that was named stays when the comparison is read again, and the page says which it is."""
-    told = offbeat("compare", "quickstart", *PAIR, *TINY, "--seeds", 1, "--reference", "fedasync", "--out", "x", "--json")
+    told = offbeat(
+        "compare", "quickstart", *PAIR, *TINY, "--seeds", 1, "--reference", "fedasync", "--out", "x", "--json"
+    )
     for given in (told, offbeat("show", "x", "--json"), offbeat("compare", "--resume", "x", "--json")):
         rows = {row["strategy"]: row for row in json.loads(given.out)["rows"]}
         assert rows["fedasync"]["relative_time"] == 1.0
@@ -128,7 +150,11 @@ class Fetches(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.inside = tag
-        self.found += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "data", "action") and value]
+        self.found += [
+            f"{tag} {key}={value}"
+            for key, value in attrs
+            if key in ("src", "href", "srcset", "data", "action") and value
+        ]
 
     def handle_endtag(self, tag):
         self.inside = ""
@@ -170,7 +196,19 @@ def test_every_run_is_the_run_it_would_be_alone(compared, offbeat):
     """Whatever ran beside it: so the table does not depend on --jobs."""
     for name in FOLDERS:
         strategy, seed = name.split("-seed")
-        offbeat("run", "quickstart", *TINY, "--set", "target=acc=0.2", "--set", f"strategy={strategy}", "--seed", seed, "--out", name)
+        offbeat(
+            "run",
+            "quickstart",
+            *TINY,
+            "--set",
+            "target=acc=0.2",
+            "--set",
+            f"strategy={strategy}",
+            "--seed",
+            seed,
+            "--out",
+            name,
+        )
     assert digests(compared[0]) == digests(Path())
 
 
@@ -217,7 +255,13 @@ def test_a_comparison_that_cannot_be_meant_is_refused_and_leaves_no_folder(offbe
 
 
 def test_resume_takes_a_comparison_as_it_is(compared, offbeat):
-    for extra in (["--strategies", "fedavg"], ["--seeds", 1], ["--set", "clients=3"], ["--until", "5s"], ["--out", "y"]):
+    for extra in (
+        ["--strategies", "fedavg"],
+        ["--seeds", 1],
+        ["--set", "clients=3"],
+        ["--until", "5s"],
+        ["--out", "y"],
+    ):
         refused(offbeat("compare", "--resume", compared[0], *extra), "--resume finishes a comparison as it is")
     refused(offbeat("compare"), "or --resume DIR")
     refused(offbeat("compare", "quickstart", "--resume", compared[0]), "or --resume DIR")
@@ -255,7 +299,12 @@ def test_a_file_is_compared_with_its_own_settings(offbeat, monkeypatch):
         strategy = Run(Path(folder, "fedbuff-seed0")).experiment().strategy
         assert isinstance(strategy, FedBuff)
         assert strategy.k == 2
-    assert sorted(p.name for p in Path("alone").iterdir()) == ["compare.json", "fedbuff-seed0", "fedbuff-seed1", "fedbuff-seed2"]
+    assert sorted(p.name for p in Path("alone").iterdir()) == [
+        "compare.json",
+        "fedbuff-seed0",
+        "fedbuff-seed1",
+        "fedbuff-seed2",
+    ]
 
 
 def test_a_preset_brings_its_methods_in_their_order_with_their_settings(offbeat, monkeypatch):

@@ -76,7 +76,9 @@ def test_rows_that_were_deleted_or_altered_are_refused_and_nothing_is_touched(of
     db.close()
     before = contents(stopped)
     given = offbeat("run", "--resume", stopped)
-    refused(given, "no usable checkpoint in stopped/checkpoint", "stopped/run.sqlite does not reach or match it", status=1)
+    refused(
+        given, "no usable checkpoint in stopped/checkpoint", "stopped/run.sqlite does not reach or match it", status=1
+    )
     after = contents(stopped)
     assert {name: after[name] for name in before} == before
 
@@ -147,7 +149,9 @@ def test_the_file_is_named(offbeat, whole, name):
     assert not Path("whole.safetensors").exists()
 
 
-@pytest.mark.parametrize("statement", ["UPDATE facts SET value = '9' WHERE key = 'wall_seconds'", "DELETE FROM facts WHERE key = 'data'"])
+@pytest.mark.parametrize(
+    "statement", ["UPDATE facts SET value = '9' WHERE key = 'wall_seconds'", "DELETE FROM facts WHERE key = 'data'"]
+)
 def test_facts_of_a_finished_run_are_checked_too(offbeat, whole, statement):
     change(whole, statement)
     refused(offbeat("show", whole), "whole/run.sqlite is not what it was when the run ended: its facts", status=1)
@@ -181,7 +185,20 @@ def rewrite(path: Path, edit) -> None:
     path.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
 
-FIELDS = ("strategy", "trace", "rows", "clock", "ledger", "open", "progress", "model", "memories", "kept", "verdicts", "state")
+FIELDS = (
+    "strategy",
+    "trace",
+    "rows",
+    "clock",
+    "ledger",
+    "open",
+    "progress",
+    "model",
+    "memories",
+    "kept",
+    "verdicts",
+    "state",
+)
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -226,7 +243,9 @@ def test_a_run_of_format_1_is_resumed_to_its_end(offbeat):
     rows = []
     for folder in (old, new.folder, FIXTURES / "format-1-finished"):
         with sqlite3.connect(f"file:{Path(shutil.copy(folder / 'run.sqlite', 'copy'))}?mode=ro", uri=True) as db:
-            rows.append([*db.execute("SELECT * FROM trace ORDER BY seq"), *db.execute("SELECT * FROM commits ORDER BY seq")])
+            rows.append(
+                [*db.execute("SELECT * FROM trace ORDER BY seq"), *db.execute("SELECT * FROM commits ORDER BY seq")]
+            )
         db.close()
     assert rows[0] == rows[1] == rows[2]
     assert offbeat("show", old).status == 0

@@ -39,7 +39,11 @@ def test_an_edited_experiment_is_refused_and_the_setting_named(offbeat, stopped,
     assert old in text
     path.write_text(text.replace(old, new))
     before = contents(stopped)
-    refused(offbeat("run", "--resume", stopped), "stopped/experiment.yaml changed since the run was made: " + words, status=1)
+    refused(
+        offbeat("run", "--resume", stopped),
+        "stopped/experiment.yaml changed since the run was made: " + words,
+        status=1,
+    )
     assert contents(stopped) == before
     path.write_text("# a remark changes nothing\n" + text)
     assert same_or_one_line(offbeat, stopped, digest)
@@ -133,8 +137,10 @@ def test_what_a_killed_write_left_is_removed_and_nothing_else(offbeat, killed, d
 # ---------------------------------------------------------------- links
 
 NAMES = (
-    "experiment.yaml", "world.json", "environment.json", "command.txt", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm",
-    "model.safetensors", "finished.json", "lock", "compare.json", "checkpoint/000001.json", "checkpoint/000001.safetensors",
+    "experiment.yaml", "world.json", "environment.json", "command.txt", "run.sqlite", "run.sqlite-wal",
+    "run.sqlite-shm",
+    "model.safetensors", "finished.json", "lock", "compare.json", "checkpoint/000001.json",
+    "checkpoint/000001.safetensors",
 )  # fmt: skip
 
 
@@ -148,7 +154,8 @@ def test_no_link_inside_a_run_folder_is_followed(offbeat, made, name, state):
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(victim.resolve())
     for verb in (["run", "--resume"], ["show"], ["export"]):
-        told = f"x/{name}" if (name, *verb) == ("compare.json", "show") else f"x/{name} {LINK}"  # whose folder would it be?
+        # whose folder would it be?
+        told = f"x/{name}" if (name, *verb) == ("compare.json", "show") else f"x/{name} {LINK}"
         refused(offbeat(*verb, folder), told, status=1)
     assert victim.read_bytes() == precious
 

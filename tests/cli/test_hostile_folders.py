@@ -15,7 +15,8 @@ from offbeat.engines.tally import Tally
 from offbeat.engines.trace import TABLES, Trace
 from offbeat.experiment import finished
 
-CODES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202etxt.exe\r\x7f"  # a title, a cleared screen, a C1 code, a reversed name, an overwritten line
+# a title, a cleared screen, a C1 code, a reversed name, an overwritten line
+CODES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202etxt.exe\r\x7f"
 
 
 def harmless(text: str) -> None:
@@ -31,7 +32,10 @@ def one(offbeat: Call) -> Path:
 
 @pytest.fixture
 def both(offbeat: Call, one_by_one: None) -> Path:
-    assert offbeat("compare", "quickstart", *TINY, "--strategies", "fedavg,fedasync", "--seeds", 1, "--out", "both").status == 0
+    assert (
+        offbeat("compare", "quickstart", *TINY, "--strategies", "fedavg,fedasync", "--seeds", 1, "--out", "both").status
+        == 0
+    )
     return Path("both")
 
 
@@ -51,7 +55,11 @@ def forge(folder: Path) -> None:
 def test_reasons_facts_and_metrics_of_a_trace_are_printed_without_control_characters(offbeat, one):
     with sqlite3.connect(one / "run.sqlite") as db:
         db.execute("UPDATE trace SET detail = ? WHERE kind = 'stop'", (f"ended {CODES}",))
-        db.execute("UPDATE trace SET kind = 'refuse', detail = ? WHERE seq = (SELECT MIN(seq) FROM trace WHERE kind = 'arrive')", (CODES,))
+        db.execute(
+            "UPDATE trace SET kind = 'refuse', detail = ? WHERE seq = (SELECT MIN(seq) FROM trace WHERE kind = "
+            "'arrive')",
+            (CODES,),
+        )
         db.execute("UPDATE facts SET value = ? WHERE key IN ('data', 'surveyed')", (f"set {CODES}",))
         db.execute("UPDATE metrics SET key = ? WHERE key = 'loss'", (CODES,))
     db.close()
@@ -87,7 +95,9 @@ def test_a_manifest_names_only_folders_below_its_own(offbeat, one, name):
     shutil.copytree("one", "other")
     Path("both").mkdir()
     Path("both/link").symlink_to("../other")
-    (Path("both") / "compare.json").write_text(json.dumps({"runs": [{"strategy": "fedavg", "seed": 0, "folder": name}]}))
+    (Path("both") / "compare.json").write_text(
+        json.dumps({"runs": [{"strategy": "fedavg", "seed": 0, "folder": name}]})
+    )
     before = contents(Path("other"))
     for verb in (["show", "both"], ["compare", "--resume", "both"]):
         refused(offbeat(*verb), "compare.json is damaged", status=1)

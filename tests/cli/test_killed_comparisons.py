@@ -101,7 +101,9 @@ def test_a_process_that_dies_is_one_line_and_nothing_new_is_begun(offbeat):
     assert list(Path("x").glob("*/checkpoint/*.json"))  # the other one stopped with a checkpoint
 
 
-@pytest.mark.parametrize(("whom", "number"), [("all", signal.SIGTERM), ("parent", signal.SIGTERM), ("parent", signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("whom", "number"), [("all", signal.SIGTERM), ("parent", signal.SIGTERM), ("parent", signal.SIGKILL)]
+)
 def test_it_ends_when_it_is_told_to_also_with_one_run_done(offbeat, whom, number):
     """FedAvg waits a lot and is done long before FedAsync, so that one process is without work."""
     with comparing("--strategies", "fedavg,fedasync", "--seeds", 1, "--jobs", 2, *LONG, "--until", "30000s") as process:

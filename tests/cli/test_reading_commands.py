@@ -30,7 +30,9 @@ def finished(offbeat) -> Path:
 @pytest.fixture
 def unfinished() -> Path:
     """Stopped after ten updates, with a checkpoint there."""
-    run = runs.create(Path("unfinished"), files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"]))
+    run = runs.create(
+        Path("unfinished"), files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"])
+    )
 
     def stop(status):
         return status.updates >= 10

@@ -98,7 +98,9 @@ def test_until_is_understood(offbeat, text, until):
 
 
 def test_a_target_ends_the_run_at_the_first_evaluation_that_reaches_it(offbeat):
-    done = offbeat("run", "quickstart", *TINY, "--until", "acc=0.2,500s", "--set", "evaluate_every=20", "--out", "x", "--json")
+    done = offbeat(
+        "run", "quickstart", *TINY, "--until", "acc=0.2,500s", "--set", "evaluate_every=20", "--out", "x", "--json"
+    )
     told = json.loads(done.out)
     assert told["ended"] == "target"
     assert told["time_to_target"] == told["seconds"] < 500
@@ -112,7 +114,9 @@ def test_a_target_never_reached_is_said_and_is_no_failure(offbeat):
     assert json.loads(offbeat("show", "x", "--json").out)["time_to_target"] is None
 
 
-@pytest.mark.parametrize("text", ["", "soon", "0s", "-5s", "0updates", "_updates", "acc=", "acc=high", "nan", "1e999s", ","])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "0s", "-5s", "0updates", "_updates", "acc=", "acc=high", "nan", "1e999s", ","]
+)
 def test_an_until_that_cannot_be_meant_is_refused(offbeat, text):
     refused(offbeat("run", "quickstart", *TINY, "--until", text, "--out", "x"), "until")
     assert not Path("x").exists()
@@ -218,7 +222,12 @@ def test_options_the_command_line_itself_refuses_exit_with_two(offbeat):
 
 def test_an_unwritable_folder_is_one_line(offbeat):
     Path("file").write_text("mine")
-    refused(offbeat("run", "quickstart", *TINY, "--out", "file/below"), "the run folder file/below", "Not a directory", status=1)
+    refused(
+        offbeat("run", "quickstart", *TINY, "--out", "file/below"),
+        "the run folder file/below",
+        "Not a directory",
+        status=1,
+    )
     refused(offbeat("run", "quickstart", *TINY, "--out", "file"), "cannot make the run folder file", status=1)
     assert Path("file").read_text() == "mine"
     Path("runs").write_text("in the way")
@@ -233,7 +242,9 @@ def test_a_run_that_is_there_is_not_overwritten(offbeat):
     assert contents(Path("x")) == before
 
 
-@pytest.mark.parametrize("name", ["run.sqlite", "model.safetensors", "environment.json", "command.txt", "world.json", "compare.json"])
+@pytest.mark.parametrize(
+    "name", ["run.sqlite", "model.safetensors", "environment.json", "command.txt", "world.json", "compare.json"]
+)
 def test_what_somebody_else_put_into_the_folder_is_not_touched(offbeat, name):
     Path("x").mkdir()
     Path("x", name).write_text("precious")
@@ -289,7 +300,9 @@ def test_a_bug_of_ours_is_one_line_too(offbeat, monkeypatch):
         raise KeyError("nobody thought of this\nat all")
 
     monkeypatch.setattr("offbeat.experiment.build.setup", broken)
-    refused(offbeat("run", "quickstart", *TINY), "a bug in offbeat: KeyError", "test_run_command.py", "-X dev", status=1)
+    refused(
+        offbeat("run", "quickstart", *TINY), "a bug in offbeat: KeyError", "test_run_command.py", "-X dev", status=1
+    )
 
 
 def test_a_library_that_is_not_installed_is_named(offbeat, monkeypatch):
@@ -302,8 +315,16 @@ def test_a_library_that_is_not_installed_is_named(offbeat, monkeypatch):
 
 def test_data_says_where_the_data_sets_lie(offbeat, monkeypatch, tmp_path):
     monkeypatch.setenv("OFFBEAT_DATA", "/nowhere")
-    refused(offbeat("run", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path), f"{tmp_path}/mnist/", "put the file there")
-    refused(offbeat("compare", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path), f"{tmp_path}/mnist/", "put the file there")
+    refused(
+        offbeat("run", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path),
+        f"{tmp_path}/mnist/",
+        "put the file there",
+    )
+    refused(
+        offbeat("compare", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path),
+        f"{tmp_path}/mnist/",
+        "put the file there",
+    )
     refused(offbeat("run", "quickstart", *TINY, "--data", tmp_path / "none"), "there is no such folder")
 
 
@@ -333,6 +354,8 @@ def test_a_run_whose_model_stops_being_finite_ends_with_one_line_and_keeps_the_l
 def test_a_run_in_which_most_answers_were_refused_says_so(offbeat):
     made = offbeat("run", "quickstart", *TINY, "--out", "r", "--set", "faults=[{name: corrupted, probability: 0.9}]")
     assert made.status == 0
-    assert re.fullmatch(r"warning: \d+ of \d+ answers were refused, \d+ for numbers that are not finite: few .* model\n", made.err)
+    assert re.fullmatch(
+        r"warning: \d+ of \d+ answers were refused, \d+ for numbers that are not finite: few .* model\n", made.err
+    )
     assert offbeat("show", "r").err == made.err
     assert offbeat("run", "quickstart", *TINY, "--out", "q").err == ""

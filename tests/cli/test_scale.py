@@ -22,7 +22,9 @@ def test_a_papers_preset_runs_at_the_quick_scale(offbeat, tmp_path):
 
 def test_a_comparison_takes_the_rows_of_the_table(offbeat, tmp_path, one_by_one):
     rows = ["--strategies", "fedavg,fedcompass+M", "--seeds", 1, "--jobs", 1]
-    given = offbeat("compare", "fedcompass/table1-mnist-class-m5-homo", "--scale", "quick", *SMALL, *rows, "--out", tmp_path / "all")
+    given = offbeat(
+        "compare", "fedcompass/table1-mnist-class-m5-homo", "--scale", "quick", *SMALL, *rows, "--out", tmp_path / "all"
+    )
     assert given.status == 0, given
     assert "fedcompass+M" in json.dumps(json.loads(given.out))
     assert files.read(tmp_path / "all" / "fedcompass+M-seed0" / "experiment.yaml").strategy.momentum

@@ -142,7 +142,13 @@ def test_when_all_checkpoints_are_damaged_it_says_so_and_removes_nothing(offbeat
         path.write_text("scratched")
     before = contents(stopped)
     given = offbeat("run", "--resume", stopped)
-    refused(given, "no usable checkpoint in stopped/checkpoint", "damaged", "to start over, remove stopped/checkpoint", status=1)
+    refused(
+        given,
+        "no usable checkpoint in stopped/checkpoint",
+        "damaged",
+        "to start over, remove stopped/checkpoint",
+        status=1,
+    )
     after = contents(stopped)
     assert {name: after[name] for name in before} == before
 
@@ -194,7 +200,8 @@ def test_a_disk_that_fills_up_under_the_trace_loses_nothing(offbeat, monkeypatch
 
     def cramped(self, table, rows):
         calls.append(1)
-        if len(calls) > 100:  # four tables a flush, a flush a checkpoint: in the middle of the run, and of a transaction
+        # four tables a flush, a flush a checkpoint: in the middle of the run, and of a transaction
+        if len(calls) > 100:
             raise sqlite3.OperationalError("database or disk is full")
         insert(self, table, rows)
 
@@ -222,5 +229,10 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_folder(offbeat, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    refused(offbeat("run", "quickstart", *WORLD, "--out", "x"), "cannot make the run folder x", "No space left on device", status=1)
+    refused(
+        offbeat("run", "quickstart", *WORLD, "--out", "x"),
+        "cannot make the run folder x",
+        "No space left on device",
+        status=1,
+    )
     assert not Path("x").exists()

@@ -65,7 +65,10 @@ def test_without_a_terminal_nothing_is_drawn(offbeat):
 
 
 def test_several_runs_share_one_bar(monkeypatch):
-    with terminal(monkeypatch, "stderr", columns=120) as shown, runs_progress(["fedavg-seed0", "fedasync-seed0"]) as watch:
+    with (
+        terminal(monkeypatch, "stderr", columns=120) as shown,
+        runs_progress(["fedavg-seed0", "fedasync-seed0"]) as watch,
+    ):
         watch([1.0, 0.5])
     assert "1 of 2 runs, now fedasync-seed0" in shown[0]
     assert "75%" in shown[0]
@@ -99,15 +102,17 @@ from offbeat.cli import main
 try:
     main()
 finally:
-    heavy = {"torch", "numpy", "pydantic", "yaml", "sklearn", "matplotlib", "plotly", "scipy", "safetensors"} & set(sys.modules)
-    assert not heavy, heavy
+    heavy = {"torch", "numpy", "pydantic", "yaml", "sklearn", "matplotlib", "plotly", "scipy", "safetensors"}
+    assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 
 
 def test_help_and_version_import_nothing_heavy_and_answer_at_once():
     for arguments, word in ((["--help"], "compare"), (["run", "--help"], "--until"), (["--version"], "offbeat 0.")):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", HELP, *arguments], capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            [sys.executable, "-c", HELP, *arguments], capture_output=True, text=True, timeout=PATIENCE
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert (done.returncode, done.stderr) == (0, "")
         assert word in done.stdout

@@ -74,7 +74,17 @@ def trainer(settings: Training) -> Trainer:
 
 def job(index: int = 0, client: int = 0) -> Job:
     base = flatten(MODEL)
-    return Job(ticket=0, client=client, index=index, base=base, base_version=0, work=LocalWork(), num_examples=12, memory={}, seed=3)
+    return Job(
+        ticket=0,
+        client=client,
+        index=index,
+        base=base,
+        base_version=0,
+        work=LocalWork(),
+        num_examples=12,
+        memory={},
+        seed=3,
+    )
 
 
 def test_the_same_job_gives_the_same_bits_wherever_and_in_whatever_pieces(monkeypatch):
@@ -115,7 +125,9 @@ def test_without_it_nothing_is_drawn_or_shown_differently(monkeypatch):
 
 def test_what_is_no_picture_is_refused():
     flat = ClientData.own([(torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64))])
-    with pytest.raises(DataError, match=r"'crop-flip' needs pictures \(channels, height, width\), these are inputs of shape \(5,\)"):
+    with pytest.raises(
+        DataError, match=r"'crop-flip' needs pictures \(channels, height, width\), these are inputs of shape \(5,\)"
+    ):
         Trainer(torch.nn.Linear(5, 2), flat, CROPPED)
     with pytest.raises(ConfigError, match="unknown augmentation 'crop_flip': did you mean 'crop-flip'"):
         Training(augment="crop_flip")

@@ -32,7 +32,9 @@ def test_own_pairs_and_shared_rows_give_the_same_examples() -> None:
     own = ClientData.own([(X[p], Y[p]) for p in parts])
     assert shared.num_examples == own.num_examples == {0: 2, 1: 3}
     for client, positions in ((0, [1, 0]), (1, [2, 2, 0])):
-        for a, b in zip(shared.take(client, torch.tensor(positions)), own.take(client, torch.tensor(positions)), strict=True):
+        for a, b in zip(
+            shared.take(client, torch.tensor(positions)), own.take(client, torch.tensor(positions)), strict=True
+        ):
             assert torch.equal(a, b)
 
 
@@ -79,12 +81,21 @@ NAN[4, 1] = float("nan")
         (lambda: ClientData.shared(X, Y, rows([0], [6])), r"client 1 names rows outside 0\.\.5"),
         (lambda: ClientData.shared(X, Y, rows([-1])), r"client 0 names rows outside 0\.\.5"),
         (lambda: ClientData.shared(X, Y - 1, rows([0])), "label -1 in example 0: class labels must be 0 or more"),
-        (lambda: ClientData.own([(X, Y)], num_classes=2), r"client 0: label 2 in example 2: class labels must be in 0\.\.1"),
+        (
+            lambda: ClientData.own([(X, Y)], num_classes=2),
+            r"client 0: label 2 in example 2: class labels must be in 0\.\.1",
+        ),
         (lambda: ClientData.shared(NAN, Y, rows([0])), "1 of 6 inputs are not finite, the first in example 4"),
         (lambda: ClientData.own([(X, Y), (NAN, Y)]), "client 1: 1 of 6 inputs are not finite"),
         (lambda: ClientData.own([(X, X[:, 0] / 0)]), "client 0: 6 of 6 labels are not finite"),
-        (lambda: ClientData.own([(X, Y), (X[:, :1], Y)]), r"client 1 holds inputs \(1,\) .*, client 0 holds inputs \(2,\)"),
-        (lambda: ClientData.own([(X, Y), (X, Y.float())]), "client 1 holds .*torch.float32, client 0 holds .*torch.int64"),
+        (
+            lambda: ClientData.own([(X, Y), (X[:, :1], Y)]),
+            r"client 1 holds inputs \(1,\) .*, client 0 holds inputs \(2,\)",
+        ),
+        (
+            lambda: ClientData.own([(X, Y), (X, Y.float())]),
+            "client 1 holds .*torch.float32, client 0 holds .*torch.int64",
+        ),
     ],
 )
 def test_data_that_cannot_be_used_is_refused_with_the_reason(make: object, message: str) -> None:

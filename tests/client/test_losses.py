@@ -50,14 +50,18 @@ def test_it_becomes_the_loss_of_a_classification_and_of_nothing_else():
         Focal(weights=(1.0, 2.0)).of(Classification(), 3)
 
 
-@pytest.mark.parametrize("settings", [{"gamma": -1.0}, {"gamma": 0.5}, {"weights": (-1.0, 1.0)}, {"weights": (0.0, 0.0)}])
+@pytest.mark.parametrize(
+    "settings", [{"gamma": -1.0}, {"gamma": 0.5}, {"weights": (-1.0, 1.0)}, {"weights": (0.0, 0.0)}]
+)
 def test_impossible_settings_are_refused(settings):
     with pytest.raises(ConfigError, match=f"focal {next(iter(settings))} = "):
         Focal(**settings)
 
 
 def test_it_is_a_setting_of_an_experiment_and_is_what_is_descended():
-    experiment = files.parse("{loss: {name: focal, gamma: 2, weights: [1, 1, 1, 1, 1, 1, 1, 1, 1, 9]}, model: linear, clients: 4}")
+    experiment = files.parse(
+        "{loss: {name: focal, gamma: 2, weights: [1, 1, 1, 1, 1, 1, 1, 1, 1, 9]}, model: linear, clients: 4}"
+    )
     assert experiment.loss == Focal(gamma=2.0, weights=(1.0,) * 9 + (9.0,))
     assert files.parse(files.dump(experiment)) == experiment
     assert files.parse("clients: 4").loss == TaskLoss()

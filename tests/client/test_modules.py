@@ -20,7 +20,17 @@ from offbeat.core.vector import flatten
 
 
 def job(base: Tensor, examples: int, rule: LocalRule | None = None) -> Job:
-    return Job(ticket=0, client=0, index=0, base=base, base_version=0, work=LocalWork(rule=rule), num_examples=examples, memory={}, seed=1)
+    return Job(
+        ticket=0,
+        client=0,
+        index=0,
+        base=base,
+        base_version=0,
+        work=LocalWork(rule=rule),
+        num_examples=examples,
+        memory={},
+        seed=1,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""A model and its data are tried out before a run: what does not fit is one sentence, and nothing is moved by trying."""
+"""A model and its data are tried out before a run: what does not fit is one sentence, and nothing is moved by
+trying.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ X, Y = torch.linspace(-1, 1, 24).reshape(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
 
 
 def tried(
-    module: nn.Module, x: Tensor = X, y: Tensor = Y, test: tuple[Tensor, Tensor] | None = None, task: Task | Loss | None = None
+    module: nn.Module,
+    x: Tensor = X,
+    y: Tensor = Y,
+    test: tuple[Tensor, Tensor] | None = None,
+    task: Task | Loss | None = None,
 ) -> None:
     data = ClientData.own([(x[:3], y[:3]), (x[3:], y[3:])])
     rehearse(module, data, Evaluator(module, *(test or (x, y)), task), as_task(task, data.labels))
@@ -29,14 +35,26 @@ def tried(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"x": X.byte()}, r"the training examples have inputs \(4,\) uint8 and labels \(\) int64, and the model cannot take them"),
+        (
+            {"x": X.byte()},
+            r"the training examples have inputs \(4,\) uint8 and labels \(\) int64, and the model cannot take them",
+        ),
         ({"x": X.double()}, r"inputs \(4,\) float64"),
         ({"x": X[:, :3]}, r"inputs \(3,\) float32"),
         ({"test": (X[:, :3], Y)}, r"the evaluation examples have inputs \(3,\) float32"),
-        ({"y": torch.tensor([0, 1, 0, 1, 0, 5])}, r"outputs \(2,\) float32, which do not fit \(the largest label is 5, so 6"),
+        (
+            {"y": torch.tensor([0, 1, 0, 1, 0, 5])},
+            r"outputs \(2,\) float32, which do not fit \(the largest label is 5, so 6",
+        ),
         ({"test": (X, Y + 1)}, r"evaluation .*the largest label is 2, so 3 outputs are needed and there are 2"),
-        ({"y": torch.ones(6, 3)}, r"labels \(3,\) float32, and the model gives outputs \(2,\) float32, which do not fit"),
-        ({"y": torch.ones(6), "task": Survival()}, r"labels \(\) float32, and the model gives outputs \(2,\) float32, which do not fit"),
+        (
+            {"y": torch.ones(6, 3)},
+            r"labels \(3,\) float32, and the model gives outputs \(2,\) float32, which do not fit",
+        ),
+        (
+            {"y": torch.ones(6), "task": Survival()},
+            r"labels \(\) float32, and the model gives outputs \(2,\) float32, which do not fit",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_sentence_with_shapes_and_dtypes(given, message):

@@ -69,8 +69,11 @@ def test_several_labels_by_hand():
     y = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]], dtype=F)
     # of all six decisions: 2 right yes, 3 said yes, 3 truly yes; of 3 truly no 2 are right
     values = measured(MultiLabel(), outputs, y, batch=1)
-    losses = [log(1 + 2.718281828459045**z) for z in (-1, 2, 1, -3, -0.5, -1)]  # log(1 + e^-z), e^z where it should be no
-    assert values == pytest.approx({"loss": sum(losses) / 6, "f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "balanced_acc": 2 / 3})
+    # log(1 + e^-z), e^z where it should be no
+    losses = [log(1 + 2.718281828459045**z) for z in (-1, 2, 1, -3, -0.5, -1)]
+    assert values == pytest.approx(
+        {"loss": sum(losses) / 6, "f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "balanced_acc": 2 / 3}
+    )
 
 
 def test_several_labels_are_what_scikit_learn_says():
@@ -84,7 +87,8 @@ def test_several_labels_are_what_scikit_learn_says():
 
 
 def test_labels_nobody_has_and_nobody_says_score_zero_not_an_error():
-    # everything is rightly no: there is no yes to find (F1 0 as in scikit-learn), and balanced accuracy has the no's alone
+    # everything is rightly no: there is no yes to find (F1 0 as in scikit-learn), and balanced accuracy has the no's
+    # alone
     values = measured(MultiLabel(), -torch.ones(3, 2, dtype=F), torch.zeros(3, 2, dtype=F))
     assert (values["f1"], values["precision"], values["recall"], values["balanced_acc"]) == (0, 0, 0, 1)
 
@@ -99,7 +103,9 @@ def test_outputs_of_another_shape_are_one_clear_error():
 
 def test_regression_by_hand():
     # errors 1, 0, 4: mae 5/3, squared 1, 0, 16. SMAPE: 1 / 1.5, 0 (both are 0), 4 / 4: mean (2/3 + 0 + 1) / 3 = 5/9
-    values = measured(Regression(), torch.tensor([2.0, 0.0, -6.0], dtype=F), torch.tensor([1.0, 0.0, -2.0], dtype=F), batch=2)
+    values = measured(
+        Regression(), torch.tensor([2.0, 0.0, -6.0], dtype=F), torch.tensor([1.0, 0.0, -2.0], dtype=F), batch=2
+    )
     assert values == pytest.approx({"loss": 17 / 3, "mae": 5 / 3, "smape": 5 / 9})
 
 
@@ -124,8 +130,8 @@ def test_the_loss_of_a_segmentation_is_what_soft_dice_lacks():
 
 
 def test_cox_loss_by_hand():
-    # log risks 0, ln 2, ln 3; times 1, 2, 3; the second was only seen until 2. At time 1 all are at risk, 1 + 2 + 3 = 6;
-    # at time 3 the third alone. -(0 - ln 6) - (ln 3 - ln 3), over 3
+    # log risks 0, ln 2, ln 3; times 1, 2, 3; the second was only seen until 2. At time 1 all are at risk, 1 + 2 + 3 =
+    # 6; at time 3 the third alone. -(0 - ln 6) - (ln 3 - ln 3), over 3
     y = torch.tensor([[1.0, 1.0], [2.0, 0.0], [3.0, 1.0]], dtype=F)
     outputs = torch.tensor([[0.0], [log(2)], [log(3)]], dtype=F)
     assert float(Survival().loss(outputs, y)) == pytest.approx(log(6) / 3)
@@ -186,7 +192,8 @@ def test_outputs_that_are_no_numbers_are_never_a_good_score(spoilt, batch):
 def test_what_is_empty_on_both_sides_is_right():
     # SMAPE of 0 against 0 is 0; DICE of a class that nobody sees is 1, and neither spoils a gradient
     assert measured(Regression(), torch.zeros(2), torch.zeros(2))["smape"] == 0
-    outputs = torch.tensor([[[50.0, 50.0]], [[-1e4, -1e4]]]).movedim(1, 0).requires_grad_()  # softmax is 1 and 0 to the bit
+    # softmax is 1 and 0 to the bit
+    outputs = torch.tensor([[[50.0, 50.0]], [[-1e4, -1e4]]]).movedim(1, 0).requires_grad_()
     loss = Segmentation().loss(outputs, torch.zeros(1, 2, dtype=torch.int64))
     loss.backward()
     assert float(loss.detach()) == 0

@@ -261,7 +261,17 @@ def test_a_job_uploads_the_sketch_of_its_model_and_trains_as_without_it() -> Non
     trainer = Trainer(module, data, Training(epochs=2, batch=4), probe=probe)
 
     def job(work: LocalWork) -> Job:
-        return Job(ticket=0, client=1, index=0, base=flatten(module), base_version=0, work=work, num_examples=17, memory={}, seed=1)
+        return Job(
+            ticket=0,
+            client=1,
+            index=0,
+            base=flatten(module),
+            base_version=0,
+            work=work,
+            num_examples=17,
+            memory={},
+            seed=1,
+        )
 
     plain, sketched = trainer(job(LocalWork())), trainer(job(LocalWork(rule=Sketched(k=3))))
     assert torch.equal(plain.local, sketched.local)

@@ -29,12 +29,20 @@ SIZES = (37, 24, 50, 33, 12)  # with batches of 8: a last one of 5, none, 2, one
 
 
 class Net(nn.Module):
-    """BatchNorm (a bias before it would have gradients that are nothing but rounding), dropout of entries and channels, a head."""
+    """BatchNorm (a bias before it would have gradients that are nothing but rounding), dropout of entries and
+    channels, a head.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten(), nn.Linear(48, 6), nn.Dropout(0.3)
+            nn.Conv2d(1, 3, 3, bias=False),
+            nn.BatchNorm2d(3),
+            nn.ReLU(),
+            nn.Dropout2d(0.2),
+            nn.Flatten(),
+            nn.Linear(48, 6),
+            nn.Dropout(0.3),
         )
         self.head = nn.Linear(6, 4)
 
@@ -60,7 +68,10 @@ def trainer_of(training: Training, module: nn.Module | None = None) -> Trainer:
 def jobs_of(trainer: Trainer, rule: LocalRule | None, extras: Any = None, memory: Any = None) -> list[Job]:
     """Of different bases, rates, numbers of steps and examples, and indices."""
     base = flatten(trainer.binding.module)
-    bases = [trainer.binding.layout.with_trainable(base, trainer.binding.layout.trainable(base) * (1 + 0.01 * i)) for i in range(5)]
+    bases = [
+        trainer.binding.layout.with_trainable(base, trainer.binding.layout.trainable(base) * (1 + 0.01 * i))
+        for i in range(5)
+    ]
     works = [
         LocalWork(epochs=1, lr=0.05, rule=rule),
         LocalWork(steps=7, lr=0.1, rule=rule),
@@ -147,7 +158,11 @@ def test_so_it_is_with_every_optimizer_and_with_pictures_shown_differently(train
 
 def test_so_it_is_where_clients_keep_their_statistics(caplog):
     trainer = trainer_of(Training(batch=8, bn="local"))
-    jobs = jobs_of(trainer, Sketched(k=5), memory=lambda i: {STATISTICS: torch.full((7,), 0.5 + i, dtype=torch.float64)} if i else {})
+    jobs = jobs_of(
+        trainer,
+        Sketched(k=5),
+        memory=lambda i: {STATISTICS: torch.full((7,), 0.5 + i, dtype=torch.float64)} if i else {},
+    )
     alone = [trainer(job) for job in jobs]
     agree(stacked(trainer, jobs, caplog), alone)
     assert all(result.memory[STATISTICS].shape == (7,) for result in alone)
@@ -247,7 +262,12 @@ class OwnLoss(LocalRule):
 
 def test_a_loss_of_the_rules_own_sees_its_clients_job(trainer, caplog):
     size = trainer.binding.layout.num_params
-    jobs = jobs_of(trainer, OwnLoss(), lambda i: {"basis": vectors(size, i)}, lambda i: {"pull": vectors(size, 50 + i)} if i else {})
+    jobs = jobs_of(
+        trainer,
+        OwnLoss(),
+        lambda i: {"basis": vectors(size, i)},
+        lambda i: {"pull": vectors(size, 50 + i)} if i else {},
+    )
     agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
 
 
@@ -334,7 +354,9 @@ def test_masks_differ_from_step_to_step_and_are_not_each_other_moved_along():
     noise = torch.tensor(7)
     first, second = (uniform(step_keys(noise, step), (10_000,)) for step in (0, 1))
     for move in (0, 1, 2):
-        near = torch.corrcoef(torch.stack([first[move:-2] if move else first[:-2], second[: 10_000 - 2 - move if move else -2]]))[0, 1]
+        near = torch.corrcoef(
+            torch.stack([first[move:-2] if move else first[:-2], second[: 10_000 - 2 - move if move else -2]])
+        )[0, 1]
         assert abs(float(near)) < 0.05
     assert abs(float(first.mean()) - 0.5) < 0.02
 
@@ -365,7 +387,9 @@ def test_whole_channels_are_dropped_where_the_layer_drops_channels():
 
 
 class Recomputing(nn.Module):
-    """One dropout layer, or the same one twice, in a part whose activations may be computed again for the backward pass."""
+    """One dropout layer, or the same one twice, in a part whose activations may be computed again for the backward
+    pass.
+    """
 
     def __init__(self, again: bool, twice: bool = False) -> None:
         super().__init__()

@@ -13,7 +13,9 @@ from offbeat.core.errors import ConfigError
 
 
 def thresholds() -> tuple[Evaluator, ClientData]:
-    """A model says 1 where x > 0 (with the vector (0, 1, 0, 0): logits 0 and x). Client 0: 1 of 2 right, client 1: 3 of 4."""
+    """A model says 1 where x > 0 (with the vector (0, 1, 0, 0): logits 0 and x). Client 0: 1 of 2 right, client 1: 3
+    of 4.
+    """
     pairs = [
         (torch.tensor([[1.0], [2.0]]), torch.tensor([1, 0])),
         (torch.tensor([[1.0], [-1.0], [-2.0], [3.0]]), torch.tensor([1, 0, 0, 0])),
@@ -39,7 +41,8 @@ def test_clients_have_their_own_values_and_groups_their_examples_together():
 def test_each_client_may_have_a_model_of_its_own():
     evaluator, data = thresholds()
     clients, _ = Surveyor(evaluator, data, {}, examples=1000)(lambda client: MODEL if client else -MODEL)
-    assert {client: values["acc"] for client, values in clients.items()} == {0: 0.5, 1: 0.75}  # client 0: now the other one is right
+    # client 0: now the other one is right
+    assert {client: values["acc"] for client, values in clients.items()} == {0: 0.5, 1: 0.75}
 
 
 def test_no_more_examples_are_taken_than_allowed_evenly_spaced():

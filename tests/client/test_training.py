@@ -21,7 +21,9 @@ from offbeat.core.vector import Binding, flatten
 
 # Two examples, (1, 2) and (2, 2). With the model w x + b and the mean squared error the gradient is
 #   d/dw = mean(2 x (w x + b - y)) = 5 w + 3 b - 6,     d/db = mean(2 (w x + b - y)) = 3 w + 2 b - 4.
-LINE = ClientData.own([(torch.tensor([[1.0], [2.0]], dtype=torch.float64), torch.tensor([2.0, 2.0], dtype=torch.float64))])
+LINE = ClientData.own(
+    [(torch.tensor([[1.0], [2.0]], dtype=torch.float64), torch.tensor([2.0, 2.0], dtype=torch.float64))]
+)
 
 
 def slope() -> nn.Module:
@@ -135,7 +137,8 @@ def test_only_what_has_arrived_is_seen() -> None:
     later[6:] += 100
     module, training = nn.Linear(3, 1), Training(batch=4, epochs=2)
     locals_ = [
-        Trainer(module, ClientData.own([(inputs, y)]), training)(job(flatten(module), num_examples=6)).local for inputs in (x, later)
+        Trainer(module, ClientData.own([(inputs, y)]), training)(job(flatten(module), num_examples=6)).local
+        for inputs in (x, later)
     ]
     assert torch.equal(*locals_)
 
@@ -167,7 +170,9 @@ def test_a_module_is_copied_and_a_binding_taken_over() -> None:
     norm=st.booleans(),
     phased=st.booleans(),
 )
-def test_steps_told_before_are_the_steps_taken(examples: int, batch: int, steps: int | None, epochs: int, norm: bool, phased: bool) -> None:
+def test_steps_told_before_are_the_steps_taken(
+    examples: int, batch: int, steps: int | None, epochs: int, norm: bool, phased: bool
+) -> None:
     @dataclass(frozen=True)
     class Twice(LocalRule):
         def phases(self, work: LocalWork) -> tuple[Phase, ...]:
@@ -187,7 +192,9 @@ def test_clients_of_one_example_are_named_where_the_model_needs_two() -> None:
     module, plain = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.BatchNorm1d(4), nn.Linear(4, 2)), nn.Linear(3, 2)
     pairs = [(torch.randn(n, 3), torch.zeros(n, dtype=torch.int64)) for n in (1, 2, 5, 1)]
     before = torch.get_rng_state()
-    with pytest.raises(DataError, match=r"2 clients have \(0, 3\) one example, on which a model with BatchNorm cannot train"):
+    with pytest.raises(
+        DataError, match=r"2 clients have \(0, 3\) one example, on which a model with BatchNorm cannot train"
+    ):
         Trainer(module, ClientData.own(pairs))
     with pytest.raises(DataError, match="client 3 has one example"):
         Trainer(module, ClientData.own(dict(enumerate(pairs[1:], start=1))))

@@ -14,19 +14,32 @@ from hypothesis import strategies as st
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts.compass import Compass, Group, Schedule, Turn
-from offbeat.core.protocol import Action, CancelTimer, ClientLost, ClientReady, Event, SetTimer, TimerFired, UpdateArrived
+from offbeat.core.protocol import (
+    Action,
+    CancelTimer,
+    ClientLost,
+    ClientReady,
+    Event,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+)
 
 NOTHING = torch.zeros(0)
 EPS = 1e-6
 
 
 def update(client: int, *, started: float, now: float) -> UpdateArrived:
-    return UpdateArrived(now, client, ticket=0, base_version=0, base=NOTHING, local=NOTHING, num_examples=1, steps=1, started=started)
+    return UpdateArrived(
+        now, client, ticket=0, base_version=0, base=NOTHING, local=NOTHING, num_examples=1, steps=1, started=started
+    )
 
 
 @dataclass
 class Play:
-    """Clients that do what Compass says: `speed(client, n)` seconds a step in the n-th job, None if it is never answered."""
+    """Clients that do what Compass says: `speed(client, n)` seconds a step in the n-th job, None if it is never
+    answered.
+    """
 
     compass: Compass
     clients: int
@@ -242,7 +255,8 @@ def test_a_job_that_took_no_time_has_a_speed_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"q_min": 0}, {"q_min": 5, "q_max": 4}, {"latest": 0.9}, {"latest": inf}, {"speed": "mean"}, {"create": "now"}]
+    "settings",
+    [{"q_min": 0}, {"q_min": 5, "q_max": 4}, {"latest": 0.9}, {"latest": inf}, {"speed": "mean"}, {"create": "now"}],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(reversed(settings))):
@@ -266,7 +280,11 @@ def compasses(draw: st.DrawFn) -> Compass:
 
 
 @settings(deadline=None)
-@given(compasses(), st.lists(st.floats(0.05, 5.0), min_size=1, max_size=6), st.lists(st.floats(0.1, 10.0) | st.none(), max_size=30))
+@given(
+    compasses(),
+    st.lists(st.floats(0.05, 5.0), min_size=1, max_size=6),
+    st.lists(st.floats(0.1, 10.0) | st.none(), max_size=30),
+)
 def test_steps_stay_in_range_and_nobody_waits_longer_than_its_group_may(
     compass: Compass, speeds: list[float], changes: list[float | None]
 ) -> None:
@@ -324,7 +342,9 @@ def test_over_a_wider_spread_the_groups_come_down_to_the_papers_bound_again_and_
         assert min(stretch) <= bound(compass, speeds)
 
 
-def test_the_papers_bound_on_groups_is_exceeded_for_a_while_in_every_cycle_once_speeds_spread_wider_than_steps() -> None:
+def test_the_papers_bound_on_groups_is_exceeded_for_a_while_in_every_cycle_once_speeds_spread_wider_than_steps() -> (
+    None
+):
     # Q = 5, mu = 22: ceil(log_5 22) = 2. When all eight meet in one group, 0..2 go on with at most 100 steps of 1 s;
     # client 3 opens a group that they can join after that ((100 + 100) / 6 = 33 steps, due in 198 s); 4..7 cannot make
     # q_min steps in that time and open a third, due when group 2 can be back: (198 + 6 * 100) / 10 = 79 steps, 790 s.

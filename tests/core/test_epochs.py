@@ -42,7 +42,9 @@ class Ticking:
 
 
 def started(epoch: float | None, clients: int = 3, concurrency: int | None = None) -> ScriptedEngine:
-    engine = ScriptedEngine(Ticking(epoch=epoch, concurrency=concurrency), hand_world([0.0], dict.fromkeys(range(clients), 10)))
+    engine = ScriptedEngine(
+        Ticking(epoch=epoch, concurrency=concurrency), hand_world([0.0], dict.fromkeys(range(clients), 10))
+    )
     engine.start()
     engine.advance()
     return engine
@@ -261,7 +263,8 @@ def test_an_epoch_is_a_positive_number_of_seconds(epoch: float) -> None:
 
 
 def test_work_sent_at_a_tick_that_came_late_does_not_look_old() -> None:
-    # epochs of 1 s; the tick due at 1 is noticed only at 3.5, and the client sent work then answers at 3.9: within one epoch
+    # epochs of 1 s; the tick due at 1 is noticed only at 3.5, and the client sent work then answers at 3.9: within one
+    # epoch
     epochs = Epochs(1.0)
     ages = []
     first = [ClientReady(0.0, 0, 1), TimerFired(0.0, "epoch"), arrived(0.9, 0)]

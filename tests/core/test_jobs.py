@@ -22,7 +22,17 @@ def vector(*values: float) -> Tensor:
 
 
 def job_at(*base: float, work: LocalWork = LocalWork(), memory: Mapping[str, Tensor] | None = None) -> LocalJob:
-    job = Job(ticket=0, client=0, index=0, base=vector(*base), base_version=0, work=work, num_examples=10, memory=memory or {}, seed=0)
+    job = Job(
+        ticket=0,
+        client=0,
+        index=0,
+        base=vector(*base),
+        base_version=0,
+        work=work,
+        num_examples=10,
+        memory=memory or {},
+        seed=0,
+    )
     return start_job(job, LAYOUT, lr=0.5)
 
 
@@ -151,7 +161,9 @@ def test_a_pull_is_not_put_on_top_of_another_rule() -> None:
 
 def tiny_job(layout: Layout, work: LocalWork = LocalWork(), memory: Mapping[str, Tensor] | None = None) -> Job:
     base = tiny_world(buffers=not layout.plain).model
-    return Job(ticket=3, client=1, index=0, base=base, base_version=0, work=work, num_examples=20, memory=memory or {}, seed=0)
+    return Job(
+        ticket=3, client=1, index=0, base=base, base_version=0, work=work, num_examples=20, memory=memory or {}, seed=0
+    )
 
 
 def test_tiny_clients_descend_towards_their_own_optimum() -> None:

@@ -7,7 +7,18 @@ import torch
 
 from offbeat.core.jobs import Job
 from offbeat.core.ledger import Ledger
-from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, LocalWork, Note, ProtocolError, Reject, SetTimer, Stop
+from offbeat.core.protocol import (
+    Action,
+    CancelTimer,
+    Commit,
+    Dispatch,
+    LocalWork,
+    Note,
+    ProtocolError,
+    Reject,
+    SetTimer,
+    Stop,
+)
 
 MODEL = torch.zeros(2)
 
@@ -39,7 +50,10 @@ def test_idle_means_known_reachable_and_without_work() -> None:
         ([Dispatch(1, MODEL), Dispatch(1, MODEL)], "twice in one answer"),
         ([Dispatch(1, torch.zeros(3))], r"shape \(3,\): a model is a flat vector of 2"),
         ([Dispatch(1, torch.zeros(2, 1))], r"shape \(2, 1\)"),
-        ([Commit(torch.zeros(2, dtype=torch.float64))], "torch.float64: strategies compute in the dtype of the model they are given"),
+        (
+            [Commit(torch.zeros(2, dtype=torch.float64))],
+            "torch.float64: strategies compute in the dtype of the model they are given",
+        ),
         ([Commit(None)], "NoneType"),  # type: ignore[arg-type]
         ([SetTimer("t", 4.9)], "at or after"),
         ([SetTimer("t", float("inf"))], "at or after"),
@@ -56,7 +70,8 @@ def test_an_illegal_action_is_named(actions: list[Action], why: str) -> None:
 
 def test_legal_actions_of_every_kind_pass() -> None:
     check(
-        Commit(MODEL), Dispatch(1, MODEL), Dispatch(7, MODEL), SetTimer("t", 5.0), CancelTimer("nothing"), Reject(3, 12, "old"),
+        Commit(MODEL), Dispatch(1, MODEL), Dispatch(7, MODEL), SetTimer("t", 5.0), CancelTimer("nothing"),
+        Reject(3, 12, "old"),
         Note({"x": 1.0}), Stop("done"), arrived=Job(12, 3, 0, MODEL, 0, LocalWork(), 1, {}, 0),
     )  # fmt: skip
 
@@ -64,7 +79,14 @@ def test_legal_actions_of_every_kind_pass() -> None:
 def test_checking_books_nothing_even_when_only_the_last_action_is_illegal() -> None:
     ledger = books()
     before = copy.copy(ledger)
-    facts = (ledger.version, ledger.next_ticket, dict(ledger.open), dict(ledger.busy), dict(ledger.jobs), dict(ledger.absent))
+    facts = (
+        ledger.version,
+        ledger.next_ticket,
+        dict(ledger.open),
+        dict(ledger.busy),
+        dict(ledger.jobs),
+        dict(ledger.absent),
+    )
     with pytest.raises(ProtocolError):
         ledger.check([Commit(MODEL), Dispatch(1, MODEL), Dispatch(0, MODEL)], MODEL, None, 0.0)
     assert facts == (ledger.version, ledger.next_ticket, ledger.open, ledger.busy, ledger.jobs, ledger.absent)

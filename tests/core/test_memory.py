@@ -55,7 +55,12 @@ def test_a_new_vector_looks_like_the_one_it_is_made_after(dtype: torch.dtype, ex
     like = torch.zeros(memory.LARGE // dtype.itemsize + extra, dtype=dtype)
     for _ in range(2):  # fresh, then used memory
         made = new_vector(like)
-        assert (made.shape, made.dtype, made.is_contiguous(), made.untyped_storage().nbytes()) == (like.shape, dtype, True, like.nbytes)
+        assert (made.shape, made.dtype, made.is_contiguous(), made.untyped_storage().nbytes()) == (
+            like.shape,
+            dtype,
+            True,
+            like.nbytes,
+        )
         assert made.data_ptr() % 64 == 0  # as torch's own: the order of sums depends on it
         del made
 

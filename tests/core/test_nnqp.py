@@ -1,4 +1,6 @@
-"""The nearest vector that goes against none of the rows: worked by hand, and against a reference that tries every face."""
+"""The nearest vector that goes against none of the rows: worked by hand, and against a reference that tries every
+face.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,8 @@ def test_a_solver_that_gives_up_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_squares_that_overflow_are_a_failure() -> None:
-    for G in (torch.tensor([[1.0, 0.0], [-1e20, 1e20]]), torch.tensor([[1e20, -1e20], [-1.0, 1.0]])):  # 2e40 is infinite in float32
+    # 2e40 is infinite in float32
+    for G in (torch.tensor([[1.0, 0.0], [-1e20, 1e20]]), torch.tensor([[1e20, -1e20], [-1.0, 1.0]])):
         assert solve(G @ G.mT) is None
 
 
@@ -137,7 +140,9 @@ def test_in_float32_a_short_row_asks_for_as_much_as_a_long_one(short: float) -> 
 
 
 @pytest.mark.parametrize(("dtype", "none"), [(torch.float32, 1e-16), (torch.float64, 1e-147)])
-def test_a_row_or_a_vector_whose_squared_length_is_lost_to_underflow_asks_for_nothing(dtype: torch.dtype, none: float) -> None:
+def test_a_row_or_a_vector_whose_squared_length_is_lost_to_underflow_asks_for_nothing(
+    dtype: torch.dtype, none: float
+) -> None:
     # tiny / eps is 1e-31 in float32 and 1e-292 in float64: the squares 1e-32 and 1e-294 are below
     row = torch.tensor([[none, 0.0], [0.0, 1.0], [0.0, 1.0], [-1.0, 1.0]], dtype=dtype)
     vector = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [-none, none]], dtype=dtype)
@@ -194,15 +199,20 @@ def test_any_number_of_rows_is_solved_exactly_however_they_depend_on_each_other(
 
 @settings(max_examples=120, deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.integers(3, 40), noise=st.sampled_from([1e-6, 1e-3, 0.1, 1.0]))
-def test_three_rows_agree_with_least_squares_also_where_they_are_nearly_parallel(seed: int, size: int, noise: float) -> None:
+def test_three_rows_agree_with_least_squares_also_where_they_are_nearly_parallel(
+    seed: int, size: int, noise: float
+) -> None:
     rng = np.random.default_rng(seed)
     bundle = rng.choice([-1.0, 1.0], (4, 1)) * rng.normal(size=size) + noise * rng.normal(size=(4, size))
     G = torch.from_numpy(bundle * 10.0 ** rng.uniform(-4, 4, (4, 1)))
     z = solve_three(G @ G.mT)
     x = (G[-1] + z @ G[:-1]).numpy()
     unit = (G[:-1] / torch.linalg.vector_norm(G[:-1], dim=1, keepdim=True)).numpy()
-    t, _ = optimize.nnls(unit.T, -G[-1].numpy())  # min || unit^T t + v ||, t >= 0: the same program, without a Gram matrix
-    np.testing.assert_allclose(x, G[-1].numpy() + unit.T @ t, rtol=0, atol=1e-6 * float(torch.linalg.vector_norm(G[-1])))
+    # min || unit^T t + v ||, t >= 0: the same program, without a Gram matrix
+    t, _ = optimize.nnls(unit.T, -G[-1].numpy())
+    np.testing.assert_allclose(
+        x, G[-1].numpy() + unit.T @ t, rtol=0, atol=1e-6 * float(torch.linalg.vector_norm(G[-1]))
+    )
 
 
 @settings(max_examples=120, deadline=None)
@@ -229,7 +239,8 @@ def test_a_batch_with_leading_dimensions_is_solved_as_each_alone() -> None:
 def test_rows_may_outnumber_their_entries(size: int, count: int, dtype: torch.dtype) -> None:
     for seed in range(6):
         rng = np.random.default_rng([size, count, seed])
-        common = [0.0, 0.3, 1.0][seed % 3] * rng.normal(size=size)  # rows all around leave only 0, rows of one side more
+        # rows all around leave only 0, rows of one side more
+        common = [0.0, 0.3, 1.0][seed % 3] * rng.normal(size=size)
         G = torch.from_numpy(np.vstack([common + rng.normal(size=(count, size)), rng.normal(size=size)])).to(dtype)
         z = solve(gram_of(list(G), 0, size))
         assert z is not None
@@ -237,14 +248,16 @@ def test_rows_may_outnumber_their_entries(size: int, count: int, dtype: torch.dt
         x = (G[-1] + z @ G[:-1]).double()
         rows, v = G[:-1].double(), G[-1].double()
         unit = (rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)).numpy()
-        t, _ = optimize.nnls(unit.T, -v.numpy(), maxiter=100 * count)  # min || unit^T t + v ||, t >= 0, without a Gram matrix
+        # min || unit^T t + v ||, t >= 0, without a Gram matrix
+        t, _ = optimize.nnls(unit.T, -v.numpy(), maxiter=100 * count)
         off = torch.linalg.vector_norm(x - v - torch.from_numpy(unit.T @ t)) / torch.linalg.vector_norm(v)
         assert off <= (1e-2 if dtype == torch.float32 else 1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_with_a_margin_rows_may_outnumber_their_entries_too(dtype: torch.dtype) -> None:
-    # (1, 0) and (0, 1) twenty times each, rho = 1/2, v = (-3, 4) of length 5: x_1 >= 5/2 and x_2 >= 5/2, so x = (5/2, 4)
+    # (1, 0) and (0, 1) twenty times each, rho = 1/2, v = (-3, 4) of length 5: x_1 >= 5/2 and x_2 >= 5/2, so x = (5/2,
+    # 4)
     G = torch.tensor([(1.0, 0), (0, 1)] * 20 + [(-3, 4)], dtype=dtype)
     z = solve(G @ G.mT, rho=0.5)
     assert z is not None
@@ -263,7 +276,9 @@ def test_z_has_the_dtype_of_the_vectors(dtype: torch.dtype) -> None:
 def test_in_float32_random_and_correlated_programs_are_solved_to_its_precision() -> None:
     rng = np.random.default_rng(1)
     for _ in range(60):
-        bundle = rng.choice([-1.0, 1.0], (4, 1)) * rng.normal(size=50) + 10.0 ** rng.uniform(-3, 0.5) * rng.normal(size=(4, 50))
+        bundle = rng.choice([-1.0, 1.0], (4, 1)) * rng.normal(size=50) + 10.0 ** rng.uniform(-3, 0.5) * rng.normal(
+            size=(4, 50)
+        )
         G = torch.from_numpy(bundle).float()
         x = G[-1] + solve_three(G @ G.mT) @ G[:-1]
         cosines = (G[:-1] @ x) / torch.linalg.vector_norm(G[:-1], dim=1) / torch.linalg.vector_norm(G[-1])

@@ -13,7 +13,15 @@ from offbeat.core.parts.projection import add_orthogonal, orthonormal, remove_sp
 from offbeat.core.vector import Layout
 from offbeat.testing import layout_of
 
-LAYOUT = layout_of([("a", (2, 2), "param"), ("mean", (2,), "buffer"), ("b", (3,), "param"), ("seen", (), "counter"), ("c", (1,), "param")])
+LAYOUT = layout_of(
+    [
+        ("a", (2, 2), "param"),
+        ("mean", (2,), "buffer"),
+        ("b", (3,), "param"),
+        ("seen", (), "counter"),
+        ("c", (1,), "param"),
+    ]
+)
 # multiples of 1/8: zeros and equal vectors occur, and nothing is so small that its square is lost
 entries = st.lists(st.integers(-64, 64).map(lambda n: n / 8), min_size=LAYOUT.size, max_size=LAYOUT.size)
 vectors = entries.map(lambda values: torch.tensor(values, dtype=torch.float64))
@@ -118,7 +126,15 @@ def test_it_computes_in_the_dtype_it_is_given(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("block", [1, 4, 5, 7, 100])
 def test_how_many_layers_are_worked_on_at_once_changes_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = layout_of([("a", (3,), "param"), ("b", (1,), "param"), ("mean", (2,), "buffer"), ("c", (6,), "param"), ("d", (2,), "param")])
+    layout = layout_of(
+        [
+            ("a", (3,), "param"),
+            ("b", (1,), "param"),
+            ("mean", (2,), "buffer"),
+            ("c", (6,), "param"),
+            ("d", (2,), "param"),
+        ]
+    )
     made = torch.Generator().manual_seed(0)
     Y, C, now, then = (torch.randn(layout.size, dtype=torch.float64, generator=made) for _ in range(4))
     expected = Y.clone()

@@ -4,7 +4,16 @@ import pytest
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds, Turn
-from offbeat.core.protocol import CancelTimer, ClientLost, ClientReady, Event, Reject, SetTimer, TimerFired, UpdateArrived
+from offbeat.core.protocol import (
+    CancelTimer,
+    ClientLost,
+    ClientReady,
+    Event,
+    Reject,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+)
 
 CLIENTS = {0: 10, 1: 10, 2: 10, 3: 10}
 

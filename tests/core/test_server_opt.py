@@ -61,7 +61,14 @@ def test_the_direction_may_be_reused_after_a_momentum_step() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "setting"),
-    [(Plain, {"lr": 0}), (Momentum, {"mu": 1.0}), (Momentum, {"mu": -0.1}), (Adam, {"lr": -1}), (Adam, {"tau": 0}), (Adam, {"beta2": 1})],
+    [
+        (Plain, {"lr": 0}),
+        (Momentum, {"mu": 1.0}),
+        (Momentum, {"mu": -0.1}),
+        (Adam, {"lr": -1}),
+        (Adam, {"tau": 0}),
+        (Adam, {"beta2": 1}),
+    ],
 )
 def test_settings_out_of_range_are_refused(kind: type, setting: dict[str, float]) -> None:
     with pytest.raises(ConfigError):

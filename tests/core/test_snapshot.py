@@ -114,7 +114,9 @@ def test_what_is_not_data_is_refused(value: Any) -> None:
         pack(value, TensorTable().put)
 
 
-@pytest.mark.parametrize("name", ["nowhere.at.all:Thing", "builtins:eval", "os:system", "offbeat.core.snapshot:Missing", "no colon"])
+@pytest.mark.parametrize(
+    "name", ["nowhere.at.all:Thing", "builtins:eval", "os:system", "offbeat.core.snapshot:Missing", "no colon"]
+)
 def test_a_file_that_names_anything_but_a_known_dataclass_is_refused(name: str) -> None:
     with pytest.raises(CheckpointError, match="does not have"):
         unpack({"$class": name, "fields": {}}, TensorTable().get)
@@ -231,4 +233,5 @@ def test_a_field_that_is_of_another_kind_now_is_noticed():
     with pytest.raises(CheckpointError, match="its state's heard is a int"):
         unpack_state(Now(torch.zeros(1)), tree, table.get)
     tree = pack_state(Now(torch.zeros(1), {4: None}, 2), table.put)
-    assert unpack_state(Now(torch.zeros(1)), tree, table.get).rate == 2  # numbers, and nothing, are whatever they came to be
+    # numbers, and nothing, are whatever they came to be
+    assert unpack_state(Now(torch.zeros(1)), tree, table.get).rate == 2

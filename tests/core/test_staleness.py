@@ -48,7 +48,9 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         as_staleness("polinomial")
 
 
-@pytest.mark.parametrize("make", [lambda: Polynomial(a=-0.5), lambda: Hinge(a=-1), lambda: Hinge(b=-1), lambda: Exponential(a=-1)])
+@pytest.mark.parametrize(
+    "make", [lambda: Polynomial(a=-0.5), lambda: Hinge(a=-1), lambda: Hinge(b=-1), lambda: Exponential(a=-1)]
+)
 def test_an_exponent_that_rewards_staleness_is_refused(make: object) -> None:
     with pytest.raises(ConfigError, match="0 or more"):
         make()

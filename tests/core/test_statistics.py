@@ -95,7 +95,9 @@ dtypes = st.sampled_from([torch.float32, torch.float64])
 
 @given(server=floats, local=floats, omega=st.floats(0, 1), dtype=dtypes)
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_a_mixed_buffer_lies_between_its_two_ends(server: float, local: float, omega: float, dtype: torch.dtype) -> None:
+def test_a_mixed_buffer_lies_between_its_two_ends(
+    server: float, local: float, omega: float, dtype: torch.dtype
+) -> None:
     new = vector(0, 0, 0, dtype=dtype)
     mix(LAYOUT, new, vector(0, server, 0, dtype=dtype), vector(0, local, 0, dtype=dtype), omega)
     assert min(server, local) <= new[1].item() <= max(server, local)

@@ -104,7 +104,9 @@ def test_a_layout_with_gaps_overlaps_or_wrong_shapes_is_refused(slices: list[tup
 
 
 def test_statistics_between_params_are_cut_out_and_put_back() -> None:
-    layout = Layout((Slice("a", (2,), 0, 2), Slice("mean", (1,), 2, 3, "buffer"), Slice("b", (1,), 3, 4), Slice("c", (1,), 4, 5)))
+    layout = Layout(
+        (Slice("a", (2,), 0, 2), Slice("mean", (1,), 2, 3, "buffer"), Slice("b", (1,), 3, 4), Slice("c", (1,), 4, 5))
+    )
     vector = torch.tensor([1.0, 2.0, 9.0, 3.0, 4.0])
     assert layout.params == ((0, 2), (3, 5))  # neighbours are one range
     assert layout.trainable(vector).tolist() == [1, 2, 3, 4]

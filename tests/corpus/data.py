@@ -1,4 +1,6 @@
-"""Data folders that once were reported as a bug of ours, filled the memory, or might: each is written below a data root."""
+"""Data folders that once were reported as a bug of ours, filled the memory, or might: each is written below a data
+root.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,12 @@ def says_it_is_larger(data: bytearray) -> None:
 
 
 def idx_bomb(root: Path) -> None:
-    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+    for name in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ):
         bomb(root / "mnist" / name, 60)  # without .gz it has no published checksum; what it is shows in its first bytes
 
 
@@ -172,7 +179,11 @@ FOLDERS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "a tar's member with a NUL": ("20news", tar_with_a_nul, "is no whole archive"),
     "a zip's member without a name": ("beijing-air", zip_without_a_name, "which is no name"),
     "an image of 100 million pixels": ("isic2019", image_bomb, "a.jpg has more than 89,478,485 pixels: refused"),
-    "an npz of unknown compression": (OWN, npz_with(unknown_compression), "compressed in a way that numpy does not write"),
+    "an npz of unknown compression": (
+        OWN,
+        npz_with(unknown_compression),
+        "compressed in a way that numpy does not write",
+    ),
     "an npz with a password": (OWN, npz_with(password), "or encrypted: refused"),
     "an npz that says it is larger": (OWN, npz_with(says_it_is_larger), "holds more than 4,000,000,000 bytes"),
 }

@@ -13,7 +13,9 @@ from offbeat.engines.workers import Answer
 
 
 class OddWorker:
-    """Trains in another thread, in random order, in blocks of random size, each job twice; answers come early and mixed."""
+    """Trains in another thread, in random order, in blocks of random size, each job twice; answers come early and
+    mixed.
+    """
 
     def __init__(self, train: Callable[[Job], Result], seed: int) -> None:
         self._train, self._random = train, Random(seed)

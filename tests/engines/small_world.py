@@ -10,7 +10,18 @@ from typing import Any
 import torch
 
 from offbeat.core.jobs import Job, Result
-from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, Layout, LocalWork, Slice, UpdateArrived, World
+from offbeat.core.protocol import (
+    Action,
+    ClientReady,
+    Commit,
+    Dispatch,
+    Event,
+    Layout,
+    LocalWork,
+    Slice,
+    UpdateArrived,
+    World,
+)
 from offbeat.core.surroundings import Trip
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
@@ -96,7 +107,9 @@ def make_engine(
     worker: Worker | None = None,
     **settings: Any,
 ) -> VirtualEngine:
-    clients = dict.fromkeys(surroundings.counts if isinstance(surroundings, SimulatedWorld) else surroundings.durations, 10)
+    clients = dict.fromkeys(
+        surroundings.counts if isinstance(surroundings, SimulatedWorld) else surroundings.durations, 10
+    )
     world = world or with_probe(World(model=torch.zeros(layout.size), layout=layout, clients=clients), strategy)
     worker = worker or Inline(train)
     if spoil := spoiler(getattr(surroundings, "faults", ()), layout):

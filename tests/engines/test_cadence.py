@@ -38,7 +38,8 @@ def test_a_cheap_one_comes_at_every_interval():
 @pytest.mark.parametrize("cost", [1.0, 6.0, 100.0])
 @pytest.mark.parametrize("every", [0.5, 30.0])
 def test_dear_ones_take_no_more_than_two_hundredths_of_the_run(cost, every):
-    # 49 costs of rest after each one: cost / (cost + 49 cost) = 0.02; the first comes after one interval and has no rest before it
+    # 49 costs of rest after each one: cost / (cost + 49 cost) = 0.02; the first comes after one interval and has no
+    # rest before it
     written, length = taken(every, cost, lasts=200 * cost, step=cost / 16)
     assert written == 1 + (200 * cost - every - cost) // (50 * cost)
     assert (written - 1) * cost <= 0.02 * length

@@ -42,7 +42,8 @@ def test_a_tensor_that_did_not_change_is_written_twice_and_never_again(tmp_path)
     for i in range(6):
         save(store, [big, torch.full((1,), float(i))])
     sizes = packs(tmp_path)
-    assert sorted(size > 4000 for name, size in sizes.items()) == [False, False, True, True]  # the 4000 bytes lie in the first two packs
+    # the 4000 bytes lie in the first two packs
+    assert sorted(size > 4000 for name, size in sizes.items()) == [False, False, True, True]
     assert [t.tolist()[:1] for t in load(tmp_path)] == [[0.0], [5.0]]
 
 
@@ -91,7 +92,12 @@ def test_the_last_two_are_kept_and_packs_nobody_needs_are_removed(tmp_path):
     store = Checkpoints(tmp_path)
     for i in range(5):
         save(store, [torch.full((4,), float(i))])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["000004.json", "000004.safetensors", "000005.json", "000005.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "000004.json",
+        "000004.safetensors",
+        "000005.json",
+        "000005.safetensors",
+    ]
 
 
 def test_mostly_dead_packs_are_left_behind(tmp_path, monkeypatch):
@@ -185,8 +191,10 @@ def sealed(body: str) -> str:
 @pytest.mark.parametrize(
     "change",
     [
-        {"packs": None}, {"packs": {"../x.safetensors": {"sha256": "", "bytes": 1}}}, {"packs": {"000001.safetensors": {}}}, {"home": 3},
-        {"home": [[0, "nowhere.safetensors"]]}, {"home": [["a", "000001.safetensors"]]}, {"home": [[7, "000001.safetensors"]]},
+        {"packs": None}, {"packs": {"../x.safetensors": {"sha256": "", "bytes": 1}}},
+        {"packs": {"000001.safetensors": {}}}, {"home": 3},
+        {"home": [[0, "nowhere.safetensors"]]}, {"home": [["a", "000001.safetensors"]]},
+        {"home": [[7, "000001.safetensors"]]},
         {"next": "many"}, {"tree": 1}, {"tree": {"$tensor": 55}}, {"format": []}, {"format": None},
     ],
     ids=str,
@@ -204,7 +212,9 @@ def test_a_checkpoint_with_a_valid_hash_and_other_fields_is_one_line(tmp_path, c
             load(tmp_path)
 
 
-@pytest.mark.parametrize("body", ["", "[]", "1", "[" * 100_000, "\ufeff{}"], ids=["nothing", "list", "number", "deep", "mark"])
+@pytest.mark.parametrize(
+    "body", ["", "[]", "1", "[" * 100_000, "\ufeff{}"], ids=["nothing", "list", "number", "deep", "mark"]
+)
 def test_so_is_one_that_holds_something_else(tmp_path, body):
     (tmp_path / "000001.json").write_text(sealed(body))
     with pytest.raises(CheckpointError, match=r"000001.json"):

@@ -50,7 +50,10 @@ def test_it_is_made_once_at_the_end_and_recorded_before_the_stop() -> None:
     engine.run()
     final = float(engine.coordinator.model[0])
     assert survey.asked == [final]
-    assert list(engine.trace.rows("SELECT now, client, key, value FROM clients")) == [(10.0, 0, "acc", final), (10.0, 1, "acc", 1 + final)]
+    assert list(engine.trace.rows("SELECT now, client, key, value FROM clients")) == [
+        (10.0, 0, "acc", final),
+        (10.0, 1, "acc", 1 + final),
+    ]
     assert list(engine.trace.rows("SELECT value FROM metrics WHERE key = 'acc/slowest'")) == [(1 + final,)]
     assert list(engine.trace.rows("SELECT value FROM facts WHERE key = 'slowest'")) == [("1",)]
     queries = ("SELECT MAX(seq) FROM metrics", "SELECT seq FROM trace WHERE kind = 'stop'")

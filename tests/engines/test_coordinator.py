@@ -232,7 +232,10 @@ def test_after_a_resume_a_job_is_given_once_though_its_upload_comes_twice(tmp_pa
 def test_an_answer_to_a_ticket_that_expires_is_not_kept():
     class Eavesdropping(OddWorker):
         def collect(self, tickets: Any) -> list[Any]:
-            return [*super().collect(tickets), *(result_of(engine.coordinator.ledger.open[t]) for t in engine.coordinator.ledger.open)]
+            return [
+                *super().collect(tickets),
+                *(result_of(engine.coordinator.ledger.open[t]) for t in engine.coordinator.ledger.open),
+            ]
 
     surroundings = Surroundings({0: 1.0, 1: 1.0}, crashes={(1, 0)})
     engine = make_engine(Eager(), surroundings, until=Until(seconds=30.0), worker=Eavesdropping(add_one, 0))
@@ -242,7 +245,9 @@ def test_an_answer_to_a_ticket_that_expires_is_not_kept():
 
 def test_a_watcher_is_told_how_old_the_work_under_way_is():
     seen: list[Any] = []
-    engine = make_engine(Eager(), Surroundings({0: 1.0, 1: 2.5}), until=Until(seconds=2.0), every=2.0, watch=seen.append)
+    engine = make_engine(
+        Eager(), Surroundings({0: 1.0, 1: 2.5}), until=Until(seconds=2.0), every=2.0, watch=seen.append
+    )
     engine.run()
     # at 2 s client 0 has been heard twice: its third job is of version 2, client 1's of version 0
     assert (seen[-1].version, seen[-1].at_work, seen[-1].age) == (2, 2, 1.0)
@@ -260,7 +265,11 @@ def test_a_known_client_that_comes_back_with_more_has_more():
 
 def test_a_world_that_counts_in_numpys_numbers_gives_a_trace_that_can_be_gone_on_with(tmp_path):
     surroundings = Surroundings({0: np.float64(1.0)})
-    kept = {"trace": Trace(tmp_path / "run.sqlite"), "checkpoints": Checkpoints(tmp_path / "checkpoint"), "checkpoint_every": 0.0}
+    kept = {
+        "trace": Trace(tmp_path / "run.sqlite"),
+        "checkpoints": Checkpoints(tmp_path / "checkpoint"),
+        "checkpoint_every": 0.0,
+    }
     engine = make_engine(FedAsync(), surroundings, until=Until(seconds=5.0), **kept)
     engine.run()
     engine.trace.close()
@@ -269,7 +278,9 @@ def test_a_world_that_counts_in_numpys_numbers_gives_a_trace_that_can_be_gone_on
 
 
 def test_a_run_whose_trace_is_in_memory_cannot_go_on_later(tmp_path):
-    engine = make_engine(FedAsync(), Surroundings({0: 1.0}), until=Until(seconds=5.0), checkpoints=Checkpoints(tmp_path))
+    engine = make_engine(
+        FedAsync(), Surroundings({0: 1.0}), until=Until(seconds=5.0), checkpoints=Checkpoints(tmp_path)
+    )
     engine.interrupt = True
     engine.run()
     again = make_engine(FedAsync(), Surroundings({0: 1.0}), until=Until(seconds=5.0), checkpoints=Checkpoints(tmp_path))

@@ -61,11 +61,14 @@ def engine_of(strategy, seconds=100.0, train=sound, **settings) -> VirtualEngine
 
 
 def test_a_commit_that_is_not_finite_ends_the_run_with_the_last_finite_model():
-    # one update a second, and a look at the first Commit after every 16 that were accepted: the 17th, ticket 16, and the 33rd, ticket 32
+    # one update a second, and a look at the first Commit after every 16 that were accepted: the 17th, ticket 16, and
+    # the 33rd, ticket 32
     engine = engine_of(Spoiling(at=20))
     outcome = engine.run()
     assert (
-        outcome.reason == "not finite: a Commit after version 17, which is kept; tickets since: 17, 18, 19, 20, 21, 22, 23, 24 and 8 more"
+        outcome.reason
+        == "not finite: a Commit after version 17, which is kept; tickets since: 17, 18, 19, 20, 21, 22, 23, 24 and "
+        "8 more"
     )
     assert outcome.model.tolist() == [17.0, 17.0]
     assert (outcome.version, outcome.now) == (17, 33.0)
@@ -89,7 +92,9 @@ def test_evaluation_never_sees_it_and_the_end_is_evaluated_on_the_last_finite_mo
 
 def test_the_end_of_a_run_is_looked_at_too():
     outcome = engine_of(Spoiling(at=5), seconds=6.5).run()
-    assert outcome.reason.startswith("not finite: a Commit after version 0, which is kept; tickets since: 0, 1, 2, 3, 4, 5")
+    assert outcome.reason.startswith(
+        "not finite: a Commit after version 0, which is kept; tickets since: 0, 1, 2, 3, 4, 5"
+    )
     assert outcome.model.tolist() == [0.0, 0.0]
 
 
@@ -104,12 +109,17 @@ def test_a_refused_answer_shows_that_its_client_was_sent_a_model_that_is_not_fin
         return []
 
     outcome = engine_of(Eager(answer=answer), train=lambda job: Result(job.ticket, job.base + 1, 10, 1)).run()
-    assert outcome.reason == "not finite: a Dispatch to client 0, ticket 3, after version 0, which is kept; tickets since: 0, 1, 2"
+    assert (
+        outcome.reason
+        == "not finite: a Dispatch to client 0, ticket 3, after version 0, which is kept; tickets since: 0, 1, 2"
+    )
     assert outcome.now == 4.0
 
 
 def stopping(engine, trip):
-    """Ctrl-C while client 0 is sent its job 18, after 18 updates: one after the last look, one before the model is spoilt."""
+    """Ctrl-C while client 0 is sent its job 18, after 18 updates: one after the last look, one before the model is
+    spoilt.
+    """
 
     def then_stop(client, index, *rest):
         engine.interrupt = index == 18
@@ -155,7 +165,8 @@ def test_a_run_cannot_begin_with_one():
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("size", [4.6e18, 4.9e12])  # squares are finite; the most the gate admits in two entries, 6.98e12 / sqrt(2)
+# squares are finite; the most the gate admits in two entries, 6.98e12 / sqrt(2)
+@pytest.mark.parametrize("size", [4.6e18, 4.9e12])
 def test_finite_uploads_cannot_make_one(strategy, size):
     """What made OrthoFL's projection divide inf by inf, and FedPSA's first mean infinite."""
 

@@ -34,7 +34,9 @@ def open_tickets(rule: LocalRule | None = None, count: int = 4):
     return ledger.open
 
 
-def verdict(local: Any, *, ticket: int = 0, num_examples: Any = 1, steps: Any = 1, extras: Any = None, rule=None, **gate: Any):
+def verdict(
+    local: Any, *, ticket: int = 0, num_examples: Any = 1, steps: Any = 1, extras: Any = None, rule=None, **gate: Any
+):
     answer = Result(ticket, local, num_examples, steps, {} if extras is None else extras)
     return Gate(LAYOUT, torch.float32, **gate).inspect([answer], open_tickets(rule))[0]
 
@@ -55,7 +57,8 @@ def test_a_sound_update_is_admitted_as_it_is():
         (torch.tensor([float("inf"), 0.0]), "not finite"),
         (torch.tensor([-float("inf"), float("inf")]), "not finite"),
         (torch.tensor([3e38, -3e38]), "not finite"),  # finite, but its square is not
-        (torch.tensor([5e12, 5e12]), "too large to compute with: a norm over 7e+12"),  # 7.07e12 is over the cube root of 3.4e38, 6.98e12
+        # 7.07e12 is over the cube root of 3.4e38, 6.98e12
+        (torch.tensor([5e12, 5e12]), "too large to compute with: a norm over 7e+12"),
         (torch.zeros(3), "shape (3,) instead of (2,)"),
         (torch.zeros(2, 1), "shape (2, 1)"),
         (torch.zeros(()), "shape ()"),
@@ -81,7 +84,9 @@ def test_an_unknown_ticket_is_refused():
 
 
 def test_a_failed_job_is_refused_with_what_it_said():
-    assert Gate(LAYOUT, torch.float32).inspect([Failure(0, "ValueError: x")], open_tickets()) == ["failed: ValueError: x"]
+    assert Gate(LAYOUT, torch.float32).inspect([Failure(0, "ValueError: x")], open_tickets()) == [
+        "failed: ValueError: x"
+    ]
 
 
 def test_the_norm_bound_is_on_how_far_the_client_moved():
@@ -97,7 +102,8 @@ def test_the_norm_bound_is_on_how_far_the_client_moved():
     "extras",
     [
         {}, {"sketch": torch.zeros(2)}, {"sketch": torch.zeros(3, 1)}, {"sketch": "text"}, {"sketch": None}, None,
-        {"sketch": torch.tensor([1.0, float("nan"), 0.0])}, {"sketch": torch.zeros(3, dtype=torch.int64)}, {"Sketch": torch.zeros(3)}, [1],
+        {"sketch": torch.tensor([1.0, float("nan"), 0.0])}, {"sketch": torch.zeros(3, dtype=torch.int64)},
+        {"Sketch": torch.zeros(3)}, [1],
     ],
 )  # fmt: skip
 def test_extras_that_a_rule_promised_must_be_there_and_sound(extras):
@@ -111,12 +117,28 @@ def test_extras_nobody_asked_for_are_dropped():
 
 
 def test_a_batch_gets_one_verdict_each_in_order():
-    answers = [Result(0, GOOD, 1, 1), Result(1, torch.tensor([float("nan"), 0]), 1, 1), Failure(2, "x"), Result(3, GOOD * 2, 1, 1)]
+    answers = [
+        Result(0, GOOD, 1, 1),
+        Result(1, torch.tensor([float("nan"), 0]), 1, 1),
+        Failure(2, "x"),
+        Result(3, GOOD * 2, 1, 1),
+    ]
     verdicts = Gate(LAYOUT, torch.float32).inspect(answers, open_tickets())
-    assert [v if isinstance(v, str) else v.ticket for v in verdicts] == [0, "numbers that are not finite", "failed: x", 3]
+    assert [v if isinstance(v, str) else v.ticket for v in verdicts] == [
+        0,
+        "numbers that are not finite",
+        "failed: x",
+        3,
+    ]
 
 
-@given(st.lists(st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=2, max_size=2), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=2, max_size=2),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_alone_or_in_a_batch_an_update_gets_the_same_verdict(vectors):
     gate, tickets = Gate(LAYOUT, torch.float32), open_tickets()
     answers = [Result(i, torch.tensor(v, dtype=torch.float32), 1, 1) for i, v in enumerate(vectors)]
@@ -128,7 +150,8 @@ def test_alone_or_in_a_batch_an_update_gets_the_same_verdict(vectors):
 
 def test_half_precision_models_pass_the_gate():
     layout = Layout(LAYOUT.slices)
-    answers = [Result(i, torch.full((2,), 300.0, dtype=torch.float16), 1, 1) for i in range(2)]  # 300^2 overflows float16, not the check
+    # 300^2 overflows float16, not the check
+    answers = [Result(i, torch.full((2,), 300.0, dtype=torch.float16), 1, 1) for i in range(2)]
     gate = Gate(layout, torch.float16)
     assert all(isinstance(v, Result) for v in gate.inspect(answers, open_tickets()))
     assert all(isinstance(gate.inspect([a], open_tickets())[0], Result) for a in answers)
@@ -160,13 +183,19 @@ def test_an_autograd_graph_does_not_come_in():
 
 def test_a_vector_that_is_nowhere_is_refused_not_read():
     assert "meta" in verdict(torch.zeros(2, device="meta"))
-    assert "extras['sketch']" in verdict(GOOD, extras={"sketch": torch.zeros(3).to(torch.float8_e4m3fn)}, rule=Sketching())
+    assert "extras['sketch']" in verdict(
+        GOOD, extras={"sketch": torch.zeros(3).to(torch.float8_e4m3fn)}, rule=Sketching()
+    )
 
 
-@pytest.mark.parametrize("memory", [torch.tensor([1.0, float("inf")]), torch.tensor([1e13, 0.0]), torch.zeros(3), "text", None])
+@pytest.mark.parametrize(
+    "memory", [torch.tensor([1.0, float("inf")]), torch.tensor([1e13, 0.0]), torch.zeros(3), "text", None]
+)
 def test_memory_that_would_spoil_the_clients_next_jobs_is_refused(memory):
     answer = Result(0, GOOD, 1, 1, {"sketch": torch.zeros(3)}, memory={"h": memory})
-    assert Gate(LAYOUT, torch.float32).inspect([answer], open_tickets(Sketching())) == ["memory that holds no finite vectors"]
+    assert Gate(LAYOUT, torch.float32).inspect([answer], open_tickets(Sketching())) == [
+        "memory that holds no finite vectors"
+    ]
 
 
 @pytest.mark.parametrize(("counter", "fine"), [(5.0, True), (4.0, True), (3.0, False), (4.5, False), (1.8e19, False)])

@@ -104,14 +104,19 @@ def of_old_kinds() -> dict[str, Any]:
 
 STRANGE: dict[str, Any] = {
     **of_old_kinds(),
-    "nothing": None, "text": "model", "a number": 3.5, "a list": [1.0, 2.0], "a fake": fake(), "on meta": torch.zeros(2, device="meta"),
-    "a subclass": torch.zeros(2).as_subclass(Lying), "complex": torch.zeros(2, dtype=torch.complex64), "sparse": torch.zeros(2).to_sparse(),
-    "freed": freed(), "leaked": leaked(), "bool": torch.zeros(2, dtype=torch.bool), "float8": torch.zeros(2).to(torch.float8_e5m2),
+    "nothing": None, "text": "model", "a number": 3.5, "a list": [1.0, 2.0], "a fake": fake(),
+    "on meta": torch.zeros(2, device="meta"),
+    "a subclass": torch.zeros(2).as_subclass(Lying), "complex": torch.zeros(2, dtype=torch.complex64),
+    "sparse": torch.zeros(2).to_sparse(),
+    "freed": freed(), "leaked": leaked(), "bool": torch.zeros(2, dtype=torch.bool),
+    "float8": torch.zeros(2).to(torch.float8_e5m2),
     "mkldnn": torch.zeros(2).to_mkldnn(), "a lock": threading.Lock(),
 }  # fmt: skip
 SOUND: dict[str, torch.Tensor] = {
-    "with a graph": (GOOD * 1.0).requires_grad_(), "a parameter": nn.Parameter(GOOD.clone()), "inference": in_inference(1.0, 2.0),
-    "expanded": torch.ones(1).expand(2), "a step of two": torch.arange(4.0)[::2], "a lazy minus": torch.complex(GOOD, -GOOD).conj().imag,
+    "with a graph": (GOOD * 1.0).requires_grad_(), "a parameter": nn.Parameter(GOOD.clone()),
+    "inference": in_inference(1.0, 2.0),
+    "expanded": torch.ones(1).expand(2), "a step of two": torch.arange(4.0)[::2],
+    "a lazy minus": torch.complex(GOOD, -GOOD).conj().imag,
     "backwards in memory": torch.arange(9.0).view(3, 3).t()[1][:2],
 }  # fmt: skip
 
@@ -140,7 +145,9 @@ def test_a_sound_vector_is_admitted_as_a_plain_one(what, tmp_path):
     Checkpoints(tmp_path).save(lambda put: [put(vector) for vector in vectors])
 
 
-@pytest.mark.parametrize("answer", [None, 3, "text", object(), Subclass(0, GOOD, 1, 1), Result], ids=lambda answer: type(answer).__name__)
+@pytest.mark.parametrize(
+    "answer", [None, 3, "text", object(), Subclass(0, GOOD, 1, 1), Result], ids=lambda answer: type(answer).__name__
+)
 def test_what_is_no_answer_is_refused(answer):
     assert Gate(LAYOUT, torch.float32).inspect([answer], open_tickets()) == ["not an answer"]
 
@@ -148,7 +155,10 @@ def test_what_is_no_answer_is_refused(answer):
 @pytest.mark.parametrize("ticket", [[0], {}, None, "0", 0.0, False, torch.tensor(0), set()], ids=repr)
 def test_a_ticket_is_a_whole_number(ticket):
     gate, jobs = Gate(LAYOUT, torch.float32), open_tickets()
-    assert gate.inspect([Result(ticket, GOOD, 1, 1), Failure(ticket, "x")], jobs) == ["unknown ticket", "unknown ticket"]
+    assert gate.inspect([Result(ticket, GOOD, 1, 1), Failure(ticket, "x")], jobs) == [
+        "unknown ticket",
+        "unknown ticket",
+    ]
 
 
 def test_extras_are_read_once_and_what_was_checked_is_what_is_used():
@@ -157,14 +167,18 @@ def test_extras_are_read_once_and_what_was_checked_is_what_is_used():
     assert type(admitted.extras) is dict
     assert admitted.extras["sketch"] is sketch
     memory = TwoFaced(GOOD, "text")
-    (admitted,) = Gate(LAYOUT, torch.float32).inspect([Result(0, GOOD, 1, 1, {"sketch": sketch}, memory)], open_tickets(Sketching()))
+    (admitted,) = Gate(LAYOUT, torch.float32).inspect(
+        [Result(0, GOOD, 1, 1, {"sketch": sketch}, memory)], open_tickets(Sketching())
+    )
     assert type(admitted.memory) is dict
     assert admitted.memory["h"] is GOOD
 
 
 def test_memory_nobody_asked_for_is_dropped():
     given = {"h": GOOD, "more": torch.full((10**6,), float("nan")), 3: "text"}
-    (admitted,) = Gate(LAYOUT, torch.float32).inspect([Result(0, GOOD, 1, 1, {"sketch": torch.ones(3)}, given)], open_tickets(Sketching()))
+    (admitted,) = Gate(LAYOUT, torch.float32).inspect(
+        [Result(0, GOOD, 1, 1, {"sketch": torch.ones(3)}, given)], open_tickets(Sketching())
+    )
     assert admitted.memory == {"h": GOOD}
     (admitted,) = Gate(LAYOUT, torch.float32).inspect([Result(0, GOOD, 1, 1, memory=given)], open_tickets())
     assert admitted.memory == {}
@@ -187,7 +201,9 @@ def test_what_a_client_says_is_stored_as_one_line_of_plain_text():
 
 
 @pytest.mark.parametrize(
-    "error", [Silent(), ValueError("\ud800"), OSError("one\ntwo"), RecursionError()], ids=lambda error: type(error).__name__
+    "error",
+    [Silent(), ValueError("\ud800"), OSError("one\ntwo"), RecursionError()],
+    ids=lambda error: type(error).__name__,
 )
 def test_whatever_a_training_raises_is_a_failure_that_can_be_stored(error, tmp_path):
     def train(job):
@@ -195,7 +211,9 @@ def test_whatever_a_training_raises_is_a_failure_that_can_be_stored(error, tmp_p
             raise error
         return Result(job.ticket, GOOD, 10, 1)
 
-    engine = make_engine(Eager(), Surroundings({0: 1.0}), until=Until(seconds=9.0), train=train, checkpoints=Checkpoints(tmp_path))
+    engine = make_engine(
+        Eager(), Surroundings({0: 1.0}), until=Until(seconds=9.0), train=train, checkpoints=Checkpoints(tmp_path)
+    )
     engine.run()
     engine.save()
     (details,) = engine.trace.rows("SELECT DISTINCT detail FROM trace WHERE kind = 'refuse'")
@@ -212,7 +230,9 @@ def test_a_run_outlives_clients_that_send_anything_and_can_be_saved(tmp_path):
 
     spoil = spoiler((Scaled(share=1.0, factor=2.0),), LAYOUT)
     assert spoil is not None
-    engine = make_engine(Eager(), Surroundings({0: 1.0, 1: 1.5, 2: 0.25}), until=Until(seconds=60.0), checkpoints=Checkpoints(tmp_path))
+    engine = make_engine(
+        Eager(), Surroundings({0: 1.0, 1: 1.5, 2: 0.25}), until=Until(seconds=60.0), checkpoints=Checkpoints(tmp_path)
+    )
     engine.worker = Faulty(Inline(train), spoil)
     outcome = engine.run()
     engine.save()

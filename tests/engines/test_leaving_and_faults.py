@@ -35,7 +35,9 @@ class Fated(Surroundings):
 
 def test_an_idle_client_that_leaves_is_told_when_it_happens_and_when_it_is_back():
     strategy = unwanted(1)
-    engine = make_engine(strategy, Surroundings({0: 10.0, 1: 1.0}, away={1: [(2.0, 5.0), (7.0, inf)]}), until=Until(seconds=20.0))
+    engine = make_engine(
+        strategy, Surroundings({0: 10.0, 1: 1.0}, away={1: [(2.0, 5.0), (7.0, inf)]}), until=Until(seconds=20.0)
+    )
     engine.run()
     assert of(strategy, 1) == [
         ("ClientReady", 0.0), ("ClientLost", 2.0, None), ("ClientReady", 5.0), ("ClientLost", 7.0, None),
@@ -55,7 +57,12 @@ def test_a_client_at_work_is_not_told_to_have_left():
     # its job lasts from 0 to 4; the engine of these tests lets it go on while it is away
     strategy = Eager()
     make_engine(strategy, Surroundings({0: 4.0}, away={0: [(2.0, 6.0)]}), until=Until(seconds=7.0)).run()
-    assert of(strategy, 0) == [("ClientReady", 0.0), ("UpdateArrived", 4.0, 0), ("ClientLost", 4.0, None), ("ClientReady", 6.0)]
+    assert of(strategy, 0) == [
+        ("ClientReady", 0.0),
+        ("UpdateArrived", 4.0, 0),
+        ("ClientLost", 4.0, None),
+        ("ClientReady", 6.0),
+    ]
 
 
 def test_within_an_instant_arrivals_go_first_then_those_who_leave_then_those_who_come():
@@ -81,7 +88,11 @@ def test_a_second_copy_of_an_upload_is_counted_and_dropped(eager):
     # answered at 2; the copy comes at 5, in the middle of the next job
     engine = make_engine(eager, Fated({0: 2.0}, {(0, 0): Trip(2.0, 2.0, again=3.0)}), until=Until(updates=3))
     outcome = engine.run()
-    rows = list(engine.trace.rows("SELECT kind, now, ticket, bytes FROM trace WHERE kind IN ('arrive', 'duplicate') ORDER BY seq"))
+    rows = list(
+        engine.trace.rows(
+            "SELECT kind, now, ticket, bytes FROM trace WHERE kind IN ('arrive', 'duplicate') ORDER BY seq"
+        )
+    )
     assert rows == [("arrive", 2.0, 0, 8), ("arrive", 4.0, 1, 8), ("duplicate", 5.0, 0, 8), ("arrive", 6.0, 2, 8)]
     assert (outcome.updates, outcome.version) == (3, 3)
     assert ("UpdateArrived", 5.0, 0, 0) not in eager.seen
@@ -93,7 +104,9 @@ def test_even_if_both_arrive_at_once_it_counts_once(eager):
 
 
 def test_a_lost_upload_times_out_and_the_trace_says_why(eager):
-    engine = make_engine(eager, Fated({0: 2.0}, {(0, 0): Trip(2.0, 2.0, crashes=True, why="upload lost")}), until=Until(updates=1))
+    engine = make_engine(
+        eager, Fated({0: 2.0}, {(0, 0): Trip(2.0, 2.0, crashes=True, why="upload lost")}), until=Until(updates=1)
+    )
     assert engine.run().now == 22.0
     assert list(engine.trace.rows("SELECT now, detail FROM trace WHERE kind = 'lost'")) == [(20.0, "upload lost")]
 

@@ -98,7 +98,9 @@ VARIANTS = {
     "local": Local(),
     "global": Global(),
     "fedcompass": FedCompass(q_min=2, q_max=6),
-    "fedcompass momentum": FedCompass(q_min=2, q_max=6, momentum=True, normalized=True, discount="aggregation", concurrency=3),
+    "fedcompass momentum": FedCompass(
+        q_min=2, q_max=6, momentum=True, normalized=True, discount="aggregation", concurrency=3
+    ),
     "fedcompass flushed": FedCompass(q_min=2, q_max=6, flush_on_stop=True, statistics="replace"),
 }
 
@@ -125,9 +127,23 @@ def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, **more):
 
     folder.mkdir(exist_ok=True)
     trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint")
-    settings = {"layout": layout, "train": training, "trace": trace, "checkpoints": checkpoints, "checkpoint_every": 1e9, "every": 2.5}
+    settings = {
+        "layout": layout,
+        "train": training,
+        "trace": trace,
+        "checkpoints": checkpoints,
+        "checkpoint_every": 1e9,
+        "every": 2.5,
+    }
     surroundings = surroundings or world()
-    return make_engine(strategy, surroundings, until=Until(seconds=seconds), evaluate=lambda m: {"acc": float(m[0])}, **settings, **more)
+    return make_engine(
+        strategy,
+        surroundings,
+        until=Until(seconds=seconds),
+        evaluate=lambda m: {"acc": float(m[0])},
+        **settings,
+        **more,
+    )
 
 
 def finish(engine):
@@ -156,7 +172,9 @@ def test_stopped_after_any_number_of_events_it_goes_on_as_if_nothing_had_happene
     stop_again_and_again(engine_in, tmp_path, VARIANTS[name])
 
 
-@pytest.mark.parametrize("name", ["fedasync", "fedasync limited", "fedavg sampled", "fedbuff excluding", "fed_ogd", "fedcompass", "safa"])
+@pytest.mark.parametrize(
+    "name", ["fedasync", "fedasync limited", "fedavg sampled", "fedbuff excluding", "fed_ogd", "fedcompass", "safa"]
+)
 def test_so_it_does_where_everything_goes_wrong(tmp_path, name):
     kinds = stop_again_and_again(troubled, tmp_path, VARIANTS[name])
     assert {"dispatch", "arrive", "lost", "duplicate", "back"} <= kinds
@@ -244,7 +262,9 @@ KILLED = [
 def test_killed_at_twenty_random_moments_the_digest_is_the_same(tmp_path, strategy):
     """Twenty SIGKILLs over one run, or over the next one where a machine that became faster is done with it before."""
     training, until = Training(epochs=2), Until(seconds=1500.0)
-    experiment = Experiment(clients=8, model=Mlp(hidden=(16,)), training=training, strategy=strategy, until=until, evaluate_every=20.0)
+    experiment = Experiment(
+        clients=8, model=Mlp(hidden=(16,)), training=training, strategy=strategy, until=until, evaluate_every=20.0
+    )
     whole = runs.create(tmp_path / "whole", experiment)
     began = time.monotonic()
     runs.execute(whole)
@@ -284,7 +304,9 @@ def test_killed_once_at_a_random_moment_the_digest_is_the_same(tmp_path, i, refe
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    experiment = Experiment(clients=6, model=Mlp(hidden=(16,)), strategy=FedAsync(), until=Until(seconds=900.0), evaluate_every=20.0)
+    experiment = Experiment(
+        clients=6, model=Mlp(hidden=(16,)), strategy=FedAsync(), until=Until(seconds=900.0), evaluate_every=20.0
+    )
     whole = runs.create(tmp_path_factory.mktemp("reference") / "whole", experiment)
     began = time.monotonic()
     runs.execute(whole, checkpoint_every=0.0)

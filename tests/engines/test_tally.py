@@ -22,7 +22,9 @@ class Number(IntEnum):
 
 
 def fill(trace: Trace, flush_every: int = 10**9) -> None:
-    """Rows of every table, with what SQLite gives back in another form: whole and negative zero times, nan, odd strings."""
+    """Rows of every table, with what SQLite gives back in another form: whole and negative zero times, nan, odd
+    strings.
+    """
     for i in range(30):
         trace.add(i, "dispatch", i, i % 3, i, size=40)  # a whole number where a time stands
         trace.add(i + 0.5, "arrive", i, i % 3, i, i - 1, 1, 10, 2**40, "a \x00 b ☃" if i == 3 else None)

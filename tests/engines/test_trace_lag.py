@@ -1,4 +1,6 @@
-"""Whoever reads the trace of a running run is at most two seconds behind it: host time, played here by a clock of our own."""
+"""Whoever reads the trace of a running run is at most two seconds behind it: host time, played here by a clock of
+our own.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ def test_until_is_read(text, expected):
     assert parse_until(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "soon", "3x", "updates", "acc=", "acc=high", "-5s", "0s", "0updates", "1e999s", "--3s", "acc=nan,5s"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "3x", "updates", "acc=", "acc=high", "-5s", "0s", "0updates", "1e999s", "--3s", "acc=nan,5s"]
+)
 def test_what_cannot_be_meant_is_refused(text):
     with pytest.raises(ConfigError):
         parse_until(text)

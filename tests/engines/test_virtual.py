@@ -74,7 +74,8 @@ def test_a_timer_set_for_now_fires_when_the_instant_is_done():
     eager = Eager(answer=answer)
     make_engine(eager, Surroundings({0: 1.0, 1: 1.0}), until=Until(seconds=1.0)).run()
     names = [name for name, now, *_ in eager.seen if now == 1.0]
-    assert names == ["UpdateArrived", "ClientReady", "UpdateArrived", "ClientReady", "TimerFired"]  # once, though set twice
+    # once, though set twice
+    assert names == ["UpdateArrived", "ClientReady", "UpdateArrived", "ClientReady", "TimerFired"]
 
 
 def test_setting_a_timer_again_moves_it_and_cancelling_an_unknown_one_is_nothing():
@@ -86,7 +87,10 @@ def test_setting_a_timer_again_moves_it_and_cancelling_an_unknown_one_is_nothing
 
     eager = Eager(answer=answer)
     make_engine(eager, Surroundings({0: 10.0}), until=Until(seconds=5.0)).run()
-    assert [entry for entry in eager.seen if entry[0] == "TimerFired"] == [("TimerFired", 2.0, "b"), ("TimerFired", 3.0, "a")]
+    assert [entry for entry in eager.seen if entry[0] == "TimerFired"] == [
+        ("TimerFired", 2.0, "b"),
+        ("TimerFired", 3.0, "a"),
+    ]
 
 
 def test_an_update_at_the_time_of_a_timer_goes_first():
@@ -104,15 +108,29 @@ def test_a_crash_is_noticed_at_the_timeout_and_the_client_is_ready_again(eager):
     # expected 2 s, timeout 10 x: lost at 20, then again dispatched, answered at 22
     engine = make_engine(eager, Surroundings({0: 2.0}, crashes={(0, 0)}), until=Until(updates=1))
     assert engine.run().now == 22.0
-    assert eager.seen == [("ClientReady", 0.0, 0), ("ClientLost", 20.0, 0, 0), ("ClientReady", 20.0, 0), ("UpdateArrived", 22.0, 0, 1)]
+    assert eager.seen == [
+        ("ClientReady", 0.0, 0),
+        ("ClientLost", 20.0, 0, 0),
+        ("ClientReady", 20.0, 0),
+        ("UpdateArrived", 22.0, 0, 1),
+    ]
 
 
 def test_an_answer_after_the_timeout_is_counted_and_dropped(eager):
     # expected 1 s, takes 15: lost at 10, its upload at 15 is late, then it may work again
     engine = make_engine(eager, Surroundings({0: 1.0}, slow={(0, 0): 15.0}), until=Until(updates=1))
     engine.run()
-    assert kinds(engine, "lost", "late", "arrive") == [("lost", 10.0, 0, 0), ("late", 15.0, 0, 0), ("arrive", 16.0, 0, 1)]
-    assert [e[:2] for e in eager.seen] == [("ClientReady", 0.0), ("ClientLost", 10.0), ("ClientReady", 15.0), ("UpdateArrived", 16.0)]
+    assert kinds(engine, "lost", "late", "arrive") == [
+        ("lost", 10.0, 0, 0),
+        ("late", 15.0, 0, 0),
+        ("arrive", 16.0, 0, 1),
+    ]
+    assert [e[:2] for e in eager.seen] == [
+        ("ClientReady", 0.0),
+        ("ClientLost", 10.0),
+        ("ClientReady", 15.0),
+        ("UpdateArrived", 16.0),
+    ]
 
 
 def test_the_second_copy_of_a_late_answer_is_counted_too(eager):
@@ -121,7 +139,9 @@ def test_the_second_copy_of_a_late_answer_is_counted_too(eager):
             return super().trip(*given)._replace(again=3.0)
 
     # expected 1 s, takes 15: lost at 10, late at 15 and again at 18; the next job answers at 16 and again at 19
-    engine = make_engine(eager, Twice({0: 1.0}, slow={(0, 0): 15.0, (0, 1): 1.0, (0, 2): 9.0}), until=Until(seconds=19.0))
+    engine = make_engine(
+        eager, Twice({0: 1.0}, slow={(0, 0): 15.0, (0, 1): 1.0, (0, 2): 9.0}), until=Until(seconds=19.0)
+    )
     engine.run()
     assert kinds(engine, "late", "arrive", "duplicate") == [
         ("late", 15.0, 0, 0), ("arrive", 16.0, 0, 1), ("duplicate", 18.0, 0, 0), ("duplicate", 19.0, 0, 1)
@@ -131,7 +151,12 @@ def test_the_second_copy_of_a_late_answer_is_counted_too(eager):
 def test_a_client_that_is_away_after_its_update_leaves_and_comes_back(eager):
     world = Surroundings({0: 1.0}, away={0: [(0.5, 7.0)]})
     make_engine(eager, world, until=Until(seconds=7.5)).run()
-    assert eager.seen == [("ClientReady", 0.0, 0), ("UpdateArrived", 1.0, 0, 0), ("ClientLost", 1.0, 0, None), ("ClientReady", 7.0, 0)]
+    assert eager.seen == [
+        ("ClientReady", 0.0, 0),
+        ("UpdateArrived", 1.0, 0, 0),
+        ("ClientLost", 1.0, 0, None),
+        ("ClientReady", 7.0, 0),
+    ]
 
 
 def test_a_client_that_is_away_at_the_start_is_ready_when_it_comes(eager):
@@ -158,7 +183,12 @@ def test_with_an_end_in_time_the_grid_goes_on_to_it_though_nobody_is_left(eager)
     outcome = engine.run()
     assert (outcome.reason, outcome.now) == (OVER, 10.0)
     # one update at 1, then nothing: the curve is as long as that of a run in which somebody stays, at no cost
-    assert list(engine.trace.rows("SELECT now, value FROM metrics ORDER BY seq")) == [(0.0, 0.0), (4.0, 1.0), (8.0, 1.0), (10.0, 1.0)]
+    assert list(engine.trace.rows("SELECT now, value FROM metrics ORDER BY seq")) == [
+        (0.0, 0.0),
+        (4.0, 1.0),
+        (8.0, 1.0),
+        (10.0, 1.0),
+    ]
     assert len(calls) == 2
     assert list(engine.trace.rows("SELECT now, detail FROM trace WHERE kind = 'stop'")) == [(10.0, OVER)]
 
@@ -184,7 +214,8 @@ def test_the_dispatch_carries_the_version_after_the_commits_before_it(eager):
     engine = make_engine(seen, Surroundings({0: 1.0}), until=Until(seconds=2.0))
     engine.run()
     assert list(engine.trace.rows("SELECT version, base_version FROM trace WHERE kind = 'arrive'")) == [(0, 0), (1, 1)]
-    assert [name for name, *_ in seen.seen].count("ClientReady") == 1  # dispatched in that very answer: not ready in between
+    # dispatched in that very answer: not ready in between
+    assert [name for name, *_ in seen.seen].count("ClientReady") == 1
 
 
 @pytest.mark.parametrize(
@@ -272,7 +303,9 @@ def test_a_job_that_raises_is_a_lost_ticket():
     engine = make_engine(eager, Surroundings({0: 1.0, 1: 1.0}), until=Until(seconds=1.0), train=train)
     engine.run()
     assert ("ClientLost", 1.0, 0, 0) in eager.seen
-    assert list(engine.trace.rows("SELECT detail FROM trace WHERE kind = 'refuse'")) == [("failed: ValueError: bad data",)]
+    assert list(engine.trace.rows("SELECT detail FROM trace WHERE kind = 'refuse'")) == [
+        ("failed: ValueError: bad data",)
+    ]
 
 
 def test_training_that_always_fails_is_reported_not_simulated():
@@ -313,7 +346,11 @@ def test_rule_memory_becomes_the_clients_only_when_the_update_is_accepted():
     seen = []
 
     def ask(state, event):
-        return [Dispatch(event.client, state.model, LocalWork(rule=Remembering()))] if isinstance(event, ClientReady) else None
+        return (
+            [Dispatch(event.client, state.model, LocalWork(rule=Remembering()))]
+            if isinstance(event, ClientReady)
+            else None
+        )
 
     def train(job: Job) -> Result:
         seen.append({k: v.tolist() for k, v in job.memory.items()})
@@ -380,7 +417,9 @@ def test_a_cancelled_timer_far_ahead_does_not_keep_a_run_alive():
 def test_the_last_point_of_the_grid_is_the_end_whatever_rounding_says(eager):
     # 50 * (7 / 50) is more than 7 in floating point
     until = Until(seconds=7.0, target=Target("acc", 7.0))
-    engine = make_engine(eager, Surroundings({0: 1.0}), until=until, evaluate=lambda m: {"acc": float(m[0])}, every=7.0 / 50)
+    engine = make_engine(
+        eager, Surroundings({0: 1.0}), until=until, evaluate=lambda m: {"acc": float(m[0])}, every=7.0 / 50
+    )
     assert engine.run().reason == "target"
 
 
@@ -390,7 +429,9 @@ def test_an_answer_for_somebody_elses_ticket_is_no_answer():
 
     engine = make_engine(Eager(), Surroundings({0: 1.0, 1: 1.5}), until=Until(seconds=1.0), train=train)
     engine.run()
-    assert list(engine.trace.rows("SELECT client, detail FROM trace WHERE kind = 'refuse'")) == [(0, "failed: the worker gave no answer")]
+    assert list(engine.trace.rows("SELECT client, detail FROM trace WHERE kind = 'refuse'")) == [
+        (0, "failed: the worker gave no answer")
+    ]
 
 
 def test_after_stop_nobody_is_sent_work():
@@ -417,7 +458,9 @@ class Concluding(Eager):
 @pytest.mark.parametrize("until", [Until(seconds=4.0), Until(updates=2), Until(seconds=9.0, target=Target("w", 2.0))])
 def test_a_strategy_that_asks_for_it_commits_once_more_when_the_run_is_over(until):
     strategy = Concluding()
-    engine = make_engine(strategy, Surroundings({0: 2.0}), until=until, evaluate=lambda model: {"w": float(model[0])}, every=1.0)
+    engine = make_engine(
+        strategy, Surroundings({0: 2.0}), until=until, evaluate=lambda model: {"w": float(model[0])}, every=1.0
+    )
     outcome = engine.run()
     # the client adds one at 2 and at 4 s; what was committed at the end is the outcome, and is evaluated as the end
     assert (outcome.now, outcome.version, outcome.model.tolist(), outcome.metrics) == (4.0, 3, [102, 102], {"w": 102.0})

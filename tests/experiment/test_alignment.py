@@ -77,7 +77,9 @@ def test_who_looks_on_changes_nothing_but_the_notes() -> None:
     plain = play(FedPSA(buffer=2), script, tiny_world()).log
     world = tiny_world(probe=lambda vector: vector[:4])
     watched = play(alignment.Watched(FedPSA(buffer=2, sketch=4), lambda vector: vector), script, world).log
-    seen = [action for entry in watched for action in entry.actions if isinstance(action, Note) and "align" in action.values]
+    seen = [
+        action for entry in watched for action in entry.actions if isinstance(action, Note) and "align" in action.values
+    ]
     assert len(seen) == 5
     assert all(-1 <= note.values["align"] <= 1 for note in seen)
     kept = [[type(action) for action in entry.actions if action not in seen] for entry in watched]
@@ -86,7 +88,11 @@ def test_who_looks_on_changes_nothing_but_the_notes() -> None:
 
 def small(**settings: object) -> Experiment:
     return Experiment(
-        clients=6, model=Linear(), training=Training(lr=0.1), strategy=FedPSA(buffer=2, queue=10, **settings), until=Until(seconds=300.0)
+        clients=6,
+        model=Linear(),
+        training=Training(lr=0.1),
+        strategy=FedPSA(buffer=2, queue=10, **settings),
+        until=Until(seconds=300.0),
     )
 
 
@@ -107,12 +113,17 @@ def test_a_run_of_another_method_has_nothing_to_study(tmp_path: Path) -> None:
         alignment.of_run(run)
 
 
-@pytest.mark.parametrize("settings", [{}, {"calibration": "real", "signal": "sensitivity"}, {"signal": "parameters", "thermometer": False}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"calibration": "real", "signal": "sensitivity"}, {"signal": "parameters", "thermometer": False}]
+)
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, settings: dict[str, object]) -> None:
     def stop(status: Status) -> bool:
         return status.updates > 20
 
-    whole, stopped = runs.create(tmp_path / "whole", small(**settings)), runs.create(tmp_path / "stopped", small(**settings))
+    whole, stopped = (
+        runs.create(tmp_path / "whole", small(**settings)),
+        runs.create(tmp_path / "stopped", small(**settings)),
+    )
     runs.execute(whole)
     outcome = runs.execute(stopped, watch=stop)
     assert outcome is not None

@@ -57,7 +57,9 @@ def test_the_shared_target_is_what_every_method_gets_to():
 
 def test_a_method_that_broke_down_sets_no_target():
     broken = [Curve([0, 1], [0.1, nan])]
-    assert curves.shared_target({"a": [Curve([0, 1], [0.1, 0.8])], "b": broken}, "acc", True) == Target("acc", 0.8 * 0.95, True)
+    assert curves.shared_target({"a": [Curve([0, 1], [0.1, 0.8])], "b": broken}, "acc", True) == Target(
+        "acc", 0.8 * 0.95, True
+    )
     assert curves.shared_target({"b": broken}, "acc", True) is None
 
 
@@ -75,7 +77,12 @@ def test_relative_time_is_over_the_references():
 
 @pytest.mark.parametrize(
     ("names", "shown"),
-    [(["loss", "acc", "f1", "acc/all"], "acc"), (["loss", "mae", "smape"], "mae"), (["loss", "f1", "precision"], "f1"), (["loss"], "loss")],
+    [
+        (["loss", "acc", "f1", "acc/all"], "acc"),
+        (["loss", "mae", "smape"], "mae"),
+        (["loss", "f1", "precision"], "f1"),
+        (["loss"], "loss"),
+    ],
 )
 def test_a_table_shows_accuracy_or_the_first_after_the_loss(names, shown):
     assert curves.headline(names) == shown

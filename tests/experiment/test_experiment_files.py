@@ -51,7 +51,15 @@ strategies = (
     st.builds(FedAvg, sample=maybe(count | share), deadline=maybe(positive), over_select=st.floats(0, 3), work=works)
     | st.builds(FedAsync, alpha=share, staleness=stalenesses, mode=st.just("mix"), rho=st.floats(0, 1), **limits)
     | st.builds(FedAsync, alpha=share, staleness=stalenesses, mode=st.just("delta"), client_weight=weights, **limits)
-    | st.builds(FedBuff, k=count, lr=positive, staleness=stalenesses, client_weight=weights, exclude_buffered=st.booleans(), **limits)
+    | st.builds(
+        FedBuff,
+        k=count,
+        lr=positive,
+        staleness=stalenesses,
+        client_weight=weights,
+        exclude_buffered=st.booleans(),
+        **limits,
+    )
 )
 unit = st.sampled_from(["job", "step"])
 laws = (
@@ -61,11 +69,13 @@ laws = (
     | st.builds(delays.Exponential, mean=positive, unit=unit)
     | st.lists(positive, min_size=40, max_size=40).map(lambda means: delays.PerClient(means=tuple(means)))
 )
-trainings = st.builds(Training, lr=positive, lr_decay=share, momentum=st.floats(0, 0.99), batch=count, steps=maybe(count)) | st.builds(
-    Training, optimizer=st.sampled_from(["adam", "adamw"]), weight_decay=st.floats(0, 1), epochs=maybe(count)
-)
+trainings = st.builds(
+    Training, lr=positive, lr_decay=share, momentum=st.floats(0, 0.99), batch=count, steps=maybe(count)
+) | st.builds(Training, optimizer=st.sampled_from(["adam", "adamw"]), weight_decay=st.floats(0, 1), epochs=maybe(count))
 targets = st.builds(Target, st.sampled_from(["acc", "loss"]), st.floats(-1e6, 1e6))
-untils = st.builds(Until, seconds=positive, updates=maybe(count), target=maybe(targets)) | st.builds(Until, updates=count)
+untils = st.builds(Until, seconds=positive, updates=maybe(count), target=maybe(targets)) | st.builds(
+    Until, updates=count
+)
 experiments = st.builds(
     Experiment,
     name=st.text(),
@@ -177,16 +187,31 @@ def changed(*changes: str, methods=None) -> Experiment:
         (["strategy.name=fedbuff"], Experiment(strategy=FedBuff())),
         (["strategy={name: fedbuff, k: 3}"], Experiment(strategy=FedBuff(k=3))),
         (["strategy=fedbuff", "strategy.k=3"], Experiment(strategy=FedBuff(k=3))),
-        (["strategy=fedbuff", "strategy.staleness.a=0.25"], Experiment(strategy=FedBuff(staleness=stale.Polynomial(a=0.25)))),
-        (["strategy={name: fedbuff, k: 3}", "strategy.work.steps=7"], Experiment(strategy=FedBuff(k=3, work=LocalWork(steps=7)))),
+        (
+            ["strategy=fedbuff", "strategy.staleness.a=0.25"],
+            Experiment(strategy=FedBuff(staleness=stale.Polynomial(a=0.25))),
+        ),
+        (
+            ["strategy={name: fedbuff, k: 3}", "strategy.work.steps=7"],
+            Experiment(strategy=FedBuff(k=3, work=LocalWork(steps=7))),
+        ),
         (["strategy.staleness=hinge"], Experiment(strategy=FedAsync(staleness="hinge"))),
-        (["strategy.staleness=hinge", "strategy.staleness.b=1"], Experiment(strategy=FedAsync(staleness=stale.Hinge(b=1.0)))),
+        (
+            ["strategy.staleness=hinge", "strategy.staleness.b=1"],
+            Experiment(strategy=FedAsync(staleness=stale.Hinge(b=1.0))),
+        ),
         (["strategy.staleness.name=hinge"], Experiment(strategy=FedAsync(staleness=stale.Hinge()))),
-        (["strategy.client_weight=equal", "strategy.mode=delta"], Experiment(strategy=FedAsync(mode="delta", client_weight="equal"))),
+        (
+            ["strategy.client_weight=equal", "strategy.mode=delta"],
+            Experiment(strategy=FedAsync(mode="delta", client_weight="equal")),
+        ),
         (["model=mlp", "model.hidden=[8, 9]"], Experiment(model=models.Mlp(hidden=(8, 9)))),
         (["partition=iid"], Experiment(partition=partition.Iid())),
         (["delays=constant", "delays.mean=3"], Experiment(delays=delays.Constant(mean=3.0))),
-        (["clients=2", "delays={name: per_client, means: [1, 2]}"], Experiment(clients=2, delays=delays.PerClient(means=(1.0, 2.0)))),
+        (
+            ["clients=2", "delays={name: per_client, means: [1, 2]}"],
+            Experiment(clients=2, delays=delays.PerClient(means=(1.0, 2.0))),
+        ),
         (["target=acc=0.8"], Experiment(target=Target("acc", 0.8))),
         (["target=acc=0.8", "target="], Experiment()),
         (["until=500updates,acc=0.9"], Experiment(until=Until(updates=500, target=Target("acc", 0.9)))),

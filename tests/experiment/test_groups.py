@@ -33,7 +33,8 @@ def test_equally_fast_clients_stay_together():
     second = dict(enumerate([1.0] * 4 + [3.0] * 3 + [5.0] * 3))
     assert groups.groups(first)["stragglers"] == [6, 7, 8, 9]  # the sixth is as fast as the fifth
     assert groups.groups(second, active=0.4)["active"] == [0, 1, 2, 3]
-    assert groups.groups(second)["active"] == [0, 1, 2, 3, 4, 5, 6]  # half is five: four of period 1, one of 3, so all of 3
+    # half is five: four of period 1, one of 3, so all of 3
+    assert groups.groups(second)["active"] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_where_all_are_equally_fast_nobody_is_slow():
@@ -56,7 +57,8 @@ def owned(test_owners: list[int]) -> Dataset:
     """Owners 0, 0, 1, 1, 2 of five training examples."""
     x, y = torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)
     test = torch.tensor(test_owners)
-    return Dataset("mine", x, y, torch.arange(len(test_owners)).float()[:, None], torch.zeros(len(test), dtype=torch.int64), num_classes=1,
+    return Dataset("mine", x, y, torch.arange(len(test_owners)).float()[:, None],
+    torch.zeros(len(test), dtype=torch.int64), num_classes=1,
                    groups=torch.tensor([0, 0, 1, 1, 2]), test_groups=test, group_names=("a", "b", "c"))  # fmt: skip
 
 
@@ -70,13 +72,16 @@ def test_a_clients_test_examples_are_those_of_its_owners():
 def test_without_test_examples_for_everyone_nobody_is_judged_on_them():
     whole = [torch.tensor([0, 1, 4]), torch.tensor([2, 3])]
     assert groups.own_tests(owned([0, 0, 2]), whole) is None  # none of owner 1
-    assert groups.own_tests(owned([0, 1, 2]), [torch.tensor([0, 2]), torch.tensor([1, 3, 4])]) is None  # owners 0 and 1 are torn apart
+    # owners 0 and 1 are torn apart
+    assert groups.own_tests(owned([0, 1, 2]), [torch.tensor([0, 2]), torch.tensor([1, 3, 4])]) is None
     assert groups.own_tests(replace(owned([0]), test_groups=None), whole) is None
 
 
 # ---------------------------------------------------------------- whole runs
 
-EXPERIMENT = Experiment(clients=4, model=Linear(), delays=PerClient(means=(10.0, 20.0, 30.0, 90.0)), until=Until(seconds=100.0))
+EXPERIMENT = Experiment(
+    clients=4, model=Linear(), delays=PerClient(means=(10.0, 20.0, 30.0, 90.0)), until=Until(seconds=100.0)
+)
 
 
 def run(experiment: Experiment) -> tuple[metrics.Summary, build.VirtualEngine]:
@@ -93,7 +98,11 @@ def test_a_run_ends_with_a_survey_of_its_clients():
     assert s.of_group("slowest") == s.by_client[3]  # a quarter of four
     assert metrics.members(engine.trace.db, "stragglers") == [2, 3]
     assert engine.trace.db.execute("SELECT COUNT(DISTINCT seq) FROM clients").fetchone() == (1,)
-    assert len(metrics.curve(engine.trace.db, "acc/slow_classes").values) == len(metrics.curve(engine.trace.db, "acc").values) == 51
+    assert (
+        len(metrics.curve(engine.trace.db, "acc/slow_classes").values)
+        == len(metrics.curve(engine.trace.db, "acc").values)
+        == 51
+    )
 
 
 def test_a_survey_changes_nothing_of_a_run():
@@ -133,7 +142,9 @@ def test_equal_speeds_have_no_slowest_quarter():
 @pytest.mark.parametrize("strategy", ["fedasync", "global"])
 def test_who_is_slow_depends_on_the_network_too(strategy):
     network = Offset(low=10.0, high=100.0)
-    setup = build.setup(replace(EXPERIMENT, clients=8, delays=Constant(mean=10.0), network=network, strategy=REGISTRY[strategy]()))
+    setup = build.setup(
+        replace(EXPERIMENT, clients=8, delays=Constant(mean=10.0), network=network, strategy=REGISTRY[strategy]())
+    )
     # all train equally fast, so the two slowest of eight are those with the largest offset: half of it down, half up
     offset = {client: 2 * network.transfer(EXPERIMENT.seed, client, 0, 0.0, up=True) for client in range(8)}
     assert setup.surveyor is not None

@@ -42,7 +42,9 @@ def test_clients_without_classes_are_drawn_by_their_sizes() -> None:
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 @pytest.mark.parametrize("classes", [3, 100])
-def test_a_picture_for_a_paper_in_the_format_of_its_name(tmp_path: Path, ending: str, start: bytes, classes: int) -> None:
+def test_a_picture_for_a_paper_in_the_format_of_its_name(
+    tmp_path: Path, ending: str, start: bytes, classes: int
+) -> None:
     path = tmp_path / f"partition.{ending}"
     heatmap.save(Held([0, 5, 10, 15], torch.arange(4 * classes).reshape(4, classes)), path, "4 clients, 5 $")
     assert path.read_bytes().startswith(start)

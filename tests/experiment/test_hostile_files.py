@@ -16,20 +16,27 @@ from offbeat.experiment.config import CHOICES, Experiment
 names = sorted({name for registry in CHOICES.values() for name in registry})
 fields = sorted(Experiment.__dataclass_fields__)
 scalars = st.sampled_from(
-    [*names, "*a", "&a x", "!!bool x", "!!timestamp x", "!!float ''", "!!int 'x'", "!!binary x", "!!set {a}", "!!omap [a]", "~", "~nouser",
-     "0x" + "f" * 5000, "9" * 5000, "-" + "9" * 60, "1e999", ".nan", "-.inf", "yes", "2020-01-01", "2020-99-99", "1:59:59", "<<", "=",
-     '"\\0"', '"\\ud800"', '"\\e[2J"', "{{", "[", "", "null", "1e-3", "0b1", "0o7", "@", "%", "acc=0.9", "5updates", "1d"]
+    [*names, "*a", "&a x", "!!bool x", "!!timestamp x", "!!float ''", "!!int 'x'", "!!binary x", "!!set {a}",
+    "!!omap [a]", "~", "~nouser",
+     "0x" + "f" * 5000, "9" * 5000, "-" + "9" * 60, "1e999", ".nan", "-.inf", "yes", "2020-01-01", "2020-99-99",
+     "1:59:59", "<<", "=",
+     '"\\0"', '"\\ud800"', '"\\e[2J"', "{{", "[", "", "null", "1e-3", "0b1", "0o7", "@", "%", "acc=0.9", "5updates",
+     "1d"]
 )  # fmt: skip
 scalars |= st.text(max_size=12) | st.integers().map(str) | st.floats().map(str)
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=4).map(lambda v: f"[{', '.join(v)}]")
-    | st.lists(st.tuples(st.sampled_from(["name", "<<", "k", "means", "path", "hidden", *fields]), inner), max_size=4).map(
-        lambda pairs: "{" + ", ".join(f"{key}: {value}" for key, value in pairs) + "}"
+    lambda inner: (
+        st.lists(inner, max_size=4).map(lambda v: f"[{', '.join(v)}]")
+        | st.lists(
+            st.tuples(st.sampled_from(["name", "<<", "k", "means", "path", "hidden", *fields]), inner), max_size=4
+        ).map(lambda pairs: "{" + ", ".join(f"{key}: {value}" for key, value in pairs) + "}")
     ),
     max_leaves=8,
 )
-keys = st.sampled_from([*fields, "training.lr", "strategy.k", "strategy.staleness.a", "delays.means", "model.hidden", "faults.x", "..", ""])
+keys = st.sampled_from(
+    [*fields, "training.lr", "strategy.k", "strategy.staleness.a", "delays.means", "model.hidden", "faults.x", "..", ""]
+)
 lines = st.tuples(st.sampled_from(fields), values).map(lambda pair: f"{pair[0]}: {pair[1]}\n")
 
 

@@ -30,11 +30,19 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def record(*seconds: float) -> None:
-    Path("speeds.csv").write_text("client,t,seconds_per_step\n" + "".join(f"{c},0,{s}\n" for c, s in enumerate(seconds)))
+    Path("speeds.csv").write_text(
+        "client,t,seconds_per_step\n" + "".join(f"{c},0,{s}\n" for c, s in enumerate(seconds))
+    )
 
 
 def traced(**changes: object) -> Experiment:
-    base = replace(load("quickstart").experiment, clients=4, model=Linear(), until=Until(seconds=300.0), delays=Traced(path="speeds.csv"))
+    base = replace(
+        load("quickstart").experiment,
+        clients=4,
+        model=Linear(),
+        until=Until(seconds=300.0),
+        delays=Traced(path="speeds.csv"),
+    )
     return replace(base, **changes)
 
 
@@ -80,7 +88,9 @@ def test_every_kind_of_trace_is_one():
     experiment = traced(network=network.Traced(path="links.csv"), availability=availability.Traced(path="shifts.csv"))
     found = identity.of(experiment)
     assert list(found.traces) == ["speeds.csv", "links.csv", "shifts.csv"]
-    Path("shifts.csv").write_text("client,t,available\n" + "".join(f"{client},0,1\n{client},9,0\n" for client in range(4)))
+    Path("shifts.csv").write_text(
+        "client,t,available\n" + "".join(f"{client},0,1\n{client},9,0\n" for client in range(4))
+    )
     assert found.differences(identity.of(experiment)) == ["the trace shifts.csv"]
 
 
@@ -96,10 +106,13 @@ def test_a_run_that_has_not_begun_is_held_to_it_as_well():
 def test_runs_of_one_comparison_are_of_one_world(request):
     """One is done, the other not begun: it is not run in another world, and the comparison can still be finished."""
     record(1, 2, 3, 4)
-    comparison = compare.create(Path("x"), {"fedavg": traced(strategy=FedAvg()), "fedasync": traced(strategy=FedAsync())}, [0])
+    comparison = compare.create(
+        Path("x"), {"fedavg": traced(strategy=FedAvg()), "fedasync": traced(strategy=FedAsync())}, [0]
+    )
     runs.execute(comparison.runs("fedavg")[0])
     record(1, 2, 3, 5)
-    with pytest.raises(RunError, match=r"^x/fedasync-seed0: the trace speeds.csv changed"):  # also tells it across processes
+    # also tells it across processes
+    with pytest.raises(RunError, match=r"^x/fedasync-seed0: the trace speeds.csv changed"):
         compare.execute(comparison, jobs=1)
     record(1, 2, 3, 4)
     request.getfixturevalue("one_by_one")
@@ -132,7 +145,13 @@ def test_a_run_from_before_is_not_asked_and_a_damaged_file_is_one_line():
     record(1, 2, 3, 4)
     run = runs.create(Path("x"), traced())
     kept = run.world_file.read_text()
-    for damage in ("{", "[]", "{}", json.dumps({**json.loads(kept), "norms": ["a"]}), json.dumps({**json.loads(kept), "traces": 3})):
+    for damage in (
+        "{",
+        "[]",
+        "{}",
+        json.dumps({**json.loads(kept), "norms": ["a"]}),
+        json.dumps({**json.loads(kept), "traces": 3}),
+    ):
         run.world_file.write_text(damage)
         with pytest.raises(RunError, match=r"x/world.json is damaged"):
             runs.execute(run)

@@ -15,7 +15,8 @@ from offbeat.experiment.metrics import Summary
 
 KEYS = [measure.key for measure in MEASURES]
 PROSE = {"ended", "surveyed", "evaluated", "data"}  # words, and
-PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better"}  # what has a number for each metric, reason, group, client
+# what has a number for each metric, reason, group, client
+PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better"}
 
 
 @pytest.fixture
@@ -48,7 +49,9 @@ def test_a_run_and_a_comparison_have_every_measure_in_json(summary):
 
 
 def test_a_measure_more_is_an_entry_more(summary, monkeypatch):
-    """Heading, number and JSON of a new one, in the table, on the page and for one run: nothing else has to be told of it."""
+    """Heading, number and JSON of a new one, in the table, on the page and for one run: nothing else has to be told
+    of it.
+    """
     added = Measure("updates_a_version", lambda s: s.updates / s.versions, "less", spread="deviation",
                     table=Shown("updates a version", number(".1f")), page=Shown("a version of {metric}", number(".0f")),
                     line=Shown("updates of a version", number(".2f")))  # fmt: skip
@@ -87,8 +90,14 @@ def test_the_table_of_the_readme(summary):
 
 def test_show_has_a_line_for_what_there_is_to_tell(summary):
     lines = dict(measures.lines(summary))
-    assert (lines["mae of the slowest ¼"], lines["best mae"], lines["lost"], lines["moved down"]) == ("0.5000", "0.2000", "2", "1.0 kB")
-    for silent in ("late", "forgetting of the slowest ¼", "host seconds", "server memory"):  # nothing was late, nobody measured the rest
+    assert (lines["mae of the slowest ¼"], lines["best mae"], lines["lost"], lines["moved down"]) == (
+        "0.5000",
+        "0.2000",
+        "2",
+        "1.0 kB",
+    )
+    # nothing was late, nobody measured the rest
+    for silent in ("late", "forgetting of the slowest ¼", "host seconds", "server memory"):
         assert silent not in lines
 
 

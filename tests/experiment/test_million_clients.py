@@ -1,4 +1,6 @@
-"""Experiments with very many clients: what is held for each is counted in bytes, and what looks at all of them looks at some."""
+"""Experiments with very many clients: what is held for each is counted in bytes, and what looks at all of them looks
+at some.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,14 @@ def held_by(make: object) -> float:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("changes", [{}, {"split": Split(train=0.6, validation=0.2)}, {"streaming": Growing(per="second")}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"split": Split(train=0.6, validation=0.2)}, {"streaming": Growing(per="second")}]
+)
 def test_what_is_built_holds_a_few_bytes_a_client(changes: dict[str, object]) -> None:
     experiment = replace(MANY, **changes)  # type: ignore[arg-type]
     build.setup(FEW)  # what is loaded and imported once is nobody's
-    # counts of 4 bytes: of what a client draws, of what it trains on, of its test part, of what it has at the start; and a model,
-    # the test examples, 20 clients' groups: 100 kB, 5 bytes a client
+    # counts of 4 bytes: of what a client draws, of what it trains on, of its test part, of what it has at the start;
+    # and a model, the test examples, 20 clients' groups: 100 kB, 5 bytes a client
     assert held_by(lambda: build.setup(experiment)) < 40
 
 
@@ -133,7 +137,8 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path) -> None:
     experiment = replace(MANY, clients=2_000)
     whole, stopped = (runs.create(tmp_path / name, experiment) for name in ("whole", "stopped"))
     runs.execute(whole)
-    begun = runs.execute(stopped, watch=lambda status: status.now > 0.0)  # at the first point of the grid, with a checkpoint
+    # at the first point of the grid, with a checkpoint
+    begun = runs.execute(stopped, watch=lambda status: status.now > 0.0)
     assert begun is not None
     assert begun.reason == "interrupted"
     runs.execute(stopped)

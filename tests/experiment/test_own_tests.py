@@ -54,7 +54,11 @@ def test_each_client_is_judged_by_its_own_model():
 
 def test_a_model_that_did_not_change_is_not_evaluated_again(monkeypatch):
     own, asked = two_clients(), []
-    monkeypatch.setattr(Evaluator, "rows", lambda self, model, x, y, rows=Evaluator.rows: asked.append(len(x)) or rows(self, model, x, y))
+    monkeypatch.setattr(
+        Evaluator,
+        "rows",
+        lambda self, model, x, y, rows=Evaluator.rows: asked.append(len(x)) or rows(self, model, x, y),
+    )
     models = {0: sign(1.0), 1: sign(1.0)}
     before = own(models.__getitem__)
     models[1] = sign(-1.0)
@@ -72,10 +76,13 @@ def test_sixty_twenty_twenty_of_ten_are_six_two_and_two():
     assert sorted(torch.cat(made).tolist()) == rows.tolist()  # nobody's, nor anybody's twice
     assert all(part.tolist() == sorted(part.tolist()) for part in made)
     assert all(torch.equal(a, b) for a, b in zip(made, Split(train=0.6, validation=0.2).parts(0, 3, rows), strict=True))
-    assert not torch.equal(made.test, Split(train=0.6, validation=0.2).parts(1, 3, rows).test)  # another seed, another cut
+    # another seed, another cut
+    assert not torch.equal(made.test, Split(train=0.6, validation=0.2).parts(1, 3, rows).test)
 
 
-@pytest.mark.parametrize(("examples", "sizes"), [(3, [2, 0, 1]), (4, [2, 1, 1]), (7, [4, 2, 1]), (1800, [1080, 360, 360])])
+@pytest.mark.parametrize(
+    ("examples", "sizes"), [(3, [2, 0, 1]), (4, [2, 1, 1]), (7, [4, 2, 1]), (1800, [1080, 360, 360])]
+)
 def test_cuts_fall_on_the_nearest_example(examples, sizes):
     # 0.6 and 0.8 of 3 are 1.8 and 2.4: cuts at 2 and 2; of 4: 2.4 and 3.2; of 7: 4.2 and 5.6; of 1800: 1080 and 1440
     assert [len(part) for part in Split(train=0.6, validation=0.2).parts(0, 0, torch.arange(examples))] == sizes
@@ -105,8 +112,10 @@ def halves() -> Dataset:
 
 # client 0 holds class 0 and client 1 class 1; a step with this rate is enough to say nothing but one's own class
 TWO = Experiment(
-    data=halves(), model=Linear(), clients=2, partition=Disjoint(), split=Split(train=0.6, validation=0.2), evaluate="clients",
-    delays=PerClient(means=(10.0, 20.0), jitter=0.0), training=Training(lr=50.0, batch=32, steps=4), strategy=REGISTRY["local"](),
+    data=halves(), model=Linear(), clients=2, partition=Disjoint(), split=Split(train=0.6, validation=0.2),
+    evaluate="clients",
+    delays=PerClient(means=(10.0, 20.0), jitter=0.0), training=Training(lr=50.0, batch=32, steps=4),
+    strategy=REGISTRY["local"](),
     until=Until(seconds=60.0), evaluate_every=10.0,
 )  # fmt: skip
 
@@ -130,7 +139,12 @@ def test_alone_a_client_is_good_on_its_own_data_and_useless_on_others():
 
 
 def test_the_mean_is_what_a_target_and_the_survey_see():
-    experiment = replace(TWO, strategy=REGISTRY["fedasync"](), until=Until(seconds=60.0, target=Target("acc", 0.5)), survey=Survey(every=1))
+    experiment = replace(
+        TWO,
+        strategy=REGISTRY["fedasync"](),
+        until=Until(seconds=60.0, target=Target("acc", 0.5)),
+        survey=Survey(every=1),
+    )
     s = run(experiment)
     assert s.ended == "target"
     assert s.metrics["acc"] == pytest.approx(sum(s.by_client.values()) / 2)
@@ -149,7 +163,9 @@ def test_pooled_data_is_judged_on_every_clients_own_part():
 
 
 def test_without_test_examples_of_their_own_clients_cannot_be_judged_by_them():
-    with pytest.raises(ConfigError, match=r"evaluate = 'clients': not every client has test examples of its own; give each a part"):
+    with pytest.raises(
+        ConfigError, match=r"evaluate = 'clients': not every client has test examples of its own; give each a part"
+    ):
         build.setup(replace(TWO, split=Split()))
     with pytest.raises(ConfigError, match="unknown evaluate 'client': did you mean 'clients'"):
         replace(TWO, evaluate="client")
@@ -170,8 +186,12 @@ def test_both_are_settings_of_an_experiment_file():
 
 
 def test_a_table_says_whose_mean_it_shows(tmp_path, one_by_one):
-    experiment = replace(files.parse("{clients: 4, model: linear, until: 30s, target: acc=0.05}"), split=TWO.split, evaluate="clients")
-    made = compare.create(tmp_path / "c", {name: replace(experiment, strategy=REGISTRY[name]()) for name in ("local", "fedasync")}, [0])
+    experiment = replace(
+        files.parse("{clients: 4, model: linear, until: 30s, target: acc=0.05}"), split=TWO.split, evaluate="clients"
+    )
+    made = compare.create(
+        tmp_path / "c", {name: replace(experiment, strategy=REGISTRY[name]()) for name in ("local", "fedasync")}, [0]
+    )
     assert compare.execute(made, jobs=1)
     shown = report.read(made)
     assert shown.table[0][1] == "mean acc of clients"

@@ -1,4 +1,6 @@
-"""A few scaled uploads and what becomes of the honest clients of FedPSA, whose sketches grow with powers of the model."""
+"""A few scaled uploads and what becomes of the honest clients of FedPSA, whose sketches grow with powers of the
+model.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from offbeat.scenario.faults import Scaled
 
 
 def poisoned(factor: float) -> Simulation:
-    """Ten clients, three classes far apart; a fifth of the clients move `factor` times as far as they were trained to."""
+    """Ten clients, three classes far apart; a fifth of the clients move `factor` times as far as they were trained
+    to.
+    """
     draw = torch.Generator().manual_seed(0)
     centres = 2 * torch.randn(3, 8, generator=draw)
     labels = [torch.randint(3, (40,), generator=draw) for _ in range(10)]
@@ -32,7 +36,8 @@ def test_what_is_too_large_to_compute_with_is_refused_and_the_honest_train_on():
 
 @pytest.mark.parametrize("factor", [1e4, 1e6, 1e9])
 def test_no_honest_sketch_is_refused_and_a_run_that_poison_ended_says_so(factor):
-    # the model is poisoned within the bound, so that training itself overflows: that the run says, instead of going on without a word
+    # the model is poisoned within the bound, so that training itself overflows: that the run says, instead of going on
+    # without a word
     done = poisoned(factor)
     assert not any("sketch" in reason for reason in done.summary.refused)
     assert bool(done.outcome.model.isfinite().all())

@@ -82,12 +82,14 @@ def test_curves_are_on_the_evaluation_grid(trace):
     assert metrics.curve(trace.db, "acc") == metrics.Curve([0.0, 5.0, 10.0], [0.1, 0.6, 0.7])
     assert metrics.time_to(trace.db, Target("acc", 0.65)) == 10.0
     assert metrics.time_to(trace.db, Target("acc", 0.9)) is None
-    assert metrics.time_to(trace.db, Target("loss", 1.5)) == 5.0  # lower is better; what is not a number reaches nothing
+    # lower is better; what is not a number reaches nothing
+    assert metrics.time_to(trace.db, Target("loss", 1.5)) == 5.0
     assert metrics.time_to(trace.db, Target("loss", 0.5)) is None
 
 
 def test_directions_are_what_the_run_stored(trace):
-    trace.set_facts({metrics.DIRECTIONS: '{"loss": false, "acc": false}'})  # a task of somebody's own, who calls an error acc
+    # a task of somebody's own, who calls an error acc
+    trace.set_facts({metrics.DIRECTIONS: '{"loss": false, "acc": false}'})
     s = metrics.summarize(trace.db, clients=2, target=Target("acc", 0.1))
     assert s.higher_is_better == {"loss": False, "acc": False}
     assert (s.best, s.time_to_target) == (0.1, 0.0)
@@ -205,7 +207,9 @@ def test_without_a_target_times_are_relative():
     assert len(measures.table([made], None)[0]) == len(cells(made, None)) == len(cells(made)) - 1
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3e12, "3.0 TB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3e12, "3.0 TB")]
+)
 def test_sizes_are_readable(count, text):
     assert metrics.size(count) == text
 
@@ -225,7 +229,9 @@ def test_second_copies_are_counted_and_cost_their_bytes(trace):
 def test_where_all_drop_out_the_curve_and_the_idle_share_reach_to_the_end():
     clients = [(torch.randn(8, 3), torch.arange(8) % 2) for _ in range(2)]
     delays = Constant(mean=10.0, jitter=0.0)
-    done = offbeat.simulate(torch.nn.Linear(3, 2), clients, delays=delays, availability=Dropout(share=1.0, at=100.0), until="1000s")
+    done = offbeat.simulate(
+        torch.nn.Linear(3, 2), clients, delays=delays, availability=Dropout(share=1.0, at=100.0), until="1000s"
+    )
     # ten jobs of 10 s each, the last one just done; then 900 s of 1000 without anybody
     assert (done.outcome.reason, done.summary.seconds, done.summary.updates) == (OVER, 1000.0, 20)
     assert done.summary.idle_share == pytest.approx(0.9)

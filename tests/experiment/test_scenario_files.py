@@ -22,8 +22,10 @@ def through_a_file(experiment: Experiment) -> Experiment:
 @pytest.mark.parametrize(
     "model",
     [
-        *(cls() for cls in MODELS.values()), FEDCOMPASS_MNIST, Cnn(pool="last"), LeNet5(bias=True), ResNet(depth=34), ResNet1d(width=10),
-        TextCnn(widths=(2, 3)), UNet3d(levels=2), EfficientNet(weights="b0.safetensors"), DistilBert(weights="here", rank=4),
+        *(cls() for cls in MODELS.values()), FEDCOMPASS_MNIST, Cnn(pool="last"), LeNet5(bias=True), ResNet(depth=34),
+        ResNet1d(width=10),
+        TextCnn(widths=(2, 3)), UNet3d(levels=2), EfficientNet(weights="b0.safetensors"),
+        DistilBert(weights="here", rank=4),
     ],
     ids=repr,
 )  # fmt: skip

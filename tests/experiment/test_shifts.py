@@ -32,7 +32,8 @@ def test_agreement_is_the_mean_cosine_of_two_commits_in_a_row():
 
 
 def test_a_neurons_shift_is_the_mean_change_of_its_weights():
-    # alpha = 1/2, not stale: the model goes half of the way to the client's; weights (2 neurons × 2) move by 1 2 and 4 -4
+    # alpha = 1/2, not stale: the model goes half of the way to the client's; weights (2 neurons × 2) move by 1 2 and 4
+    # -4
     module = torch.nn.Linear(2, 2, bias=False).double()
     world = hand_world([0.0] * 4, {0: 1})
     watched = Watched(FedAsync(alpha=0.5, rho=0.0), next(iter(Layout.of(module).of_kind("param"))))
@@ -53,7 +54,8 @@ def test_updates_of_different_classes_pull_in_other_directions(tmp_path):
     found = shifts.study(SMALL)
     assert found.values.shape == (8, len(found.clients))  # the layer before the classifier
     assert found.clients.count(1) == 3  # at 100, 200 and 300 s
-    assert found.agreement(same=True) > found.agreement(same=False)  # "abrupt shifts occur when switching between clients"
+    # "abrupt shifts occur when switching between clients"
+    assert found.agreement(same=True) > found.agreement(same=False)
     shifts.save(found, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 

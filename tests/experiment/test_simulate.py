@@ -50,7 +50,9 @@ def simulate(model: nn.Module | None = None, clients=None, strategy="fedasync", 
 
 
 def test_it_learns_and_tells():
-    result = simulate(strategy=offbeat.FedBuff(k=2), delays=[5, 10, 15, 20], until="400s", training=offbeat.Training(lr=0.2, batch=10))
+    result = simulate(
+        strategy=offbeat.FedBuff(k=2), delays=[5, 10, 15, 20], until="400s", training=offbeat.Training(lr=0.2, batch=10)
+    )
     assert result.metrics["acc"] > 0.8
     text = str(result)
     assert text.startswith("FedBuff: loss ")
@@ -193,11 +195,17 @@ def test_real_targets_are_a_regression():
 def test_delays_are_a_number_a_list_an_array_or_a_law():
     # jitter varies every job by some 5 %, so a job of 10 s is over well before 20 s and one of 1000 s is not
     def arrivals(delays):
-        rows = simulate(delays=delays, until="20s").trace.db.execute("SELECT DISTINCT client FROM trace WHERE kind = 'arrive'")
+        rows = simulate(delays=delays, until="20s").trace.db.execute(
+            "SELECT DISTINCT client FROM trace WHERE kind = 'arrive'"
+        )
         return sorted(client for (client,) in rows)
 
     assert arrivals(10) == arrivals(np.float32(10)) == [0, 1, 2, 3]
-    for each in ([10, 1000, 10, 1000], np.array([10.0, 1000.0, 10.0, 1000.0]), torch.tensor([10.0, 1000.0, 10.0, 1000.0])):
+    for each in (
+        [10, 1000, 10, 1000],
+        np.array([10.0, 1000.0, 10.0, 1000.0]),
+        torch.tensor([10.0, 1000.0, 10.0, 1000.0]),
+    ):
         assert arrivals(each) == [0, 2]
     assert arrivals(Uniform(low=10.0, high=12.0)) == [0, 1, 2, 3]
 
@@ -213,7 +221,9 @@ def test_until_is_a_text_a_number_or_a_value():
 def test_clients_may_have_numbers_of_their_own():
     given = dict(zip((7, 100, 3, 0), pairs(), strict=True))
     result = simulate(clients=given)
-    clients = result.trace.db.execute("SELECT DISTINCT client FROM trace WHERE client IS NOT NULL ORDER BY client").fetchall()
+    clients = result.trace.db.execute(
+        "SELECT DISTINCT client FROM trace WHERE client IS NOT NULL ORDER BY client"
+    ).fetchall()
     assert [client for (client,) in clients] == [0, 3, 7, 100]
 
 
@@ -237,7 +247,8 @@ def test_a_strategy_may_be_named():
         ({"clients": {}}, "no clients"),
         ({"clients": [*pairs(2), (torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))]}, "client 2 has no examples"),
         ({"clients": [(torch.zeros(4, 5), torch.zeros(3, dtype=torch.int64))]}, "client 0: 4 inputs but 3 labels"),
-        ({"clients": [(torch.full((4, 5), torch.nan), torch.zeros(4, dtype=torch.int64))]}, "client 0: 4 of 4 inputs are not finite"),
+        ({"clients": [(torch.full((4, 5), torch.nan), torch.zeros(4, dtype=torch.int64))]}, "client 0: 4 of 4 inputs "
+        "are not finite"),
         ({"clients": [torch.zeros(4, 5)]}, r"client 0: give \(inputs, labels\), not Tensor"),
         ({"clients": [(np.zeros((4, 5)), np.zeros(4))]}, "client 0: inputs are a ndarray: give tensors"),
         ({"clients": {"a": pairs(1)[0]}}, "client 'a': clients are numbered"),
@@ -251,7 +262,8 @@ def test_a_strategy_may_be_named():
         ({"delays": 0.0}, "mean = 0.0: must be positive"),
         ({"delays": [1.0, 2.0, -3.0, 4.0]}, r"means\[2\] = -3.0"),
         ({"delays": "60"}, "delays = '60': give seconds"),
-        ({"delays": [1.0, 2.0], "clients": dict(zip((5, 6), pairs(2), strict=True))}, "a list of delays goes with a list of clients"),
+        ({"delays": [1.0, 2.0], "clients": dict(zip((5, 6), pairs(2), strict=True))}, "a list of delays goes with a "
+        "list of clients"),
         ({"until": "soon"}, "'soon' is not understood"),
         ({"until": "acc=0.9"}, "alone may never be reached"),
         ({"until": "accuracy=0.9,50s"}, "unknown metric 'accuracy': did you mean 'acc'"),
@@ -342,11 +354,13 @@ def test_a_target_on_a_metric_of_ones_own_goes_the_way_the_metric_says(target):
     module = nn.Linear(1, 1)
     with torch.no_grad():
         module.weight.zero_(), module.bias.zero_()
-    # at first 0 for 1, a distance of 1. The loss is (w + b - 1)², its gradient -2 for both: a step of 0.1 leaves 1 - 0.4 of the
-    # distance, so 0.6^n after n jobs of 60 s and one step each: below 0.1 after five (0.078), at the end of the fifth
+    # at first 0 for 1, a distance of 1. The loss is (w + b - 1)², its gradient -2 for both: a step of 0.1 leaves 1 -
+    # 0.4 of the distance, so 0.6^n after n jobs of 60 s and one step each: below 0.1 after five (0.078), at the end of
+    # the fifth
     ones = [(torch.ones(4, 1), torch.ones(4))]
     training = Training(lr=0.1, batch=4, steps=1)
-    done = simulate(module, ones, "fedavg", loss=Measured(), training=training, until=f"{target},3600s", evaluate_every=60.0,
+    done = simulate(module, ones, "fedavg", loss=Measured(), training=training, until=f"{target},3600s",
+    evaluate_every=60.0,
                     delays=Constant(mean=60.0, jitter=0.0))  # fmt: skip
     assert (done.outcome.reason, done.summary.seconds, done.summary.time_to_target) == ("target", 300.0, 300.0)
     assert done.summary.higher_is_better == {"loss": False, "distance": False, "error": True}

@@ -86,7 +86,9 @@ def test_signals_do_not_depend_on_threads(tmp_path, monkeypatch):
         (home / "Inertial Signals").mkdir(parents=True)
         (home / f"y_{part}.txt").write_text("".join(f"{1 + i % len(ACTIVITIES)}\n" for i in range(count)))
         (home / f"subject_{part}.txt").write_text("".join(f"{1 + i % 3}\n" for i in range(count)))
-        rows = "".join(" ".join(map(repr, row)) + "\n" for row in rng.normal(1, 1, (count, STEPS)).astype(np.float32).tolist())
+        rows = "".join(
+            " ".join(map(repr, row)) + "\n" for row in rng.normal(1, 1, (count, STEPS)).astype(np.float32).tolist()
+        )
         for signal in SIGNALS:
             (home / "Inertial Signals" / f"{signal}_{part}.txt").write_text(rows)
     assert len(loaded(DATASETS["uci-har"]())) == 1
@@ -218,9 +220,20 @@ def test_a_run_has_the_same_digest_whatever_the_environment_says(tmp_path):
     digests = set()
     for threads in ("1", "2", "4"):
         folder = tmp_path / threads
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": threads,
+            "OPENBLAS_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+        }
         world = ["--set", "strategy=fedpsa", "--set", "clients=3", "--set", "model=linear", "--until", "60s"]
         command = ["run", "quickstart", *world, "--out", str(folder)]
-        subprocess.run([sys.executable, "-m", "offbeat", *command], env=environment, check=True, capture_output=True, timeout=PATIENCE)
+        subprocess.run(
+            [sys.executable, "-m", "offbeat", *command],
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=PATIENCE,
+        )
         digests.add(runs.Run(folder).digest())
     assert len(digests) == 1

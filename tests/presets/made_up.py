@@ -39,10 +39,15 @@ VALUES = 3_000_000  # of all inputs of a made-up data set, at most
 
 def made(name: str) -> Dataset:
     shape, outputs, owners = MADE[name]
-    train, test = min(2000, VALUES // prod(shape)), max(12, 2 * owners, min(60, VALUES // 50 // prod(shape)))  # some of every owner's
+    # some of every owner's
+    train, test = min(2000, VALUES // prod(shape)), max(12, 2 * owners, min(60, VALUES // 50 // prod(shape)))
     draw = torch.Generator().manual_seed(0)
     n = train + test
-    x = torch.randint(1, 5000, (n, *shape), generator=draw) if name in ("20news", "ag_news") else torch.randn(n, *shape, generator=draw)
+    x = (
+        torch.randint(1, 5000, (n, *shape), generator=draw)
+        if name in ("20news", "ag_news")
+        else torch.randn(n, *shape, generator=draw)
+    )
     classes, task, y = outputs, None, torch.arange(n) % outputs
     if name == "ixi":
         task, y = "segmentation", torch.randint(0, 2, (n, *shape[1:]), generator=draw)
@@ -61,7 +66,8 @@ def some(data: Dataset) -> Dataset:
     """Of a real data set every so many examples."""
     few, fewer = len(data.x_train) // 2000 or 1, len(data.x_test) // 200 or 1
     return replace(
-        data, x_train=data.x_train[::few], y_train=data.y_train[::few], x_test=data.x_test[::fewer], y_test=data.y_test[::fewer],
+        data, x_train=data.x_train[::few], y_train=data.y_train[::few], x_test=data.x_test[::fewer],
+        y_test=data.y_test[::fewer],
         groups=None if data.groups is None else data.groups[::few],
         test_groups=None if data.test_groups is None else data.test_groups[::fewer],
     )  # fmt: skip
@@ -74,7 +80,9 @@ def data_name(experiment: Experiment) -> str:
 def short(experiment: Experiment, data: Dataset, updates: int) -> None:
     """A few updates of two steps each, from the clients' data to the survey at the end."""
     training = replace(experiment.training, steps=2, epochs=None, batch=min(8, experiment.training.batch))
-    experiment = replace(experiment, data=data, training=training, until=Until(updates=updates), survey=Survey(examples=5))
+    experiment = replace(
+        experiment, data=data, training=training, until=Until(updates=updates), survey=Survey(examples=5)
+    )
     outcome = build.engine(build.setup(experiment), experiment).run()
     assert (outcome.reason, outcome.updates) == ("updates", updates)
     assert all(isfinite(value) for key, value in outcome.metrics.items() if "/" not in key)

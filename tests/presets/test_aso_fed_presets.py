@@ -21,7 +21,8 @@ ASO_FED = [name for name in presets.names() if name.startswith("aso_fed/") and "
 
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
 STATED = {
-    "aso_fed/fitrec-speed": {"clients": 30, "strategy.lam": 1.0, "network.low": 10.0, "network.high": 100.0, "training.epochs": 2},
+    "aso_fed/fitrec-speed": {"clients": 30, "strategy.lam": 1.0, "network.low": 10.0, "network.high": 100.0,
+    "training.epochs": 2},
     "aso_fed/air-quality": {"clients": 9, "strategy.lam": 1.0, "strategy.beta": 0.001, "strategy.lr": 0.001},
     "aso_fed/extrasensory": {"clients": 60, "strategy.lam": 0.8, "streaming.start": (0.1, 0.9)},
     "aso_fed/fashion-mnist": {"clients": 20, "strategy.lam": 0.5},
@@ -50,13 +51,15 @@ def test_a_clients_data_is_the_same_under_every_method(scale):
 
 
 def test_data_grows_as_in_the_papers_iterations():
-    """0.05 to 0.1 % an iteration; 55 s of offset and about 5 s of training, 60 s in all. An hour is 60 iterations: 3 to 6 % of 10,000
-    examples are 300 to 600. In the 241 minutes of Fashion-MNIST it is 12.05 to 24.1 %."""
+    """0.05 to 0.1 % an iteration; 55 s of offset and about 5 s of training, 60 s in all. An hour is 60 iterations: 3 to
+    6 % of 10,000 examples are 300 to 600. In the 241 minutes of Fashion-MNIST it is 12.05 to 24.1 %.
+    """
     stream = presets.load("aso_fed/fashion-mnist").experiment.streaming
     slow, fast = (replace(stream, start=0.5, rate=rate) for rate in stream.rate)
     assert [s.arrived(0, 0, 10_000, 0, 3600.0) for s in (slow, fast)] == [5300, 5600]
     assert [s.arrived(0, 0, 10_000, 0, 241 * 60.0) for s in (slow, fast)] == [6205, 7410]
-    # and that is what clients of that world take: 2 ceil(900 / 32) = 58 steps of 0.1 s beside an offset of 55 s on average
+    # and that is what clients of that world take: 2 ceil(900 / 32) = 58 steps of 0.1 s beside an offset of 55 s on
+    # average
     experiment = presets.load("aso_fed/fashion-mnist").experiment
     steps = experiment.training.count(Phase(), 900, merge=False)
     seconds = experiment.delays.expected(0, 0, steps) + (experiment.network.low + experiment.network.high) / 2
@@ -87,10 +90,15 @@ def test_figure_6_changes_what_is_trained_on_and_nothing_else():
 
 
 def test_local_models_are_judged_on_their_own_clients_data():
-    """Pieces of two classes a client: whoever learns which class it sees most is right about half of the time on its own test
-    part, and at most about a fifth on everybody's."""
+    """Pieces of two classes a client: whoever learns which class it sees most is right about half of the time on its
+    own test part, and at most about a fifth on everybody's.
+    """
     preset = presets.load("aso_fed/fashion-mnist", "quick")
-    experiment = replace(preset.with_strategy("local"), data=made("fashion-mnist"), training=Training(lr=0.05, batch=16, steps=2))
+    experiment = replace(
+        preset.with_strategy("local"), data=made("fashion-mnist"), training=Training(lr=0.05, batch=16, steps=2)
+    )
     experiment = replace(experiment, until=Until(updates=40), evaluate_every=1e6)
-    own, shared = (build.engine(build.setup(e), e).run().metrics["acc"] for e in (experiment, replace(experiment, evaluate="test")))
+    own, shared = (
+        build.engine(build.setup(e), e).run().metrics["acc"] for e in (experiment, replace(experiment, evaluate="test"))
+    )
     assert own > 2 * shared

@@ -1,7 +1,7 @@
 """The papers' experiments, all of them: they can be built without data, are listed in the docs, and run.
 
-Runs are of a few updates. Data is made up in the published shape, so that every preset runs anywhere; where OFFBEAT_DATA
-has the real files, one preset of each data set runs on some of those as well.
+Runs are of a few updates. Data is made up in the published shape, so that every preset runs anywhere; where
+OFFBEAT_DATA has the real files, one preset of each data set runs on some of those as well.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ def test_a_preset_runs_its_papers_own_method_unless_told_otherwise():
 
 
 def test_a_summary_names_the_paper_and_what_of_it():
-    known = {"orthofl": "OrthoFL", "aso_fed": "ASO-Fed", "fedpsa": "FedPSA", "fed_ogd": "Fed-OGD", "fedcompass": "FedCompass"}
+    known = {
+        "orthofl": "OrthoFL",
+        "aso_fed": "ASO-Fed",
+        "fedpsa": "FedPSA",
+        "fed_ogd": "Fed-OGD",
+        "fedcompass": "FedCompass",
+    }
     told = {name: presets.load(name).summary for name in PAPERS}
     for name, summary in told.items():
         paper, what = name.split("/")
@@ -90,7 +96,8 @@ def test_scales_belong_to_papers():
 
 def test_the_docs_list_every_preset():
     text = (Path(__file__).parents[2] / "docs" / "presets.md").read_text()
-    rows = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))  # the first cell of each
+    # the first cell of each
+    rows = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
     listed = []
     for pattern in re.findall(r"`([^`]+)`", rows):
         parts = [part.split(",") for part in re.split(r"[{}]", pattern)]  # text and {choices} in turn; no comma outside
@@ -104,7 +111,10 @@ def test_times_are_relative_to_what_the_paper_calls_one():
         if name.startswith("fedcompass/"):  # its Table 3 takes the ratio of its other tables
             assert preset.reference == ("fedcompass-q0.2" if "table3" in name else "fedcompass")
             assert preset.reference in preset.methods
-            reference, own = preset.methods[preset.reference], presets.load("fedcompass/table1-mnist-class-m5-homo").methods["fedcompass"]
+            reference, own = (
+                preset.methods[preset.reference],
+                presets.load("fedcompass/table1-mnist-class-m5-homo").methods["fedcompass"],
+            )
             assert reference.q_min / reference.q_max == own.q_min / own.q_max, name
         elif "fig4" in name:  # a grid search has no FedAvg: the paper's own choice
             assert preset.methods[preset.reference] == preset.experiment.strategy
@@ -133,6 +143,7 @@ def test_a_data_set_that_is_not_there_is_asked_for_when_it_is_needed(name, file,
 
 # ---------------------------------------------------------------- runs
 
+
 @pytest.mark.presets
 @pytest.mark.parametrize("data", MADE)
 def test_every_kind_of_quick_preset_runs(data):
@@ -148,8 +159,10 @@ def test_every_kind_of_quick_preset_runs(data):
 @pytest.mark.parametrize(
     "name",
     [
-        "orthofl/table2-mnist", "orthofl/fig5-mnist", "orthofl/fig8-beta", "aso_fed/fashion-mnist", "aso_fed/dropout-air-quality-50",
-        "fedpsa/table1-mnist", "fedpsa/table5-alpha0.1", "fedpsa/table6-alpha1-p0.1", "fed_ogd/l2-ag_news", "fed_ogd/fig6-cifar10",
+        "orthofl/table2-mnist", "orthofl/fig5-mnist", "orthofl/fig8-beta", "aso_fed/fashion-mnist",
+        "aso_fed/dropout-air-quality-50",
+        "fedpsa/table1-mnist", "fedpsa/table5-alpha0.1", "fedpsa/table6-alpha1-p0.1", "fed_ogd/l2-ag_news",
+        "fed_ogd/fig6-cifar10",
         "fedcompass/table1-mnist-class-m5-exp", "fedcompass/table2-ixi-normal", "fedcompass/table3-mnist-m5-exp",
     ],
 )  # fmt: skip
@@ -162,7 +175,9 @@ def test_every_method_of_a_table_runs(name):
 
 
 @pytest.mark.presets
-@pytest.mark.parametrize("data", ["mnist", "fashion-mnist", "cifar10", "tiny-imagenet", "uci-har", "20news", "ag_news", "beijing-air"])
+@pytest.mark.parametrize(
+    "data", ["mnist", "fashion-mnist", "cifar10", "tiny-imagenet", "uci-har", "20news", "ag_news", "beijing-air"]
+)
 def test_a_quick_preset_of_each_data_set_runs_on_the_real_files(data):
     given = os.environ.get("OFFBEAT_DATA")
     if not given or not (Path(given) / data).is_dir():

@@ -14,10 +14,14 @@ from offbeat.scenario.partition import Classes
 
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
 STATED = {
-    "fedcompass/table1-mnist-class-m10-exp": {"clients": 10, "training.steps": 200, "strategy.q_min": 40, "delays.mean": 0.15},
-    "fedcompass/table1-cifar10-dirichlet-m20-normal": {"training.lr": 0.1, "training.steps": 100, "strategy.q_min": 20, "delays.mean": 0.5},
-    "fedcompass/table2-ixi-homo": {"clients": 3, "training.optimizer": "adamw", "training.batch": 2, "training.weight_decay": 0.01},
-    "fedcompass/table2-isic-exp": {"clients": 6, "training.lr": 0.0005, "delays.mean": 1.5, "strategy.mu": 0.5, "strategy.q_max": 100},
+    "fedcompass/table1-mnist-class-m10-exp": {"clients": 10, "training.steps": 200, "strategy.q_min": 40,
+    "delays.mean": 0.15},
+    "fedcompass/table1-cifar10-dirichlet-m20-normal": {"training.lr": 0.1, "training.steps": 100, "strategy.q_min": 20,
+    "delays.mean": 0.5},
+    "fedcompass/table2-ixi-homo": {"clients": 3, "training.optimizer": "adamw", "training.batch": 2,
+    "training.weight_decay": 0.01},
+    "fedcompass/table2-isic-exp": {"clients": 6, "training.lr": 0.0005, "delays.mean": 1.5, "strategy.mu": 0.5,
+    "strategy.q_max": 100},
 }  # fmt: skip
 
 
@@ -36,7 +40,10 @@ def test_methods_are_set_as_the_paper_says():
 
 
 def test_targets_speeds_and_partitions():
-    target = {name: presets.load(f"fedcompass/{name}").experiment.target for name in ("table1-cifar10-class-m5-homo", "table2-ixi-exp")}
+    target = {
+        name: presets.load(f"fedcompass/{name}").experiment.target
+        for name in ("table1-cifar10-class-m5-homo", "table2-ixi-exp")
+    }
     assert list(target.values()) == [Target("acc", 0.6), Target("dice", 0.98)]
     laws = [presets.load(f"fedcompass/table1-mnist-class-m5-{law}").experiment for law in ("homo", "normal", "exp")]
     assert [type(e.delays) for e in laws] == [Constant, Normal, Exponential]

@@ -12,9 +12,11 @@ from offbeat import presets
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
 STATED = {
     "fedpsa/table1-mnist": {"clients": 50, "partition.alpha": 0.1, "training.lr_decay": 0.999, "until.seconds": 864e3},
-    "fedpsa/table2-cifar100-alpha0.5": {"partition.alpha": 0.5, "delays.low": 10, "delays.high": 500, "strategy.concurrency": 10},
+    "fedpsa/table2-cifar100-alpha0.5": {"partition.alpha": 0.5, "delays.low": 10, "delays.high": 500,
+    "strategy.concurrency": 10},
     "fedpsa/table4-longtail-2500": {"delays.low": 50, "delays.high": 2500, "partition.alpha": 1.0},
-    "fedpsa/table6-alpha0.1-p0.3": {"strategy.concurrency": 15, "strategy.buffer": 5, "strategy.queue": 50, "partition.alpha": 0.1},
+    "fedpsa/table6-alpha0.1-p0.3": {"strategy.concurrency": 15, "strategy.buffer": 5, "strategy.queue": 50,
+    "partition.alpha": 0.1},
 }  # fmt: skip
 
 
@@ -40,5 +42,10 @@ def test_figure_4_is_a_grid_around_the_papers_own_values():
         preset = presets.load(f"fedpsa/fig4-{name}")
         grid = {tuple(getattr(m, f) for f in fields): m for m in preset.methods.values()}
         assert len(grid) == len(preset.methods) == 12
-        assert preset.experiment.strategy == grid[tuple(getattr(presets.load("fedpsa/table1-mnist").methods["fedpsa"], f) for f in fields)]
-        assert {replace(m, **dict(zip(fields, next(iter(grid)), strict=True))) for m in grid.values()} == {next(iter(grid.values()))}
+        assert (
+            preset.experiment.strategy
+            == grid[tuple(getattr(presets.load("fedpsa/table1-mnist").methods["fedpsa"], f) for f in fields)]
+        )
+        assert {replace(m, **dict(zip(fields, next(iter(grid)), strict=True))) for m in grid.values()} == {
+            next(iter(grid.values()))
+        }

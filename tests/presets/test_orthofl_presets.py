@@ -17,7 +17,8 @@ from offbeat.scenario.delays import Devices, Lognormal
 
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
 STATED = {
-    "orthofl/table2-mnist": {"clients": 10, "training.epochs": 5, "training.lr": 0.01, "partition.alpha": 0.1, "strategy.beta": 0.6},
+    "orthofl/table2-mnist": {"clients": 10, "training.epochs": 5, "training.lr": 0.01, "partition.alpha": 0.1,
+    "strategy.beta": 0.6},
     "orthofl/table2-cifar10": {"clients": 10, "training.lr": 0.01, "training.optimizer": "sgd"},
     "orthofl/table2-20news": {"clients": 20, "training.lr": 5e-5, "training.batch": 8, "training.optimizer": "adamw"},
     "orthofl/table2-har": {"clients": 21},
@@ -51,16 +52,18 @@ def test_laws_of_figure_6_have_the_mean_of_the_devices():
 
 
 def test_a_run_is_as_long_as_five_hundred_updates_take():
-    """A device answers after m + s phi(m/s) seconds on average. The nine: 96.2 + 135.6 × 0.3101 = 138.3, 904.1 + 222.2 × 0.0001
-    = 904.2, 360.2 + 103.5 × 0.0009 = 360.3, 276.6 + 187.2 × 0.1339 = 301.7, 150.2 + 210.3 × 0.3091 = 215.2, 161.4 + 194.4 × 0.2826
-    = 216.3, 177.2 + 209.8 × 0.2792 = 235.8, 106.3 + 32.7 × 0.0020 = 106.3, 385.6 + 111.9 × 0.0011 = 385.7. The mean of their
-    inverses is 0.004437, so ten clients send 500 updates in 500 / 0.04437 = 11,268 s."""
+    """A device answers after m + s phi(m/s) seconds on average. The nine: 96.2 + 135.6 × 0.3101 = 138.3, 904.1 + 222.2
+    × 0.0001 = 904.2, 360.2 + 103.5 × 0.0009 = 360.3, 276.6 + 187.2 × 0.1339 = 301.7, 150.2 + 210.3 × 0.3091 = 215.2,
+    161.4 + 194.4 × 0.2826 = 216.3, 177.2 + 209.8 × 0.2792 = 235.8, 106.3 + 32.7 × 0.0020 = 106.3, 385.6 + 111.9 ×
+    0.0011 = 385.7. The mean of their inverses is 0.004437, so ten clients send 500 updates in 500 / 0.04437 = 11,268 s.
+    """
     assert presets.load("orthofl/table2-mnist").experiment.until.seconds == pytest.approx(11_268, abs=10)
 
 
 def test_a_thirtieth_of_fedavgs_time_can_be_told():
-    """The paper's 0.03 and 0.09 of FedAvg's time: with 200 points or more they lie at least six points apart where FedAvg needs
-    half of the run (0.03 × 100 = 3 and 0.09 × 100 = 9); with fifty they would be one and a half."""
+    """The paper's 0.03 and 0.09 of FedAvg's time: with 200 points or more they lie at least six points apart where
+    FedAvg needs half of the run (0.03 × 100 = 3 and 0.09 × 100 = 9); with fifty they would be one and a half.
+    """
     for name in COLUMNS:
         experiment = presets.load(f"orthofl/table2-{name}").experiment
         assert experiment.until.seconds / experiment.evaluate_every == pytest.approx(200)

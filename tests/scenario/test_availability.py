@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.protocol import LocalWork
-from offbeat.scenario.availability import AVAILABILITY, NEVER, Always, Churn, Diurnal, Dropout, JoinAndLeave, Periodic, Traced, Window
+from offbeat.scenario.availability import (
+    AVAILABILITY,
+    NEVER,
+    Always,
+    Churn,
+    Diurnal,
+    Dropout,
+    JoinAndLeave,
+    Periodic,
+    Traced,
+    Window,
+)
 from offbeat.scenario.counts import Counts
 from offbeat.scenario.delays import Constant
 from offbeat.scenario.registry import summaries
@@ -156,7 +167,12 @@ def test_whoever_leaves_on_the_way_does_not_answer() -> None:
     world = SimulatedWorld(delays=Constant(mean=8.0, jitter=0.0), counts=Counts([5]), seed=0, availability=law)
     trips = {started: world.trip(0, 0, LocalWork(), 5, started) for started in (10.0, 22.0, 23.0, 30.0)}
     # there until 30: a job of 8 s that begins at 22 is just done
-    assert {started: trip.crashes for started, trip in trips.items()} == {10.0: False, 22.0: False, 23.0: True, 30.0: True}
+    assert {started: trip.crashes for started, trip in trips.items()} == {
+        10.0: False,
+        22.0: False,
+        23.0: True,
+        30.0: True,
+    }
     assert trips[23.0].why == "left"
     assert (world.next_available(0, 0.0), world.leaves(0, 12.0), world.next_available(0, 30.0)) == (10.0, 30.0, inf)
 

@@ -13,7 +13,8 @@ from offbeat.scenario.data.tcga import TcgaBrca
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
-    monkeypatch.setattr("offbeat.scenario.data.heart.HOSPITALS", dict.fromkeys(HOSPITALS))  # these are not the published files
+    # these are not the published files
+    monkeypatch.setattr("offbeat.scenario.data.heart.HOSPITALS", dict.fromkeys(HOSPITALS))
     monkeypatch.setattr("offbeat.scenario.data.tcga.TABLE_MD5", None)
     monkeypatch.setattr("offbeat.scenario.data.tcga.SPLIT_MD5", None)
     return tmp_path
@@ -66,7 +67,13 @@ def tcga(root, **changes):
     features = ["age_at_index", *(f"f{i}" for i in range(38))]
     rows = [",".join(["pid", *features, "E", "T"])]
     for i in range(4):
-        row = {"pid": f"P{i}", "age_at_index": 50 + 10 * i, **{f"f{j}": j % 2 for j in range(38)}, "E": i % 2, "T": 100 * i}
+        row = {
+            "pid": f"P{i}",
+            "age_at_index": 50 + 10 * i,
+            **{f"f{j}": j % 2 for j in range(38)},
+            "E": i % 2,
+            "T": 100 * i,
+        }
         if i == 1:
             row |= changes
         rows.append(",".join(str(row[name]) for name in ("pid", *features, "E", "T")))
@@ -81,14 +88,22 @@ def test_survival_has_a_time_and_an_event(root):
     assert (data.task, data.outputs) == ("survival", 1)
     assert data.y_train.tolist() == [[300, 1], [0, 0]]  # time, event, in the order of the split
     assert data.y_test.tolist() == [[100, 1]]
-    assert (data.groups.tolist(), data.test_groups.tolist(), data.group_names) == ([1, 0], [1], ("region 0", "region 5"))
+    assert (data.groups.tolist(), data.test_groups.tolist(), data.group_names) == (
+        [1, 0],
+        [1],
+        ("region 0", "region 5"),
+    )
     assert data.x_train[:, 0].tolist() == pytest.approx([1, -1])  # ages 80 and 50
     assert torch.equal(data.x_train[:, 1:], torch.tensor([0.0, 1.0]).repeat(2, 19))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"E": 2}, "E must be 0 or 1"), ({"T": -1}, "T must be 0 days or more"), ({"f3": "x"}, "f3 = 'x' in row 3 is no number")],
+    [
+        ({"E": 2}, "E must be 0 or 1"),
+        ({"T": -1}, "T must be 0 days or more"),
+        ({"f3": "x"}, "f3 = 'x' in row 3 is no number"),
+    ],
 )
 def test_a_damaged_table_is_refused(root, changes, message):
     tcga(root, **changes)
@@ -98,7 +113,10 @@ def test_a_damaged_table_is_refused(root, changes, message):
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [("P9,train,train_0", "names the patient P9, who is not in"), ("P2,train,train_6", "'train_6' of P2 is out of range")],
+    [
+        ("P9,train,train_0", "names the patient P9, who is not in"),
+        ("P2,train,train_6", "'train_6' of P2 is out of range"),
+    ],
 )
 def test_a_damaged_split_is_refused(root, row, message):
     path = tcga(root) / "train_test_split.csv"

@@ -99,7 +99,9 @@ def test_the_second_address_is_tried_when_the_first_has_nothing(root, address):
     ],
 )
 def test_what_does_not_arrive_whole_and_right_is_not_kept(root, address, page, digest, reason):
-    with pytest.raises(DataError, match=rf"set/file is missing: put the file there.*comes from the authors.*({reason})"):
+    with pytest.raises(
+        DataError, match=rf"set/file is missing: put the file there.*comes from the authors.*({reason})"
+    ):
         find_file("set", ("file",), digest, (f"{address}{page}",), "the authors")
     assert not any(p.is_file() for p in root.rglob("*"))
 
@@ -107,8 +109,12 @@ def test_what_does_not_arrive_whole_and_right_is_not_kept(root, address, page, d
 def test_without_a_network_the_message_says_which_file_to_put_where(root):
     with pytest.raises(DataError) as error:
         find_file("set", ("file.gz",), "0" * 32, ("http://127.0.0.1:9/file.gz",), "https://example.org")
-    assert str(error.value).startswith(f"{root}/set/file.gz is missing: put the file there, or set OFFBEAT_DATA to the folder")
-    assert "it comes from https://example.org (download failed: http://127.0.0.1:9/file.gz: Connection refused)" in str(error.value)
+    assert str(error.value).startswith(
+        f"{root}/set/file.gz is missing: put the file there, or set OFFBEAT_DATA to the folder"
+    )
+    assert "it comes from https://example.org (download failed: http://127.0.0.1:9/file.gz: Connection refused)" in str(
+        error.value
+    )
 
 
 def test_what_has_no_checksum_is_not_downloaded(root, address):
@@ -120,7 +126,9 @@ def test_what_has_no_checksum_is_not_downloaded(root, address):
 def test_a_checksum_may_be_of_another_kind(root, address):
     sha = hashlib.sha256(b"hello").hexdigest()
     assert find_file("set", ("file",), sha, (f"{address}/whole",)).read_bytes() == b"hello"
-    with pytest.raises(DataError, match=f"other/file is missing.*what arrived has SHA256 {sha}, the published file has {'0' * 64}"):
+    with pytest.raises(
+        DataError, match=f"other/file is missing.*what arrived has SHA256 {sha}, the published file has {'0' * 64}"
+    ):
         find_file("other", ("file",), "0" * 64, (f"{address}/whole",))
     with pytest.raises(DataError, match=f"set/file is damaged: its SHA256 is {sha}"):
         find_file("set", ("file",), "0" * 64)
@@ -200,7 +208,9 @@ def test_a_folder_copied_in_half_is_to_be_removed_first(root):
     (root / "set" / "inner").mkdir(parents=True)
     (root / "set/inner/a.txt").write_text("A")
     tar(root / "set" / "all.tar.gz", {"inner/a.txt": b"A", "inner/b.txt": b"B"})
-    with pytest.raises(DataError, match=r"inner/b.txt is missing, .*: remove .*set/inner so that it can be unpacked whole"):
+    with pytest.raises(
+        DataError, match=r"inner/b.txt is missing, .*: remove .*set/inner so that it can be unpacked whole"
+    ):
         find_folder("set", ("inner/a.txt", "inner/b.txt"), Published(name="all.tar.gz"))
     shutil.rmtree(root / "set" / "inner")
     find_folder("set", ("inner/a.txt", "inner/b.txt"), Published(name="all.tar.gz"))

@@ -217,8 +217,14 @@ def test_times_per_step_grow_with_the_steps() -> None:
         (lambda: Changing(at=(5.0,), factors=(0.0,)), r"changing delays: factors\[0\] = 0.0: must be positive"),
         (lambda: Changing(at=(-1.0,), factors=(2.0,)), "times are finite, 0 or more"),
         (lambda: Changing(at=(), factors=()), "0 times and 0 factors"),
-        (lambda: Changing(delays=Changing(at=(1.0,), factors=(2.0,)), at=(5.0,), factors=(3.0,)), "Changing already changes with time"),
-        (lambda: Changing(delays=Traced(path="x.csv"), at=(5.0,), factors=(3.0,)), "already changes .* give all times and factors to one"),
+        (
+            lambda: Changing(delays=Changing(at=(1.0,), factors=(2.0,)), at=(5.0,), factors=(3.0,)),
+            "Changing already changes with time",
+        ),
+        (
+            lambda: Changing(delays=Traced(path="x.csv"), at=(5.0,), factors=(3.0,)),
+            "already changes .* give all times and factors to one",
+        ),
         (lambda: Lognormal(sigma=1000.0), "lognormal delays: sigma = 1000.0: at most 20"),
         (lambda: Lognormal(mean=1.0, std=1e300), "lognormal delays: mean = 1.0, std = 1e.300: too far"),
         (lambda: Lognormal(mean=1e-300, std=1.0), "lognormal delays: mean = 1e-300, std = 1.0: too far"),

@@ -1,4 +1,6 @@
-"""DistilBERT with LoRA: only adapters and classifier travel. Run by `make test-text`; without the extra only the messages are tested."""
+"""DistilBERT with LoRA: only adapters and classifier travel. Run by `make test-text`; without the extra only the
+messages are tested.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import Layout, flatten
 from offbeat.scenario.models import DistilBert
 
-SMALL: dict[str, Any] = {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "vocab_size": 30, "max_position_embeddings": 12}
+SMALL: dict[str, Any] = {
+    "dim": 8,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 16,
+    "vocab_size": 30,
+    "max_position_embeddings": 12,
+}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is not None, reason="the extra `text` is installed")
@@ -33,7 +42,10 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         (lambda: DistilBert(rank=0), "distilbert rank = 0"),
         (lambda: DistilBert(alpha=0.0), r"distilbert alpha = 0\.0"),
         (lambda: DistilBert(dropout=1.0), r"distilbert dropout = 1\.0"),
-        (lambda: DistilBert().build((3, 32, 32), 10, 1), r"distilbert needs inputs \(length\), got shape \(3, 32, 32\)"),
+        (
+            lambda: DistilBert().build((3, 32, 32), 10, 1),
+            r"distilbert needs inputs \(length\), got shape \(3, 32, 32\)",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(make: Any, message: str) -> None:
@@ -106,7 +118,9 @@ def test_a_job_learns_with_the_encoder_frozen_and_repeats_to_the_bit(folder: Pat
     trainer = Trainer(module, ClientData.own([(x, y)]), Training(optimizer="adam", lr=0.02, epochs=20, batch=4))
     frozen = [p.clone() for p in trainer.binding.module.parameters() if not p.requires_grad]
     base = flatten(module)
-    job = Job(ticket=0, client=0, index=0, base=base, base_version=0, work=LocalWork(), num_examples=12, memory={}, seed=1)
+    job = Job(
+        ticket=0, client=0, index=0, base=base, base_version=0, work=LocalWork(), num_examples=12, memory={}, seed=1
+    )
     local = trainer(job).local
     assert torch.equal(trainer(job).local, local)
     after = [p for p in trainer.binding.module.parameters() if not p.requires_grad]

@@ -27,7 +27,9 @@ def labels(examples: int, classes: int = 5) -> Tensor:
     low=st.integers(1, 20), more=st.integers(0, 20), alpha=st.sampled_from([None, 1e-9, 0.1, 1.0, 1e9]),
     client=st.integers(0, 99), seed=st.integers(0, 2**32),
 )  # fmt: skip
-def test_a_client_draws_as_many_as_it_says_none_twice_and_always_the_same(low: int, more: int, alpha: Any, client: int, seed: int) -> None:
+def test_a_client_draws_as_many_as_it_says_none_twice_and_always_the_same(
+    low: int, more: int, alpha: Any, client: int, seed: int
+) -> None:
     made = Draws(size=(low, low + more), alpha=alpha)
     y = labels(40)
     parts = made.split(y, 100, seed)
@@ -45,7 +47,8 @@ def test_a_client_draws_as_many_as_it_says_none_twice_and_always_the_same(low: i
 def test_there_may_be_more_clients_than_examples_and_they_differ() -> None:
     parts = Draws(size=3).split(labels(10), 1_000, seed=1)
     assert len(parts) == 1_000
-    assert len({tuple(part.tolist()) for part in parts}) > 100  # of 120 ways to take 3 of 10: 1000 draws miss next to none
+    # of 120 ways to take 3 of 10: 1000 draws miss next to none
+    assert len({tuple(part.tolist()) for part in parts}) > 100
     again = Draws(size=3).split(labels(10), 1_000, seed=2)
     assert any(not torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
@@ -112,10 +115,15 @@ def test_clients_hold_computed_rows_as_they_hold_stored_ones() -> None:
     assert lazy.num_examples == stored.num_examples
     for client in (3, 11, 3, 0):
         positions = torch.arange(lazy.size(client)).flip(0)
-        assert all(torch.equal(a, b) for a, b in zip(lazy.take(client, positions), stored.take(client, positions), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(lazy.take(client, positions), stored.take(client, positions), strict=True)
+        )
         assert torch.equal(lazy.targets(client), stored.targets(client))
     first = torch.arange(9)
-    for one, other in ((lazy.pooled(), stored.pooled()), (lazy.merged().take(0, first), stored.merged().take(0, first))):
+    for one, other in (
+        (lazy.pooled(), stored.pooled()),
+        (lazy.merged().take(0, first), stored.merged().take(0, first)),
+    ):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     with pytest.raises(DataError, match="no data for client 12: there are 12 clients, 0, 1, 2, 3, 4, …"):
         lazy.take(12, torch.tensor([0]))

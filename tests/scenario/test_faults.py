@@ -25,14 +25,26 @@ from offbeat.experiment.config import Experiment
 from offbeat.scenario.availability import Churn
 from offbeat.scenario.counts import Counts
 from offbeat.scenario.delays import Changing, Constant, Groups, Uniform
-from offbeat.scenario.faults import FAULTS, Corrupted, Crash, DuplicateUpload, Fault, LostUpload, Scaled, SignFlipped, spoiler
+from offbeat.scenario.faults import (
+    FAULTS,
+    Corrupted,
+    Crash,
+    DuplicateUpload,
+    Fault,
+    LostUpload,
+    Scaled,
+    SignFlipped,
+    spoiler,
+)
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.network import Bandwidth
 from offbeat.scenario.registry import summaries
 from offbeat.scenario.streaming import ClassIncremental
 from offbeat.scenario.surroundings import SimulatedWorld
 
-LAYOUT = Layout((Slice("w", (3,), 0, 3, "param"), Slice("mean", (1,), 3, 4, "buffer"), Slice("seen", (), 4, 5, "counter")))
+LAYOUT = Layout(
+    (Slice("w", (3,), 0, 3, "param"), Slice("mean", (1,), 3, 4, "buffer"), Slice("seen", (), 4, 5, "counter"))
+)
 WAY = Trip(10.0, 10.0)
 
 
@@ -85,7 +97,9 @@ def test_damage_is_not_a_number_and_leaves_the_training_alone() -> None:
     damaged = Corrupted(entries=1).spoilt(LAYOUT, job(), given)
     assert sum(map(isnan, damaged.tolist())) == 1
     assert given.tolist() == result().local.tolist()
-    places = {tuple(map(isnan, Corrupted().spoilt(LAYOUT, job(index=i), given).tolist())).index(True) for i in range(40)}
+    places = {
+        tuple(map(isnan, Corrupted().spoilt(LAYOUT, job(index=i), given).tolist())).index(True) for i in range(40)
+    }
     assert places == {0, 1, 2}  # any parameter, no statistic
 
 
@@ -174,7 +188,9 @@ def test_all_methods_meet_the_same_faults() -> None:
 def test_the_experiment_file_holds_all_of_it() -> None:
     pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
     assert files.parse(files.dump(SMALL)) == SMALL
-    changed = files.changed(SMALL, ["faults=[crash, {name: scaled, factor: 5}]", "availability=dropout", "availability.share=0.5"])
+    changed = files.changed(
+        SMALL, ["faults=[crash, {name: scaled, factor: 5}]", "availability=dropout", "availability.share=0.5"]
+    )
     assert changed.faults == (Crash(), Scaled(factor=5.0))
     assert files.changed(SMALL, ["faults=crash"]).faults == (Crash(),)
     assert files.changed(SMALL, ["faults=[]"]).faults == ()

@@ -78,7 +78,9 @@ def test_numbers_of_every_type_are_big_endian(tmp_path):
 
 def test_a_missing_file_says_where_to_put_it(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=r"mnist/train-images-idx3-ubyte.gz is missing: put the file there, or set OFFBEAT_DATA"):
+    with pytest.raises(
+        DataError, match=r"mnist/train-images-idx3-ubyte.gz is missing: put the file there, or set OFFBEAT_DATA"
+    ):
         DATASETS["mnist"]().load()
 
 
@@ -89,7 +91,9 @@ def test_a_tampered_file_is_refused(root, monkeypatch):
 
 
 def test_labels_out_of_range_are_refused(root):
-    (root / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(torch.tensor([0, 1, 2, 3, 10], dtype=torch.uint8))))
+    (root / "train-labels-idx1-ubyte.gz").write_bytes(
+        gzip.compress(idx_bytes(torch.tensor([0, 1, 2, 3, 10], dtype=torch.uint8)))
+    )
     with pytest.raises(DataError, match="labels must be one number from 0 to 9"):
         DATASETS["mnist"]().load()
 

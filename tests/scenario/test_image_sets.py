@@ -65,7 +65,8 @@ def test_both_layouts_of_cifar10_hold_the_same(root, tmp_path_factory, monkeypat
     assert torch.equal(one.x_test, two.x_test)
     assert one.input_shape == (3, 32, 32)
     assert one.notes == two.notes == ("5 of 50,000 training pictures are there", "1 of 10,000 test pictures are there")
-    # the red plane comes first: the first value of the first image is its first byte, standardised by the red of all five
+    # the red plane comes first: the first value of the first image is its first byte, standardised by the red of all
+    # five
     red = pixels(6)[:5, :1024] / 255
     assert one.x_train[0, 0, 0, 0].item() == pytest.approx((red[0, 0] - red.mean()) / red.std(), abs=1e-5)
 
@@ -124,7 +125,9 @@ def test_a_pickle_of_python_2_is_read(tmp_path):
 
 
 def test_a_missing_archive_says_which_file_to_put_where(root):
-    with pytest.raises(DataError, match=r"cifar10/cifar-10-binary.tar.gz is missing: put the file there \(or what it holds"):
+    with pytest.raises(
+        DataError, match=r"cifar10/cifar-10-binary.tar.gz is missing: put the file there \(or what it holds"
+    ):
         Cifar10().load()
 
 
@@ -192,7 +195,11 @@ def test_isic_is_cropped_and_split_by_centre(root):
     data = Isic2019(size=20).load()
     assert data.x_train.shape == (3, 3, 20, 20)
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 7, 3], [1])
-    assert (data.groups.tolist(), data.test_groups.tolist(), data.group_names) == ([0, 0, 1], [1], ("centre 0", "centre 5"))
+    assert (data.groups.tolist(), data.test_groups.tolist(), data.group_names) == (
+        [0, 0, 1],
+        [1],
+        ("centre 0", "centre 5"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +236,8 @@ def test_a_nifti_volume_is_read_in_both_byte_orders_and_scaled(tmp_path):
     for order in "<>":
         (tmp_path / "v.nii").write_bytes(nifti(values, slope=0.5, intercept=1.0, order=order))
         assert np.array_equal(read_nifti(tmp_path / "v.nii"), values * 0.5 + 1)
-    (tmp_path / "v.nii.gz").write_bytes(gzip.compress(nifti(values[..., None])))  # a fourth axis of one, slope 0: no scaling
+    # a fourth axis of one, slope 0: no scaling
+    (tmp_path / "v.nii.gz").write_bytes(gzip.compress(nifti(values[..., None])))
     assert np.array_equal(read_nifti(tmp_path / "v.nii.gz"), values)
     (tmp_path / "v.nii").write_bytes(nifti(values, slope=np.nan, intercept=np.nan))  # as nibabel writes it
     assert np.array_equal(read_nifti(tmp_path / "v.nii"), values)

@@ -67,7 +67,11 @@ def one_thread() -> Iterator[None]:
 def inputs(name: str, count: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     shape = (count, *SMALL[name][1])
-    return torch.randint(0, 20, shape, generator=generator) if name == "textcnn" else torch.randn(shape, generator=generator)
+    return (
+        torch.randint(0, 20, shape, generator=generator)
+        if name == "textcnn"
+        else torch.randn(shape, generator=generator)
+    )
 
 
 def size(model: Model, shape: tuple[int, ...], outputs: int) -> int:
@@ -112,7 +116,9 @@ def test_every_model_trains_and_repeats_to_the_bit(name: str) -> None:
     x, y = inputs(name, 6), torch.arange(6 * prod(places)).reshape(6, *places) % 3
     trainer = Trainer(module, ClientData.own([(x, y)]), Training(batch=3))
     base = flatten(module)
-    job = Job(ticket=0, client=0, index=0, base=base, base_version=0, work=LocalWork(), num_examples=6, memory={}, seed=1)
+    job = Job(
+        ticket=0, client=0, index=0, base=base, base_version=0, work=LocalWork(), num_examples=6, memory={}, seed=1
+    )
     local = trainer(job).local
     assert torch.isfinite(local).all()
     assert not torch.equal(local, base)
@@ -192,7 +198,9 @@ def test_resnets_with_a_small_stem() -> None:
 
 
 @pytest.mark.parametrize(("width", "params", "travelling"), [(32, 1_182_496, 1_186_417), (10, 117_410, 118_647)])
-def test_the_119_thousand_printed_for_har_are_a_tenth_of_the_papers_code(width: int, params: int, travelling: int) -> None:
+def test_the_119_thousand_printed_for_har_are_a_tenth_of_the_papers_code(
+    width: int, params: int, travelling: int
+) -> None:
     widths = [width, 2 * width, 4 * width, 8 * width]
     blocks = sum(2 * (2 * 3 * w * w + batch_norms(w, w)) for w in widths)
     between = sum(3 * w * 2 * w for w in widths[:-1])
@@ -224,7 +232,15 @@ def test_mobilenetv2_has_2_4_million_for_100_classes() -> None:
 
 
 def test_efficientnet_has_the_published_5288548() -> None:
-    stages = ((1, 16, 1, 3), (6, 24, 2, 3), (6, 40, 2, 5), (6, 80, 3, 3), (6, 112, 3, 5), (6, 192, 4, 5), (6, 320, 1, 3))
+    stages = (
+        (1, 16, 1, 3),
+        (6, 24, 2, 3),
+        (6, 40, 2, 5),
+        (6, 80, 3, 3),
+        (6, 112, 3, 5),
+        (6, 192, 4, 5),
+        (6, 320, 1, 3),
+    )
     ends = 27 * 32 + batch_norms(32) + 320 * 1280 + batch_norms(1280)
     by_hand = ends + inverted(stages, squeezed=True) + 1280 * 1000 + 1000
     assert size(EfficientNet(), (3, 64, 64), 1000) == by_hand == 5_288_548
@@ -304,7 +320,10 @@ def test_models_are_values() -> None:
         (lambda: Cnn(kernel=4), "cnn kernel = 4: must be odd"),
         (lambda: Cnn(padding="sane"), "unknown cnn padding 'sane': did you mean 'same'"),  # type: ignore[arg-type]
         (lambda: Cnn(pool="all"), "unknown cnn pool 'all'"),  # type: ignore[arg-type]
-        (lambda: Cnn().build((64,), 10, 1), r"cnn needs inputs \(channels, height, width\), got shape \(64,\): use mlp or linear"),
+        (
+            lambda: Cnn().build((64,), 10, 1),
+            r"cnn needs inputs \(channels, height, width\), got shape \(64,\): use mlp or linear",
+        ),
         (lambda: Cnn(channels=(4, 4, 4, 4)).build((1, 8, 8), 10, 1), "4 poolings leave nothing of 8×8 inputs"),
         (lambda: FEDCOMPASS_MNIST.build((1, 8, 8), 10, 1), "2 poolings leave nothing of 8×8 inputs"),
         (lambda: LeNet5().build((1, 15, 28), 10, 1), "lenet5 needs pictures of at least 16×16, got 15×28"),
@@ -312,7 +331,10 @@ def test_models_are_values() -> None:
         (lambda: ResNet(depth=50), "resnet depth = 50: 18 or 34"),  # type: ignore[arg-type]
         (lambda: ResNet1d(width=0), "resnet1d width = 0"),
         (lambda: ResNet1d().build((9, 6), 6, 1), "series of length 7 or more, got 6"),
-        (lambda: ResNet1d().build((1, 8, 8), 6, 1), r"resnet1d needs inputs \(channels, length\), got shape \(1, 8, 8\): use resnet"),
+        (
+            lambda: ResNet1d().build((1, 8, 8), 6, 1),
+            r"resnet1d needs inputs \(channels, length\), got shape \(1, 8, 8\): use resnet",
+        ),
         (lambda: TextCnn(vocabulary=1), "textcnn vocabulary = 1"),
         (lambda: TextCnn(widths=()), r"textcnn widths = \(\)"),
         (lambda: TextCnn(dropout=1.0), r"textcnn dropout = 1\.0"),

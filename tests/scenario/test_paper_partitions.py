@@ -1,4 +1,6 @@
-"""The partitions of the papers: counts worked out by hand, laws that hold for every seed, and what cannot be satisfied."""
+"""The partitions of the papers: counts worked out by hand, laws that hold for every seed, and what cannot be
+satisfied.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from offbeat.scenario.partition import (
 )
 
 WHOLE: list[Partition] = [  # these leave nobody's example over
-    Iid(), Dirichlet(alpha=1.0, min_examples=1), DirichletEqual(), DirichletEqual(alpha=5.0), DualDirichlet(classes=5.0, min_examples=1),
+    Iid(), Dirichlet(alpha=1.0, min_examples=1), DirichletEqual(), DirichletEqual(alpha=5.0),
+    DualDirichlet(classes=5.0, min_examples=1),
     Classes(fewest=2, most=4), Pieces(sizes=(1, 2, 3, 4)), Disjoint(), Natural(),
 ]  # fmt: skip
 
@@ -44,9 +47,12 @@ def table(partition: Partition, y: Tensor, clients: int, seed: int = 1) -> list[
 
 
 @settings(max_examples=80, deadline=None)
-@given(partition=st.sampled_from([*WHOLE, MainClass(share=0.8)]), clients=st.sampled_from([1, 2, 4, 5]), extra=st.integers(0, 40),
+@given(partition=st.sampled_from([*WHOLE, MainClass(share=0.8)]), clients=st.sampled_from([1, 2, 4, 5]),
+extra=st.integers(0, 40),
        seed=st.integers(0, 2**32))  # fmt: skip
-def test_no_example_has_two_owners_and_the_same_seed_gives_the_same_split(partition: Any, clients: int, extra: int, seed: int) -> None:
+def test_no_example_has_two_owners_and_the_same_seed_gives_the_same_split(
+    partition: Any, clients: int, extra: int, seed: int
+) -> None:
     if isinstance(partition, (Classes, MainClass)):
         clients = 5  # one client of four classes cannot hold five; two main classes each cannot be of five
     y = labels(100 + extra)
@@ -107,7 +113,8 @@ def test_neither_a_class_nor_a_client_is_preferred() -> None:
         counts = class_counts(labels(40, classes=2), DirichletEqual(alpha=1.0).split(labels(40, classes=2), 2, seed))
         shares.append(counts[0, 0].item() / 20)
     mean = sum(shares) / len(shares)
-    # classes and clients can be exchanged, so the mean is 1/2; a share's deviation is below 1/2, the mean's of 200 below 0.036
+    # classes and clients can be exchanged, so the mean is 1/2; a share's deviation is below 1/2, the mean's of 200
+    # below 0.036
     assert mean == pytest.approx(0.5, abs=0.1)
     assert min(shares) < 0.2
     assert max(shares) > 0.8
@@ -210,11 +217,14 @@ def test_ag_news_clients_share_four_classes() -> None:
 
 
 def test_fifty_clients_of_2300_fit_into_ag_news_and_of_2400_do_not() -> None:
-    # 13 clients have class 0, 37 another: 13 × 2185 + 37 × (115 // 3 = 38) = 29,811 of 30,000; 13 × 2280 + 37 × 40 = 31,120
+    # 13 clients have class 0, 37 another: 13 × 2185 + 37 × (115 // 3 = 38) = 29,811 of 30,000; 13 × 2280 + 37 × 40 =
+    # 31,120
     y = labels(120_000, classes=4)
     counts = table(MainClass(main=1, size=2300), y, 50)
     assert counts == [[2185 if c == i % 4 else 38 for c in range(4)] for i in range(50)]
-    with pytest.raises(DataError, match=r"50 clients ask for 31120 examples of class 0, there are 30000: .* or give a smaller size"):
+    with pytest.raises(
+        DataError, match=r"50 clients ask for 31120 examples of class 0, there are 30000: .* or give a smaller size"
+    ):
         MainClass(main=1, size=2400).split(y, 50, seed=0)
     with pytest.raises(ConfigError, match="main-class size = 0: at least 1 example a client"):
         MainClass(size=0)
@@ -232,7 +242,8 @@ def test_fashion_mnists_20_clients_get_two_pieces_of_different_size() -> None:
     # 6000 of a class in the proportions 2000 : 2750 : 3250 : 4000 of 12,000
     counts = class_counts(labels(60_000, classes=10), Pieces().split(labels(60_000, classes=10), 20, seed=1))
     sizes = {1000, 1375, 1625, 2000}
-    pairs = [{a, b} for a in sizes for b in sizes if a < b] + [{a + b} for a in sizes for b in sizes if a < b]  # of one class: together
+    # of one class: together
+    pairs = [{a, b} for a in sizes for b in sizes if a < b] + [{a + b} for a in sizes for b in sizes if a < b]
     for row in counts:
         assert set(row[row > 0].tolist()) in pairs
     assert counts.sum(0).tolist() == [6000] * 10
@@ -288,14 +299,29 @@ def test_counts_of_labels_that_are_no_classes_are_sizes() -> None:
     ("partition", "examples", "clients", "message"),
     [
         (DirichletEqual(), 4, 5, "5 clients of at least 1 example need 5, there are 4"),
-        (DualDirichlet(sizes=0.001), 1000, 20, "dual-dirichlet left a client with fewer than 2 examples in 100 tries .*raise sizes"),
+        (
+            DualDirichlet(sizes=0.001),
+            1000,
+            20,
+            "dual-dirichlet left a client with fewer than 2 examples in 100 tries .*raise sizes",
+        ),
         (Classes(most=6), 1000, 5, "up to 6 classes a client, the data has 5: lower most"),
         (Classes(fewest=1, most=1), 1000, 4, "4 clients of at most 1 classes cannot hold all 5: raise most"),
         # 200 * 5 // 7 = 142 each, 134 of the main class: clients 0 and 5 share class 0, the other five take 8 // 4 = 2
-        (MainClass(), 1000, 7, "7 clients ask for 278 examples of class 0, there are 200: use a number of clients that the 5 classes"),
+        (
+            MainClass(),
+            1000,
+            7,
+            "7 clients ask for 278 examples of class 0, there are 200: use a number of clients that the 5 classes",
+        ),
         (MainClass(main=5), 1000, 5, "5 main classes of 5: no other is left"),
         (MainClass(share=0.1), 25, 5, "5 examples a client are too few for 1 main classes"),
-        (Pieces(), 1000, 6, "5 classes in 4 pieces make 20, which 6 clients cannot share evenly: use 1, 2, 4, 5, 10, 20 clients"),
+        (
+            Pieces(),
+            1000,
+            6,
+            "5 classes in 4 pieces make 20, which 6 clients cannot share evenly: use 1, 2, 4, 5, 10, 20 clients",
+        ),
         (Pieces(sizes=(1, 1000)), 50, 10, "pieces: with 50 examples in 10 pieces a client has none"),
         (Disjoint(), 100, 6, "disjoint: 6 clients, but only 5 classes"),
         (Natural(), 100, 5, "natural needs data whose examples have owners"),
@@ -308,7 +334,9 @@ def test_what_cannot_be_satisfied_is_said(partition: Partition, examples: int, c
 
 def test_a_draw_that_never_comes_is_given_up() -> None:
     # every one of 12 clients would have to draw another of 12 classes: 12! / 12^12 = 5e-5 a try
-    with pytest.raises(DataError, match=r"in 100 tries no draw gave every one of 12 classes to somebody .*raise fewest and most"):
+    with pytest.raises(
+        DataError, match=r"in 100 tries no draw gave every one of 12 classes to somebody .*raise fewest and most"
+    ):
         Classes(fewest=1, most=1).split(labels(120, classes=12), 12, seed=1)
 
 
@@ -316,9 +344,14 @@ def test_fewer_owners_than_clients_is_said() -> None:
     groups = torch.tensor([0, 0, 1, 1, 2])
     with pytest.raises(DataError, match="natural: 4 clients, but the data has 3 owners: set clients to 3 or fewer"):
         Natural().split(torch.zeros(5), 4, 1, groups)
-    with pytest.raises(DataError, match="natural: 3 clients, but the data has 2 owners with 2 examples or more: set clients to 2 or fewer"):
+    with pytest.raises(
+        DataError,
+        match="natural: 3 clients, but the data has 2 owners with 2 examples or more: set clients to 2 or fewer",
+    ):
         Natural(min_examples=2).split(torch.zeros(5), 3, 1, groups)
-    with pytest.raises(DataError, match="natural: all clients, but the data has 0 owners with 9 examples or more: lower min_examples"):
+    with pytest.raises(
+        DataError, match="natural: all clients, but the data has 0 owners with 9 examples or more: lower min_examples"
+    ):
         Natural(min_examples=9).split(torch.zeros(5), None, 1, groups)
     with pytest.raises(DataError, match=r"natural: owners of shape \(5,\) for 4 examples"):
         Natural().split(torch.zeros(4), 2, 1, groups)

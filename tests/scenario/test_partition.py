@@ -24,7 +24,9 @@ def labels(examples: int, classes: int = 10) -> Tensor:
     seed=st.integers(0, 2**32),
     alpha=st.sampled_from([None, 0.5, 1.0, 100.0]),
 )
-def test_parts_are_disjoint_cover_everything_and_repeat(clients: int, extra: int, seed: int, alpha: float | None) -> None:
+def test_parts_are_disjoint_cover_everything_and_repeat(
+    clients: int, extra: int, seed: int, alpha: float | None
+) -> None:
     partition: Partition = Iid() if alpha is None else Dirichlet(alpha=alpha, min_examples=1)
     y = labels(clients * 20 + extra, classes=5)
     parts = partition.split(y, clients, seed)
@@ -81,7 +83,9 @@ def test_what_cannot_be_satisfied_is_said() -> None:
     with pytest.raises(DataError, match="5 clients of at least 1 example need 5, there are 4"):
         Iid().split(labels(4), 5, seed=1)
     with pytest.raises(
-        DataError, match=r"alpha=0.001 left a client with fewer than 2 examples in 100 tries .*raise alpha, lower min_examples or use fewer"
+        DataError,
+        match=r"alpha=0.001 left a client with fewer than 2 examples in 100 tries .*raise alpha, lower min_examples "
+        r"or use fewer",
     ):
         Dirichlet(alpha=0.001).split(labels(1000, classes=2), 20, seed=1)
     with pytest.raises(DataError, match=r"dirichlet needs one class label an example, got torch.float32.*use iid"):

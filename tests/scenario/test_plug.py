@@ -34,7 +34,10 @@ def test_owners_of_training_examples_come_first():
         ({"y_test": torch.tensor([0, -1, 2, 0, 1, 2])}, "test label -1 is out of range"),
         ({"x_test": torch.full((6, 2), torch.inf)}, "test inputs: 6 of 6 are not finite, the first is number 0"),
         ({"groups": torch.zeros(5, dtype=torch.int64), "group_names": ("a",)}, "6 training inputs, owners of 5"),
-        ({"groups": torch.tensor([0, 0, 0, 0, 0, 1]), "group_names": ("a",)}, "training owner 1 is out of range: 0 to 0"),
+        (
+            {"groups": torch.tensor([0, 0, 0, 0, 0, 1]), "group_names": ("a",)},
+            "training owner 1 is out of range: 0 to 0",
+        ),
         ({"num_classes": None, "task": "multilabel", "y_train": Y[:, None], "y_test": Y[:, None]}, "must be 0 or 1"),
         ({"num_classes": None, "task": "multilabel"}, r"targets have shape \(\) an example: one 0 or 1 for each label"),
         ({"x_test": X.double()}, r"training inputs are \(2,\) float32, test inputs \(2,\) float64: make them alike"),
@@ -45,7 +48,10 @@ def test_owners_of_training_examples_come_first():
         ({"task": "segmentation"}, "a class for each place is expected"),
         ({"num_classes": None}, "are torch.int64: regression needs real numbers"),
         ({"num_classes": None, "task": "classification"}, "classification needs num_classes"),
-        ({"num_classes": None, "task": "survival", "y_train": X[:, 0], "y_test": X[:, 0]}, "time and event are expected"),
+        (
+            {"num_classes": None, "task": "survival", "y_train": X[:, 0], "y_test": X[:, 0]},
+            "time and event are expected",
+        ),
         ({"num_classes": None, "task": "survival", "y_train": X, "y_test": X}, "events must be 0 or 1"),
         ({"x_test": X[:0], "y_test": Y[:0]}, "0 test inputs, 0 labels"),
         ({"task": "guessing"}, "task 'guessing' is none of classification"),
@@ -75,7 +81,9 @@ def test_a_torch_data_set_is_taken_as_it_is():
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.array, list, lambda given: [torch.tensor(value) for value in given]])
 def test_owners_may_be_a_tensor_or_an_array(kind):
-    data = from_dataset(TensorDataset(X, Y), TensorDataset(X, Y), groups=kind([3, 5, 3, 5, 3, 5]), test_groups=kind([5, 3, 5, 3, 5, 3]))
+    data = from_dataset(
+        TensorDataset(X, Y), TensorDataset(X, Y), groups=kind([3, 5, 3, 5, 3, 5]), test_groups=kind([5, 3, 5, 3, 5, 3])
+    )
     assert data.groups is not None
     assert data.test_groups is not None
     assert (data.groups.tolist(), data.test_groups.tolist(), data.group_names) == ([0, 1] * 3, [1, 0] * 3, ("3", "5"))
@@ -185,7 +193,10 @@ def test_files_that_are_no_numbers_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=r"is no whole .npz file"):
         from_npz(tmp_path)
-    for shape, message in (("(1000000000000000,)", "more values than the memory holds"), ("(1000,)", "is no whole .npz file")):
+    for shape, message in (
+        ("(1000000000000000,)", "more values than the memory holds"),
+        ("(1000,)", "is no whole .npz file"),
+    ):
         header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(80))

@@ -1,4 +1,6 @@
-"""The published files have their published counts. Runs where OFFBEAT_DATA points at them, and says where it does not."""
+"""The published files have their published counts. Runs where OFFBEAT_DATA points at them, and says where it does
+not.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def test_the_published_files_have_their_published_counts(name):
         # of the two parts together, as published: 1722 walking, 1544 upstairs, 1406 downstairs, 1777, 1906, 1944
         assert (data.y_train.bincount() + data.y_test.bincount()).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
     if name == "heart-disease":
-        assert (data.groups.bincount().tolist(), data.test_groups.bincount().tolist()) == ([199, 172, 30, 85], [104, 89, 16, 45])
+        assert (data.groups.bincount().tolist(), data.test_groups.bincount().tolist()) == (
+            [199, 172, 30, 85],
+            [104, 89, 16, 45],
+        )
     if name == "tcga-brca":
         counts = data.groups.bincount().tolist(), data.test_groups.bincount().tolist()
         assert counts == ([248, 156, 164, 129, 129, 40], [63, 40, 42, 33, 33, 11])
@@ -73,8 +78,8 @@ def test_ag_news_has_1900_texts_a_class_in_its_test_file():
 def test_beijing_has_twelve_stations_and_every_hour_of_four_years():
     data = real("beijing-air")
     assert data.num_groups == len(data.group_names) == 12
-    # 420768 rows are 35064 hours a station: training is the first 21038 of them, the test the last 7012. Windows of 48 hours
-    # 25 hours apart: (21038 - 48) // 25 + 1 = 840 and (7012 - 48) // 25 + 1 = 279 a station, less those with gaps
+    # 420768 rows are 35064 hours a station: training is the first 21038 of them, the test the last 7012. Windows of 48
+    # hours 25 hours apart: (21038 - 48) // 25 + 1 = 840 and (7012 - 48) // 25 + 1 = 279 a station, less those with gaps
     left_out = int(data.notes[0].split()[0])
     assert len(data.x_train) + len(data.x_test) + left_out == 12 * (840 + 279)
     assert (len(data.x_train), len(data.x_test), left_out) == (9017, 3165, 1246)  # as docs/data.md says

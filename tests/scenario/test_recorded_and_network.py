@@ -37,7 +37,9 @@ def written(folder: Path, text: str) -> str:
 
 
 def world(delays: Any, **settings: Any) -> SimulatedWorld:
-    return SimulatedWorld(delays=delays, counts=Counts([10, 10]), seed=0, steps=lambda client, work, examples: 3, **settings)
+    return SimulatedWorld(
+        delays=delays, counts=Counts([10, 10]), seed=0, steps=lambda client, work, examples: 3, **settings
+    )
 
 
 # ---------------------------------------------------------------- traces
@@ -116,7 +118,11 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("rows", "error", "told"),
     [
-        (1, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "cannot read the trace .*parquet: .*invalid start byte"),
+        (
+            1,
+            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+            "cannot read the trace .*parquet: .*invalid start byte",
+        ),
         (1, RuntimeError("unknown codec\nmore"), "cannot read the trace .*trace.parquet: unknown codec$"),
         (10**12, None, "trace.parquet has more than 20,000,000 rows: refused"),
     ],
@@ -130,7 +136,9 @@ def test_parquet_that_breaks_while_it_is_read_is_refused(tmp_path, monkeypatch, 
         def to_pylist(self):
             raise error
 
-    parquet = SimpleNamespace(read_metadata=lambda path: SimpleNamespace(num_rows=rows), read_table=lambda path: Table())
+    parquet = SimpleNamespace(
+        read_metadata=lambda path: SimpleNamespace(num_rows=rows), read_table=lambda path: Table()
+    )
     monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=parquet))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
     (tmp_path / "trace.parquet").write_bytes(b"PAR1")

@@ -76,15 +76,37 @@ def test_signals_that_are_not_finite_are_refused(root):
         UciHar().load()
 
 
-HEAD = '"No","year","month","day","hour","PM2.5","PM10","SO2","NO2","CO","O3","TEMP","PRES","DEWP","RAIN","wd","WSPM","station"\n'
+COLUMNS = "No year month day hour PM2.5 PM10 SO2 NO2 CO O3 TEMP PRES DEWP RAIN wd WSPM station"
+HEAD = ",".join(f'"{name}"' for name in COLUMNS.split()) + "\n"
 
 
-def beijing(root, station: str, hours: int, gaps: dict[tuple[int, int], str] | None = None, skipped: tuple[int, ...] = ()):
+def beijing(
+    root, station: str, hours: int, gaps: dict[tuple[int, int], str] | None = None, skipped: tuple[int, ...] = ()
+):
     """Hour h has PM2.5 = h, CO = 1000 h and temperature h."""
     lines = [HEAD]
     for h in range(hours):
         t = datetime(2013, 3, 1) + timedelta(hours=h)
-        cells = [h + 1, t.year, t.month, t.day, t.hour, h, 2, 3, 4, 1000 * h, 6, h, 1000, -5, 0, '"E"', 1.5, f'"{station}"']
+        cells = [
+            h + 1,
+            t.year,
+            t.month,
+            t.day,
+            t.hour,
+            h,
+            2,
+            3,
+            4,
+            1000 * h,
+            6,
+            h,
+            1000,
+            -5,
+            0,
+            '"E"',
+            1.5,
+            f'"{station}"',
+        ]
         for (hour, column), value in (gaps or {}).items():
             if hour == h:
                 cells[column] = value
@@ -98,14 +120,16 @@ def test_windows_end_at_the_hour_they_predict_and_time_divides_training_from_tes
     beijing(root, "B", 20)
     beijing(root, "A", 20)
     data = BeijingAir(hours=3, stride=2).load()
-    # a station trains on hours 0 to 11 (windows that end at 2, 4, .., 10) and is tested on 16 to 19 (the window that ends at 18)
+    # a station trains on hours 0 to 11 (windows that end at 2, 4, .., 10) and is tested on 16 to 19 (the window that
+    # ends at 18)
     assert data.y_train[:, 0].tolist() == [2, 4, 6, 8, 10] * 2
     assert data.y_test[:, 0].tolist() == [18] * 2
     assert data.y_train[1].tolist() == [4, 2, 3, 4, 4, 6]  # CO: 4000 µg/m³ are 4 mg/m³
     assert data.input_shape == (3, 7)
     assert data.group_names == ("A", "B")
     assert data.groups.tolist() == [0] * 5 + [1] * 5
-    # temperatures of the training windows are standardised: the ten windows' mean hour is 5, one hour apart is 1/deviation
+    # temperatures of the training windows are standardised: the ten windows' mean hour is 5, one hour apart is
+    # 1/deviation
     steps = data.x_train[0, 1:, 0] - data.x_train[0, :-1, 0]
     values = np.array([[e - 2, e - 1, e] for e in (2, 4, 6, 8, 10)], dtype=float)
     assert steps.tolist() == pytest.approx([1 / values.std()] * 2, rel=1e-5)
@@ -115,7 +139,8 @@ def test_weather_is_carried_over_short_gaps_and_windows_with_longer_ones_are_lef
     # temperature (column 11) missing at hours 3 and 4, an hour without a row (7), PM10 (column 6) missing at hour 10
     beijing(root, "A", 20, {(3, 11): "NA", (4, 11): "NA", (10, 6): "NA"}, skipped=(7,))
     one = BeijingAir(hours=2, stride=1, carry=1).load()
-    # windows end at 1 .. 11: those that touch hour 4 (two hours old) end at 4 and 5; 7 has no pollutants; 10 has no PM10
+    # windows end at 1 .. 11: those that touch hour 4 (two hours old) end at 4 and 5; 7 has no pollutants; 10 has no
+    # PM10
     assert one.y_train[:, 0].tolist() == [1, 2, 3, 6, 8, 9, 11]
     # 11 windows for training and 3 for the test (17, 18, 19), 4 left out
     assert one.notes == ("4 of 14 windows left out for gaps",)
@@ -156,7 +181,9 @@ def kdd(root):
     home = root / "kdd-air"
     home.mkdir()
     air = ["stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\n"]
-    weather = ["station_id,longitude,latitude,utc_time,temperature,pressure,humidity,wind_direction,wind_speed,weather\n"]
+    weather = [
+        "station_id,longitude,latitude,utc_time,temperature,pressure,humidity,wind_direction,wind_speed,weather\n"
+    ]
     for h in range(10):
         t = datetime(2017, 1, 1) + timedelta(hours=h)
         for area in ("shunyi", "daxing", "dongsi"):
@@ -185,14 +212,20 @@ def test_kdd_cup_joins_the_areas_that_measure_both(root):
 
 def test_kdd_cup_files_without_a_common_area_are_refused(root):
     home = kdd(root)
-    (home / "beijing_17_18_aq.csv").write_text("stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\ndongsi_aq,2017-01-01 00:00:00,1,1,1,1,1,1\n")
+    (home / "beijing_17_18_aq.csv").write_text(
+        "stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\ndongsi_aq,2017-01-01 00:00:00,1,1,1,1,1,1\n"
+    )
     with pytest.raises(DataError, match="have no area in common"):
         KddAir().load()
-    (home / "beijing_17_18_aq.csv").write_text("stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\nshunyi_aq,yesterday,1,1,1,1,1,1\n")
+    (home / "beijing_17_18_aq.csv").write_text(
+        "stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\nshunyi_aq,yesterday,1,1,1,1,1,1\n"
+    )
     with pytest.raises(DataError, match="utc_time must be written as"):
         KddAir().load()
     for odd in ("NaT", "9999-01-01 00:00:00"):
-        (home / "beijing_17_18_aq.csv").write_text(f"stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\nshunyi_aq,{odd},1,1,1,1,1,1\n")
+        (home / "beijing_17_18_aq.csv").write_text(
+            f"stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\nshunyi_aq,{odd},1,1,1,1,1,1\n"
+        )
         with pytest.raises(DataError, match=f"utc_time '{odd}' is out of range: years from 1900 to 2100"):
             KddAir().load()
     (home / "beijing_17_18_aq.csv").write_text("station,utc_time\nshunyi,1\n")
@@ -232,7 +265,8 @@ def some_workouts() -> list[dict]:
 def test_fitrec_resamples_and_derives_the_speed(root):
     fitrec(root, some_workouts())
     data = FitRec(**SMALL).load()
-    # 300 seconds are 31 samples: three windows of ten a workout; of three workouts 0.6 -> 1 trains, 0.2 -> the last tests
+    # 300 seconds are 31 samples: three windows of ten a workout; of three workouts 0.6 -> 1 trains, 0.2 -> the last
+    # tests
     assert data.x_train.shape == (6, 10, 3)
     assert (data.group_names, data.groups.tolist()) == (("7", "8"), [0] * 3 + [1] * 3)
     assert data.y_train.tolist() == pytest.approx([36.0] * 6, rel=1e-5)
@@ -257,10 +291,12 @@ def test_json_lines_and_gzip_hold_the_same(root):
 
 def test_windows_across_a_pause_are_left_out(root):
     late = workout(7, "run", 1000)
-    late["timestamp"] = [t + (200 if i >= 30 else 0) for i, t in enumerate(late["timestamp"])]  # 205 seconds without a point
+    # 205 seconds without a point
+    late["timestamp"] = [t + (200 if i >= 30 else 0) for i, t in enumerate(late["timestamp"])]
     fitrec(root, [late, workout(7, "run", 5000), workout(8, "run", 1000), workout(8, "run", 5000)])
     data = FitRec(**SMALL).load()
-    # points at 0..145 and 350..500 s: of windows 0-90, 100-190, 200-290, 300-390, 400-490 s the first and the last are whole
+    # points at 0..145 and 350..500 s: of windows 0-90, 100-190, 200-290, 300-390, 400-490 s the first and the last are
+    # whole
     assert data.groups.tolist() == [0] * 2 + [1] * 3
 
 
@@ -275,7 +311,10 @@ def test_windows_across_a_pause_are_left_out(root):
     ],
 )
 def test_a_damaged_workout_is_refused(root, change, message):
-    fitrec(root, [workout(7, "run", 1000, **change), workout(7, "run", 2000), *(workout(8, "run", 1000 * i) for i in (1, 2))])
+    fitrec(
+        root,
+        [workout(7, "run", 1000, **change), workout(7, "run", 2000), *(workout(8, "run", 1000 * i) for i in (1, 2))],
+    )
     with pytest.raises(DataError, match=message):
         FitRec(**SMALL).load()
 
@@ -283,7 +322,10 @@ def test_a_damaged_workout_is_refused(root, change, message):
 def test_a_workout_of_years_is_left_out_and_told(root):
     broken = workout(7, "run", 1000)
     broken["timestamp"][-1] = 10**15  # every 10 seconds of that would fill the memory
-    fitrec(root, [broken, workout(7, "run", 2000), workout(7, "run", 3000), workout(8, "run", 1000), workout(8, "run", 2000)])
+    fitrec(
+        root,
+        [broken, workout(7, "run", 2000), workout(7, "run", 3000), workout(8, "run", 1000), workout(8, "run", 2000)],
+    )
     data = FitRec(**SMALL).load()
     # user 7 trains on the first of three, which is left out, and tests on the last; user 8 has one for each
     assert data.notes == ("1 of 4 workouts left out: longer than two days",)
@@ -346,12 +388,18 @@ def test_copies_and_leftovers_are_no_users(root):
     extrasensory(root)
     home = root / "extrasensory"
     table = (home / "AA-1.features_labels.csv.gz").read_bytes()
-    for odd in (".unpacking-x/CC-3.features_labels.csv.gz", "__MACOSX/._AA-1.features_labels.csv", "AA-1.features_labels.csv.bak"):
+    for odd in (
+        ".unpacking-x/CC-3.features_labels.csv.gz",
+        "__MACOSX/._AA-1.features_labels.csv",
+        "AA-1.features_labels.csv.bak",
+    ):
         (home / odd).parent.mkdir(exist_ok=True)
         (home / odd).write_bytes(table)
     assert ExtraSensory().load().group_names == ("AA-1", "BB-2")
     (home / "AA-1.features_labels.csv").write_bytes(gzip.decompress(table))
-    with pytest.raises(DataError, match=r"AA-1.features_labels.csv.gz and .*AA-1.features_labels.csv are of the same user: remove one"):
+    with pytest.raises(
+        DataError, match=r"AA-1.features_labels.csv.gz and .*AA-1.features_labels.csv are of the same user: remove one"
+    ):
         ExtraSensory().load()
 
 

@@ -6,7 +6,15 @@ import pytest
 
 from offbeat.scenario.shares import among, group_of
 
-SHARES = [(0.6, 0.2, 0.2), (0.37, 0.63), (0.05, 0.15, 0.8), (0.123, 0.234, 0.643), (0.001, 0.999), (1 / 13, 12 / 13), (0.5, 0.0, 0.5)]
+SHARES = [
+    (0.6, 0.2, 0.2),
+    (0.37, 0.63),
+    (0.05, 0.15, 0.8),
+    (0.123, 0.234, 0.643),
+    (0.001, 0.999),
+    (1 / 13, 12 / 13),
+    (0.5, 0.0, 0.5),
+]
 
 
 @pytest.mark.parametrize("shares", SHARES, ids=str)
@@ -21,7 +29,9 @@ def test_a_share_is_kept_for_every_number_of_clients(shares: tuple[float, ...]) 
             assert off < (2 if n % 5 == 0 else 3.25)
 
 
-@pytest.mark.parametrize(("share", "clients"), [(0.37, 100), (0.05, 20), (0.28, 25), (0.15, 40), (0.3, 10), (0.333, 1000), (1 / 12, 12)])
+@pytest.mark.parametrize(
+    ("share", "clients"), [(0.37, 100), (0.05, 20), (0.28, 25), (0.15, 40), (0.3, 10), (0.333, 1000), (1 / 12, 12)]
+)
 def test_a_share_that_is_a_whole_number_of_clients_is_exact(share: float, clients: int) -> None:
     for seed in range(5):
         assert sum(among(share, seed, "test", client) for client in range(clients)) == round(share * clients)

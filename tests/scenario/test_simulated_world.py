@@ -35,14 +35,18 @@ def test_a_trip_takes_what_the_delays_say() -> None:
 
 def test_a_rule_with_three_gradients_a_step_takes_three_times_as_long() -> None:
     for unit, steps in (("job", None), ("step", lambda client, work, num_examples: num_examples // 5)):
-        world = SimulatedWorld(delays=Constant(mean=2.0, jitter=0.0, unit=unit), counts=Counts([10]), seed=1, steps=steps)
+        world = SimulatedWorld(
+            delays=Constant(mean=2.0, jitter=0.0, unit=unit), counts=Counts([10]), seed=1, steps=steps
+        )
         per_job = 2.0 if unit == "job" else 2.0 * 2
         assert world.trip(0, 0, LocalWork(), 10, 0.0) == Trip(per_job, per_job)
         assert world.trip(0, 0, LocalWork(rule=ThreeGradients()), 10, 0.0) == Trip(3 * per_job, 3 * per_job)
 
 
 def test_a_response_time_is_what_it_is_whatever_the_rule_costs() -> None:
-    world = SimulatedWorld(delays=Groups(period=10.0, shares=(0.0, 1.0, 0.0), jitter=0.0, unit="response"), counts=Counts([10]), seed=1)
+    world = SimulatedWorld(
+        delays=Groups(period=10.0, shares=(0.0, 1.0, 0.0), jitter=0.0, unit="response"), counts=Counts([10]), seed=1
+    )
     for work in (LocalWork(), LocalWork(rule=ThreeGradients()), LocalWork(steps=50, rule=ThreeGradients())):
         assert world.trip(0, 0, work, 10, 0.0) == Trip(30.0, 30.0)  # three periods of ten seconds
 
@@ -66,7 +70,14 @@ def test_counts_are_a_mapping() -> None:
     assert counts == {0: 3, 1: 1, 2: 2} == counts
     assert counts == Counts(np.array([3, 1, 2]))
     assert counts != Counts([3, 1, 3])
-    assert (len(counts), sum(counts.values()), 2 in counts, 3 in counts, -1 in counts, "0" in counts) == (3, 6, True, False, False, False)
+    assert (len(counts), sum(counts.values()), 2 in counts, 3 in counts, -1 in counts, "0" in counts) == (
+        3,
+        6,
+        True,
+        False,
+        False,
+        False,
+    )
     assert type(counts[0]) is int
     assert pickle.loads(pickle.dumps(counts)) == counts
     for missing in (3, -1):

@@ -62,7 +62,14 @@ def test_a_client_starts_with_its_share_and_grows_with_every_round_of_its_own() 
 def test_or_with_every_virtual_second() -> None:
     stream = replace(HALF, rate=0.001, per="second")
     # of 1000 examples: 500, and one a second
-    assert [stream.arrived(0, 0, 1000, 0, now) for now in (0.0, 0.5, 1.0, 250.0, 500.0, 1e9)] == [500, 500, 501, 750, 1000, 1000]
+    assert [stream.arrived(0, 0, 1000, 0, now) for now in (0.0, 0.5, 1.0, 250.0, 500.0, 1e9)] == [
+        500,
+        500,
+        501,
+        750,
+        1000,
+        1000,
+    ]
     assert stream.arrived(0, 0, 1000, 99, 1.0) == 501  # jobs do not count
 
 
@@ -89,7 +96,9 @@ def test_every_client_draws_its_own_start_and_rate_within_the_range() -> None:
 
 def test_the_schedule_is_a_function_of_the_seed_and_the_client() -> None:
     stream = Growing(start=(0.0, 1.0), rate=(0.0, 0.1))
-    assert counts(stream, 9, 1000, client=3, seed=5) == counts(pickle.loads(pickle.dumps(stream)), 9, 1000, client=3, seed=5)
+    assert counts(stream, 9, 1000, client=3, seed=5) == counts(
+        pickle.loads(pickle.dumps(stream)), 9, 1000, client=3, seed=5
+    )
     assert counts(stream, 9, 1000, client=3, seed=5) != counts(stream, 9, 1000, client=4, seed=5)
     assert counts(stream, 9, 1000, client=3, seed=5) != counts(stream, 9, 1000, client=3, seed=6)
 
@@ -165,7 +174,8 @@ def arriving(stream: Growing, client: int = 0, seed: int = 0) -> list[int]:
 def test_class_by_class_one_class_is_complete_before_the_next_begins() -> None:
     labels = arriving(ClassIncremental())
     assert [len(set(labels[i : i + 40])) for i in (0, 40, 80)] == [1, 1, 1]
-    assert ClassIncremental(start=0.5, rate=0.125).arrived(0, 0, 8, 2, 0.0) == 6  # how much arrives is as with growing data
+    # how much arrives is as with growing data
+    assert ClassIncremental(start=0.5, rate=0.125).arrived(0, 0, 8, 2, 0.0) == 6
 
 
 def test_the_order_of_classes_is_one_for_all_clients_or_each_ones_own() -> None:
@@ -173,7 +183,8 @@ def test_the_order_of_classes_is_one_for_all_clients_or_each_ones_own() -> None:
         return {tuple(arriving(stream, client)[::40]) for client in range(30)}
 
     assert len(orders(ClassIncremental())) == 1
-    assert len(orders(ClassIncremental(shared=False))) == 6  # each of 3! among thirty clients: (5/6)^30 is 0.4 % to miss one
+    # each of 3! among thirty clients: (5/6)^30 is 0.4 % to miss one
+    assert len(orders(ClassIncremental(shared=False))) == 6
     assert len({tuple(arriving(ClassIncremental(), seed=seed)[::40]) for seed in range(30)}) > 1
 
 
@@ -222,7 +233,9 @@ def test_clients_register_with_what_has_arrived_at_the_start() -> None:
 def test_local_work_sees_only_what_has_arrived() -> None:
     # of four examples three are there. With inputs one-hot, weights of unseen inputs do not move
     x, y = torch.eye(4), torch.zeros(4, dtype=torch.int64)
-    experiment = replace(SMALL, clients=1, streaming=Growing(start=0.75, rate=0.0), until=Until(updates=3), delays=Constant())
+    experiment = replace(
+        SMALL, clients=1, streaming=Growing(start=0.75, rate=0.0), until=Until(updates=3), delays=Constant()
+    )
     model = torch.nn.Linear(4, 2, bias=False)
     data = build.ClientData.own([(x, y)])
     made = build.assemble(model, data, build.Evaluator(model, x, y), experiment)
@@ -301,7 +314,13 @@ def test_the_python_door_streams_too_in_the_order_given() -> None:
     model = torch.nn.Linear(3, 2)
     result = offbeat.simulate(model, [(x, y)], FedAsync(), streaming=HALF, delays=10.0, until="5updates")
     # (.5 + .125 n) 16
-    assert [row[0] for row in result.trace.rows("SELECT examples FROM trace WHERE kind = 'arrive'")] == [8, 10, 12, 14, 16]
+    assert [row[0] for row in result.trace.rows("SELECT examples FROM trace WHERE kind = 'arrive'")] == [
+        8,
+        10,
+        12,
+        14,
+        16,
+    ]
 
 
 def test_growing_counts_reach_the_weights_of_strategies() -> None:

@@ -109,7 +109,9 @@ def test_a_tokenizer_lies_below_the_data_root_unless_its_whole_path_is_given(roo
     assert TwentyNews(tokenizer="pieces", length=3).load().vocabulary == 100
 
 
-@pytest.mark.parametrize(("settings", "message"), [({"vocabulary": 2}, "vocabulary = 2"), ({"length": 0}, "length = 0")])
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"vocabulary": 2}, "vocabulary = 2"), ({"length": 0}, "length = 0")]
+)
 def test_impossible_settings_are_refused(settings, message):
     for kind in (TwentyNews, AgNews):
         with pytest.raises(ConfigError, match=message):

@@ -26,7 +26,13 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("title", "registry"),
-    [("Delays", DELAYS), ("Network", NETWORKS), ("Availability", AVAILABILITY), ("Faults", FAULTS), ("Streams", STREAMS)],
+    [
+        ("Delays", DELAYS),
+        ("Network", NETWORKS),
+        ("Availability", AVAILABILITY),
+        ("Faults", FAULTS),
+        ("Streams", STREAMS),
+    ],
 )
 def test_it_names_everything_there_is_in_order(title: str, registry: dict[str, type]) -> None:
     section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
@@ -45,6 +51,8 @@ def test_its_experiments_run(number: int, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "phones.csv").write_text(blocks("csv")[0])
     assert len(blocks("yaml")) == 3
-    experiment = replace(files.parse(blocks("yaml")[number]), model=Linear(), until=Until(updates=20), evaluate_every=1e6)
+    experiment = replace(
+        files.parse(blocks("yaml")[number]), model=Linear(), until=Until(updates=20), evaluate_every=1e6
+    )
     assert files.parse(files.dump(experiment)) == experiment
     assert build.engine(build.setup(experiment), experiment).run().updates == 20

@@ -75,7 +75,9 @@ class ThreeSteps:
         local_job = start_job(job, LAYER, job.work.lr)
         w = local_job.start.clone()
         gradients = [lambda point: point - CENTRE] * 3
-        steps, carry = descend(job.work.rule, local_job, job.work.rule.phases(job.work), w, lambda phase: gradients, lambda: self)
+        steps, carry = descend(
+            job.work.rule, local_job, job.work.rule.phases(job.work), w, lambda phase: gradients, lambda: self
+        )
         extras, memory = job.work.rule.end(local_job, w, carry)
         return Result(job.ticket, w, job.num_examples, steps, extras, memory)
 
@@ -83,7 +85,7 @@ class ThreeSteps:
 # Everything moves along d = w - c = (1, -1, -.5, -1): w = x + s d, grad f = (1 + s) d, with lambda = 1 g = (1 + 2 s) d.
 # The rate is .1 ln 30 = .3401197382 =: q.
 # eq:   zeta1 = 1                                     s1 = -q
-#       g2 = 1 - 2q = .3197605237, h = .999 g1        zeta2 = g2 - 1 + .999 = .3187605237        s2 = -q (1 + .3187605237)
+# g2 = 1 - 2q = .3197605237, h = .999 g1        zeta2 = g2 - 1 + .999 = .3187605237        s2 = -q (1 + .3187605237)
 #       g3 = 1 + 2 s2 = .1029281, h = .001 .999 + .999 g2 = .3204397632        zeta3 = g3 - g2 + h = .1036062714
 #       s3 = -q (1 + .3187605237 + .1036062714) = -.4837750224; y = x + s3 d
 # alg2: zeta2 = g2 - g1 + 0 = -.6802394763            s2 = -q (1 - .6802394763) = -.1087568638
@@ -117,7 +119,8 @@ def test_it_gives_the_numbers_of_the_specification(h_order: Any) -> None:
     # the view leaves this start as it is: (1, -1) has equal entries and (.5, 0) only one, so the norm brings both back
     engine = started(AsoFed(lr=0.1, h_order=h_order), world(), client)
     assert job_of(engine, 0).base.tolist() == pytest.approx(START.tolist(), abs=1e-15)
-    engine.arrive(0, START, at=30.0)  # a round of 30 s in which nothing was learned: w stays, and so does the client's memory
+    # a round of 30 s in which nothing was learned: w stays, and so does the client's memory
+    engine.arrive(0, START, at=30.0)
     assert engine.state.w.tolist() == START.tolist()
     assert job_of(engine, 0).work.lr == pytest.approx(0.3401197382, abs=1e-10)
     engine.arrive(0, at=60.0)
@@ -154,7 +157,10 @@ def test_the_attention_of_the_specification(h_order: str) -> None:
 
 def local_job(base: list[float], memory: dict[str, list[float]] | None = None) -> LocalJob:
     start = torch.tensor(base, dtype=torch.float64)
-    kept = {name: torch.tensor(value, dtype=torch.float64) for name, value in (memory or {"vprev": [0.0], "h": [0.0]}).items()}
+    kept = {
+        name: torch.tensor(value, dtype=torch.float64)
+        for name, value in (memory or {"vprev": [0.0], "h": [0.0]}).items()
+    }
     return LocalJob(base=start, start=start, layout=hand_world(base, {}).layout, lr=0.1, extras={}, memory=kept)
 
 
@@ -184,7 +190,14 @@ def test_algorithm_2s_order_bears_a_third_of_the_rate(h_order: Any, bears: float
     rule, job = DecayedGradients(beta=0.0, lam=0.0, h_order=h_order), local_job([1.0])
     for rate, shrinks in ((0.95 * bears, True), (1.05 * bears, False)):
         w = job.start.clone()
-        descend(rule, job, rule.phases(LocalWork()), w, lambda phase: [lambda point: point.clone()] * 400, lambda rate=rate: At(rate))
+        descend(
+            rule,
+            job,
+            rule.phases(LocalWork()),
+            w,
+            lambda phase: [lambda point: point.clone()] * 400,
+            lambda rate=rate: At(rate),
+        )
         assert (w.abs().item() < 1e-3) == shrinks
 
 
@@ -404,7 +417,9 @@ def test_the_view_is_never_written_back_and_what_was_subtracted_is_what_was_sent
     for _ in range(20):
         engine.arrive(0, job_of(engine, 0).base, at=engine.now + 1)
     # a view of the same weights is the same view, however often it is taken
-    assert engine.model.tolist() == pytest.approx(attend((ROWS + 0.3).view(2, 2), 1, keep_norm=True).flatten().tolist(), rel=1e-14)
+    assert engine.model.tolist() == pytest.approx(
+        attend((ROWS + 0.3).view(2, 2), 1, keep_norm=True).flatten().tolist(), rel=1e-14
+    )
 
 
 def test_literal_feature_learning_compounds() -> None:
@@ -415,7 +430,9 @@ def test_literal_feature_learning_compounds() -> None:
     assert engine.state.w is engine.model
     engine.arrive(0, engine.model, at=2.0)
     big = 0.75 * log(3)
-    assert engine.model.tolist() == pytest.approx([0, big * exp(big) / (1 + exp(big)), -0.25 * log(2), -0.25 * log(2)], rel=1e-14)
+    assert engine.model.tolist() == pytest.approx(
+        [0, big * exp(big) / (1 + exp(big)), -0.25 * log(2), -0.25 * log(2)], rel=1e-14
+    )
 
 
 def test_attention_over_the_units_of_an_input_keeps_columns() -> None:
@@ -456,7 +473,11 @@ ENTRY = st.floats(-50, 50).filter(lambda value: value == 0 or abs(value) > 1e-6)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 4).flatmap(lambda columns: st.lists(st.lists(ENTRY, min_size=columns, max_size=columns), min_size=1, max_size=4)))
+@given(
+    st.integers(1, 4).flatmap(
+        lambda columns: st.lists(st.lists(ENTRY, min_size=columns, max_size=columns), min_size=1, max_size=4)
+    )
+)
 def test_the_view_keeps_every_rows_norm_its_signs_and_which_inputs_matter_more(rows: list[list[float]]) -> None:
     a = torch.tensor(rows, dtype=torch.float64)
     view, literal = attend(a, 1, keep_norm=True), attend(a, 1, keep_norm=False)
@@ -508,10 +529,21 @@ def test_with_everything_switched_off_it_is_weighted_asynchronous_sgd_by_hand() 
 def test_with_everything_switched_off_it_is_fedasyncs_delta_form_weighted_by_examples(mood: str, seed: int) -> None:
     given, script = tiny_world(buffers=True, seed=seed), random_script(mood, seed, length=60)
     plain = FedAsync(
-        alpha=1.0, mode="delta", client_weight="examples", staleness="constant", rho=0.0, concurrency=2, work=LocalWork(lr=0.125)
+        alpha=1.0,
+        mode="delta",
+        client_weight="examples",
+        staleness="constant",
+        rho=0.0,
+        concurrency=2,
+        work=LocalWork(lr=0.125),
     )
     one, two = (
-        [action.model for entry in play(strategy, script, given).log for action in entry.actions if isinstance(action, Commit)]
+        [
+            action.model
+            for entry in play(strategy, script, given).log
+            for action in entry.actions
+            if isinstance(action, Commit)
+        ]
         for strategy in (AsoFed(**PLAIN, lr=0.125, concurrency=2), plain)
     )
     assert len(one) == len(two) > 3
@@ -527,7 +559,9 @@ def test_each_switch_makes_a_difference() -> None:
         assert not torch.allclose(play(replace(plain, **changes), script, given).model, reached), changes
     full = replace(plain, beta=0.5, feature="view")
     for changes in ({"h_order": "alg2"}, {"axis": 0}):
-        assert not torch.allclose(play(replace(full, **changes), script, given).model, play(full, script, given).model), changes
+        assert not torch.allclose(
+            play(replace(full, **changes), script, given).model, play(full, script, given).model
+        ), changes
 
 
 # ---------------------------------------------------------------- the rest
@@ -584,7 +618,8 @@ def test_the_defaults_are_the_papers() -> None:
         ({"beta": 1.0}, r"beta = 1.0: must lie in \[0, 1\)"), ({"beta": -0.1}, "beta"), ({"lam": -1.0}, "lam = -1.0"),
         ({"lr": 0.0}, "lr = 0.0"), ({"lr": float("inf")}, "lr = inf"), ({"feature": "on"}, "feature = 'on'"),
         ({"h_order": "paper"}, "h_order = 'paper'"),
-        ({"axis": 2}, "axis = 2"), ({"concurrency": 0}, "concurrency = 0"), ({"work": LocalWork(lr=0.1)}, "work.lr = 0.1"),
+        ({"axis": 2}, "axis = 2"), ({"concurrency": 0}, "concurrency = 0"),
+        ({"work": LocalWork(lr=0.1)}, "work.lr = 0.1"),
         ({"work": LocalWork(rule=DecayedGradients(beta=0.1, lam=0.0))}, "work.rule"),
     ],
 )  # fmt: skip
@@ -596,7 +631,9 @@ def test_settings_that_cannot_be_meant_are_refused(setting: dict[str, Any], mess
 def test_feature_off_may_be_written_as_yaml_reads_it() -> None:
     pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
     for text in ("off", "'off'", "false"):
-        assert files.changed(Experiment(), ["strategy=aso_fed", f"strategy.feature={text}"]).strategy == AsoFed(feature="off")
+        assert files.changed(Experiment(), ["strategy=aso_fed", f"strategy.feature={text}"]).strategy == AsoFed(
+            feature="off"
+        )
     experiment = Experiment(strategy=AsoFed(feature="off"))
     assert files.parse(files.dump(experiment)) == experiment
 
@@ -629,7 +666,9 @@ def test_stopped_and_resumed_with_client_memory_and_growing_data_it_goes_on_to_t
     def engine(folder: str) -> Any:
         (tmp_path / folder).mkdir(exist_ok=True)
         trace, checkpoints = Trace(tmp_path / folder / "run.sqlite"), Checkpoints(tmp_path / folder / "checkpoint")
-        return build.engine(build.setup(STREAMING), STREAMING, trace=trace, checkpoints=checkpoints, checkpoint_every=1e9)
+        return build.engine(
+            build.setup(STREAMING), STREAMING, trace=trace, checkpoints=checkpoints, checkpoint_every=1e9
+        )
 
     whole = engine("whole")
     model = whole.run().model

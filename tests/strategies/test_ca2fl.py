@@ -16,7 +16,9 @@ TWO = {0: 10, 1: 30}
 FOUR = {0: 10, 1: 10, 2: 10, 3: 10}
 
 
-def started(strategy: CA2FL | FedBuff, model: list[float], clients: dict[int, int] = TWO, **world: bool) -> ScriptedEngine:
+def started(
+    strategy: CA2FL | FedBuff, model: list[float], clients: dict[int, int] = TWO, **world: bool
+) -> ScriptedEngine:
     engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
     engine.start()
     engine.advance()
@@ -173,7 +175,10 @@ def test_the_notes_tell_how_well_caches_predict_and_how_much_they_calibrate() ->
 
 def test_before_the_first_step_there_is_nothing_to_calibrate_with_and_it_is_fedbuff_without_discount() -> None:
     # three different clients of five: with one of them twice the second upload would be compared with the first
-    engines = [started(strategy, [0.0, 1.0], dict.fromkeys(range(5), 10)) for strategy in (CA2FL(k=3), FedBuff(k=3, staleness="constant"))]
+    engines = [
+        started(strategy, [0.0, 1.0], dict.fromkeys(range(5), 10))
+        for strategy in (CA2FL(k=3), FedBuff(k=3, staleness="constant"))
+    ]
     for engine in engines:
         for client in (4, 1, 2):
             engine.arrive(client, at=engine.now + 1.0)
@@ -183,7 +188,10 @@ def test_before_the_first_step_there_is_nothing_to_calibrate_with_and_it_is_fedb
 
 def test_where_every_buffer_holds_everybody_once_all_steps_are_fedbuffs() -> None:
     # h = 1/N sum h_i and the h_i taken off in the buffer cancel: v = 1/N sum Delta_i
-    engines = [ScriptedEngine(strategy, tiny_world(buffers=True)) for strategy in (CA2FL(k=3), FedBuff(k=3, staleness="constant"))]
+    engines = [
+        ScriptedEngine(strategy, tiny_world(buffers=True))
+        for strategy in (CA2FL(k=3), FedBuff(k=3, staleness="constant"))
+    ]
     for engine in engines:
         engine.start()
         for at in range(1, 8):
@@ -248,7 +256,12 @@ def test_the_running_mean_does_not_wander_from_the_caches() -> None:
     for at in range(1, 400):
         engine.arrive(at % 3, at=float(at))
         if at % 2 == 0:
-            mean = torch.stack([engine.state.caches[client].double() for client in range(3) if client in engine.state.caches]).sum(0) / 3
+            mean = (
+                torch.stack(
+                    [engine.state.caches[client].double() for client in range(3) if client in engine.state.caches]
+                ).sum(0)
+                / 3
+            )
             torch.testing.assert_close(engine.state.h.double(), mean, rtol=1e-5, atol=1e-6)
 
 

@@ -62,7 +62,9 @@ def test_a_gradient_that_agrees_with_the_basis_is_left_as_it_is() -> None:
 
 def test_traditional_ogd_takes_away_what_agrees_too() -> None:
     # <g, b> = 1.5, ||b||^2 = 5: g - .3 b = (.5 + .3, 1 - .6)
-    torch.testing.assert_close(projected(vector(0.5, 1), vector(-1, 2), Orthogonal(always=True)), vector(0.8, 0.4), rtol=0, atol=TINY)
+    torch.testing.assert_close(
+        projected(vector(0.5, 1), vector(-1, 2), Orthogonal(always=True)), vector(0.8, 0.4), rtol=0, atol=TINY
+    )
 
 
 @pytest.mark.parametrize("always", [False, True])
@@ -76,7 +78,8 @@ def test_a_basis_too_small_to_have_a_direction_counts_as_zero() -> None:
     g = torch.tensor([-1.0, -1.0, -1.0, -1.0])
     assert projected(g, torch.full((4,), 0.9e-12**0.5)).tolist() == g.tolist()
     assert projected(g, torch.full((4,), 1.1e-12**0.5)).abs().max() < 1e-6
-    assert projected(g.double(), torch.full((4,), 1e-100, dtype=torch.float64)).abs().max() < TINY  # float64: only 0 is zero,
+    # float64: only 0 is zero,
+    assert projected(g.double(), torch.full((4,), 1e-100, dtype=torch.float64)).abs().max() < TINY
     for tiny in (1e-160, 1e-200):  # or what cannot be squared and inverted: 4e-320, 0
         assert projected(g.double(), torch.full((4,), tiny, dtype=torch.float64)).tolist() == g.tolist()
 
@@ -148,7 +151,9 @@ def test_the_privacy_rule_uploads_the_change_of_its_gradient_and_remembers_the_g
 Gradients = Mapping[int, Sequence[float]]
 
 
-def answers(world: World, gradients: Callable[[Job], Sequence[float]], fresh: Callable[[], Optimizer] = Sgd) -> Callable[[Job], Result]:
+def answers(
+    world: World, gradients: Callable[[Job], Sequence[float]], fresh: Callable[[], Optimizer] = Sgd
+) -> Callable[[Job], Result]:
     """Clients that take one step with the gradient given, whatever their rule makes of it."""
 
     def train(job: Job) -> Result:
@@ -197,7 +202,8 @@ def close(tensor: Tensor, expected: Sequence[float]) -> bool:
 
 def grouped(strategy: FedOGD, model: list[float]) -> ScriptedEngine:
     """Up to where 0 and 1 are active, 2 is a straggler, and the caches are (1, 0), (0, 1), (-1, 2)."""
-    # client 0's gradient is (1, 0) until it is (2, .5), client 1's (0, 1) and then (.5, 1), client 2's (-1, 2) and then (-1, 0)
+    # client 0's gradient is (1, 0) until it is (2, .5), client 1's (0, 1) and then (.5, 1), client 2's (-1, 2) and then
+    # (-1, 0)
     early: Gradients = {0: (1, 0), 1: (0, 1), 2: (-1, 2)}
     late: Gradients = {0: (2, 0.5), 1: (0.5, 1), 2: (-1, 0)}
     engine = started(strategy, model, gradients=lambda job: (late if job.started >= 2 else early)[job.client])
@@ -309,7 +315,8 @@ def test_the_cache_of_a_client_that_stays_away_is_given_up_after_evict_after_sec
     engine.back(1, at=3.6)
     engine.advance(4.0)
     assert close(engine.model, [-4.5])  # .5 * 2 / 2
-    assert (basis(engine, 0), basis(engine, 1)) == ([0], [0])  # both stragglers, one took three epochs: nobody is active
+    # both stragglers, one took three epochs: nobody is active
+    assert (basis(engine, 0), basis(engine, 1)) == ([0], [0])
     report(engine, 1, [6], at=4.5)
     engine.advance(5.0)
     assert close(engine.model, [-6.5])  # .5 * (2 + 6) / 2
@@ -340,7 +347,9 @@ def test_before_anything_was_reported_nothing_is_committed() -> None:
 
 
 def test_clients_that_never_came_count_as_zero() -> None:
-    engine = ScriptedEngine(FedOGD(lr_local=0.1, lr_global=1.0, epoch=1.0), hand_world([0], dict.fromkeys(range(4), 10)))
+    engine = ScriptedEngine(
+        FedOGD(lr_local=0.1, lr_global=1.0, epoch=1.0), hand_world([0], dict.fromkeys(range(4), 10))
+    )
     engine.ready(2)
     engine.advance()
     report(engine, 2, [8], at=0.5)
@@ -486,7 +495,9 @@ def test_at_most_so_many_are_in_flight_and_waiting_for_a_seat_makes_no_straggler
 # ---------------------------------------------------------------- differences instead of gradients
 
 
-def constant_speeds(strategy: FedOGD, world: World, epochs: int, periods: Sequence[int] = (1, 1, 3, 5)) -> ScriptedEngine:
+def constant_speeds(
+    strategy: FedOGD, world: World, epochs: int, periods: Sequence[int] = (1, 1, 3, 5)
+) -> ScriptedEngine:
     """Client k reports every periods[k] epochs, and trains for real."""
     engine = ScriptedEngine(strategy, world)
     engine.start()
@@ -504,7 +515,10 @@ def test_uploading_differences_changes_nothing_while_nobody_changes_group(combin
     whole = FedOGD(lr_local=0.125, lr_global=0.0625, epoch=1.0, combine=combine)
     gradients = constant_speeds(whole, tiny_world(4), 20)
     differences = constant_speeds(replace(whole, upload="difference"), tiny_world(4), 20)
-    one, two = ([a.model for entry in engine.log for a in entry.actions if isinstance(a, Commit)] for engine in (gradients, differences))
+    one, two = (
+        [a.model for entry in engine.log for a in entry.actions if isinstance(a, Commit)]
+        for engine in (gradients, differences)
+    )
     assert len(one) == len(two) == 20
     for a, b in zip(one, two, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=TINY)
@@ -542,7 +556,12 @@ def test_with_differences_the_group_is_fixed_at_the_first_classification() -> No
 
 def test_a_lost_difference_is_made_up_for_by_the_next_one() -> None:
     sizes = iter([4.0, 7.0, 9.0])  # the client's gradients; the second never arrives
-    engine = started(FedOGD(lr_local=0.1, lr_global=1.0, epoch=1.0, upload="difference"), [0], {0: 10}, gradients=lambda job: [next(sizes)])
+    engine = started(
+        FedOGD(lr_local=0.1, lr_global=1.0, epoch=1.0, upload="difference"),
+        [0],
+        {0: 10},
+        gradients=lambda job: [next(sizes)],
+    )
     engine.arrive(0, at=0.5)
     engine.advance(1.0)
     assert close(engine.model, [-4])
@@ -621,7 +640,9 @@ def test_the_basis_holds_the_params_only_wherever_the_statistics_lie() -> None:
 
 
 def mifa(world: World, lr_local: float, lr_global: float, epochs: int, periods: Sequence[int]) -> Tensor:
-    """MIFA by hand: a table of the latest update of each client, and at every epoch a step along the mean of the table."""
+    """MIFA by hand: a table of the latest update of each client, and at every epoch a step along the mean of the
+    table.
+    """
     clients, table = TinyClients(world.layout, lr=lr_local), [torch.zeros_like(world.model)] * len(periods)
     w, sent, jobs = world.model, [world.model] * len(periods), [0] * len(periods)
     for t in range(1, epochs + 1):
@@ -681,8 +702,9 @@ def test_each_report_and_each_tick_leave_a_note() -> None:
     [("conflict", (-1 / 5**0.5, 0.0, -(0.5**0.5))), ("always", (-1 / 5**0.5, 1.5 / 5**0.5, -(0.5**0.5)))],
 )
 def test_how_far_gradients_point_along_the_basis_is_noted(project: Any, removed: tuple[float, ...]) -> None:
-    """Figure 6c. Active clients have the basis (-1, 2) of length sqrt 5: gradients (2, .5) and (.5, 1) give -2 + 1 = -1 and -.5 + 2 = 1.5.
-    The straggler's is (.5, .5) of length sqrt .5: (-1, 0) gives -.5, and -.5 / sqrt .5 = -sqrt .5."""
+    """Figure 6c. Active clients have the basis (-1, 2) of length sqrt 5: gradients (2, .5) and (.5, 1) give -2 + 1 = -1
+    and -.5 + 2 = 1.5. The straggler's is (.5, .5) of length sqrt .5: (-1, 0) gives -.5, and -.5 / sqrt .5 = -sqrt .5.
+    """
     engine = grouped(FedOGD(lr_local=0.1, lr_global=0.03, epoch=1.0, project=project), [1.01, 1.04])
     for client in (0, 1, 2):
         engine.arrive(client, at=2.5)

@@ -105,7 +105,9 @@ def test_statistics_are_mixed_with_the_same_weight_and_counters_take_the_maximum
 
 
 def test_in_the_delta_form_statistics_are_still_values() -> None:
-    engine = started(FedAsync(alpha=0.5, mode="delta", client_weight="equal", staleness="constant"), [0, 2, 5], statistics=True)
+    engine = started(
+        FedAsync(alpha=0.5, mode="delta", client_weight="equal", staleness="constant"), [0, 2, 5], statistics=True
+    )
     engine.arrive(0, [8, 6, 7], at=1.0)
     # w: .5 / 2 * (8 - 0) = 2; mean: .75 * 2 + .25 * 6 = 3; counter max(5, 7)
     assert engine.model.tolist() == [2, 3, 7]
@@ -120,7 +122,8 @@ def test_in_the_delta_form_statistics_may_be_replaced_by_the_clients() -> None:
     engine.arrive(0, [8, 6, 7], at=1.0)
     assert engine.model.tolist() == [2, 6, 7]  # w: .5 / 2 * (8 - 0), as ever; mean: omega = 1; counter max(5, 7)
     engine.arrive(1, [0, 7, 6], at=2.0)
-    assert engine.model.tolist() == [2, 7, 7]  # the last to answer has it, however old and light; counters still never fall
+    # the last to answer has it, however old and light; counters still never fall
+    assert engine.model.tolist() == [2, 7, 7]
 
 
 def test_replaced_statistics_belong_to_the_delta_form() -> None:
@@ -138,7 +141,9 @@ def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_served
     engine.arrive(1, [100], at=3.0)  # u = 2
     assert engine.model is before
     assert engine.ledger.version == 2
-    assert [action for action in engine.log[-2].actions if isinstance(action, Reject)] == [Reject(1, 1, "staleness 2 is over 1")]
+    assert [action for action in engine.log[-2].actions if isinstance(action, Reject)] == [
+        Reject(1, 1, "staleness 2 is over 1")
+    ]
     ticket = engine.ledger.open[engine.ledger.busy[1]]
     assert (ticket.base is before, ticket.base_version, ticket.started) == (True, 2, 3.0)
 
@@ -193,7 +198,8 @@ def test_at_most_so_many_clients_are_in_flight() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"alpha": 0.0}, {"alpha": 1.5}, {"mode": "mean"}, {"client_weight": "equal"}, {"mode": "delta", "client_weight": "size"},
+        {"alpha": 0.0}, {"alpha": 1.5}, {"mode": "mean"}, {"client_weight": "equal"},
+        {"mode": "delta", "client_weight": "size"},
         {"max_staleness": -1}, {"concurrency": 0}, {"staleness": "polynom"},
     ],
 )  # fmt: skip

@@ -20,7 +20,9 @@ TWO = {0: 10, 1: 30}
 FOUR = {0: 10, 1: 10, 2: 10, 3: 10}
 
 
-def profiled(strategy: FedAT, model: list[float], clients: dict[int, int], answers: Answers, **world: Any) -> ScriptedEngine:
+def profiled(
+    strategy: FedAT, model: list[float], clients: dict[int, int], answers: Answers, **world: Any
+) -> ScriptedEngine:
     """The engine with its tiers cut and their first rounds open."""
     engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
     engine.start()
@@ -60,7 +62,9 @@ def test_first_jobs_are_one_fedavg_round_and_then_tiers_are_cut_by_their_duratio
     assert engine.model.tolist() == [4]  # (4 + 8 + 2 + 2) / 4
     assert engine.ledger.version == 1
     assert tiers(engine) == [[2, 1], [3, 0]]
-    assert {(job.client, job.started, job.base_version) for job in engine.ledger.open.values()} == {(k, 4.0, 1) for k in range(4)}
+    assert {(job.client, job.started, job.base_version) for job in engine.ledger.open.values()} == {
+        (k, 4.0, 1) for k in range(4)
+    }
     assert notes(engine, "fastest") == [{"tiers": 2, "fastest": 1.0, "slowest": 4.0}]
 
 
@@ -91,7 +95,9 @@ def test_after_the_very_first_tier_update_the_model_is_still_w_0_to_the_last_bit
 
 
 def test_the_middle_tier_is_its_own_mirror_image() -> None:
-    engine = profiled(FedAT(tiers=3, lam=0.0), [0], dict.fromkeys(range(3), 10), {0: (1.0, [6]), 1: (2.0, [6]), 2: (3.0, [6])})
+    engine = profiled(
+        FedAT(tiers=3, lam=0.0), [0], dict.fromkeys(range(3), 10), {0: (1.0, [6]), 1: (2.0, [6]), 2: (3.0, [6])}
+    )
     engine.arrive(1, [12], at=5.0)  # T = (0, 1, 0): all of w^(2)
     assert engine.model.tolist() == [12]
     engine.arrive(0, [100], at=6.0)  # T = (1, 1, 0): 0 * 100 + 1/2 * 12 + 1/2 * 6
@@ -109,7 +115,9 @@ def test_smoothing_gives_every_tier_a_weight_from_the_start() -> None:
 
 
 def test_a_tier_is_the_mean_of_its_own_clients_weighted_by_examples_and_all_are_sent_the_global_model() -> None:
-    engine = profiled(FedAT(tiers=2, lam=0.0), [0], {0: 10, 1: 30, 2: 60}, {0: (1.0, [4]), 1: (2.0, [4]), 2: (3.0, [4])})
+    engine = profiled(
+        FedAT(tiers=2, lam=0.0), [0], {0: 10, 1: 30, 2: 60}, {0: (1.0, [4]), 1: (2.0, [4]), 2: (3.0, [4])}
+    )
     assert tiers(engine) == [[0], [1, 2]]  # bounds 0, 3 // 2, 3
     engine.arrive(2, [7], at=5.0)
     engine.arrive(1, [1], at=6.0)
@@ -337,7 +345,8 @@ def test_a_round_that_goes_on_in_another_tier_is_one_with_what_that_has_open() -
     engine = profiled(strategy, [0], FOUR, {0: (1.0, [6]), 1: (2.0, [6]), 2: (3.5, [6]), 3: (8.0, [6])})
     assert tiers(engine) == [[0, 1], [2], [3]]
     engine.arrive(0, [1], at=12.0)  # 4 s: (1 + 4) / 2 = 2.5 s; its tier waits for 1
-    engine.arrive(3, [7], at=13.0)  # 5 s: (8 + 5) / 2 = 6.5 s; the last tier's round: now 2, 2.5 and 3.5 s are within the ratio
+    # 5 s: (8 + 5) / 2 = 6.5 s; the last tier's round: now 2, 2.5 and 3.5 s are within the ratio
+    engine.arrive(3, [7], at=13.0)
     assert tiers(engine) == [[1, 0, 2], [3]]
     engine.arrive(1, [2], at=14.0)
     assert engine.ledger.version == 2  # nothing new since the last tier's round: 2 is waited for as well
@@ -364,7 +373,10 @@ def committed(strategy: Strategy, seed: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("smooth", [0, 1])
 def test_one_tier_is_fedavg_and_with_the_pull_fedprox(seed: int, smooth: int) -> None:
-    for tiered, plain in [(FedAT(tiers=1, lam=0.0, smooth=smooth), FedAvg()), (FedAT(tiers=1, lam=0.5, smooth=smooth), FedProx(mu=0.5))]:
+    for tiered, plain in [
+        (FedAT(tiers=1, lam=0.0, smooth=smooth), FedAvg()),
+        (FedAT(tiers=1, lam=0.5, smooth=smooth), FedProx(mu=0.5)),
+    ]:
         one, two = committed(tiered, seed), committed(plain, seed)
         assert len(one) == len(two) > 3
         assert all(map(torch.equal, one, two))
@@ -373,7 +385,8 @@ def test_one_tier_is_fedavg_and_with_the_pull_fedprox(seed: int, smooth: int) ->
 @pytest.mark.parametrize(
     "settings",
     [
-        {"lam": -0.1}, {"tiers": 0}, {"tiers": None}, {"ratio": 0.5}, {"ratio": 2.0, "tiers": 3}, {"smooth": 2}, {"retier": 0},
+        {"lam": -0.1}, {"tiers": 0}, {"tiers": None}, {"ratio": 0.5}, {"ratio": 2.0, "tiers": 3}, {"smooth": 2},
+        {"retier": 0},
         {"sample": 0}, {"deadline": 0.0}, {"work": LocalWork(rule=PLAIN)},
     ],
 )  # fmt: skip

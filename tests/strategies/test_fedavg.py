@@ -50,7 +50,10 @@ def test_two_rounds_follow_each_other() -> None:
     engine.arrive(0, [4], at=1.0)
     engine.arrive(1, [8], at=2.0)
     engine.advance()
-    assert [(ticket.client, ticket.base.tolist(), ticket.base_version, ticket.started) for ticket in engine.ledger.open.values()] == [
+    assert [
+        (ticket.client, ticket.base.tolist(), ticket.base_version, ticket.started)
+        for ticket in engine.ledger.open.values()
+    ] == [
         (0, [7], 1, 2.0),  # (10 * 4 + 30 * 8) / 40 = 7
         (1, [7], 1, 2.0),
     ]

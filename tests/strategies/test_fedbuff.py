@@ -203,7 +203,9 @@ def test_with_one_seat_excluded_clients_still_stall_and_step() -> None:
     assert len(flying(engine)) == 1
 
 
-@pytest.mark.parametrize("settings", [{"k": 0}, {"lr": 0.0}, {"max_staleness": -1}, {"concurrency": 0}, {"client_weight": "n"}])
+@pytest.mark.parametrize(
+    "settings", [{"k": 0}, {"lr": 0.0}, {"max_staleness": -1}, {"concurrency": 0}, {"client_weight": "n"}]
+)
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         FedBuff(**settings)

@@ -1,4 +1,6 @@
-"""FedCompass, worked by hand; Figure 1 of the paper; what becomes of it with one number of steps; a run in virtual time."""
+"""FedCompass, worked by hand; Figure 1 of the paper; what becomes of it with one number of steps; a run in virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def flying(engine: ScriptedEngine) -> dict[int, int | None]:
     return {client: steps(engine, client) for client in sorted(engine.ledger.busy)}
 
 
-def answer(engine: ScriptedEngine, client: int, descent: Sequence[float], *, at: float | None = None, **how: Any) -> None:
+def answer(
+    engine: ScriptedEngine, client: int, descent: Sequence[float], *, at: float | None = None, **how: Any
+) -> None:
     """The client uploads Delta = base - local, as the paper's does."""
     base = engine.ledger.open[engine.ledger.busy[client]].base
     engine.arrive(client, base - torch.tensor(descent, dtype=base.dtype), at=at, **how)
@@ -81,7 +85,8 @@ def test_the_schedule_of_figure_1() -> None:
     engine.arrive(3, at=5.0)  # (12 - 5) / .25 = 28
     assert (steps(engine, 3), groups(engine)) == (28, {1: (12.0, 14.0, [1, 2, 3], [])})
     assert engine.timers == pytest.approx({"group 1": 14.0})
-    engine.arrive(4, at=8.0)  # (12 - 8) / .4 = 10 < 20; the fastest of group 1 can be back at 12 + 10: (22 - 8) / .4 = 35
+    # (12 - 8) / .4 = 10 < 20; the fastest of group 1 can be back at 12 + 10: (22 - 8) / .4 = 35
+    engine.arrive(4, at=8.0)
     assert (steps(engine, 4), groups(engine)[2]) == (35, (22.0, 24.8, [4], []))  # T_max = 8 + 1.2 * 14
     engine.arrive(5, at=10.0)  # (22 - 10) / .5 = 24
     assert (steps(engine, 5), groups(engine)[2]) == (24, (22.0, 24.8, [4, 5], []))
@@ -140,7 +145,8 @@ def one_group_and_a_late_client(strategy: FedCompass) -> ScriptedEngine:
 
 @pytest.mark.parametrize("momentum", [False, True])
 def test_a_group_moves_the_model_by_its_own_buffer_and_the_general_one(momentum: bool) -> None:
-    # st(2) / 3 (.6, .3) + st(1) / 3 (.3, .6) = (.167562659, .179240745), and (.27, 0); the same for the first step of +M
+    # st(2) / 3 (.6, .3) + st(1) / 3 (.3, .6) = (.167562659, .179240745), and (.27, 0); the same for the first step of
+    # +M
     engine = one_group_and_a_late_client(FedCompass(momentum=momentum))
     assert engine.model.tolist() == pytest.approx([0.420475817, 1.641518510], abs=1e-9)
 
@@ -155,7 +161,8 @@ def test_the_buffers_hold_what_the_vector_says() -> None:
     engine = first_arrivals(FedCompass())
     answer(engine, 0, [0.6, 0.3], at=12.0)
     total = engine.state.piles[1].sums[0].total
-    assert total.tolist() == pytest.approx([-0.9 / 3**0.5 / 3 * 0.6, -0.9 / 3**0.5 / 3 * 0.3], abs=1e-12)  # u = 2; we keep local - base
+    # u = 2; we keep local - base
+    assert total.tolist() == pytest.approx([-0.9 / 3**0.5 / 3 * 0.6, -0.9 / 3**0.5 / 3 * 0.3], abs=1e-12)
 
 
 # ---------------------------------------------------------------- in time, late, waiting
@@ -164,8 +171,8 @@ def test_the_buffers_hold_what_the_vector_says() -> None:
 def two_known(strategy: FedCompass, model: list[float] | None = None, **world: bool) -> ScriptedEngine:
     """Both have answered their first step without moving anything: S = 1 and 2, and are due together.
 
-    At 1 client 0 opens group 1 with 4 steps: T_a = 5, T_max = 1 + 1.5 * 4 = 7. At 2 client 1 joins: (5 - 2) / 2 = 1 step.
-    Client 0 works on version 1, client 1 on version 2.
+    At 1 client 0 opens group 1 with 4 steps: T_a = 5, T_max = 1 + 1.5 * 4 = 7. At 2 client 1 joins: (5 - 2) / 2 = 1
+    step. Client 0 works on version 1, client 1 on version 2.
     """
     engine = started(strategy, model or [0.0], **world)
     zero = [0.0] * len(engine.world.model)
@@ -198,7 +205,8 @@ def test_at_the_latest_time_the_group_goes_on_without_the_missing_whose_update_g
     assert (engine.model.tolist(), engine.ledger.version) == ([2], 3)
     # (11 - 8) / 6 = 0 steps: no group fits; client 0 can be back at 11 + 4: (15 - 8) / 6 = 1 step
     assert (flying(engine), groups(engine)[3]) == ({0: 4, 1: 1}, (14.0, 17.0, [1], []))
-    assert engine.ledger.open[engine.ledger.busy[1]].base is engine.model  # the current model, though nothing has changed
+    # the current model, though nothing has changed
+    assert engine.ledger.open[engine.ledger.busy[1]].base is engine.model
     answer(engine, 0, [-4.0], at=11.0)  # u = 0: 2
     assert (engine.model.tolist(), engine.ledger.version) == ([6], 4)  # 2 + 2 + the late 2
     answer(engine, 0, [0.0], at=15.0)
@@ -255,7 +263,8 @@ def test_a_client_that_becomes_faster_waits_and_is_given_more() -> None:
     answer(engine, 1, [0.0], at=2.5)  # half a second for its step
     assert flying(engine) == {0: 4}
     answer(engine, 0, [0.0], at=5.0)
-    assert flying(engine) == {0: 2, 1: 4}  # it is the fastest now and opens the group: T_a = 5 + 4 * .5 = 7; (7 - 5) / 1 = 2
+    # it is the fastest now and opens the group: T_a = 5 + 4 * .5 = 7; (7 - 5) / 1 = 2
+    assert flying(engine) == {0: 2, 1: 4}
 
 
 # ---------------------------------------------------------------- lost, leaving, coming back, new
@@ -464,8 +473,10 @@ def test_the_work_keeps_its_rate_and_gets_its_steps_from_the_scheduler() -> None
 @pytest.mark.parametrize(
     "settings",
     [
-        {"alpha": 0.0}, {"alpha": 1.1}, {"a": -0.5}, {"mu": 1.0}, {"mu": -0.1}, {"weights": "size"}, {"max_staleness": -1},
-        {"concurrency": 0}, {"q_min": 0}, {"q_max": 19}, {"latest": 0.5}, {"speed": "mean"}, {"create": "now"}, {"discount": "never"},
+        {"alpha": 0.0}, {"alpha": 1.1}, {"a": -0.5}, {"mu": 1.0}, {"mu": -0.1}, {"weights": "size"},
+        {"max_staleness": -1},
+        {"concurrency": 0}, {"q_min": 0}, {"q_max": 19}, {"latest": 0.5}, {"speed": "mean"}, {"create": "now"},
+        {"discount": "never"},
         {"statistics": "mean"},
     ],
 )  # fmt: skip
@@ -619,7 +630,9 @@ def test_what_is_logged() -> None:
     member = {"staleness": 1, "weight": 0.25, "seconds_per_step": 1, "group": 1, "late": 0, "steps": 4}
     assert notes[3] == Note(member, ticket=2)
     # Q_eff = (1/2 * 1 + 1/2 * 4) / 1
-    assert notes[4] == Note({"group": 1, "updates": 2, "late_updates": 0, "omega": 0.75, "q_eff": 2.5, "open_groups": 0})
+    assert notes[4] == Note(
+        {"group": 1, "updates": 2, "late_updates": 0, "omega": 0.75, "q_eff": 2.5, "open_groups": 0}
+    )
 
 
 # ---------------------------------------------------------------- in virtual time: reductions, the whole thing
@@ -645,7 +658,9 @@ class Speeds:
         return 10 * (client + 1)
 
 
-def run(strategy: Strategy, seconds: Sequence[float], updates: int, jitter: float = 0.0) -> tuple[list[tuple[float, Tensor]], Any]:
+def run(
+    strategy: Strategy, seconds: Sequence[float], updates: int, jitter: float = 0.0
+) -> tuple[list[tuple[float, Tensor]], Any]:
     """(time, model) of every Commit, and the state in the end."""
     world = tiny_world(clients=len(seconds), buffers=True)
     clients, commits = TinyClients(world.layout), []
@@ -667,7 +682,9 @@ def run(strategy: Strategy, seconds: Sequence[float], updates: int, jitter: floa
 def models_as_fedasyncs(q: int, seconds: Sequence[float]) -> bool:
     """Assert it, unless an open group fitted somebody exactly, so that two updates made one version: then False."""
     delta_form = FedAsync(alpha=0.9, mode="delta", client_weight="examples", rho=0.0, work=LocalWork(steps=q))
-    compass, fedasync = (run(strategy, seconds, updates=25)[0] for strategy in (FedCompass(q_min=q, q_max=q), delta_form))
+    compass, fedasync = (
+        run(strategy, seconds, updates=25)[0] for strategy in (FedCompass(q_min=q, q_max=q), delta_form)
+    )
     if len(compass) < 25:
         return False
     for (at, one), (when, two) in zip(compass, fedasync, strict=True):
@@ -683,14 +700,19 @@ def test_with_one_number_of_steps_it_is_fedasyncs_delta_form(seconds: tuple[floa
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(2, 12), st.lists(st.floats(0.1, 8.0), min_size=1, max_size=4))
-def test_with_one_number_of_steps_it_is_fedasyncs_delta_form_wherever_no_group_fits(q: int, seconds: list[float]) -> None:
+def test_with_one_number_of_steps_it_is_fedasyncs_delta_form_wherever_no_group_fits(
+    q: int, seconds: list[float]
+) -> None:
     assume(models_as_fedasyncs(q, seconds))
 
 
-@pytest.mark.parametrize("variant", [{}, {"momentum": True, "mu": 0.5}, {"normalized": True}, {"weights": "equal"}], ids=str)
+@pytest.mark.parametrize(
+    "variant", [{}, {"momentum": True, "mu": 0.5}, {"normalized": True}, {"weights": "equal"}], ids=str
+)
 def test_in_one_group_it_ends_where_the_clients_pulls_are_in_balance(variant: dict[str, Any]) -> None:
-    # Five-fold speeds, Q_max / Q_min = 5: one group, due every 2 s, with 20, 10, 8, 5, 4 steps, nobody stale. Client k goes
-    # from w to c_k + (7/8)^Q (w - c_k), so w rests where sum p_k g_k (c_k - w) = 0 with g_k = 1 - (7/8)^Q_k; +N: g_k / Q_k.
+    # Five-fold speeds, Q_max / Q_min = 5: one group, due every 2 s, with 20, 10, 8, 5, 4 steps, nobody stale. Client k
+    # goes from w to c_k + (7/8)^Q (w - c_k), so w rests where sum p_k g_k (c_k - w) = 0 with g_k = 1 - (7/8)^Q_k; +N:
+    # g_k / Q_k.
     seconds, q = [0.1, 0.2, 0.25, 0.4, 0.5], [20, 10, 8, 5, 4]
     commits, state = run(FedCompass(q_min=4, q_max=20, **variant), seconds, updates=300)
     assert (state.schedule.steps, len(state.schedule.groups)) == (dict(enumerate(q)), 1)
@@ -707,5 +729,7 @@ def test_an_update_of_a_client_that_was_never_announced_is_a_first_arrival() -> 
     strategy = FedCompass()
     world = hand_world([0.0, 0.0], {0: 10, 1: 10})
     state = strategy.init(world)
-    strategy.on_event(state, UpdateArrived(5.0, 1, 0, 0, world.model, torch.tensor([2.0, 0.0], dtype=torch.float64), 10, 20, 0.0))
+    strategy.on_event(
+        state, UpdateArrived(5.0, 1, 0, 0, world.model, torch.tensor([2.0, 0.0], dtype=torch.float64), 10, 20, 0.0)
+    )
     assert state.model.tolist() == pytest.approx([0.9, 0.0])

@@ -25,7 +25,8 @@ def test_the_model_is_the_mean_of_the_last_k_models_after_every_arrival() -> Non
     engine.arrive(0, [2], at=1.0)
     assert (engine.model.tolist(), engine.ledger.version) == ([1], 0)  # not full: w_0 is kept
     engine.arrive(1, [6], at=2.0)
-    assert (engine.model.tolist(), engine.ledger.version) == ([4], 1)  # (2 + 6) / 2: examples do not weigh, nor does w_0
+    # (2 + 6) / 2: examples do not weigh, nor does w_0
+    assert (engine.model.tolist(), engine.ledger.version) == ([4], 1)
     engine.arrive(0, [8], at=3.0)  # trained from w_0, one version late: it counts in full
     assert (engine.model.tolist(), engine.ledger.version) == ([7], 2)  # (6 + 8) / 2
     engine.arrive(1, [5], at=4.0)

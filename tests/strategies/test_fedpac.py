@@ -80,8 +80,8 @@ def test_two_rounds_worked_by_hand() -> None:
     assert engine.ledger.version == 1
     told = notes(engine)
     engine.advance()
-    # ||h_0 - h_1||^2 = 1/4 + 1/4 = 1/2. Client 0: D = diag(0, 1/2), V + D = diag(1/4, 3/4), so a ~ (4, 4/3), a = (3/4, 1/4); 1 mirrored.
-    # phi_0 = 3/4 (1, 0) + 1/4 (0, 1), phi_1 = 1/4 (1, 0) + 3/4 (0, 1)
+    # ||h_0 - h_1||^2 = 1/4 + 1/4 = 1/2. Client 0: D = diag(0, 1/2), V + D = diag(1/4, 3/4), so a ~ (4, 4/3), a = (3/4,
+    # 1/4); 1 mirrored. phi_0 = 3/4 (1, 0) + 1/4 (0, 1), phi_1 = 1/4 (1, 0) + 3/4 (0, 1)
     torch.testing.assert_close(sent(engine, 0).base, vector(1, 0.75, 0.25), rtol=1e-14, atol=0)
     torch.testing.assert_close(sent(engine, 1).base, vector(1, 0.25, 0.75), rtol=1e-14, atol=0)
     # c_0 = (4 * 2 + 12 * 5) / 16 = 4.25, c_1 = (6 * 6 + 18 * 1) / 24 = 2.25
@@ -99,7 +99,8 @@ def test_two_rounds_worked_by_hand() -> None:
     # d = 2. Client 0: diag(1, 2 + 2), a ~ (1, 1/4) = (4/5, 1/5); client 1: diag(1 + 2, 2), a ~ (1/3, 1/2) = (2/5, 3/5)
     torch.testing.assert_close(sent(engine, 0).base, vector(6, 2.8, 1.6), rtol=1e-14, atol=0)
     torch.testing.assert_close(sent(engine, 1).base, vector(6, 4.4, 0.8), rtol=1e-14, atol=0)
-    assert sent(engine, 0).work.extras["prototypes"].tolist() == [[2], [8]]  # (10 * 1 + 10 * 3) / 20; only client 1 has class 1
+    # (10 * 1 + 10 * 3) / 20; only client 1 has class 1
+    assert sent(engine, 0).work.extras["prototypes"].tolist() == [[2], [8]]
 
 
 def test_prototypes_are_sent_from_the_second_round_on() -> None:
@@ -127,7 +128,8 @@ def test_a_class_nobody_brought_has_no_prototype_and_a_client_gets_its_own_old_m
     engine.arrive(0, [0, 0, 0], at=3.0, extras=extras(h=(0, 0), v=1, means=(7, 0), counts=(10, 0)))
     engine.lose(1, at=4.0)
     engine.advance()
-    # class 1 was brought by nobody this time. Client 1 had it in the first round, with mean 1; client 0 did not have it when last heard.
+    # class 1 was brought by nobody this time. Client 1 had it in the first round, with mean 1; client 0 did not have it
+    # when last heard.
     assert sent(engine, 1).work.extras["prototypes"].tolist() == [[7], [1]]
     assert sent(engine, 1).work.extras["known"].tolist() == [1, 1]
     assert sent(engine, 0).work.extras["known"].tolist() == [1, 0]
@@ -142,7 +144,8 @@ def test_nobody_counts_for_more_examples_than_it_trained_on() -> None:
     engine = opened(FedPAC(), [0, 1, 1], {0: 10, 1: 10})
     engine.arrive(0, [0, 0, 0], at=1.0, extras=extras(h=(0, 0), v=1, means=(1, 1), counts=(5, 5)))
     engine.arrive(1, [0, 0, 0], at=2.0, extras=extras(h=(0, 0), v=1, means=(100, 50), counts=(3e9, 1e9)))
-    # 4e9 examples are 10: counts (7.5, 2.5). c_0 = (5 * 1 + 7.5 * 100) / 12.5 = 60.4, c_1 = (5 * 1 + 2.5 * 50) / 7.5 = 52/3
+    # 4e9 examples are 10: counts (7.5, 2.5). c_0 = (5 * 1 + 7.5 * 100) / 12.5 = 60.4, c_1 = (5 * 1 + 2.5 * 50) / 7.5 =
+    # 52/3
     torch.testing.assert_close(engine.state.prototypes, vector(60.4, 52 / 3).unsqueeze(-1), rtol=1e-14, atol=0)
     assert engine.state.counts[1].tolist() == [7.5, 2.5]
 
@@ -161,7 +164,8 @@ def test_a_lost_client_keeps_its_head_and_does_not_weigh() -> None:
     engine.arrive(0, [3, 2, 2], at=4.0, extras=FIRST)
     assert engine.model.tolist() == [3, 2, 2]
     engine.advance()
-    torch.testing.assert_close(sent(engine, 1).base, vector(3, 0.25, 0.75), rtol=1e-14, atol=0)  # its head of the first round
+    # its head of the first round
+    torch.testing.assert_close(sent(engine, 1).base, vector(3, 0.25, 0.75), rtol=1e-14, atol=0)
     assert sent(engine, 0).base.tolist() == [3, 2, 2]  # alone it has nobody to combine with
 
 
@@ -208,7 +212,9 @@ def test_statistics_are_averaged_and_the_head_alone_is_personal() -> None:
     engine.arrive(1, [0, 0, 1, 6, 4], at=2.0, extras=SECOND)
     # buffer (10 * 2 + 30 * 6) / 40 = 5; counter max(3, 7, 4)
     assert engine.model.tolist() == [1, 0.25, 0.75, 5, 7]
-    torch.testing.assert_close(engine.strategy.model_for(engine.state, 0), vector(1, 0.75, 0.25, 5, 7), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        engine.strategy.model_for(engine.state, 0), vector(1, 0.75, 0.25, 5, 7), rtol=1e-14, atol=0
+    )
 
 
 def test_without_combination_every_client_keeps_the_head_it_trained() -> None:
@@ -219,14 +225,21 @@ def test_without_combination_every_client_keeps_the_head_it_trained() -> None:
 
 
 def test_clients_alike_in_everything_are_fedavg() -> None:
-    """h and V all equal: V + D_i = V 1, so a is 1/m for everyone, every head is the mean head, and what is sent is FedAvg's model."""
+    """h and V all equal: V + D_i = V 1, so a is 1/m for everyone, every head is the mean head, and what is sent is
+    FedAvg's model.
+    """
     clients = {0: 10, 1: 10, 2: 10, 3: 10}
     ours, theirs = (opened(strategy, [0, 0, 0], clients) for strategy in (FedPAC(lam=0.0), FedAvg()))
     for turn in range(3):
         for client in clients:
             delta = vector(client, client * turn, 8 - client)
             for engine in (ours, theirs):
-                engine.arrive(client, sent(engine, client).base + delta, at=1.0 + turn + client / 8, extras=extras(h=(0.5, 0.5), v=0.25))
+                engine.arrive(
+                    client,
+                    sent(engine, client).base + delta,
+                    at=1.0 + turn + client / 8,
+                    extras=extras(h=(0.5, 0.5), v=0.25),
+                )
         torch.testing.assert_close(ours.model, theirs.model, rtol=1e-13, atol=1e-13)
         for engine in (ours, theirs):
             engine.advance()
@@ -238,7 +251,10 @@ def test_work_is_the_head_then_the_body() -> None:
     engine = opened(FedPAC(work=LocalWork(epochs=5)), [0, 1, 1], TWO)
     work = sent(engine, 0).work
     assert work.rule is not None
-    assert work.rule.phases(work) == (Phase(epochs=1, lr=0.1, slices=("head.weight",)), Phase(epochs=5, lr=0.01, slices=("body.weight",)))
+    assert work.rule.phases(work) == (
+        Phase(epochs=1, lr=0.1, slices=("head.weight",)),
+        Phase(epochs=5, lr=0.01, slices=("body.weight",)),
+    )
     assert work.rule.uploads(engine.world.layout) == {"h": 2, "v": 1, "means": 2, "counts": 2}
     rate = sent(opened(FedPAC(lr=None, work=LocalWork(lr=0.5)), [0, 1, 1], TWO), 0).work.lr
     assert rate == 0.5  # lr=None leaves it to the work, and that to the training section
@@ -257,26 +273,34 @@ def test_clients_that_have_no_head_yet_share_one_tensor() -> None:
 def test_a_helper_beyond_a_better_one_gets_nothing() -> None:
     """Heads on a line, h = 0, 1, 2 and V = 1/2, 1/2, 1. For client 0: V + D = [[1/2, 0, 0], [0, 3/2, 2], [0, 2, 5]].
 
-    Without a >= 0, (Q a)_1 = (Q a)_2 would need 3/2 a_1 + 2 a_2 = 2 a_1 + 5 a_2, a_2 = -a_1 / 6. So a_2 = 0, and a_0 : a_1 = 2 : 2/3.
-    There (Q a)_0 = (Q a)_1 = 3/8, and (Q a)_2 = 2 * 1/4 = 1/2 is more: no weight would be better moved to client 2.
+    Without a >= 0, (Q a)_1 = (Q a)_2 would need 3/2 a_1 + 2 a_2 = 2 a_1 + 5 a_2, a_2 = -a_1 / 6. So a_2 = 0, and a_0 :
+    a_1 = 2 : 2/3. There (Q a)_0 = (Q a)_1 = 3/8, and (Q a)_2 = 2 * 1/4 = 1/2 is more: no weight would be better moved
+    to client 2.
     """
     first = weights(np.array([[0.0], [1.0], [2.0]]), np.array([0.5, 0.5, 1.0]))[0]
     np.testing.assert_allclose(first, [0.75, 0.25, 0], atol=1e-15)
 
 
 def test_what_all_clients_have_in_common_does_not_matter() -> None:
-    """The h of the test above, in units of 2^-12, a million away: squares of 2^40 would leave nothing of differences of 2^-24."""
+    """The h of the test above, in units of 2^-12, a million away: squares of 2^40 would leave nothing of differences
+    of 2^-24.
+    """
     h, v = np.array([[0.0], [1.0], [2.0]]) * 2**-12, np.array([0.5, 0.5, 1.0]) * 2**-24
     np.testing.assert_allclose(weights(h + 2**20, v)[0], [0.75, 0.25, 0], atol=1e-12)
 
 
 def test_weights_under_a_thousandth_are_dropped() -> None:
     # d = 1999: a ~ (1, 1 / 2000), a_1 = 1 / 2001 < 1 / 1000
-    assert [row.tolist() for row in weights(np.array([[0.0], [1999.0**0.5]]), np.ones(2)) if row is not None] == [[1, 0], [0, 1]]
+    assert [row.tolist() for row in weights(np.array([[0.0], [1999.0**0.5]]), np.ones(2)) if row is not None] == [
+        [1, 0],
+        [0, 1],
+    ]
     # d = 400: a ~ (1, 1 / 401), a_1 = 1 / 402 stays
     first = weights(np.array([[0.0], [20.0]]), np.ones(2))[0]
     np.testing.assert_allclose(first, [401 / 402, 1 / 402], rtol=1e-12)
-    np.testing.assert_allclose(without_small(np.array([0.6, 0.0005, 0.3995])), [0.6 / 0.9995, 0, 0.3995 / 0.9995], rtol=1e-14)
+    np.testing.assert_allclose(
+        without_small(np.array([0.6, 0.0005, 0.3995])), [0.6 / 0.9995, 0, 0.3995 / 0.9995], rtol=1e-14
+    )
 
 
 def test_more_than_a_thousand_equals_leave_no_weight() -> None:
@@ -294,7 +318,9 @@ def test_a_matrix_that_is_not_positive_semidefinite_keeps_its_eigenvalues_from_a
     np.testing.assert_allclose(simplex_minimum(np.diag([0.005, 4.0])), [800 / 801, 1 / 801], rtol=1e-10)
 
 
-@pytest.mark.parametrize("matrix", [np.zeros((2, 2)), np.diag([-1.0, 0.005]), np.diag([np.nan, 1.0]), np.diag([np.inf, 1.0])])
+@pytest.mark.parametrize(
+    "matrix", [np.zeros((2, 2)), np.diag([-1.0, 0.005]), np.diag([np.nan, 1.0]), np.diag([np.inf, 1.0])]
+)
 def test_without_a_solution_there_are_no_weights(matrix: np.ndarray[Any, Any]) -> None:
     # nothing to choose by; nothing left of it; no numbers at all
     assert simplex_minimum(matrix) is None
@@ -393,7 +419,9 @@ def test_a_stack_of_clients_is_each_client() -> None:
     f = torch.arange(24, dtype=torch.float64).reshape(2, 6, 2).sin()
     y = torch.tensor([[0, 0, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0]])
     base = torch.zeros(2, 8, dtype=torch.float64)
-    together = LocalJob(base=base, start=base, layout=LAYOUT, lr=0.1, extras={}, memory={}, features=lambda model: (f, y))
+    together = LocalJob(
+        base=base, start=base, layout=LAYOUT, lr=0.1, extras={}, memory={}, features=lambda model: (f, y)
+    )
     stacked, _ = RULE.end(together, base, RULE.begin(together))
     for k in range(2):
         alone = job(lambda model, k=k: (f[k], y[k]))
@@ -414,7 +442,9 @@ def test_the_loss_pulls_features_to_their_prototypes() -> None:
 
 
 def test_in_the_first_round_the_loss_is_cross_entropy() -> None:
-    loss = RULE.loss(job(), torch.zeros(2, 3, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64), torch.tensor([0, 1]))
+    loss = RULE.loss(
+        job(), torch.zeros(2, 3, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64), torch.tensor([0, 1])
+    )
     assert loss.item() == pytest.approx(log(3), abs=1e-15)
 
 
@@ -433,7 +463,8 @@ def test_a_job_trains_the_head_and_then_the_body() -> None:
     trainer, given = Trainer(one_feature(), ONE, Training(steps=1)), Job(7, 0, 0, base, 1, work, 1, {}, seed=1)
     result = trainer(given)
     # x = f = 1, label 0. Head: p = (1/2, 1/2), gradient (p - (1, 0)) f = (-1/2, 1/2), phi = (1/20, -1/20); theta stays.
-    # Body: p_1 = 1 / (1 + e^(1/10)), dCE/df = (p_0 - 1) / 20 - p_1 / 20 = -p_1 / 10; d MSE/df = 2 (1 - 3) = -4, times 1/2
+    # Body: p_1 = 1 / (1 + e^(1/10)), dCE/df = (p_0 - 1) / 20 - p_1 / 20 = -p_1 / 10; d MSE/df = 2 (1 - 3) = -4, times
+    # 1/2
     theta = 1 + 0.01 * (2 + 0.1 / (1 + exp(0.1)))
     torch.testing.assert_close(result.local, vector(theta, 0.05, -0.05), rtol=1e-14, atol=0)
     assert result.steps == trainer.steps(0, work, 1) == 2
@@ -485,7 +516,9 @@ def test_a_named_head_is_the_one_whose_features_are_looked_at() -> None:
         Job(0, 0, 0, flatten(module), 0, LocalWork(rule=rule, extras=told), 12, {}, 0)
     )
     features = module.body(x).detach()
-    torch.testing.assert_close(result.extras["h"], torch.stack([features[::2].sum(0), features[1::2].sum(0)]).flatten() / 12)
+    torch.testing.assert_close(
+        result.extras["h"], torch.stack([features[::2].sum(0), features[1::2].sum(0)]).flatten() / 12
+    )
 
 
 class Flattens(nn.Module):
@@ -507,7 +540,9 @@ def test_a_head_may_be_a_convolution_or_flatten_what_enters_it(convolution: bool
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         flat = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
-        module = (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 2), nn.Flatten()) if convolution else Flattens()).double()
+        module = (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 2), nn.Flatten()) if convolution else Flattens()
+        ).double()
         data = ClientData.own([(torch.randn(9, 1, 4, 4).double(), torch.arange(9) % 3)])
         told = {"prototypes": torch.randn(3, 8).double(), "known": vector(1, 0, 1)}
     base, results = flatten(flat), []  # weights of a convolution lie in memory as the flattened picture does
@@ -537,11 +572,14 @@ def test_a_head_that_does_not_exist_or_fit_is_refused() -> None:
         Split.of(layout, "bodi")
     with pytest.raises(ConfigError, match="has no weight matrix"):
         Split.of(layout_of([("a.weight", (2, 2), "param"), ("norm.weight", (2,), "param")]), None)
-    with pytest.raises(ConfigError, match=r"features \(3, 4\) with labels \(3,\) torch.int64: one vector of 2 enters the head"):
+    with pytest.raises(
+        ConfigError, match=r"features \(3, 4\) with labels \(3,\) torch.int64: one vector of 2 enters the head"
+    ):
         RULE.begin(job(lambda model: (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))))
     with pytest.raises(ConfigError, match="for each class label"):
         RULE.begin(job(lambda model: (torch.zeros(3, 2), torch.zeros(3))))
-    with pytest.raises(ConfigError, match=r"features \(3, 6, 2\) with labels \(3, 6\)"):  # a label for each place of a sequence
+    # a label for each place of a sequence
+    with pytest.raises(ConfigError, match=r"features \(3, 6, 2\) with labels \(3, 6\)"):
         RULE.begin(job(lambda model: (torch.zeros(3, 6, 2), torch.zeros(3, 6, dtype=torch.int64))))
     with pytest.raises(ConfigError, match=r"features \(3,\) with labels \(3,\)"):
         RULE.begin(job(lambda model: (torch.zeros(3), torch.zeros(3, dtype=torch.int64))))

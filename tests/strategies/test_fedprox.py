@@ -49,7 +49,9 @@ def test_two_rounds_of_pulled_clients_and_their_mean() -> None:
     def train(job: Job) -> Result:
         c = torch.tensor([4.0, 8.0], dtype=torch.float64)[job.client]
         assert isinstance(job.work.rule, Proximal)
-        return Result(job.ticket, descended(start_job(job, world.layout, 0.5), job.work.rule, c, 2), job.num_examples, 2)
+        return Result(
+            job.ticket, descended(start_job(job, world.layout, 0.5), job.work.rule, c, 2), job.num_examples, 2
+        )
 
     engine = ScriptedEngine(FedProx(mu=0.5), world, train=train)
     engine.start()

@@ -28,7 +28,9 @@ def itself(vector: Tensor) -> Tensor:
     return vector[:2].clone()
 
 
-def started(strategy: FedPSA, model: list[float], clients: dict[int, int] = TWO, probe: Any = itself, **world: bool) -> ScriptedEngine:
+def started(
+    strategy: FedPSA, model: list[float], clients: dict[int, int] = TWO, probe: Any = itself, **world: bool
+) -> ScriptedEngine:
     engine = ScriptedEngine(strategy, replace(hand_world(model, clients, **world), probe=probe))
     engine.start()
     engine.advance()
@@ -195,7 +197,8 @@ def test_a_buffer_of_one_has_nobody_to_agree_with() -> None:
 
 def test_the_sketch_the_client_sent_is_the_one_that_counts() -> None:
     engine = started(FedPSA(buffer=2), [1, 0])
-    engine.arrive(0, [1, 0], at=1.0, extras={"sketch": torch.tensor([3.0, 4.0])})  # float32 against the server's float64
+    # float32 against the server's float64
+    engine.arrive(0, [1, 0], at=1.0, extras={"sketch": torch.tensor([3.0, 4.0])})
     engine.arrive(1, [1, 1], at=2.0)  # none came along: the server has the same probe
     assert noted(engine, "kappa") == pytest.approx([0.6, 1 / math.sqrt(2)], abs=1e-15)
 
@@ -388,13 +391,22 @@ def test_weights_tend_to_uniform_as_the_temperature_grows(kappas: list[float], t
 
 def committed(strategy: Any, seed: int) -> list[Tensor]:
     world, script = tiny_world(clients=4, buffers=True, seed=seed), random_script("losses", seed, length=80)
-    return [action.model for entry in play(strategy, script, world).log for action in entry.actions if isinstance(action, Commit)]
+    return [
+        action.model
+        for entry in play(strategy, script, world).log
+        for action in entry.actions
+        if isinstance(action, Commit)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("exclude", [False, True])
-@pytest.mark.parametrize("hot", [{"delta": 1e15}, {"gamma": 1e18}, {"queue": 10**6}, {"thermometer": False, "temperature": 1e15}])
-def test_with_infinite_temperature_it_is_fedbuff_without_staleness_weights(seed: int, exclude: bool, hot: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "hot", [{"delta": 1e15}, {"gamma": 1e18}, {"queue": 10**6}, {"thermometer": False, "temperature": 1e15}]
+)
+def test_with_infinite_temperature_it_is_fedbuff_without_staleness_weights(
+    seed: int, exclude: bool, hot: dict[str, Any]
+) -> None:
     ours = committed(FedPSA(**{"buffer": 3, "queue": 4, "exclude_buffered": exclude} | hot), seed)
     theirs = committed(FedBuff(k=3, staleness="constant", exclude_buffered=exclude), seed)
     assert len(ours) == len(theirs) > 3
@@ -418,7 +430,8 @@ def test_the_signal_makes_a_difference() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"buffer": 0}, {"queue": 0}, {"gamma": -1.0}, {"delta": 0.0}, {"sketch": 0}, {"temperature": 0.0}, {"signal": "gradients"},
+        {"buffer": 0}, {"queue": 0}, {"gamma": -1.0}, {"delta": 0.0}, {"sketch": 0}, {"temperature": 0.0},
+        {"signal": "gradients"},
         {"fisher": "exact"}, {"calibration": "test"}, {"calibration_size": 0}, {"lr": 0.0}, {"concurrency": 0},
         {"work": LocalWork(rule=Sketched(k=2))},
     ],

@@ -14,7 +14,9 @@ from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tin
 THREE = {0: 10, 1: 10, 2: 20}
 
 
-def profiled(strategy: FLANP, model: list[float], clients: dict[int, int], local: list[float], **world: Any) -> ScriptedEngine:
+def profiled(
+    strategy: FLANP, model: list[float], clients: dict[int, int], local: list[float], **world: Any
+) -> ScriptedEngine:
     """Client k takes k + 1 seconds and answers `local`; the first stage's first round is open."""
     engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
     engine.start()
@@ -173,7 +175,8 @@ def test_those_not_measured_in_profiling_come_in_until_the_first_stage_has_n0() 
     engine.back(3, at=engine.now)
     engine.arrive(3, [1], at=engine.now + 0.25)
     answer(engine, [24], [24], [24])
-    # mean seconds: (1.5 + 1.5 + 1.25) / 3 of client 0, (2 + 2.5 + 2.25) / 3 = 2.25 of 1, (0.5 + 3.25) / 2 = 1.875 of 2, 0.25 of 3
+    # mean seconds: (1.5 + 1.5 + 1.25) / 3 of client 0, (2 + 2.5 + 2.25) / 3 = 2.25 of 1, (0.5 + 3.25) / 2 = 1.875 of 2,
+    # 0.25 of 3
     assert flying(engine) == [0, 2, 3]
     assert [(stage, n) for stage, n, _, _ in stages(engine)] == [(0, 2), (0, 3)]
 

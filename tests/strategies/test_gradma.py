@@ -61,8 +61,8 @@ def test_two_rounds_in_which_the_server_corrects_its_momentum() -> None:
     close(engine.model, [0, -3])
     close(engine.state.momentum, [0, 3])
     answer(engine, [0, -2], [4, 0])
-    # acc = (10 (0, -2) + 30 (4, 0)) / 40 = (3, -1/2); m = 1/2 m~ + acc = (3, 1): the carried momentum is the corrected one.
-    # <m, D_0> = -2, <m, D_1> = 12: m~ = m + 1/2 (0, -2) = (3, 0). w = (0, -3) - (3, 0)
+    # acc = (10 (0, -2) + 30 (4, 0)) / 40 = (3, -1/2); m = 1/2 m~ + acc = (3, 1): the carried momentum is the corrected
+    # one. <m, D_0> = -2, <m, D_1> = 12: m~ = m + 1/2 (0, -2) = (3, 0). w = (0, -3) - (3, 0)
     close(engine.model, [-3, -3])
     close(engine.state.momentum, [3, 0])
     assert engine.ledger.version == 2
@@ -79,7 +79,8 @@ def test_remembered_deltas_decay_after_the_round_and_add_up() -> None:
     close(engine.state.deltas[0], [2, 0])  # half of (4, 0)
     close(engine.state.deltas[1], [-2, 2])
     answer(engine, [0, -2], [4, 0])
-    # D_0 = (2, 0) + (0, -2) = (2, -2), D_1 = (-2, 2) + (4, 0) = (2, 2); m = (3, 1) as above goes against neither: 4 and 8
+    # D_0 = (2, 0) + (0, -2) = (2, -2), D_1 = (-2, 2) + (4, 0) = (2, 2); m = (3, 1) as above goes against neither: 4 and
+    # 8
     close(engine.model, [-3, -4])
     close(engine.state.deltas[0], [1, -1])
     assert notes(engine)[1] == {"rows": 2, "corrected": 0, "correction": 0.0, "failures": 0}
@@ -93,7 +94,8 @@ def test_without_memory_of_earlier_rounds_no_rows_of_zeros_are_kept() -> None:
     assert engine.state.chosen == {0: 2, 1: 2}  # in the second round, which is open, too
     engine.lose(0, at=3.0)
     engine.arrive(1, [5.0, -7.0], at=4.0)
-    # only client 1's delta, (0, -3) - (5, -7) = (-5, 4), is a row: m = acc = (-5, 4), though it goes against client 0's old (4, 0)
+    # only client 1's delta, (0, -3) - (5, -7) = (-5, 4), is a row: m = acc = (-5, 4), though it goes against client 0's
+    # old (4, 0)
     close(engine.model, [5, -7])
     assert notes(engine)[1]["rows"] == 1
 
@@ -121,7 +123,8 @@ def test_each_tensor_has_a_program_of_its_own() -> None:
     engine.start()
     engine.advance()
     answer(engine, [4, 1], [-4, 9])
-    # acc = (-2, 7). As one tensor: <acc, D_0> = -1. Apart: in a, 4 and -4 object to each other, so m~_a = 0; in b both agree, m~_b = 7
+    # acc = (-2, 7). As one tensor: <acc, D_0> = -1. Apart: in a, 4 and -4 object to each other, so m~_a = 0; in b both
+    # agree, m~_b = 7
     close(engine.model, [0, -7])
     assert notes(engine)[0]["corrected"] == 1
 
@@ -171,16 +174,21 @@ def test_many_clients_in_a_small_tensor_have_a_solution(dtype: torch.dtype) -> N
     engine.start()
     engine.advance()
     answer(engine, *[(0.1 * (k + 1), 1) for k in range(10)], *[(-0.2 * (k + 1), 1) for k in range(10)])
-    # acc = ((5.5 - 11) / 20, 1) = (-0.275, 1). The steepest rows are (1, 1) and (-2, 1): x_2 >= -x_1 and x_2 >= 2 x_1, both kept
+    # acc = ((5.5 - 11) / 20, 1) = (-0.275, 1). The steepest rows are (1, 1) and (-2, 1): x_2 >= -x_1 and x_2 >= 2 x_1,
+    # both kept
     torch.testing.assert_close(engine.model, torch.tensor([0.275, -1], dtype=dtype))
     answer(engine, *[(1 + 0.1 * k, 1) for k in range(10)], *[(-1 - 0.1 * k, 1) for k in range(10)])
     # m = 0.9 (-0.275, 1) + (0, 1) = (-0.2475, 1.9): |x_1| <= x_2 / 1.9, kept
     answer(engine, *[(1 + 0.1 * k, 0.1) for k in range(10)], *[(-1 - 0.1 * k, 0.1) for k in range(10)])
-    # m = 0.9 (-0.2475, 1.9) + (0, 0.1) = (-0.22275, 1.81); the steepest (1.9, 0.1): 1.9 * -0.22275 + 0.181 = -0.242225 < 0.
-    # m~ = m + 0.242225 / 3.62 (1.9, 0.1)
+    # m = 0.9 (-0.2475, 1.9) + (0, 0.1) = (-0.22275, 1.81); the steepest (1.9, 0.1): 1.9 * -0.22275 + 0.181 = -0.242225
+    # < 0. m~ = m + 0.242225 / 3.62 (1.9, 0.1)
     z = 0.242225 / 3.62
     torch.testing.assert_close(engine.state.momentum, torch.tensor([-0.22275 + 1.9 * z, 1.81 + 0.1 * z], dtype=dtype))
-    assert [(said["rows"], said["corrected"], said["failures"]) for said in notes(engine)] == [(20, 0, 0), (20, 0, 0), (20, 1, 0)]
+    assert [(said["rows"], said["corrected"], said["failures"]) for said in notes(engine)] == [
+        (20, 0, 0),
+        (20, 0, 0),
+        (20, 1, 0),
+    ]
 
 
 # ---------------------------------------------------------------- the memory
@@ -313,7 +321,9 @@ def point_free(*values: float) -> Gradient:
     return lambda point: torch.tensor(values, dtype=torch.float64)
 
 
-def descended(batches: list[Gradient], start: Sequence[float], lr: float, layout: Any = None, rule: Any = Corrected()) -> list[Tensor]:
+def descended(
+    batches: list[Gradient], start: Sequence[float], lr: float, layout: Any = None, rule: Any = Corrected()
+) -> list[Tensor]:
     """Where each step of a job leads."""
     base = torch.tensor(start, dtype=torch.float64)
     layout = layout or layout_of([("w", (len(start),), "param")])
@@ -361,7 +371,8 @@ def test_the_previous_iterate_is_one_step_old_and_the_global_model_stays() -> No
         asked.append(point.tolist())
         return torch.tensor([0.0, -1.0], dtype=torch.float64)
 
-    # every step is orthogonal to the drift along the first axis, but not to that along the second: steps 0 and 1 move, then e objects
+    # every step is orthogonal to the drift along the first axis, but not to that along the second: steps 0 and 1 move,
+    # then e objects
     path = descended([point_free(-1, 0), batch, batch], [0, 0], lr=1.0)
     assert asked == [[1, 0], [0, 0], [0, 0], [1, 1], [1, 0], [0, 0]]
     close(path[1], [1, 1])
@@ -370,7 +381,8 @@ def test_the_previous_iterate_is_one_step_old_and_the_global_model_stays() -> No
 
 
 def test_overshooting_along_one_axis_a_worker_stays_where_it_is() -> None:
-    # f = 3/2 w^2 from 1 at a rate of 1/2: w = 1 - 3/2 = -1/2. There g = -3/2, g' = g^x = 3, e = -3/2: no direction pleases all, g~ = 0
+    # f = 3/2 w^2 from 1 at a rate of 1/2: w = 1 - 3/2 = -1/2. There g = -3/2, g' = g^x = 3, e = -3/2: no direction
+    # pleases all, g~ = 0
     path = descended([lambda point: 3 * point] * 2, [1.0], lr=0.5)
     close(torch.stack(path).flatten(), [-0.5, -0.5])
 
@@ -514,8 +526,10 @@ def test_the_work_carries_the_local_rate_and_the_rule() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"beta1": 1.0}, {"beta1": -0.1}, {"beta2": 1.5}, {"lr_global": 0.0}, {"lr_local": -1.0}, {"lr_local": float("inf")},
-        {"memory_num": -1}, {"rho": 1.0}, {"sample": 0}, {"deadline": 0.0}, {"work": LocalWork(lr=0.5)}, {"work": LocalWork(rule=PLAIN)},
+        {"beta1": 1.0}, {"beta1": -0.1}, {"beta2": 1.5}, {"lr_global": 0.0}, {"lr_local": -1.0},
+        {"lr_local": float("inf")},
+        {"memory_num": -1}, {"rho": 1.0}, {"sample": 0}, {"deadline": 0.0}, {"work": LocalWork(lr=0.5)},
+        {"work": LocalWork(rule=PLAIN)},
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:

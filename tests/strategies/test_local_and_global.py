@@ -75,7 +75,10 @@ def test_global_with_several_clients_trains_one_at_a_time() -> None:
 
 
 def two_clients() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])), (torch.tensor([[1.0]] * 4), torch.tensor([[0.0]] * 4))]
+    return [
+        (torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])),
+        (torch.tensor([[1.0]] * 4), torch.tensor([[0.0]] * 4)),
+    ]
 
 
 def line(weight: float) -> nn.Module:
@@ -85,11 +88,12 @@ def line(weight: float) -> nn.Module:
 
 
 def test_local_reports_the_mean_over_clients_of_each_ones_own_model() -> None:
-    # full batches, squared error. Client 0: mean of x (w x - y) over (1, 2), (2, 4) is (5 w - 10) / 2, gradient 5 w - 10,
-    # from w = 0 a step of 0.1 gives 1.0. Client 1: gradient 2 w = 0 stays at 0. Both take one step of 10 s in 10 s.
+    # full batches, squared error. Client 0: mean of x (w x - y) over (1, 2), (2, 4) is (5 w - 10) / 2, gradient 5 w -
+    # 10, from w = 0 a step of 0.1 gives 1.0. Client 1: gradient 2 w = 0 stays at 0. Both take one step of 10 s in 10 s.
     # On the test pair (1, 3) the squared errors are 4 and 9, absolute errors 2 and 3: means 6.5 and 2.5.
     result = simulate(
-        line(0.0), two_clients(), Local(), delays=PerClient(means=(10.0, 10.0), jitter=0.0), until="10s", evaluate_every=10.0,
+        line(0.0), two_clients(), Local(), delays=PerClient(means=(10.0, 10.0), jitter=0.0), until="10s",
+        evaluate_every=10.0,
         test=(torch.tensor([[1.0]]), torch.tensor([[3.0]])), training=Training(lr=0.1, batch=4, steps=1),
     )  # fmt: skip
     assert result.curve("loss").values == pytest.approx([9.0, 6.5])
@@ -98,9 +102,9 @@ def test_local_reports_the_mean_over_clients_of_each_ones_own_model() -> None:
 
 
 def test_global_holds_all_data_and_is_as_fast_as_the_mean_client() -> None:
-    # 6 examples in one batch. Sum of x (w x - y) at w = 0: -(2 + 8) = -10; gradient 2 * -10 / 6 = -10/3; times 0.3: w = 1.
-    # Clients take 10 and 30 s a job of one step: 20 s a step in the mean, so two jobs in 40 s.
-    # Second step at w = 1: sum of x (w x - y) = (1-2) + 2 (2-4) + 4 (1) = -1: gradient -1/3, w = 1.1.
+    # 6 examples in one batch. Sum of x (w x - y) at w = 0: -(2 + 8) = -10; gradient 2 * -10 / 6 = -10/3; times 0.3: w =
+    # 1. Clients take 10 and 30 s a job of one step: 20 s a step in the mean, so two jobs in 40 s. Second step at w = 1:
+    # sum of x (w x - y) = (1-2) + 2 (2-4) + 4 (1) = -1: gradient -1/3, w = 1.1.
     result = simulate(
         line(0.0), two_clients(), Global(), delays=PerClient(means=(10.0, 30.0), jitter=0.0), until="40s",
         training=Training(lr=0.3, batch=10, steps=1),
@@ -121,6 +125,13 @@ def test_global_takes_as_long_for_an_epoch_over_all_data_as_its_steps_need() -> 
 
 
 def test_global_holds_what_has_not_arrived_at_the_clients_yet() -> None:
-    result = simulate(line(0.0), two_clients(), Global(), streaming=Growing(), until="100s", training=Training(lr=0.01, batch=1, steps=1))
+    result = simulate(
+        line(0.0),
+        two_clients(),
+        Global(),
+        streaming=Growing(),
+        until="100s",
+        training=Training(lr=0.01, batch=1, steps=1),
+    )
     trained_on = {examples for (examples,) in result.trace.rows("SELECT examples FROM trace WHERE kind = 'arrive'")}
     assert trained_on == {6}

@@ -20,7 +20,17 @@ from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.orthofl import OrthoFL
 from offbeat.core.vector import Layout
 from offbeat.engines.checkpoint import Checkpoints
-from offbeat.testing import MOODS, Entry, ScriptedEngine, hand_world, identical, layout_of, play, random_script, tiny_world
+from offbeat.testing import (
+    MOODS,
+    Entry,
+    ScriptedEngine,
+    hand_world,
+    identical,
+    layout_of,
+    play,
+    random_script,
+    tiny_world,
+)
 
 A, B, C = 0, 1, 2
 TWO = {A: 10, B: 10}
@@ -78,8 +88,9 @@ def test_the_shift_the_others_made_is_stripped_of_what_lies_along_the_clients_ow
     assert noted(engine) == pytest.approx({"s": 2, "beta_t": 0.6 / 2**0.5, "share": 0.0, "removed": 0.54**0.5})
 
     engine.arrive(A, [2, 0.5, 2.5], at=3.0)
-    # t = 3, s = 3 - 1; D = W2 - W1 = (.169705627, .424264069), (-.678822510); d = (2, .5, 2.5) - (1, 0, 2) = (1, .5), (.5)
-    # l1: <D, d> = .381837661, / 1.25 = .305470129: (.169705627 - .305470129, .424264069 - .152735065) = (-.135764502, .271529004)
+    # t = 3, s = 3 - 1; D = W2 - W1 = (.169705627, .424264069), (-.678822510); d = (2, .5, 2.5) - (1, 0, 2) = (1, .5),
+    # (.5) l1: <D, d> = .381837661, / 1.25 = .305470129: (.169705627 - .305470129, .424264069 - .152735065) =
+    # (-.135764502, .271529004)
     assert sent(engine, A).tolist() == close([1.864235498, 0.771529004, 2.5])
     assert engine.model.tolist() == close([1.291675324, 0.456396103, 1.591015152])
 
@@ -89,7 +100,8 @@ def test_with_the_chain_as_reference_and_a_first_weight_of_one_it_is_the_public_
     engine.arrive(A, [1, 0, 2], at=1.0)
     assert sent(engine, A).tolist() == engine.model.tolist() == [1, 0, 2]
     engine.arrive(B, [1, 1, 0], at=2.0)
-    # the chain is (1, 0), (2), what A was sent; D = chain - C_B = (1, 0), (1); d = (1, 1), (-1); D_perp = (.5, -.5), (0)
+    # the chain is (1, 0), (2), what A was sent; D = chain - C_B = (1, 0), (1); d = (1, 1), (-1); D_perp = (.5, -.5),
+    # (0)
     assert sent(engine, B).tolist() == close([1.5, 0.5, 0])
     assert engine.model.tolist() == close([1, 0.424264069, 1.151471863])  # 2 (1 - .424264069)
     engine.arrive(A, [2, 0.5, 2.5], at=3.0)
@@ -104,7 +116,8 @@ def test_the_first_weight_counts_for_the_first_update_only() -> None:
     engine.arrive(B, [1, 1, 0], at=2.0)
     engine.arrive(A, [2, 0.5, 2.5], at=3.0)
     # W1 = (1, 0, 2), W2 = (1, .424264069, 1.151471863): D = (0, .424264069), (-.848528137); d = (1, .5), (.5)
-    # l1: .212132034 / 1.25 = .169705627 of d goes: (-.169705627, .339411255). From the chain it would be (-.1, .2), as above
+    # l1: .212132034 / 1.25 = .169705627 of d goes: (-.169705627, .339411255). From the chain it would be (-.1, .2), as
+    # above
     assert sent(engine, A).tolist() == close([1.830294373, 0.839411255, 2.5])
     assert [note["beta_t"] for note in notes(engine)] == pytest.approx([1.0, 0.6 / 2**0.5, 0.6 / 2**0.5])
 
@@ -127,7 +140,9 @@ def test_without_calibration_clients_are_sent_the_moving_average() -> None:
 
 
 @pytest.mark.parametrize("mood", MOODS)
-@pytest.mark.parametrize("limits", [{}, {"concurrency": 2}, {"concurrency": 1, "max_staleness": 1}, {"max_staleness": 0}])
+@pytest.mark.parametrize(
+    "limits", [{}, {"concurrency": 2}, {"concurrency": 1, "max_staleness": 1}, {"max_staleness": 0}]
+)
 def test_without_calibration_it_is_fedasync_bit_for_bit(mood: str, limits: dict[str, int]) -> None:
     script, world = random_script(mood, seed=7, length=60), tiny_world(clients=4, buffers=True)
     orthofl = play(OrthoFL(beta=0.7, a=0.3, calibrate=False, **limits), script, world).log
@@ -166,12 +181,14 @@ def test_pairwise_leaves_of_an_update_what_no_other_client_did() -> None:
     assert sent(engine, A).tolist() == [2, 0]  # nobody else yet: G = (0, 0) + (2, 0)
     assert engine.model.tolist() == [1, 0]
     engine.arrive(B, [3, 4], at=2.0)
-    # d = (3, 4), q = (1, 0) from A's (2, 0): d~ = (0, 4), G = (2, 4); the moving average takes all of it: (1, 0) + .25 (2, 4)
+    # d = (3, 4), q = (1, 0) from A's (2, 0): d~ = (0, 4), G = (2, 4); the moving average takes all of it: (1, 0) + .25
+    # (2, 4)
     assert sent(engine, B).tolist() == [2, 4]
     assert engine.model.tolist() == [1.5, 1]
     assert noted(engine)["kept"] == pytest.approx(4 / 5)
     engine.arrive(A, [3, 1], at=3.0)
-    # d = (3, 1) - (2, 0) = (1, 1), q = (.6, .8) from B's (3, 4), not from what was left of it: d~ = (1, 1) - 1.4 (.6, .8) = (.16, -.12)
+    # d = (3, 1) - (2, 0) = (1, 1), q = (.6, .8) from B's (3, 4), not from what was left of it: d~ = (1, 1) - 1.4 (.6,
+    # .8) = (.16, -.12)
     assert sent(engine, A).tolist() == close([2.16, 3.88])
     assert engine.model.tolist() == [1.875, 1]  # s = 2: (1.5, 1) + .25 (1.5, 0)
     engine.arrive(C, [5, 7], at=4.0)
@@ -279,7 +296,9 @@ def test_staleness_counts_from_the_last_communication_though_the_reply_waited_fo
 def in_turns() -> tuple[ScriptedEngine, int, int]:
     """An engine with one seat, and a seed with which the draws are P, Q, P."""
     for seed in range(100):
-        engines = [ScriptedEngine(OrthoFL(concurrency=1, **QUARTERS), hand_world([0, 0], TWO, seed=seed)) for _ in range(2)]
+        engines = [
+            ScriptedEngine(OrthoFL(concurrency=1, **QUARTERS), hand_world([0, 0], TWO, seed=seed)) for _ in range(2)
+        ]
         order = []
         for engine in engines:
             engine.start()
@@ -296,7 +315,9 @@ def in_turns() -> tuple[ScriptedEngine, int, int]:
 
 @pytest.mark.parametrize("settings", [{}, {"reference": "chain"}, {"moving_average": False}])
 @pytest.mark.parametrize("mood", MOODS)
-def test_in_every_script_a_reply_differs_from_the_update_by_something_orthogonal_to_it(mood: str, settings: dict[str, object]) -> None:
+def test_in_every_script_a_reply_differs_from_the_update_by_something_orthogonal_to_it(
+    mood: str, settings: dict[str, object]
+) -> None:
     world = tiny_world(clients=4, buffers=True, in_the_middle=True)
     log = play(OrthoFL(**settings), random_script(mood, seed=3, length=60), world).log
     calibrated = 0
@@ -387,7 +408,9 @@ def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_starts
     engine.arrive(A, [4, 0], at=1.0)
     engine.arrive(A, [4, 0], at=2.0)
     engine.arrive(B, [9, 9], at=3.0)  # s = 3
-    assert [action for action in engine.log[-2].actions if isinstance(action, Reject)] == [Reject(B, 1, "staleness 2 is over 1")]
+    assert [action for action in engine.log[-2].actions if isinstance(action, Reject)] == [
+        Reject(B, 1, "staleness 2 is over 1")
+    ]
     assert engine.model.tolist() == [3, 0]
     assert starts_anew(engine, B)
 
@@ -441,7 +464,11 @@ def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
     engine.arrive(A, [1, 0], at=1.0)
     engine.arrive(B, [0, 1], at=2.0)
     Checkpoints(tmp_path).save(lambda put: [pack_state(engine.state, put), pack(engine.ledger.open, put)])
-    stored = [tensor.tolist() for tensor in load_file(tmp_path / "000001.safetensors").values() if tensor.dtype == torch.float64]
+    stored = [
+        tensor.tolist()
+        for tensor in load_file(tmp_path / "000001.safetensors").values()
+        if tensor.dtype == torch.float64
+    ]
     # W0 for 18 clients, W1 for A, W2 for B and as the model, and what A and B were sent
     assert len(stored) == 5
     assert engine.world.model.tolist() in stored
@@ -450,7 +477,11 @@ def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
 def test_used_memory_never_shows_through_in_a_model_somebody_holds() -> None:
     made = torch.Generator().manual_seed(0)
     size = 2 * memory.LARGE // 8
-    world = World(model=torch.zeros(size, dtype=torch.float64), layout=layout_of([("w", (size,), "param")]), clients={A: 1, B: 1, C: 1})
+    world = World(
+        model=torch.zeros(size, dtype=torch.float64),
+        layout=layout_of([("w", (size,), "param")]),
+        clients={A: 1, B: 1, C: 1},
+    )
     engine = ScriptedEngine(OrthoFL(), world, watch=lambda engine, entry: engine.log.clear())
     engine.start()
     held: list[tuple[Tensor, Tensor]] = []
@@ -511,7 +542,10 @@ def test_settings_that_do_not_count_together_change_nothing() -> None:
     alike = [
         (OrthoFL(calibrate=False), OrthoFL(calibrate=False, reference="chain", projection="pairwise")),
         (OrthoFL(projection="pairwise"), OrthoFL(projection="pairwise", reference="chain")),
-        (OrthoFL(moving_average=False, reference="chain"), OrthoFL(moving_average=False, reference="chain", first_alpha=1.0)),
+        (
+            OrthoFL(moving_average=False, reference="chain"),
+            OrthoFL(moving_average=False, reference="chain", first_alpha=1.0),
+        ),
     ]
     for one, other in alike:
         world = hand_world([0.0, 0.0], {0: 10, 1: 10})
@@ -522,7 +556,9 @@ def test_settings_that_do_not_count_together_change_nothing() -> None:
             for client in locals_:
                 strategy.on_event(state, ClientReady(0.0, client, 10))
             for now, client in ((1.0, 0), (2.0, 1)):
-                update = UpdateArrived(now, client, client, 0, world.model, torch.tensor(locals_[client], dtype=torch.float64), 10, 1, 0.0)
+                update = UpdateArrived(
+                    now, client, client, 0, world.model, torch.tensor(locals_[client], dtype=torch.float64), 10, 1, 0.0
+                )
                 strategy.on_event(state, update)
                 (dispatch,) = strategy.on_event(state, ClientReady(now, client, 10))
                 assert isinstance(dispatch, Dispatch)

@@ -54,7 +54,9 @@ def test_fedbuff_of_all_with_equal_speeds_and_sizes_is_fedavg() -> None:
 def test_fedbuff_of_more_than_all_takes_the_stalled_step_and_is_fedavg_too() -> None:
     world = replace(tiny_world(clients=3, buffers=True), clients={0: 10, 1: 10, 2: 10})
     script = read("wait 1\narrive 0\narrive 0\narrive 0\n" * 6)
-    assert_same_models(committed(FedBuff(k=10, exclude_buffered=True), script, world), committed(FedAvg(), script, world))
+    assert_same_models(
+        committed(FedBuff(k=10, exclude_buffered=True), script, world), committed(FedAvg(), script, world)
+    )
 
 
 def test_fedasync_with_alpha_one_and_one_client_is_that_clients_own_training() -> None:

@@ -59,7 +59,8 @@ def test_the_first_round_waits_for_everybody_and_weighs_by_examples() -> None:
     engine = opened(Safa(sample=1), [0, 0], TWO)
     engine.arrive(0, [4, 0], at=1.0)
     engine.advance(1.5)
-    assert (engine.ledger.version, flying(engine)) == (0, [1])  # a quota of 1 is met, but caches begin with everybody's model
+    # a quota of 1 is met, but caches begin with everybody's model
+    assert (engine.ledger.version, flying(engine)) == (0, [1])
     engine.arrive(1, [0, 8], at=2.0)
     engine.advance()
     # (10 * 4 + 30 * 0) / 40 = 1; (10 * 0 + 30 * 8) / 40 = 6
@@ -173,7 +174,8 @@ def test_a_share_is_rounded_up_and_grows_with_the_newcomers() -> None:
         engine.arrive(client, [0], at=5.0)
     engine.advance()
     assert engine.state.quota == 2  # ceil(0.3 * 5)
-    assert opened(Safa(), [0], dict.fromkeys(range(10), 1)).state.quota == 3  # not 4: 0.3 * 10 is 3.0000000000000004 in places
+    # not 4: 0.3 * 10 is 3.0000000000000004 in places
+    assert opened(Safa(), [0], dict.fromkeys(range(10), 1)).state.quota == 3
 
 
 # ---------------------------------------------------------------- the cap
@@ -183,7 +185,8 @@ def test_at_the_cap_a_round_ends_with_whoever_answered_and_the_others_go_on() ->
     engine = opened(Safa(sample=2, cap=5.0), [0], TWO)
     engine.arrive(0, [4], at=2.0)
     engine.advance(5.0)
-    assert (engine.model.tolist(), engine.ledger.version) == ([4], 1)  # client 1 has no model yet: left out, not counted as w_0
+    # client 1 has no model yet: left out, not counted as w_0
+    assert (engine.model.tolist(), engine.ledger.version) == ([4], 1)
     assert rejected(engine) == []
     engine.arrive(1, [8], at=6.0)
     assert engine.ledger.version == 1  # one of two
@@ -316,7 +319,11 @@ def test_a_tolerable_client_goes_on_from_its_own_model() -> None:
 def test_clients_keep_what_they_uploaded_so_that_sending_it_back_costs_nothing() -> None:
     assert Safa.clients_keep
     engine = second_round()
-    upload = next(entry.event for entry in engine.log if getattr(entry.event, "client", None) == 2 and hasattr(entry.event, "local"))
+    upload = next(
+        entry.event
+        for entry in engine.log
+        if getattr(entry.event, "client", None) == 2 and hasattr(entry.event, "local")
+    )
     engine.lose(2, at=4.0)
     engine.arrive(1, [0], at=5.0)
     engine.advance()

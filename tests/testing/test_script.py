@@ -87,7 +87,9 @@ def test_a_client_that_answered_and_is_still_idle_is_ready_at_once() -> None:
 
 
 def test_a_client_dispatched_in_the_very_answer_is_not_ready() -> None:
-    engine = engine_of(lambda state, event: [Dispatch(event.client, state.model)] if not isinstance(event, TimerFired) else [])
+    engine = engine_of(
+        lambda state, event: [Dispatch(event.client, state.model)] if not isinstance(event, TimerFired) else []
+    )
     engine.start()
     engine.arrive(0, at=1.0)
     assert told(engine) == ["ready 0", "ready 1", "update 0"]
@@ -153,7 +155,9 @@ def test_a_timer_set_for_now_fires_when_all_who_arrive_now_have_arrived() -> Non
 
 
 def test_an_update_at_the_time_of_a_timer_goes_first() -> None:
-    engine = engine_of(lambda state, event: [*serve_ready(state, event), *([SetTimer("t", 3.0)] if event.now == 0 else [])])
+    engine = engine_of(
+        lambda state, event: [*serve_ready(state, event), *([SetTimer("t", 3.0)] if event.now == 0 else [])]
+    )
     engine.start()
     engine.arrive(0, at=3.0)
     engine.advance()
@@ -251,7 +255,12 @@ def test_nothing_of_an_illegal_answer_is_carried_out() -> None:
     engine.ready(0)
     with pytest.raises(ProtocolError, match="still works on ticket 0") as caught:
         engine.ready(1)
-    assert (engine.ledger.version, engine.ledger.next_ticket, dict(engine.ledger.busy), engine.timers) == (0, 1, {0: 0}, {})
+    assert (engine.ledger.version, engine.ledger.next_ticket, dict(engine.ledger.busy), engine.timers) == (
+        0,
+        1,
+        {0: 0},
+        {},
+    )
     assert engine.model is engine.world.model
     assert len(engine.log) == 1
     assert caught.value.__notes__ == ["while answering: 0 s: client 1 is ready (20 examples)"]
@@ -263,7 +272,9 @@ def test_an_answer_that_is_no_list_is_an_error() -> None:
 
 
 def test_after_stop_nothing_more_happens() -> None:
-    engine = engine_of(lambda state, event: [Stop("enough"), SetTimer("t", 1.0)] if event.client == 1 else serve_ready(state, event), 3)
+    engine = engine_of(
+        lambda state, event: [Stop("enough"), SetTimer("t", 1.0)] if event.client == 1 else serve_ready(state, event), 3
+    )
     engine.start()
     assert engine.stopped == "enough"
     engine.advance(5.0)

@@ -1,5 +1,5 @@
-"""A case is one attack on one run: plain values, so that it prints as a command that repeats it. `attack` says in a word
-how it went, or raises Wrong; `smaller` gives cases with less in them, for the shortest that still fails.
+"""A case is one attack on one run: plain values, so that it prints as a command that repeats it. `attack` says in a
+word how it went, or raises Wrong; `smaller` gives cases with less in them, for the shortest that still fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Children of a warmed-up process: it has imported everything and loaded the data, so that a run costs its own time only.
+"""Children of a warmed-up process: it has imported everything and loaded the data, so that a run costs its own time
+only.
 
 A child is forked, calls the command line as a user would, and may be killed at any moment. Nobody outlives the run:
 every child is waited for, and dies with its parent.
@@ -35,7 +36,12 @@ class Ended:
     def one_line(self) -> bool:
         """It ended with a line that says what is wrong, as people are promised; warnings may stand before it."""
         said = [line for line in self.err.splitlines() if line.startswith("offbeat: ")]
-        return self.status in (1, 2) and len(said) == 1 and "a bug in offbeat" not in said[0] and "Traceback" not in self.err + self.out
+        return (
+            self.status in (1, 2)
+            and len(said) == 1
+            and "a bug in offbeat" not in said[0]
+            and "Traceback" not in self.err + self.out
+        )
 
 
 def call(*arguments: object) -> Callable[[], int]:

@@ -1,5 +1,5 @@
-"""Bits that flip, files that are cut, emptied or gone, rows that are deleted or altered, in a run that was killed and in one
-that is finished: it is noticed, in one line, or it does not matter, which the digest proves.
+"""Bits that flip, files that are cut, emptied or gone, rows that are deleted or altered, in a run that was killed and
+in one that is finished: it is noticed, in one line, or it does not matter, which the digest proves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from worlds import World
 from offbeat.core.errors import OffbeatError
 from offbeat.experiment.run import Run
 
-WORLDS: tuple[World, ...] = (("strategy=fedbuff", "strategy.k=2", "until=12updates"), ("strategy=orthofl", "until=12updates"))
+WORLDS: tuple[World, ...] = (
+    ("strategy=fedbuff", "strategy.k=2", "until=12updates"),
+    ("strategy=orthofl", "until=12updates"),
+)
 TABLES = ("trace", "commits", "metrics", "clients", "facts")
 
 
@@ -151,12 +154,20 @@ def cases(seed: int) -> Iterator[Damage]:
     i = 0
     while True:
         world = WORLDS[i % len(WORLDS)]
-        kept = [(finished, path.relative_to(_kept(world, finished))) for finished in (False, True) for path in _files(world, finished)]
+        kept = [
+            (finished, path.relative_to(_kept(world, finished)))
+            for finished in (False, True)
+            for path in _files(world, finished)
+        ]
         rng = Random(f"damage {seed} {i}")
         rng.shuffle(kept)
         for finished, path in kept:
             rows = path.name == "run.sqlite" and rng.random() < 0.5
-            what = rng.choice([what for what in DAMAGES if what.startswith("row ") == rows]) if rows or rng.random() < 0.4 else "flip"
+            what = (
+                rng.choice([what for what in DAMAGES if what.startswith("row ") == rows])
+                if rows or rng.random() < 0.4
+                else "flip"
+            )
             yield Damage(world=world, finished=finished, file=str(path), what=what, place=round(rng.random(), 6))
         i += 1
 

@@ -33,7 +33,8 @@ class Disk:
     at: int = 0  # 0: never
     how: str = "kill"
     count: int = 0
-    undo: list[tuple[Path, Callable[[], object]]] = field(default_factory=list)  # what is not durable, by what has to be synced for it
+    # what is not durable, by what has to be synced for it
+    undo: list[tuple[Path, Callable[[], object]]] = field(default_factory=list)
     busy: bool = False  # with its own work, which does not count
 
     # ------------------------------------------------------------ what happens at the n-th operation
@@ -79,7 +80,13 @@ class Disk:
         sqlite3.connect = self._connect  # type: ignore[assignment]
 
     def _files(self) -> None:
-        real_open, real_fd_open, real_sync, real_write, real_truncate = io.open, os.open, os.fsync, os.write, os.truncate
+        real_open, real_fd_open, real_sync, real_write, real_truncate = (
+            io.open,
+            os.open,
+            os.fsync,
+            os.write,
+            os.truncate,
+        )
 
         def opened(file: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
             # with an opener it is os.open that is asked
@@ -143,9 +150,12 @@ class Disk:
             self.operation(target)
             old, new = Path(os.path.abspath(source)), Path(os.path.abspath(target))
             if self.concerns(target):
-                # without a sync of the folder either name may be there; without one of the file before, the new one is empty
+                # without a sync of the folder either name may be there; without one of the file before, the new one is
+                # empty
                 unsynced = any(what == old for what, _ in self.undo)
-                self._keep(new, new.parent) if new.exists() else self.undo.append((new.parent, lambda: new.unlink(missing_ok=True)))
+                self._keep(new, new.parent) if new.exists() else self.undo.append(
+                    (new.parent, lambda: new.unlink(missing_ok=True))
+                )
                 if unsynced:
                     self.undo.append((new, lambda: new.write_bytes(b"") if new.exists() else None))
             replace(source, target, **more)

@@ -49,8 +49,11 @@ PARTS = {
     "damage": Part(damage.cases, 0.2, 8),
     "swarm": Part(swarm.cases, 0.1, 4),
 }
-KINDS: dict[str, type[Case]] = {kind.part: kind for kind in (kills.Kill, operations.Operation, damage.Damage, swarm.Swarm)}
-MEMORY = Path("/dev/shm")  # a file system without a disk: what is asked is in which order things happen, not how long a disk takes
+KINDS: dict[str, type[Case]] = {
+    kind.part: kind for kind in (kills.Kill, operations.Operation, damage.Damage, swarm.Swarm)
+}
+# a file system without a disk: what is asked is in which order things happen, not how long a disk takes
+MEMORY = Path("/dev/shm")
 TESTS = Path(__file__).parents[1]
 REPLAYED = (TESTS / "test_corpus.py", TESTS / "cli" / "test_damaged_runs.py")
 
@@ -71,7 +74,9 @@ def main() -> int:
     failed = 0
     for name, part in chosen.items():
         cases = part.cases(told.seed)
-        failed += torture(name, islice(cases, part.sample) if told.sample else cases, 60 * told.minutes * part.share / whole)
+        failed += torture(
+            name, islice(cases, part.sample) if told.sample else cases, 60 * told.minutes * part.share / whole
+        )
     if not told.sample and not told.part:
         failed += replay()
     return 1 if failed else 0
@@ -131,7 +136,9 @@ def shortest(case: Case, wrong: str) -> str:
 
 def replay() -> int:
     """Inputs that once failed, and runs of earlier formats."""
-    done = subprocess.run([sys.executable, "-m", "pytest", *map(str, REPLAYED)], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *map(str, REPLAYED)], capture_output=True, text=True, timeout=PATIENCE
+    )
     last = next((line for line in reversed(done.stdout.splitlines()) if " in " in line), "it did not run")
     names = ", ".join(path.name for path in REPLAYED)
     print(f"replayed {names}: {'all as it should be' if done.returncode == 0 else f'WRONG: {last}'}")
@@ -139,7 +146,9 @@ def replay() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    asked = argparse.ArgumentParser(prog="tests/torture", description="Attack runs and see whether what is promised holds.")
+    asked = argparse.ArgumentParser(
+        prog="tests/torture", description="Attack runs and see whether what is promised holds."
+    )
     asked.add_argument("--minutes", type=float, default=10.0)
     asked.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
     asked.add_argument("--part", action="append", choices=PARTS)
@@ -147,4 +156,3 @@ def _arguments() -> argparse.Namespace:
     asked.add_argument("--repeat", metavar="CASE")
     told = asked.parse_args()
     return told
-

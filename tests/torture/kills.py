@@ -1,4 +1,6 @@
-"""SIGKILL at any moment, from right at the start, again and again: the run that is gone on with is the run nobody killed."""
+"""SIGKILL at any moment, from right at the start, again and again: the run that is gone on with is the run nobody
+killed.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +54,7 @@ def cases(seed: int) -> Iterator[Kill]:
     while True:
         for name in REGISTRY:
             rng = Random(f"kills {seed} {i}")
-            moments = tuple(round(rng.random() ** 2, 3) for _ in range(rng.randint(1, 5)))  # early ones leave the most to do
+            # early ones leave the most to do
+            moments = tuple(round(rng.random() ** 2, 3) for _ in range(rng.randint(1, 5)))
             yield Kill(world=worlds.troubled(name), moments=moments)
             i += 1

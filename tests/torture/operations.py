@@ -1,5 +1,6 @@
-"""Something happens at the n-th file operation of a short run: an I/O error, a disk that is full from then on, a SIGKILL,
-a power failure that takes what was not made durable. For every n: it ends with one line, and goes on to the same digest.
+"""Something happens at the n-th file operation of a short run: an I/O error, a disk that is full from then on, a
+SIGKILL, a power failure that takes what was not made durable. For every n: it ends with one line, and goes on to the
+same digest.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def count(world: World) -> int:
 
 
 def cases(seed: int, power: bool = False) -> Iterator[Operation]:
-    """Every operation with everything that can happen there, in random order: whenever it is stopped, all parts were seen."""
+    """Every operation with everything that can happen there, in random order: whenever it is stopped, all parts were
+    seen.
+    """
     rng = Random(f"operations {seed}")
     for world in WORLDS:
         hows = [how for how in HOWS if ("power" in how) == power]

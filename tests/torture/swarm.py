@@ -1,5 +1,5 @@
-"""Random worlds: any strategy with any settings among clients of any kind. What must hold of every run is checked on its
-trace, and the run is repeated, and stopped in the middle and gone on with.
+"""Random worlds: any strategy with any settings among clients of any kind. What must hold of every run is checked on
+its trace, and the run is repeated, and stopped in the middle and gone on with.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Swarm(Case):
         _execute(stopped, stop=max(1, int(events * self.stop)))
         _execute(stopped)
         if stopped.digest() != whole.digest():
-            raise Wrong(f"stopped after {int(events * self.stop)} of {events} events and gone on with, it has another digest")
+            raise Wrong(
+                f"stopped after {int(events * self.stop)} of {events} events and gone on with, it has another digest"
+            )
         return 0
 
 
@@ -86,9 +88,14 @@ def judge(run: Run, clients: int) -> None:
     for name, tensor in load_file(run.model_file).items():
         _must(bool(torch.isfinite(tensor.double()).all()), f"{name} of the model is not finite")
     with closing(sqlite3.connect(run.trace_file)) as db:
-        rows = db.execute("SELECT seq, now, kind, client, ticket, version, base_version FROM trace ORDER BY seq").fetchall()
+        rows = db.execute(
+            "SELECT seq, now, kind, client, ticket, version, base_version FROM trace ORDER BY seq"
+        ).fetchall()
         commits = db.execute("SELECT seq, now, version FROM commits ORDER BY seq").fetchall()
-    _must([version for _, _, version in commits] == list(range(1, len(commits) + 1)), "versions do not count up one by one")
+    _must(
+        [version for _, _, version in commits] == list(range(1, len(commits) + 1)),
+        "versions do not count up one by one",
+    )
     moments = sorted([(seq, now) for seq, now, *_ in rows] + [(seq, now) for seq, now, _ in commits])
     _must(all(a[1] <= b[1] and isfinite(b[1]) for a, b in pairwise(moments)), "time goes back")
     _must(all(a[5] <= b[5] for a, b in pairwise(rows)), "versions go back")
@@ -108,8 +115,14 @@ def _tickets(rows: list[tuple], clients: int) -> None:
             _must(client not in open_with, f"row {seq}: client {client} is busy and gets a job")
             sent[ticket], open_with[client] = (client, version), ticket
         elif kind in ("arrive", "refuse", "lost"):
-            _must(open_with.pop(client, None) == ticket, f"row {seq}: {kind} of ticket {ticket}, which client {client} does not have")
-            _must(base == sent[ticket][1] <= version, f"row {seq}: base version {base}, sent {sent[ticket][1]}, now {version}")
+            _must(
+                open_with.pop(client, None) == ticket,
+                f"row {seq}: {kind} of ticket {ticket}, which client {client} does not have",
+            )
+            _must(
+                base == sent[ticket][1] <= version,
+                f"row {seq}: base version {base}, sent {sent[ticket][1]}, now {version}",
+            )
 
 
 def _summary(run: Run, rows: list[tuple], commits: int) -> None:
@@ -120,7 +133,10 @@ def _summary(run: Run, rows: list[tuple], commits: int) -> None:
     ended = {row[4] for row in rows if row[2] in ("arrive", "refuse", "lost")}
     still_open = len({row[4] for row in rows if row[2] == "dispatch"} - ended)
     _must(kinds.count("dispatch") == arrived + summary.lost + refused + still_open, "jobs are missing")
-    _must(summary.updates == arrived - summary.rejected >= 0, f"{summary.updates} updates, {arrived} arrived, {summary.rejected} rejected")
+    _must(
+        summary.updates == arrived - summary.rejected >= 0,
+        f"{summary.updates} updates, {arrived} arrived, {summary.rejected} rejected",
+    )
     _must(summary.versions == commits, f"{summary.versions} versions after {commits} commits")
     _must(0 <= summary.staleness_mean <= summary.staleness_max, "staleness below 0")
     _must(0 <= summary.idle_share <= 1, f"clients idle {summary.idle_share} of the time")

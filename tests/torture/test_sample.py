@@ -35,7 +35,8 @@ def test_the_sample_ends_well(sample):
     assert (sample.returncode, sample.stderr) == (0, ""), sample.stdout
 
 
-# ---------------------------------------------------------------- the test of the test: faults made on purpose are found
+# ---------------------------------------------------------------- the test of the test: faults made on purpose are
+# found
 
 BROKEN = """
 import sys
@@ -63,7 +64,8 @@ FAULTS = {
         "",
     ),
     "a checkpoint that forgets how many jobs a client had": (
-        "whole = Coordinator.restore\nCoordinator.restore = lambda run, saved: (whole(run, saved), run.ledger.jobs.clear())",
+        "whole = Coordinator.restore\nCoordinator.restore = lambda run, saved: (whole(run, saved), "
+        "run.ledger.jobs.clear())",
         f"[Swarm(world={(*WORLD, 'until=20updates')})]",
         "gone on with, it has another digest",
     ),

@@ -1,5 +1,5 @@
-"""Worlds to torture runs in: a tiny one and changes to it, written as --set takes them, so that a case is a list of words
-that can be shortened, printed and repeated.
+"""Worlds to torture runs in: a tiny one and changes to it, written as --set takes them, so that a case is a list of
+words that can be shortened, printed and repeated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ TINY = Experiment(
 # churn, faults of the way and of the content, data that arrives over time, a network
 TROUBLED: World = (
     "availability={name: churn, up: 15.0, down: 3.0}",
-    "faults=[crash, lost_upload, {name: duplicate_upload, probability: 0.6, within: 2.0}, corrupted, {name: scaled, share: 0.25}]",
+    "faults=[crash, lost_upload, {name: duplicate_upload, probability: 0.6, within: 2.0}, corrupted, {name: scaled, "
+    "share: 0.25}]",
     "streaming={name: growing, start: [0.3, 0.6], rate: [0.02, 0.05]}",
     "network={name: offset, low: 0.0, high: 0.5}",
 )
@@ -52,28 +53,42 @@ TROUBLED: World = (
 DELAYS = (
     "{name: constant, mean: 2.0}", "{name: constant, mean: 1.0, jitter: 0.0}", "{name: uniform, low: 0.5, high: 9.0}",
     "{name: normal, mean: 3.0}", "{name: half_normal, mean: 3.0}", "{name: lognormal, median: 2.0, sigma: 1.5}",
-    "{name: exponential, mean: 3.0, least: 0.1}", "{name: long_tail, low: 0.5, high: 40.0}", "{name: groups, period: 1.0}",
-    "{name: per_client, means: [1.0, 1.0, 2.0, 3.0, 5.0, 8.0], jitter: 0.0}", "{name: uniform, low: 0.1, high: 0.5, unit: step}",
+    "{name: exponential, mean: 3.0, least: 0.1}", "{name: long_tail, low: 0.5, high: 40.0}",
+    "{name: groups, period: 1.0}",
+    "{name: per_client, means: [1.0, 1.0, 2.0, 3.0, 5.0, 8.0], jitter: 0.0}", "{name: uniform, low: 0.1, high: 0.5, "
+    "unit: step}",
     "{name: changing, delays: {name: uniform, low: 0.5, high: 3.0}, at: [8.0, 16.0], factors: [3.0, 0.5], share: 0.5}",
 )  # fmt: skip
 AVAILABILITY = (
-    "{name: churn, up: 10.0, down: 4.0}", "{name: dropout, share: 0.4, at: 6.0}", "{name: join_and_leave, join: [0.0, 12.0]}",
-    "{name: join_and_leave, join: [0.0, 8.0], stay: 20.0, share: 0.5}", "{name: periodic, period: 7.0}", "{name: diurnal, day: 24.0}",
+    "{name: churn, up: 10.0, down: 4.0}", "{name: dropout, share: 0.4, at: 6.0}", "{name: join_and_leave, join: "
+    "[0.0, 12.0]}",
+    "{name: join_and_leave, join: [0.0, 8.0], stay: 20.0, share: 0.5}", "{name: periodic, period: 7.0}",
+    "{name: diurnal, day: 24.0}",
 )  # fmt: skip
 FAULTS = (
-    "{name: crash, probability: 0.3}", "{name: lost_upload, probability: 0.3}", "{name: duplicate_upload, probability: 0.7, within: 3.0}",
-    "{name: corrupted, probability: 0.3}", "{name: scaled, share: 0.4, factor: 10.0}", "{name: scaled, share: 0.4, factor: -1.0e+15}",
+    "{name: crash, probability: 0.3}", "{name: lost_upload, probability: 0.3}", "{name: duplicate_upload, "
+    "probability: 0.7, within: 3.0}",
+    "{name: corrupted, probability: 0.3}", "{name: scaled, share: 0.4, factor: 10.0}", "{name: scaled, share: 0.4, "
+    "factor: -1.0e+15}",
     "{name: sign_flipped, share: 0.5}", "{name: crash, probability: 1.0, share: 0.3}",
 )  # fmt: skip
 STREAMS = (
-    "{name: growing, start: [0.1, 0.5], rate: [0.01, 0.1]}", "{name: growing, start: 0.2, rate: 0.02, per: second}", "drifting",
+    "{name: growing, start: [0.1, 0.5], rate: [0.01, 0.1]}", "{name: growing, start: 0.2, rate: 0.02, per: "
+    "second}", "drifting",
     "class_incremental",
 )  # fmt: skip
 NETWORKS = ("{name: offset, low: 0.0, high: 2.0}", "{name: bandwidth, low: 0.001, high: 0.1}")
-SCENARIOS = {"delays": (DELAYS, 0.7), "availability": (AVAILABILITY, 0.5), "streaming": (STREAMS, 0.3), "network": (NETWORKS, 0.3)}
+SCENARIOS = {
+    "delays": (DELAYS, 0.7),
+    "availability": (AVAILABILITY, 0.5),
+    "streaming": (STREAMS, 0.3),
+    "network": (NETWORKS, 0.3),
+}
 OTHERS = (
-    "clients=1", "clients=2", "clients=6", "model=linear", "partition={name: dirichlet, alpha: 0.3}", "timeout=1.5", "max_norm=0.5",
-    "until=25s", "until=15updates", "until=40updates,200s", "training.optimizer=adam", "training.lr_decay=0.9", "training.lr=2.0",
+    "clients=1", "clients=2", "clients=6", "model=linear", "partition={name: dirichlet, alpha: 0.3}", "timeout=1.5",
+    "max_norm=0.5",
+    "until=25s", "until=15updates", "until=40updates,200s", "training.optimizer=adam", "training.lr_decay=0.9",
+    "training.lr=2.0",
     "training.epochs=1,training.steps=null",
     "survey.every=1", "evaluate_every=0.7", "training.batch=64",
 )  # fmt: skip
@@ -83,7 +98,8 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "concurrency": (1, 2, 3), "sample": (1, 2, 0.5), "deadline": (1.0, 4.0), "max_staleness": (0, 1, 3), "k": (1, 2, 3),
     "buffer": (1, 2, 4), "queue": (1, 3), "over_select": (0.5,), "tiers": (1, 2), "ratio": (1.5,), "retier": (1, 2),
     "lag": (0, 1), "cap": (3.0,),
-    "epoch": (1.0, 5.0), "q_min": (1, 2), "q_max": (2, 4), "n0": (1, 2), "max_rounds_per_stage": (1, 2), "memory_num": (1, 2),
+    "epoch": (1.0, 5.0), "q_min": (1, 2), "q_max": (2, 4), "n0": (1, 2), "max_rounds_per_stage": (1, 2),
+    "memory_num": (1, 2),
     "beta": (0.1, 0.9), "first_alpha": (1.0,), "evict_after": (1, 3),
 }  # fmt: skip
 
@@ -157,7 +173,9 @@ def _values(name: str, setting: str) -> tuple[Any, ...]:
     default = next(field.default for field in fields(REGISTRY[name]) if field.name == setting)
     if setting == "staleness":
         return tuple(STALENESS)
-    choices = tuple(value for part in parts if typing.get_origin(part) is typing.Literal for value in typing.get_args(part))
+    choices = tuple(
+        value for part in parts if typing.get_origin(part) is typing.Literal for value in typing.get_args(part)
+    )
     if choices or bool in parts:
         return choices or (False, True)
     if setting in NUMBERS:

@@ -34,7 +34,9 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def offbeat(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+def offbeat(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
     """Asynchronous federated learning for PyTorch: simulate, compare, check."""
 
 
@@ -59,12 +61,20 @@ def main() -> None:
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("offbeat"):
             _end(f"{error.name} is not installed: the command line needs all that 'pip install offbeat' brings", 1)
         if (needed := _memory(error)) is not None:
-            _end(f"this needs more memory than there is{needed}: make the model, the data or the number of clients smaller", 1)
+            _end(
+                f"this needs more memory than there is{needed}: make the model, the data or the number of clients "
+                "smaller",
+                1,
+            )
         if isinstance(error, OverflowError) or "without overflow" in str(error):  # of Python, of torch: a rate of 1e308
             _end(f"a setting is too large to compute with, or makes something so: {error} ({_place(error)})", 1)
         if sys.flags.dev_mode:
             raise
-        _end(f"a bug in offbeat: {type(error).__name__}: {error} ({_place(error)}); 'python -X dev -m offbeat …' shows more", 1)
+        _end(
+            f"a bug in offbeat: {type(error).__name__}: {error} ({_place(error)}); 'python -X dev -m offbeat …' "
+            "shows more",
+            1,
+        )
 
 
 def _end(message: str, status: int) -> NoReturn:
@@ -76,9 +86,18 @@ def _end(message: str, status: int) -> NoReturn:
 
 # how torch, numpy and Python say that a size is too large: mostly not with a MemoryError
 TOO_LARGE = (
-    "memoryerror", "allocate memory", "enough memory", "out of memory", "unable to allocate", "maximum allowed dimension",
-    "array is too big", "calculation overflowed", "multiplication overflow", "overflow when unpacking", "too large to convert",
-)  # fmt: skip
+    "memoryerror",
+    "allocate memory",
+    "enough memory",
+    "out of memory",
+    "unable to allocate",
+    "maximum allowed dimension",
+    "array is too big",
+    "calculation overflowed",
+    "multiplication overflow",
+    "overflow when unpacking",
+    "too large to convert",
+)
 
 
 def _memory(error: Exception) -> str | None:
@@ -86,7 +105,9 @@ def _memory(error: Exception) -> str | None:
     import re
 
     told = f"{type(error).__name__}: {error}".lower()
-    if not isinstance(error, (MemoryError, OverflowError, RuntimeError, TypeError, ValueError)) or not any(w in told for w in TOO_LARGE):
+    if not isinstance(error, (MemoryError, OverflowError, RuntimeError, TypeError, ValueError)) or not any(
+        w in told for w in TOO_LARGE
+    ):
         return None
     asked = re.search(r"allocate (\d\S* \w+)", told)
     return f" ({asked[1]})" if asked else ""

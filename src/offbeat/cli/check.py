@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def check(
-    file: Annotated[str, typer.Argument(metavar="FILE.py[:CLASS]", help="A file that defines a strategy; a class if it has several.")],
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE.py[:CLASS]", help="A file that defines a strategy; a class if it has several."),
+    ],
     scripts: Annotated[int, typer.Option(min=1, help="Random event scripts a law is tried on.")] = 36,
     seed: Annotated[int, typer.Option(help="Of the scripts.")] = 0,
     as_json: Json = False,
@@ -51,7 +54,13 @@ def _plain(finding: Finding) -> dict[str, Any]:
     from offbeat.testing import show
 
     script = show(finding.script).splitlines() if finding.script else None
-    return {"law": finding.law, "meaning": finding.meaning, "passed": finding.passed, "message": finding.message, "script": script}
+    return {
+        "law": finding.law,
+        "meaning": finding.meaning,
+        "passed": finding.passed,
+        "message": finding.message,
+        "script": script,
+    }
 
 
 def _strategies(file: str) -> list[type]:
@@ -62,7 +71,10 @@ def _strategies(file: str) -> list[type]:
     found = {
         name: cls
         for name, cls in vars(module).items()
-        if isinstance(cls, type) and cls.__module__ == module.__name__ and hasattr(cls, "init") and hasattr(cls, "on_event")
+        if isinstance(cls, type)
+        and cls.__module__ == module.__name__
+        and hasattr(cls, "init")
+        and hasattr(cls, "on_event")
     }
     if not found:
         raise ConfigError(f"{path} defines no strategy: a class with init(world) and on_event(state, event)")
@@ -109,4 +121,6 @@ def _instance(cls: type) -> Any:
         return cls()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{cls.__name__}() cannot be made ({reason}): every hyper-parameter needs a default that works") from None
+        raise ConfigError(
+            f"{cls.__name__}() cannot be made ({reason}): every hyper-parameter needs a default that works"
+        ) from None

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import DataRoot, Json, Reference, ScaleText, Sets, Source, UntilText, load, new_folder, use_data
+from offbeat.cli.options import (
+    DataRoot,
+    Json,
+    Reference,
+    ScaleText,
+    Sets,
+    Source,
+    UntilText,
+    load,
+    new_folder,
+    use_data,
+)
 
 if TYPE_CHECKING:
     from offbeat.experiment.compare import Comparison
@@ -17,7 +28,9 @@ if TYPE_CHECKING:
 def compare(
     source: Source = None,
     scale: ScaleText = None,
-    strategies: Annotated[str | None, typer.Option(metavar="A,B,C", help="Strategies to compare [default: the preset's].")] = None,
+    strategies: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="Strategies to compare [default: the preset's].")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
     changes: Sets = None,
     until: UntilText = None,
@@ -40,7 +53,10 @@ def compare(
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
         if changes or any(given is not None for given in (scale, strategies, seeds, until, out)):
-            raise ConfigError("--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until or --out with it")
+            raise ConfigError(
+                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until or --out "
+                "with it"
+            )
         comparison = Comparison(resume)
         _say_moved(comparison)
     else:
@@ -96,7 +112,9 @@ def _create(
     numbers = list(range(seeds or preset.seeds))
     for seed in numbers:
         build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made
-    return comparing.create(new_folder(f"compare-{preset.experiment.name}", out), experiments, numbers, reference or preset.reference)
+    return comparing.create(
+        new_folder(f"compare-{preset.experiment.name}", out), experiments, numbers, reference or preset.reference
+    )
 
 
 def _say_moved(comparison: Comparison) -> None:
@@ -111,7 +129,10 @@ def _refuse_per_run(changes: list[str]) -> None:
     from offbeat.core.errors import ConfigError
     from offbeat.experiment.files import split_change
 
-    instead = {"strategy": "a comparison has several strategies; choose them with --strategies", "seed": "choose how many with --seeds"}
+    instead = {
+        "strategy": "a comparison has several strategies; choose them with --strategies",
+        "seed": "choose how many with --seeds",
+    }
     for change in changes:
         setting = split_change(change)[0][0]
         if setting in instead:
@@ -123,5 +144,7 @@ def _names(strategies: str | None) -> list[str]:
 
     names = [name.strip() for name in (strategies or "").split(",") if name.strip()]
     if strategies is not None and not names:
-        raise ConfigError(f"--strategies {strategies!r} names none: write fedavg,fedasync; see 'offbeat list strategies'")
+        raise ConfigError(
+            f"--strategies {strategies!r} names none: write fedavg,fedasync; see 'offbeat list strategies'"
+        )
     return names

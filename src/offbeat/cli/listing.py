@@ -9,11 +9,25 @@ import typer
 
 from offbeat.cli.options import Json
 
-WHAT = ("strategies", "presets", "datasets", "models", "delays", "networks", "availability", "faults", "partitions", "streams", "losses")
+WHAT = (
+    "strategies",
+    "presets",
+    "datasets",
+    "models",
+    "delays",
+    "networks",
+    "availability",
+    "faults",
+    "partitions",
+    "streams",
+    "losses",
+)
 
 
 def list_names(what: Annotated[str, typer.Argument(metavar="|".join(WHAT))], as_json: Json = False) -> None:
-    """List strategies, presets, datasets, models, delays, networks, availability, faults, partitions, streams or losses."""
+    """List strategies, presets, datasets, models, delays, networks, availability, faults, partitions, streams or
+    losses.
+    """
     from offbeat.core.errors import unknown
 
     if what not in WHAT:
@@ -21,13 +35,22 @@ def list_names(what: Annotated[str, typer.Argument(metavar="|".join(WHAT))], as_
     from offbeat.cli.output import print_json, print_table
 
     if what == "strategies":
-        entries, headings = _strategies(), ["name", "year", "mode", "server keeps per client", "client uploads", "paper"]
+        entries, headings = (
+            _strategies(),
+            ["name", "year", "mode", "server keeps per client", "client uploads", "paper"],
+        )
     else:
-        entries, headings = [{"name": name, "summary": text} for name, text in _entries(what).items()], ["name", "what it is"]
+        entries, headings = (
+            [{"name": name, "summary": text} for name, text in _entries(what).items()],
+            ["name", "what it is"],
+        )
     if as_json:
         print_json(entries)
     else:
-        print_table([headings, *(["" if value is None else str(value) for value in entry.values()] for entry in entries)], left=True)
+        print_table(
+            [headings, *(["" if value is None else str(value) for value in entry.values()] for entry in entries)],
+            left=True,
+        )
 
 
 def _strategies() -> list[dict[str, Any]]:
@@ -38,7 +61,14 @@ def _strategies() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, cls in REGISTRY.items():
         about, paper = cls.about, paper_of(cls)  # type: ignore[attr-defined]
-        row = {"name": name, "year": year_of(paper), "mode": about.mode, "keeps": about.keeps, "uploads": about.uploads, "summary": paper}
+        row = {
+            "name": name,
+            "year": year_of(paper),
+            "mode": about.mode,
+            "keeps": about.keeps,
+            "uploads": about.uploads,
+            "summary": paper,
+        }
         rows.append(row)
     return rows
 
@@ -61,7 +91,14 @@ def _entries(what: str) -> dict[str, str]:
     from offbeat.scenario.streaming import STREAMS
 
     registries: dict[str, Mapping[str, Any]] = {
-        "datasets": DATASETS, "models": MODELS, "delays": DELAYS, "networks": NETWORKS, "availability": AVAILABILITY,
-        "faults": FAULTS, "partitions": PARTITIONS, "streams": STREAMS, "losses": LOSSES,
-    }  # fmt: skip
+        "datasets": DATASETS,
+        "models": MODELS,
+        "delays": DELAYS,
+        "networks": NETWORKS,
+        "availability": AVAILABILITY,
+        "faults": FAULTS,
+        "partitions": PARTITIONS,
+        "streams": STREAMS,
+        "losses": LOSSES,
+    }
     return summaries(registries[what])

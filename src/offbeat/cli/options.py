@@ -10,23 +10,41 @@ import typer
 if TYPE_CHECKING:
     from offbeat.presets import Preset
 
-Source = Annotated[str | None, typer.Argument(metavar="PRESET|FILE", help="A preset (see 'offbeat list presets') or an experiment file.")]
+Source = Annotated[
+    str | None,
+    typer.Argument(metavar="PRESET|FILE", help="A preset (see 'offbeat list presets') or an experiment file."),
+]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SETTING=VALUE", help="Change a setting: strategy=fedbuff, strategy.k=5, training.lr=0.1. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="SETTING=VALUE",
+        help="Change a setting: strategy=fedbuff, strategy.k=5, training.lr=0.1. Repeatable.",
+    ),
 ]
 ScaleText = Annotated[
     str | None,
-    typer.Option("--scale", metavar="paper|quick", help="Of a paper's preset: its own size [default], or minutes on two cores (quick)."),
+    typer.Option(
+        "--scale",
+        metavar="paper|quick",
+        help="Of a paper's preset: its own size [default], or minutes on two cores (quick).",
+    ),
 ]
-UntilText = Annotated[str | None, typer.Option("--until", help="3600s, 2h, 500updates, acc=0.9 or several with commas.")]
+UntilText = Annotated[
+    str | None, typer.Option("--until", help="3600s, 2h, 500updates, acc=0.9 or several with commas.")
+]
 DataRoot = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Folder with the data sets [default: OFFBEAT_DATA, else the user's cache]."),
+    typer.Option(
+        "--data", metavar="DIR", help="Folder with the data sets [default: OFFBEAT_DATA, else the user's cache]."
+    ),
 ]
 Reference = Annotated[
     str | None,
-    typer.Option(metavar="STRATEGY", help="Speed-ups are against this one [default: the comparison's own: the preset's, else the first]."),
+    typer.Option(
+        metavar="STRATEGY",
+        help="Speed-ups are against this one [default: the comparison's own: the preset's, else the first].",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -90,4 +108,6 @@ def new_folder(name: str, out: Path | None) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise RunError(f"cannot make the folder {folder}: {error.strerror or error}; choose another with --out") from None
+            raise RunError(
+                f"cannot make the folder {folder}: {error.strerror or error}; choose another with --out"
+            ) from None

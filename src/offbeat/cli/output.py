@@ -25,7 +25,8 @@ def print_json(value: Any) -> None:
     """Strict JSON: what is not a number becomes null."""
     from offbeat.experiment.metrics import without_nan
 
-    typer.echo(json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f"))  # the rest it escapes itself
+    # the rest it escapes itself
+    typer.echo(json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
 def print_table(rows: list[list[str]], left: bool = False, headings: bool = True) -> None:
@@ -67,7 +68,12 @@ def run_progress(total: str) -> Iterator[Callable[[Status], None] | None]:
     if not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
     began, drawn, before = time.monotonic(), 0.0, -1
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"0 of {total}", total=1.0)
@@ -79,7 +85,8 @@ def run_progress(total: str) -> Iterator[Callable[[Status], None] | None]:
             if time.monotonic() - drawn < 0.1:
                 return
             drawn = time.monotonic()
-            measured = " ".join(f"{k} {v:.3f}" for k, v in list(status.metrics.items())[:2])  # loss and what a table shows
+            # loss and what a table shows
+            measured = " ".join(f"{k} {v:.3f}" for k, v in list(status.metrics.items())[:2])
             age = f" staleness {status.age:.1f}" if status.age is not None else ""
             rate = (status.updates - before) / max(drawn - began, 1e-9)
             text = f"{status.now:.0f} s of {total}, {status.updates} updates ({rate:.0f}/s) {measured}{age}"
@@ -100,13 +107,22 @@ def runs_progress(names: list[str]) -> Iterator[Callable[[list[float]], None] | 
     if not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"0 of {len(names)} runs", total=float(len(names)))
 
         def watch(shares: list[float]) -> None:
             done = sum(share >= 1 for share in shares)
             going = [printable(name) for name, share in zip(names, shares, strict=True) if 0 < share < 1]
-            bar.update(task, completed=sum(shares), description=f"{done} of {len(names)} runs, now {', '.join(going) or 'starting'}")
+            bar.update(
+                task,
+                completed=sum(shares),
+                description=f"{done} of {len(names)} runs, now {', '.join(going) or 'starting'}",
+            )
 
         yield watch

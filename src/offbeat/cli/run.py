@@ -22,8 +22,12 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Random seed: same seed, same clients, delays and batches.")] = None,
     until: UntilText = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/NAME-N].")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that was stopped or killed.")] = None,
-    checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints, at least; 0: after every event.")] = 30.0,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with a run that was stopped or killed.")
+    ] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between checkpoints, at least; 0: after every event.")
+    ] = 30.0,
     data: DataRoot = None,
     as_json: Json = False,
 ) -> None:
@@ -42,14 +46,18 @@ def run(
         raise ConfigError("give a preset or an experiment file to start a run, or --resume DIR to go on with one")
     if resume is not None:
         if changes or any(given is not None for given in (scale, seed, until, out)):
-            raise ConfigError("--resume goes on with a run as it is: --scale, --set, --seed, --until and --out belong to a new one")
+            raise ConfigError(
+                "--resume goes on with a run as it is: --scale, --set, --seed, --until and --out belong to a new one"
+            )
         stopped = runs.Run(resume)
         if moved := stopped.moved():
             typer.echo(f"{resume}: {moved}", err=True)
         execute(stopped, checkpoint_every, as_json)
         return
     assert source is not None
-    experiment = load(source, [*(changes or []), *([f"seed={seed}"] if seed is not None else [])], until, scale).experiment
+    experiment = load(
+        source, [*(changes or []), *([f"seed={seed}"] if seed is not None else [])], until, scale
+    ).experiment
     build.setup(experiment)  # what cannot be built is refused before a folder is made
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])

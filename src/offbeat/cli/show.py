@@ -47,7 +47,14 @@ def print_run(run: Run, as_json: bool) -> Summary:
     if summary.warning is not None:
         say(f"warning: {summary.warning}", err=True)
     if as_json:
-        print_json({"folder": str(run.folder), "complete": run.complete, **measures.plain(summary), "experiment": to_plain(experiment)})
+        print_json(
+            {
+                "folder": str(run.folder),
+                "complete": run.complete,
+                **measures.plain(summary),
+                "experiment": to_plain(experiment),
+            }
+        )
         return summary
     say(run.folder)
     if summary.data is not None:
@@ -78,7 +85,11 @@ def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
     lines = [["strategy", strategy_name(experiment)]]
     if target is not None:
         best = curves.best(run.curve(target.metric), s.higher(target.metric))
-        reached = f"{s.time_to_target:.0f} s" if s.time_to_target is not None else f"not reached by {s.seconds:.0f} s (best {best:.4f})"
+        reached = (
+            f"{s.time_to_target:.0f} s"
+            if s.time_to_target is not None
+            else f"not reached by {s.seconds:.0f} s (best {best:.4f})"
+        )
         lines.append([f"time to {target}", reached])
     return lines + _numbers(s)
 
@@ -93,7 +104,10 @@ def _numbers(s: Summary) -> list[list[str]]:
     values = [value for value in s.by_client.values() if value == value]
     if values:
         spread = f"{min(values):.4f} / {sum(values) / len(values):.4f} / {max(values):.4f}"
-        lines += [[f"{s.headline} by client: low / mean / high", spread], ["clients evaluated on", f"their {s.surveyed}"]]
+        lines += [
+            [f"{s.headline} by client: low / mean / high", spread],
+            ["clients evaluated on", f"their {s.surveyed}"],
+        ]
     lines += measures.lines(s)
     return lines + [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
 
@@ -107,7 +121,10 @@ def print_comparison(comparison: Comparison, as_json: bool, write: bool = False,
 
     left = [entry["folder"] for entry in comparison.layout() if not Run(comparison.folder / entry["folder"]).complete]
     if left:
-        raise RunError(f"{len(left)} of {len(comparison.layout())} runs are not finished: offbeat compare --resume {comparison.folder}")
+        raise RunError(
+            f"{len(left)} of {len(comparison.layout())} runs are not finished: offbeat compare --resume "
+            f"{comparison.folder}"
+        )
     made = (report.write if write else report.read)(comparison, reference)
     there = {path.name: str(path) for path in (made.figure, made.page) if path.is_file()}
     figure, page = there.get(made.figure.name), there.get(made.page.name)

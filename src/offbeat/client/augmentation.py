@@ -1,7 +1,7 @@
 """Pictures shown a little differently every time: shifted, and mirrored half of the time.
 
-What happens to a picture is drawn for a whole epoch from the job's own key, before anything is computed: so the same job
-gives the same bits wherever it is computed, however many batches are gathered at once.
+What happens to a picture is drawn for a whole epoch from the job's own key, before anything is computed: so the same
+job gives the same bits wherever it is computed, however many batches are gathered at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ PADDING = 4  # pixels that a picture may be shifted by, up or down, left or righ
 
 
 class CropFlip:
-    """A frame of black around each picture, a random crop of the picture's own size, mirrored left to right half of the time."""
+    """A frame of black around each picture, a random crop of the picture's own size, mirrored left to right half of
+    the time.
+    """
 
     def __init__(self, data: ClientData) -> None:
         if len(data.shape) != 3:
             given = f"inputs of shape {data.shape}"
-            raise DataError(f"training.augment = 'crop-flip' needs pictures (channels, height, width), these are {given}: leave it away")
+            raise DataError(
+                f"training.augment = 'crop-flip' needs pictures (channels, height, width), these are {given}: leave "
+                "it away"
+            )
         self.black = data.least()[:, None, None]  # of bytes 0, of standardised pictures what 0 became
 
     def draw(self, pictures: int, generator: torch.Generator) -> Tensor:
@@ -32,10 +37,13 @@ class CropFlip:
     def __call__(self, x: Tensor, moves: Tensor) -> Tensor:
         n, channels, height, width = x.shape
         down, right, mirrored = moves.to(x.device).unbind(1)
-        rows = torch.arange(height, device=x.device) + down[:, None]  # (n, height): which row of the picture is shown there
+        # (n, height): which row of the picture is shown there
+        rows = torch.arange(height, device=x.device) + down[:, None]
         straight = torch.arange(width, device=x.device)
         columns = torch.where(mirrored[:, None] == 1, straight.flip(0), straight) + right[:, None]
-        seen = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[:, None, None, :]
+        seen = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[
+            :, None, None, :
+        ]
         shown = x.gather(2, rows.clamp(0, height - 1)[:, None, :, None].expand(n, channels, height, width))
         shown = shown.gather(3, columns.clamp(0, width - 1)[:, None, None, :].expand(n, channels, height, width))
         return torch.where(seen, shown, self.black.to(x.device))

@@ -28,7 +28,9 @@ def sizes(examples: int, batch: int, merge: bool) -> list[int]:
     return [batch] * full + [rest]
 
 
-def epochs(examples: int, batch: int, merge: bool, steps: int, generator: torch.Generator) -> Iterator[tuple[Tensor, list[int]]]:
+def epochs(
+    examples: int, batch: int, merge: bool, steps: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, list[int]]]:
     """(order, batch sizes) epoch by epoch, until they make `steps` batches; the last epoch may be cut short."""
     whole = sizes(examples, batch, merge)
     while steps > 0:

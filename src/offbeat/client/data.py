@@ -1,8 +1,8 @@
 """The examples of each client: rows of tensors all clients share, or tensors of their own.
 
-Shared tensors are stored once and the row numbers of all clients in one vector, so a client costs its row numbers; where these
-are computed when asked for (`core.rows`) it costs its count.
-Everything that would fail late, or silently, is refused here.
+Shared tensors are stored once and the row numbers of all clients in one vector, so a client costs its row numbers;
+where these are computed when asked for (`core.rows`) it costs its count. Everything that would fail late, or silently,
+is refused here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ T = TypeVar("T")
 class ClientData:
     """Clients are numbered from 0, or named by the keys of a mapping. Use `shared` or `own`."""
 
-    def __init__(self, clients: Sequence[int], pairs: list[Pair], counts: Mapping[int, int], rows: Tensor | Rows | None) -> None:
+    def __init__(
+        self, clients: Sequence[int], pairs: list[Pair], counts: Mapping[int, int], rows: Tensor | Rows | None
+    ) -> None:
         self._clients = clients
         self._pairs = pairs  # one for all clients if there are rows, else one a client
         self._counts = counts
@@ -33,7 +35,9 @@ class ClientData:
         self._place = None if isinstance(clients, range) else {client: i for i, client in enumerate(clients)}
 
     @classmethod
-    def shared(cls, x: Tensor, y: Tensor, rows: Sequence[Tensor] | Mapping[int, Tensor], num_classes: int | None = None) -> ClientData:
+    def shared(
+        cls, x: Tensor, y: Tensor, rows: Sequence[Tensor] | Mapping[int, Tensor], num_classes: int | None = None
+    ) -> ClientData:
         """Client k holds x[rows[k]], y[rows[k]], in that order."""
         x, y = checked(x, y, num_classes)
         if isinstance(rows, Rows):
@@ -179,7 +183,10 @@ def _finite(values: Tensor, what: str, where: str) -> None:
     fine = torch.isfinite(values)
     if not bool(fine.all()):
         bad = ~fine.reshape(len(values), -1).all(1)
-        raise DataError(f"{where}{int(bad.sum())} of {len(values)} {what} are not finite, the first in example {int(bad.nonzero()[0, 0])}")
+        raise DataError(
+            f"{where}{int(bad.sum())} of {len(values)} {what} are not finite, the first in example "
+            f"{int(bad.nonzero()[0, 0])}"
+        )
 
 
 def _numbered(given: Sequence[T] | Mapping[int, T]) -> tuple[Sequence[int], list[T]]:

@@ -63,7 +63,6 @@ class Masks:
         kept = uniform(self._key + _wrapped(place), shape) >= p
         return torch.where(kept, x, 0.0) / (1 - p) if p < 1 else x * 0.0
 
-
     def _call(self, number: int) -> int:
         """Which call of this layer it is in this evaluation. One made while gradients flow back repeats an earlier one
         (activation checkpointing), and must drop the same."""

@@ -25,7 +25,9 @@ class Evaluator:
     the classes occur in these shares (classification only).
     """
 
-    def __init__(self, module: nn.Module, x: Tensor, y: Tensor, task: Task | Loss | None = None, batch: int = 1024) -> None:
+    def __init__(
+        self, module: nn.Module, x: Tensor, y: Tensor, task: Task | Loss | None = None, batch: int = 1024
+    ) -> None:
         require(batch >= 1, f"evaluation batch = {batch}: must be at least 1")
         self._x, self._y = checked(x, y, where="evaluation data: ")
         self._batch = batch

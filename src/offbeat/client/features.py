@@ -42,6 +42,7 @@ def features(binding: Binding, name: str | None, vector: Tensor, batches: Iterab
                 m.training = training
     if len(seen) != len(labels):
         raise ProtocolError(
-            f"{len(labels)} batches went through the model, and {len(seen)} entered its head: it must be called once each time"
+            f"{len(labels)} batches went through the model, and {len(seen)} entered its head: it must be called once "
+            "each time"
         )
     return torch.cat(seen), torch.cat(labels)

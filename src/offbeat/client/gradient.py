@@ -72,7 +72,9 @@ class Gradients:
     def elsewhere(self, point: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The gradient at any point; nothing moves."""
         if point.shape != self.w.shape:
-            raise ProtocolError(f"a rule asked for the gradient at shape {tuple(point.shape)}; w has {tuple(self.w.shape)}")
+            raise ProtocolError(
+                f"a rule asked for the gradient at shape {tuple(point.shape)}; w has {tuple(self.w.shape)}"
+            )
         with borrowed(self._module, self.w):
             self.w.copy_(point)
             return self.here(x, y)
@@ -81,7 +83,9 @@ class Gradients:
         assert self._rule is not None
         assert self._job is not None
         if self._features is None:
-            raise ProtocolError(f"{type(self._rule).__name__} has a loss on features, but the model never called its head")
+            raise ProtocolError(
+                f"{type(self._rule).__name__} has a loss on features, but the model never called its head"
+            )
         loss = self._rule.loss(self._job, outputs, self._features, y)
         return self._task_loss(outputs, y) if loss is None else loss
 

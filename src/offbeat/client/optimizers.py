@@ -42,7 +42,9 @@ class Adam:
     __slots__ = ("_beta1", "_beta2", "_eps", "_mean", "_square", "_step", "_weight_decay")
     decoupled: ClassVar[bool] = False  # does weight decay act on w itself, past the moments?
 
-    def __init__(self, weight_decay: float = 0.0, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
+    def __init__(
+        self, weight_decay: float = 0.0, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
+    ) -> None:
         self._weight_decay = weight_decay
         self._beta1, self._beta2, self._eps = beta1, beta2, eps
         self._step = 0

@@ -1,7 +1,7 @@
 """The plan of a job: everything about it that is decided before its first step, on the host, from its own key.
 
-Which examples make up each step, how they are shown, at what rate, how many steps there are, and the noise of dropout: a
-pure function of the job, so that every worker takes the same steps, whether it trains one client or a stack of them.
+Which examples make up each step, how they are shown, at what rate, how many steps there are, and the noise of dropout:
+a pure function of the job, so that every worker takes the same steps, whether it trains one client or a stack of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from offbeat.core import draws
 from offbeat.core.jobs import PLAIN, Job
 from offbeat.core.protocol import Phase
 
-Epoch = tuple[Tensor, list[int], Tensor | None]  # positions of examples, the sizes of its batches, and how each is shown
+# positions of examples, the sizes of its batches, and how each is shown
+Epoch = tuple[Tensor, list[int], Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,14 @@ class Plan:
 
     def epochs(self, phase: int) -> Iterator[Epoch]:
         """Until they make the steps of that phase."""
-        for positions, sizes in batches.epochs(self.job.num_examples, self.batch, self.merge, self.counts[phase], self._order):
-            yield positions, sizes, None if self.augment is None or self._moves is None else self.augment.draw(len(positions), self._moves)
+        for positions, sizes in batches.epochs(
+            self.job.num_examples, self.batch, self.merge, self.counts[phase], self._order
+        ):
+            yield (
+                positions,
+                sizes,
+                None if self.augment is None or self._moves is None else self.augment.draw(len(positions), self._moves),
+            )
 
     def batches(self, phase: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """(positions, how each is shown) step by step."""

@@ -1,4 +1,6 @@
-"""A model and its data tried out on a few examples before a run: what does not fit is one sentence, not a failure within."""
+"""A model and its data tried out on a few examples before a run: what does not fit is one sentence, not a failure
+within.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ FEW = 2
 
 
 def rehearse(module: nn.Module, clients: ClientData, evaluator: Evaluator, task: Task) -> None:
-    """Forward and loss of a copy of the module in eval mode: nothing of the module, nor of any random state, is moved."""
+    """Forward and loss of a copy of the module in eval mode: nothing of the module, nor of any random state, is
+    moved.
+    """
     copy, first = deepcopy(module).eval(), next(iter(clients.num_examples))
     x, y = evaluator.examples
     _try(copy, task, "training", *clients.take(first, torch.arange(min(FEW, clients.size(first)))), clients.num_classes)
@@ -35,7 +39,11 @@ def _try(module: nn.Module, task: Task, part: str, x: Tensor, y: Tensor, classes
             task.rows(outputs, y)  # the loss is one of them
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, AssertionError, KeyError) as error:
         gave = f"gives outputs {kind(outputs)}, which do not fit" if isinstance(outputs, Tensor) else "cannot take them"
-        why = error if isinstance(error, OffbeatError) else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        why = (
+            error
+            if isinstance(error, OffbeatError)
+            else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        )
         raise DataError(f"the {part} examples have {given}, and the model {gave} ({why})") from error
 
 

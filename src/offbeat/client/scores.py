@@ -60,15 +60,19 @@ def smape(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def dice(outputs: Tensor, places: Tensor) -> Tensor:
-    """2 |A ∩ B| / (|A| + |B|) of each example and class, (n, classes); 1 where both are empty, nan stays nan. Shares, or 0 and 1."""
+    """2 |A ∩ B| / (|A| + |B|) of each example and class, (n, classes); 1 where both are empty, nan stays nan.
+    Shares, or 0 and 1.
+    """
     both = (outputs * places).flatten(2).sum(2)
     sizes = (outputs + places).flatten(2).sum(2)
     empty = sizes == 0
-    return torch.where(empty, torch.ones_like(both), 2 * both / sizes.masked_fill(empty, 1))  # 0 / 0 would spoil the gradient
+    # 0 / 0 would spoil the gradient
+    return torch.where(empty, torch.ones_like(both), 2 * both / sizes.masked_fill(empty, 1))
 
 
 def cox(risk: Tensor, time: Tensor, event: Tensor) -> Tensor:
-    """The negative log partial likelihood over the number of examples, with Breslow's ties; 0 where nobody had the event.
+    """The negative log partial likelihood over the number of examples, with Breslow's ties; 0 where nobody had the
+    event.
 
     -1/n Σ_{i: event} (h_i - log Σ_{j: t_j >= t_i} exp h_j)
     """
@@ -80,9 +84,10 @@ def cox(risk: Tensor, time: Tensor, event: Tensor) -> Tensor:
 
 
 def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float:
-    """Harrell's C: of all pairs whose order is known, the share in which who had the event first was said to be at higher
-    risk; equal risks count half. The order of i before j is known if i had the event and j was seen later, or was seen
-    last at that very time without it. nan without such a pair, or with a risk that is nan."""
+    """Harrell's C: of all pairs whose order is known, the share in which who had the event first was said to be at
+    higher risk; equal risks count half. The order of i before j is known if i had the event and j was seen later, or
+    was seen last at that very time without it. nan without such a pair, or with a risk that is nan.
+    """
     if bool(risk.isnan().any()):
         return nan
     known = agree = 0.0

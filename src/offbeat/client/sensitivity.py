@@ -33,7 +33,9 @@ _AT_ONCE = 2**24  # entries of per-sample gradients held together
 class Sensitivity:
     """sensitivity(vector) -> |g∘θ - ½F∘θ²| of a model's trainable entries (eq. 8 of the paper), in layout order."""
 
-    def __init__(self, module: nn.Module, x: Tensor, y: Tensor, task: Task | Loss | None = None, fisher: Fisher = "sample") -> None:
+    def __init__(
+        self, module: nn.Module, x: Tensor, y: Tensor, task: Task | Loss | None = None, fisher: Fisher = "sample"
+    ) -> None:
         self._x, self._y = checked(x, y, where="calibration data: ")
         self._task = as_task(task, self._y.dtype)
         self._fisher = fisher
@@ -79,10 +81,13 @@ class Sensitivity:
         if self._one_by_one:
             return None
         try:
-            gradients = vmap(grad(self._loss), in_dims=(None, None, 0, 0))(params, buffers, x.unsqueeze(1), y.unsqueeze(1))
+            gradients = vmap(grad(self._loss), in_dims=(None, None, 0, 0))(
+                params, buffers, x.unsqueeze(1), y.unsqueeze(1)
+            )
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception:  # whatever vmap does not like; what is wrong with the module itself shows when it is called plainly
+        # whatever vmap does not like; what is wrong with the module itself shows when it is called plainly
+        except Exception:
             self._one_by_one = True
             return None
         return [gradients[name] for name in params]
@@ -102,7 +107,9 @@ class Sensitivity:
         return self._task.loss(functional_call(self._module, (params, buffers), (x,)), y)
 
     def _split(self, vector: Tensor) -> tuple[Tensors, Tensors]:
-        """The vector as the module names it. Buffers are copies, those that do not travel too: a module may write into them."""
+        """The vector as the module names it. Buffers are copies, those that do not travel too: a module may write
+        into them.
+        """
         params = {s.name: vector[s.start : s.stop].view(s.shape) for s in self.layout.of_kind("param")}
         buffers = {name: b.detach().clone() for name, b in self._module.named_buffers()}
         for s in self.layout.slices:
@@ -114,7 +121,9 @@ class Sensitivity:
 class Probe:
     """probe(model) -> its sketch. Clients and server hold the same one, so their sketches can be compared."""
 
-    def __init__(self, layout: Layout, sketcher: Sketcher, seed: int, signal: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self, layout: Layout, sketcher: Sketcher, seed: int, signal: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self._layout, self._sketcher, self._seed = layout, sketcher, seed
         self._signal = signal or layout.trainable  # without a signal the parameters themselves are sketched
 
@@ -139,10 +148,14 @@ def make_probe(sketcher: Sketcher, module: nn.Module, data: ClientData, task: Ta
 
 
 def noise_batch(data: ClientData, size: int, seed: int) -> Pair:
-    """Nobody's data: inputs N(0, 1), the normalised input space, and labels uniform over the classes (real ones N(0, 1))."""
+    """Nobody's data: inputs N(0, 1), the normalised input space, and labels uniform over the classes (real ones N(0,
+    1)).
+    """
     x, y = data.take(next(iter(data.num_examples)), torch.tensor([0]))  # what an example looks like
     if not x.is_floating_point():
-        raise ConfigError(f"calibration = 'gaussian' makes real inputs, and this data has {x.dtype}: use calibration = 'real'")
+        raise ConfigError(
+            f"calibration = 'gaussian' makes real inputs, and this data has {x.dtype}: use calibration = 'real'"
+        )
     g = draws.generator(seed, "calibration")
     inputs = torch.randn((size, *x.shape[1:]), generator=g, dtype=x.dtype)
     if data.num_classes is None:

@@ -1,11 +1,13 @@
 """Local training of many clients in one tensor program: the same plans and the same descent, on stacked vectors.
 
-The gradient of a stack is one vmapped forward pass and one backward pass of the summed losses: clients share nothing, so
-each row is that client's gradient. Batches of one size are computed together and never padded, so that neither BatchNorm nor
-a loss that takes a mean sees anything but a client's own examples. Clients that are done stay as they are.
+The gradient of a stack is one vmapped forward pass and one backward pass of the summed losses: clients share nothing,
+so each row is that client's gradient. Batches of one size are computed together and never padded, so that neither
+BatchNorm nor a loss that takes a mean sees anything but a client's own examples. Clients that are done stay as they
+are.
 
-What a rule does once a job (`begin`, `end`) is done client by client: it may look at the client's data. Models that cannot be
-mapped (a kernel that draws by itself, control flow on values) and rules that say so train one by one, which is said once.
+What a rule does once a job (`begin`, `end`) is done client by client: it may look at the client's data. Models that
+cannot be mapped (a kernel that draws by itself, control flow on values) and rules that say so train one by one, which
+is said once.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class StackTrainer:
         except (MemoryError, torch.OutOfMemoryError):
             half = len(jobs) // 2
             return [*self._train(jobs[:half]), *self._train(jobs[half:])]
-        except Exception as error:  # an operation vmap cannot map; or a job that fails alone too, which then says so itself
+        # an operation vmap cannot map; or a job that fails alone too, which then says so itself
+        except Exception as error:
             results = [self._trainer(job) for job in jobs]
             self._one_by_one = f"{type(error).__name__}: {error}".splitlines()[0]
             log.warning("clients are trained one by one: they cannot be stacked (%s)", self._one_by_one)
@@ -95,7 +98,9 @@ class Stack:
         self._vectors = torch.stack([job.base for job in self._jobs])
         self.w = self._layout.trainable(self._vectors)  # a view: params come first
         self._buffers = trainer.buffers(self._vectors)
-        self._locals = [trainer.local_job(sent, job, plan) for sent, job, plan in zip(jobs, self._jobs, self._plans, strict=True)]
+        self._locals = [
+            trainer.local_job(sent, job, plan) for sent, job, plan in zip(jobs, self._jobs, self._plans, strict=True)
+        ]
         self._job = stacked_job(self._locals)
         self._noise = torch.tensor([plan.noise for plan in self._plans], device=self.w.device)
         self._masks = Masks(self._module)
@@ -112,10 +117,15 @@ class Stack:
             self._module.train()  # `begin` may have looked at features, in evaluation mode
             carry, before = stacked_carry([carry for carry, _ in begun]), states(self._sources)
             for number, phase in enumerate(self._plans[0].phases):
-                lr, optimizer = column([plan.rate(number) for plan in self._plans], self.w), self._trainer.training.fresh()
+                lr, optimizer = (
+                    column([plan.rate(number) for plan in self._plans], self.w),
+                    self._trainer.training.fresh(),
+                )
                 _, carry = stretch(rule, self._job, phase, lr, self.w, self._steps(number), optimizer, carry)
             if not all(map(torch.equal, before, states(self._sources))):
-                raise ProtocolError(f"{rule!r} draws at every step: of a stack that is nobody's draw; let it say stacks = False")
+                raise ProtocolError(
+                    f"{rule!r} draws at every step: of a stack that is nobody's draw; let it say stacks = False"
+                )
             self._trainer.write_buffers(self._vectors, self._buffers)
             return [self._result(i, carry_of(carry, i), begun[i][1]) for i in range(len(self._jobs))]
 
@@ -182,7 +192,13 @@ class Stack:
             return {}
         job = self._job
         assert isinstance(job.lr, Tensor)
-        told = {"base": job.base, "start": job.start, "lr": job.lr.squeeze(-1), "extras": dict(job.extras), "memory": dict(job.memory)}
+        told = {
+            "base": job.base,
+            "start": job.start,
+            "lr": job.lr.squeeze(-1),
+            "extras": dict(job.extras),
+            "memory": dict(job.memory),
+        }
         return {name: tree_map(lambda held: held.index_select(0, rows), held) for name, held in told.items()}
 
     def _loss(
@@ -193,13 +209,17 @@ class Stack:
         outputs, own = functional_call(self._module, {**params, **buffers}, (x,)), None
         if self._own_loss:
             if self._seen is None:
-                raise ProtocolError(f"{type(self._rule).__name__} has a loss on features, but the model never called its head")
+                raise ProtocolError(
+                    f"{type(self._rule).__name__} has a loss on features, but the model never called its head"
+                )
             own = self._rule.loss(LocalJob(layout=self._layout, **told), outputs, self._seen, y)
         return (self._trainer.task.loss(outputs, y) if own is None else own), self._after
 
     @contextmanager
     def _remembering(self) -> Iterator[None]:
-        """While open, what enters the head is kept for a rule that has a loss of its own, and what a pass leaves in the buffers."""
+        """While open, what enters the head is kept for a rule that has a loss of its own, and what a pass leaves in
+        the buffers.
+        """
 
         def enter(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             self._seen = inputs[0] if inputs else None

@@ -19,16 +19,21 @@ EVERYONE = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """When every client is evaluated on its own examples, and on how many: at the end of a run, unless told otherwise."""
+    """When every client is evaluated on its own examples, and on how many: at the end of a run, unless told
+    otherwise.
+    """
 
     every: int = 0  # also at every so many points of the evaluation grid; 0: at the end only
     clients: int = 2000  # at most, evenly spaced over all of them: a million would take longer than the run
     examples: int = 1000  # of each client at most, evenly spaced over its own; 0: no survey at all
-    active: float = 0.5  # this share of the clients, the fastest, and whoever is as fast as they, are active; the rest are stragglers
+    # this share of the clients, the fastest, and whoever is as fast as they, are active; the rest are stragglers
+    active: float = 0.5
 
     def __post_init__(self) -> None:
         require(self.every >= 0, f"survey.every = {self.every}: must be 0 (at the end only) or more")
-        require(self.clients >= 1, f"survey.clients = {self.clients}: at least 1 is asked; survey.examples = 0 is no survey")
+        require(
+            self.clients >= 1, f"survey.clients = {self.clients}: at least 1 is asked; survey.examples = 0 is no survey"
+        )
         require(self.examples >= 0, f"survey.examples = {self.examples}: must be 0 (no survey) or more")
         require(0 < self.active < 1, f"survey.active = {self.active}: a share, between 0 and 1")
 
@@ -45,7 +50,10 @@ class Surveyor:
     facts: Mapping[str, str] = field(default_factory=dict)  # what a reader of the values has to know
 
     def __call__(self, model_of: Callable[[int], Tensor]) -> tuple[dict[int, dict[str, float]], dict[str, float]]:
-        rows = {client: self.evaluator.rows(model_of(client), *self._examples(client)) for client in _asked(self.data, self.clients)}
+        rows = {
+            client: self.evaluator.rows(model_of(client), *self._examples(client))
+            for client in _asked(self.data, self.clients)
+        }
         groups: dict[str, float] = {}
         for name, members in {EVERYONE: list(rows), **self.groups}.items():
             values = self.evaluator.values(torch.cat([rows[client] for client in members]))
@@ -60,15 +68,18 @@ class Surveyor:
 
 @dataclass(frozen=True)
 class OwnTests:
-    """own(model_of) -> the mean over clients of each metric, every client's model on all of that client's test examples.
+    """own(model_of) -> the mean over clients of each metric, every client's model on all of that client's test
+    examples.
 
-    Clients count alike, however many examples they have. A value that is not a number for one client is none of the mean.
+    Clients count alike, however many examples they have. A value that is not a number for one client is none of the
+    mean.
     """
 
     evaluator: Evaluator
     data: ClientData
     clients: Sequence[int] | None = None  # who is asked; None: everyone
-    _known: dict[int, tuple[Tensor, Tensor]] = field(init=False, repr=False, default_factory=dict)  # client -> the model, what it gave
+    # client -> the model, what it gave
+    _known: dict[int, tuple[Tensor, Tensor]] = field(init=False, repr=False, default_factory=dict)
 
     def __call__(self, model_of: Callable[[int], Tensor]) -> dict[str, float]:
         rows = [self._rows(client, model_of(client)) for client in _asked(self.data, self.clients)]

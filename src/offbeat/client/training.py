@@ -63,7 +63,9 @@ class Training:
         if self.augment is not None and self.augment not in get_args(_Augment):
             raise unknown("augmentation", self.augment, get_args(_Augment))
         require(self.lr > 0 and isfinite(self.lr), f"training.lr = {self.lr}: must be positive and finite")
-        require(0 < self.lr_decay <= 1, f"training.lr_decay = {self.lr_decay}: must lie in (0, 1], 1 for a constant rate")
+        require(
+            0 < self.lr_decay <= 1, f"training.lr_decay = {self.lr_decay}: must lie in (0, 1], 1 for a constant rate"
+        )
         require(0 <= self.momentum < 1, f"training.momentum = {self.momentum}: must lie in [0, 1)")
         require(
             self.momentum == 0 or self.optimizer == "sgd",
@@ -148,7 +150,9 @@ class Trainer:
             steps, carry = descend(rule, local_job, plan.phases, self.binding.w, steps_of, self.training.fresh)
             local = self.binding.take()
             extras, memory = rule.end(local_job, local, carry)
-        result = Result(ticket=job.ticket, local=local, num_examples=job.num_examples, steps=steps, extras=extras, memory=memory)
+        result = Result(
+            ticket=job.ticket, local=local, num_examples=job.num_examples, steps=steps, extras=extras, memory=memory
+        )
         return handed_back(job, result, self.binding.layout) if self.training.bn == "local" else result
 
     # ------------------------------------------------------------ the pieces, for whoever trains a stack of clients
@@ -161,7 +165,9 @@ class Trainer:
     def plan(self, job: Job) -> Plan:
         training, work = self.training, job.work
         lr = training.rate(job.base_version) if work.lr is None else work.lr
-        counts = tuple(training.count(phase, job.num_examples, self._merge) for phase in (work.rule or PLAIN).phases(work))
+        counts = tuple(
+            training.count(phase, job.num_examples, self._merge) for phase in (work.rule or PLAIN).phases(work)
+        )
         return plan_of(job, lr, counts, training.batch, self._merge, self._augment)
 
     def local_job(self, sent: Job, own: Job, plan: Plan) -> LocalJob:
@@ -178,13 +184,19 @@ class Trainer:
         return start_job(own, layout, plan.lr, probe, features_at)
 
     def buffers(self, vectors: Tensor) -> dict[str, Tensor]:
-        """The module's buffers for each client of a stack: those that travel as they came, the others as they always are."""
+        """The module's buffers for each client of a stack: those that travel as they came, the others as they always
+        are.
+        """
         self._reset_residents()
         travelling = {s.name: s for s in self.binding.layout.slices if s.kind != "param"}
         found = {}
         for name, buffer in self.binding.module.named_buffers():
             s = travelling.get(name)
-            rows = buffer.expand(len(vectors), *buffer.shape) if s is None else vectors[:, s.start : s.stop].view(-1, *s.shape)
+            rows = (
+                buffer.expand(len(vectors), *buffer.shape)
+                if s is None
+                else vectors[:, s.start : s.stop].view(-1, *s.shape)
+            )
             found[name] = rows.to(buffer.dtype, copy=True).contiguous()
         return found
 
@@ -201,7 +213,9 @@ class Trainer:
         return sum(self.training.count(phase, num_examples, self._merge) for phase in rule.phases(work))
 
     def _refuse_single(self) -> None:
-        """A client whose every job would fail is named before the first. Over many places one example has statistics: so one is tried."""
+        """A client whose every job would fail is named before the first. Over many places one example has
+        statistics: so one is tried.
+        """
         single = [client for client, examples in self.data.num_examples.items() if examples == 1]
         if not single:
             return

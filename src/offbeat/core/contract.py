@@ -1,6 +1,7 @@
 """What an engine takes from a strategy beyond `init` and `on_event`: all of it optional, all of it here.
 
-A plain class with only those two is a whole strategy. What else its class may say, and what holds where it says nothing:
+A plain class with only those two is a whole strategy. What else its class may say, and what holds where it says
+nothing:
 
 | member | default | means |
 |---|---|---|

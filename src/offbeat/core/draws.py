@@ -30,7 +30,8 @@ def uniform(seed: int, purpose: str, *counters: int) -> float:
 
 
 def normal(seed: int, purpose: str, *counters: int) -> float:
-    return _NORMAL.inv_cdf(((bits(seed, purpose, *counters) >> 11) + 0.5) * _SCALE)  # uniform, without a call more for every job
+    # uniform, without a call more for every job
+    return _NORMAL.inv_cdf(((bits(seed, purpose, *counters) >> 11) + 0.5) * _SCALE)
 
 
 def lognormal(seed: int, purpose: str, *counters: int, median: float, sigma: float) -> float:

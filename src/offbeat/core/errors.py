@@ -55,9 +55,15 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
 
 
 def printable(text: object) -> str:
-    """Text of clients and files as it may be printed: what would steer a terminal, or turn the line around, is shown instead."""
+    """Text of clients and files as it may be printed: what would steer a terminal, or turn the line around, is shown
+    instead.
+    """
     told = str(text)
-    return told if told.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told)
+    return (
+        told
+        if told.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told)
+    )
 
 
 def kind(values: Tensor) -> str:
@@ -66,9 +72,12 @@ def kind(values: Tensor) -> str:
 
 
 def plain_text(text: object, most: int = 500) -> str:
-    """Text from anywhere as one line that can be stored and printed: no lone surrogates, no control characters, no end to wait for."""
+    """Text from anywhere as one line that can be stored and printed: no lone surrogates, no control characters, no
+    end to wait for.
+    """
     try:
-        whole = str.encode(str(text)[:most], errors="replace").decode()  # by name: a str of another class may have a mind of its own
+        # by name: a str of another class may have a mind of its own
+        whole = str.encode(str(text)[:most], errors="replace").decode()
     except MemoryError:
         raise
     except Exception:

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_map
 from offbeat.core.errors import unknown
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 
-STATISTICS = "own statistics"  # memory of every client, whatever its rule, where statistics stay at the clients; not a name for a rule's
+# memory of every client, whatever its rule, where statistics stay at the clients; not a name for a rule's
+STATISTICS = "own statistics"
 Rate = float | Tensor
 Features = Callable[[Tensor], tuple[Tensor, Tensor]]  # see LocalJob.features
 
@@ -70,7 +71,11 @@ class Optimizer(Protocol):
 
 
 def start_job(
-    job: Job, layout: Layout, lr: Rate, probe: Callable[[Tensor], Tensor] | None = None, features: Features | None = None
+    job: Job,
+    layout: Layout,
+    lr: Rate,
+    probe: Callable[[Tensor], Tensor] | None = None,
+    features: Features | None = None,
 ) -> LocalJob:
     """A job as its rule sees it; memory it does not have yet is zero."""
     rule = job.work.rule or PLAIN
@@ -80,7 +85,9 @@ def start_job(
 
 
 def with_own_statistics(job: Job, layout: Layout) -> Job:
-    """Where statistics stay at the clients: the job with the client's own buffers and counters in its base, if it has any."""
+    """Where statistics stay at the clients: the job with the client's own buffers and counters in its base, if it
+    has any.
+    """
     held = job.memory.get(STATISTICS)
     return job if held is None else replace(job, base=layout.with_statistics(job.base, held))
 
@@ -120,8 +127,8 @@ def stretch(
 ) -> tuple[int, Any]:
     """One phase: of one client, or of a stack of them.
 
-    In a stack a rate may be a column, and with each gradient comes which clients it moves (a column too; None: all of them).
-    Those who are done stay where they are, and so does their carry. Returns (steps taken, the rule's carry).
+    In a stack a rate may be a column, and with each gradient comes which clients it moves (a column too; None: all of
+    them). Those who are done stay where they are, and so does their carry. Returns (steps taken, the rule's carry).
     """
     frozen = None if phase.slices is None else ~_moving(job, phase.slices)
     taken = 0
@@ -148,7 +155,9 @@ def column(values: Sequence[Rate], like: Tensor) -> Tensor:
 
 
 def stacked_job(jobs: Sequence[LocalJob]) -> LocalJob:
-    """Many jobs of one rule as one, with a leading client dimension. Only `begin` and `end`, each job's own, look at features."""
+    """Many jobs of one rule as one, with a leading client dimension. Only `begin` and `end`, each job's own, look at
+    features.
+    """
     first = jobs[0]
     base, start = torch.stack([job.base for job in jobs]), torch.stack([job.start for job in jobs])
     extras = {name: torch.stack([job.extras[name] for job in jobs]) for name in first.extras}
@@ -169,7 +178,11 @@ def _frozen(active: Tensor, new: Any, old: Any) -> Any:
     """The new carry of those who took the step, the old one of the others."""
 
     def of_each(after: Any, before: Any) -> Any:
-        return torch.where(active.view(-1, *(1,) * (after.dim() - 1)), after, before) if isinstance(after, Tensor) else after
+        return (
+            torch.where(active.view(-1, *(1,) * (after.dim() - 1)), after, before)
+            if isinstance(after, Tensor)
+            else after
+        )
 
     return tree_map(of_each, new, old)
 

@@ -85,12 +85,16 @@ class Ledger:
                 like = action.model  # what is dispatched next, as a rule
             elif isinstance(action, SetTimer):
                 if not isfinite(action.at) or action.at < now:
-                    raise ProtocolError(f"SetTimer({action.key!r}, at={action.at}): now is {now}, a timer lies at or after it")
+                    raise ProtocolError(
+                        f"SetTimer({action.key!r}, at={action.at}): now is {now}, a timer lies at or after it"
+                    )
             elif isinstance(action, Reject):
                 if (rejected := sum(isinstance(other, Reject) for other in actions)) > 1:
                     raise ProtocolError(f"{rejected} Rejects in one answer: there is one update to refuse")
                 if arrived is None or (action.client, action.ticket) != (arrived.client, arrived.ticket):
-                    raise ProtocolError(f"Reject of client {action.client}'s ticket {action.ticket}: not the update being answered")
+                    raise ProtocolError(
+                        f"Reject of client {action.client}'s ticket {action.ticket}: not the update being answered"
+                    )
             elif isinstance(action, Note):
                 for name, value in action.values.items():
                     if not isinstance(value, (int, float)):
@@ -102,7 +106,9 @@ class Ledger:
         """The same for what a strategy asks at the end of a run, when nothing can happen any more."""
         for action in actions:
             if not isinstance(action, (Commit, Note)):
-                raise ProtocolError(f"{type(action).__name__} at the end of a run: only Commit and Note are left to ask for")
+                raise ProtocolError(
+                    f"{type(action).__name__} at the end of a run: only Commit and Note are left to ask for"
+                )
         self.check(actions, like, None, now)
 
     def _why_not_idle(self, client: int, sent: set[int]) -> str:
@@ -151,4 +157,6 @@ def _check_model(what: str, model: object, like: Tensor) -> None:
         given = f"shape {tuple(model.shape)}" if isinstance(model, Tensor) else type(model).__name__
         raise ProtocolError(f"{what} with {given}: a model is a flat vector of {like.numel()} entries")
     if model.dtype != like.dtype:
-        raise ProtocolError(f"{what} with {model.dtype}: strategies compute in the dtype of the model they are given, {like.dtype}")
+        raise ProtocolError(
+            f"{what} with {model.dtype}: strategies compute in the dtype of the model they are given, {like.dtype}"
+        )

@@ -19,10 +19,31 @@ from offbeat.core.errors import ProtocolError, require
 from offbeat.core.vector import Layout, Slice
 
 __all__ = [
-    "Action", "CancelTimer", "ClientLost", "ClientReady", "Commit", "Dispatch", "Event", "Gradient", "Layout",
-    "LocalJob", "LocalRule", "LocalWork", "Note", "Phase", "ProtocolError", "Reject", "SetTimer", "Slice", "State",
-    "Stop", "Strategy", "TimerFired", "UpdateArrived", "World",
-]  # fmt: skip
+    "Action",
+    "CancelTimer",
+    "ClientLost",
+    "ClientReady",
+    "Commit",
+    "Dispatch",
+    "Event",
+    "Gradient",
+    "Layout",
+    "LocalJob",
+    "LocalRule",
+    "LocalWork",
+    "Note",
+    "Phase",
+    "ProtocolError",
+    "Reject",
+    "SetTimer",
+    "Slice",
+    "State",
+    "Stop",
+    "Strategy",
+    "TimerFired",
+    "UpdateArrived",
+    "World",
+]
 
 
 # ---------------------------------------------------------------- the client half
@@ -52,7 +73,8 @@ class LocalJob:
     extras: Mapping[str, Tensor]
     memory: Mapping[str, Tensor]  # trainable-sized vectors kept from the last accepted job, zeros at first
     probe: Callable[[Tensor], Tensor] | None = None  # the sketch of a whole model, the same as World.probe
-    # what enters the head at a whole model, and the labels, of all examples that have arrived; nothing moves, nothing is drawn
+    # what enters the head at a whole model, and the labels, of all examples that have arrived; nothing moves, nothing
+    # is drawn
     features: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
 
@@ -65,7 +87,8 @@ class LocalRule(Protocol):
 
     memory: ClassVar[tuple[str, ...]] = ()  # vectors this client keeps between its jobs
     cost: ClassVar[float] = 1.0  # gradients per step, for fair virtual time
-    stacks: ClassVar[bool] = True  # may `direction` and `loss` be given many clients at once? A law checks it; False: one by one
+    # may `direction` and `loss` be given many clients at once? A law checks it; False: one by one
+    stacks: ClassVar[bool] = True
 
     @property
     def head(self) -> str | None:
@@ -245,8 +268,8 @@ class State(Protocol):
 class Strategy(Protocol):
     """A frozen, keyword-only dataclass of hyper-parameters.
 
-    Optional: model_for(state, client) -> Tensor, what a client is judged by; finish(state, now) -> list[Action], asked once when
-    a run ends in order (not when it is interrupted): Commit and Note are all that is left to ask for.
+    Optional: model_for(state, client) -> Tensor, what a client is judged by; finish(state, now) -> list[Action], asked
+    once when a run ends in order (not when it is interrupted): Commit and Note are all that is left to ask for.
     """
 
     def init(self, world: World) -> Any: ...

@@ -1,4 +1,6 @@
-"""Which examples each of very many clients holds, computed when asked for: nothing is stored for a client but its count."""
+"""Which examples each of very many clients holds, computed when asked for: nothing is stored for a client but its
+count.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Change = Callable[[int, Tensor], Tensor]  # (client, its rows) -> others
 
 
 class Rows(Sequence[Tensor]):
-    """rows[client] is `of(client)`, a pure function; the clients are 0..n-1, and `counts` tells how many rows each has."""
+    """rows[client] is `of(client)`, a pure function; the clients are 0..n-1, and `counts` tells how many rows each
+    has.
+    """
 
     def __init__(self, counts: Mapping[int, int], of: Callable[[int], Tensor]) -> None:
         self.counts, self._of = counts, of
@@ -41,7 +45,9 @@ class Rows(Sequence[Tensor]):
         return last[1]
 
     def then(self, change: Change, counts: Mapping[int, int] | None = None) -> Rows:
-        """The rows that `change` makes of these, when asked for; with other counts if it makes more or fewer of them."""
+        """The rows that `change` makes of these, when asked for; with other counts if it makes more or fewer of
+        them.
+        """
         return Rows(self.counts if counts is None else counts, partial(_changed, self._of, change))
 
 

@@ -56,7 +56,9 @@ def pack(value: Any, put: Put) -> Tree:
     if isinstance(value, list):
         return _numbers(value, put) or [pack(v, put) for v in value]
     if isinstance(value, (tuple, dict)) and type(value) not in (tuple, dict):
-        raise CheckpointError(f"a {type(value).__name__} cannot be saved: it would come back as a plain {type(value).__mro__[1].__name__}")
+        raise CheckpointError(
+            f"a {type(value).__name__} cannot be saved: it would come back as a plain {type(value).__mro__[1].__name__}"
+        )
     if isinstance(value, tuple):
         return {"$tuple": [pack(v, put) for v in value]}
     if isinstance(value, deque):
@@ -64,7 +66,10 @@ def pack(value: Any, put: Put) -> Tree:
     if isinstance(value, array):
         wide = array("d" if value.typecode in "fd" else "q", value)
         dtype = torch.float64 if wide.typecode == "d" else torch.int64
-        return {"$array": value.typecode, "tensor": put(torch.frombuffer(wide, dtype=dtype) if wide else torch.zeros(0, dtype=dtype))}
+        return {
+            "$array": value.typecode,
+            "tensor": put(torch.frombuffer(wide, dtype=dtype) if wide else torch.zeros(0, dtype=dtype)),
+        }
     if isinstance(value, Mapping):
         keys = _numbers(value.keys(), put)
         if keys and set(map(type, value.values())) == {NoneType}:  # a set that keeps its order
@@ -85,7 +90,9 @@ def pack(value: Any, put: Put) -> Tree:
 
 
 def _numbers(values: Collection[Any], put: Put) -> Tree | None:
-    """Many whole numbers as a tensor: a million clients as text cost seconds. None if they are few, or not all of them are."""
+    """Many whole numbers as a tensor: a million clients as text cost seconds. None if they are few, or not all of
+    them are.
+    """
     if len(values) < MANY or set(map(type, values)) != {int}:
         return None
     try:
@@ -134,7 +141,9 @@ def pack_state(state: Any, put: Put) -> Tree:
 
 
 def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
-    """Fill a state just made by `init(world)` with the saved fields; one the strategy has got since must have a default."""
+    """Fill a state just made by `init(world)` with the saved fields; one the strategy has got since must have a
+    default.
+    """
     without_default = {f.name for f in fields(fresh) if f.default is MISSING and f.default_factory is MISSING}
     wanted = without_default & pack_state(fresh, lambda _: 0).keys()
     if not wanted <= tree.keys() <= {f.name for f in fields(fresh)}:
@@ -159,11 +168,15 @@ def _of_a_kind(saved: Any, held: Any) -> bool:
         return True
     if saved is None or held is None:
         return True
-    return type(saved) is type(held) or any(isinstance(saved, kind) and isinstance(held, kind) for kind in (Mapping, Tensor))
+    return type(saved) is type(held) or any(
+        isinstance(saved, kind) and isinstance(held, kind) for kind in (Mapping, Tensor)
+    )
 
 
 def described(value: Any, text: str) -> bool:
-    """Is this text the repr of an equal value, perhaps of before its class had all its fields? Those have their defaults then."""
+    """Is this text the repr of an equal value, perhaps of before its class had all its fields? Those have their
+    defaults then.
+    """
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value) == text
     shown = [f for f in fields(value) if f.repr and (f"{f.name}=" in text or getattr(value, f.name) != f.default)]

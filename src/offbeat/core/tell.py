@@ -22,7 +22,7 @@ from offbeat.core.protocol import (
     Stop,
     TimerFired,
     UpdateArrived,
-)  # fmt: skip
+)
 
 
 def tell(what: Event | Action) -> str:
@@ -31,7 +31,9 @@ def tell(what: Event | Action) -> str:
         case ClientReady():
             return f"{what.now:g} s: client {what.client} is ready ({what.num_examples} examples)"
         case UpdateArrived():
-            return f"{what.now:g} s: client {what.client} answers ticket {what.ticket}, base version {what.base_version}"
+            return (
+                f"{what.now:g} s: client {what.client} answers ticket {what.ticket}, base version {what.base_version}"
+            )
         case ClientLost(ticket=None):
             return f"{what.now:g} s: client {what.client} leaves"
         case ClientLost():
@@ -60,7 +62,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, LocalWork):
-        work = {"steps": value.steps, "epochs": value.epochs, "lr": value.lr, "rule": None if value.rule is None else repr(value.rule)}
+        work = {
+            "steps": value.steps,
+            "epochs": value.epochs,
+            "lr": value.lr,
+            "rule": None if value.rule is None else repr(value.rule),
+        }
         return {**work, "extras": {name: plain(tensor) for name, tensor in value.extras.items()}}
     if isinstance(value, dict):
         return {str(key): plain(held) for key, held in value.items()}

@@ -28,9 +28,10 @@ def largest_norm(dtype: torch.dtype) -> float:
 
     The cube root of the largest number: 7e12 in float32 and bfloat16, 6e102 in float64. Servers square what they are
     sent (norms, inner products, Gram matrices, second moments), and a square leaves a factor of that cube root for the
-    rest: twice as long where two vectors are subtracted, 1 / lr^2 where a delta is read as a gradient, sums over as many
-    clients and rounds as there are. Weights times vectors, sums of models and chains of them are never squared twice and
-    have more room still. float16 has none: there a quarter of the largest number keeps differences and means finite.
+    rest: twice as long where two vectors are subtracted, 1 / lr^2 where a delta is read as a gradient, sums over as
+    many clients and rounds as there are. Weights times vectors, sums of models and chains of them are never squared
+    twice and have more room still. float16 has none: there a quarter of the largest number keeps differences and means
+    finite.
     """
     largest = torch.finfo(dtype).max
     return float(largest / 4 if dtype == torch.float16 else math.cbrt(largest))
@@ -48,7 +49,9 @@ class Slice:
         if self.kind not in get_args(Kind):
             raise ConfigError(f"slice {self.name!r}: kind {self.kind!r} is not one of {get_args(Kind)}")
         if self.stop - self.start != prod(self.shape):
-            raise ConfigError(f"slice {self.name!r}: {self.stop - self.start} entries do not fill shape {tuple(self.shape)}")
+            raise ConfigError(
+                f"slice {self.name!r}: {self.stop - self.start} entries do not fill shape {tuple(self.shape)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,9 @@ class Layout:
         end = 0
         for s in self.slices:
             if s.start != end:
-                raise ConfigError(f"slice {s.name!r} starts at {s.start}, expected {end}: slices leave no gap and do not overlap")
+                raise ConfigError(
+                    f"slice {s.name!r} starts at {s.start}, expected {end}: slices leave no gap and do not overlap"
+                )
             end = s.stop
         put = object.__setattr__  # a frozen dataclass fills its derived fields this way
         put(self, "slices", tuple(self.slices))
@@ -194,7 +199,9 @@ class Binding:
     def put(self, vector: Tensor) -> None:
         """Make the module hold this vector."""
         if vector.shape != self.vector.shape:
-            raise ConfigError(f"a vector of shape {tuple(vector.shape)} does not fit a model of {self.layout.size} entries")
+            raise ConfigError(
+                f"a vector of shape {tuple(vector.shape)} does not fit a model of {self.layout.size} entries"
+            )
         self.vector.copy_(vector)
         for s, t in self._statistics():
             t.copy_(vector[s.start : s.stop].view(s.shape))

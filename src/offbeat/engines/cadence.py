@@ -1,4 +1,6 @@
-"""When the next checkpoint is due: every so many seconds, but never so often that they take a noticeable part of the run."""
+"""When the next checkpoint is due: every so many seconds, but never so often that they take a noticeable part of the
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Checkpoints on disk: a JSON tree plus packs of tensors in safetensors, each file written whole or not at all.
 
-The last two checkpoints are kept and share no file: whichever one file is damaged, one of the two is whole. A tensor that
-was written for the checkpoint before the last and has not changed since is referred to, not written again: published
-models are immutable, so a tensor that stays is written twice, however many checkpoints it lives through. Packs that hold mostly
-dead tensors are left behind by rewriting what is alive.
+The last two checkpoints are kept and share no file: whichever one file is damaged, one of the two is whole. A tensor
+that was written for the checkpoint before the last and has not changed since is referred to, not written again:
+published models are immutable, so a tensor that stays is written twice, however many checkpoints it lives through.
+Packs that hold mostly dead tensors are left behind by rewriting what is alive.
 
     checkpoint/000007.json          first line: SHA-256 of the rest; then the tree and where each tensor lies
     checkpoint/000007.safetensors   the tensors that were new to its line, the even or the odd ones
@@ -35,7 +35,8 @@ log = logging.getLogger("offbeat")
 T = TypeVar("T")
 
 FORMAT = 2
-READABLE = (1, 2)  # the first had no tally of the trace, its heap in the tree, and no model known to be finite: see `formats`
+# the first had no tally of the trace, its heap in the tree, and no model known to be finite: see `formats`
+READABLE = (1, 2)
 PACK = re.compile(r"\d+\.safetensors")
 SLACK = 1 << 20  # dead bytes that are not worth a rewrite
 
@@ -81,7 +82,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lines: tuple[dict[int, Written], dict[int, Written]] = ({}, {})  # of the last two, the older first; by id of the tensor
+        # of the last two, the older first; by id of the tensor
+        self._lines: tuple[dict[int, Written], dict[int, Written]] = ({}, {})
         self._home: dict[int, str] = {}  # tensor number -> pack
         self._packs: dict[str, dict[str, Any]] = {}  # pack -> its hash and size
         self._sizes: dict[int, int] = {}
@@ -102,7 +104,9 @@ class Checkpoints:
             self._write_pack(name, new)
         home = {number: self._home[number] for number in used}
         packs = {pack: self._packs[pack] for pack in sorted(set(home.values()))}
-        body = json.dumps({"format": FORMAT, "tree": tree, "home": list(home.items()), "packs": packs, "next": self._next_number})
+        body = json.dumps(
+            {"format": FORMAT, "tree": tree, "home": list(home.items()), "packs": packs, "next": self._next_number}
+        )
         line = hashlib.sha256(body.encode()).hexdigest()
         write_whole(self.folder / f"{name}.json", f"{line}\n{body}".encode())
         self._next_checkpoint += 1
@@ -215,9 +219,12 @@ class Checkpoints:
             raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the checkpoint")
         try:
             loaded = load(data)
-            return {number: loaded[str(number)].clone() for number in numbers}  # own memory: one live tensor must not keep a whole pack
+            # own memory: one live tensor must not keep a whole pack
+            return {number: loaded[str(number)].clone() for number in numbers}
         except (SafetensorError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{path} is not the pack the checkpoint wants: {type(error).__name__}: {error}") from None
+            raise CheckpointError(
+                f"{path} is not the pack the checkpoint wants: {type(error).__name__}: {error}"
+            ) from None
 
     def _manifests(self) -> list[Path]:
         return sorted(p for p in self.folder.glob("*.json") if p.stem.isdigit())
@@ -251,7 +258,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         known = whole = False
         manifest = {"format": "unknown"}
     if not known:
-        raise CheckpointError(f"{path} has checkpoint format {manifest['format']}, this version reads {' and '.join(map(str, READABLE))}")
+        raise CheckpointError(
+            f"{path} has checkpoint format {manifest['format']}, this version reads {' and '.join(map(str, READABLE))}"
+        )
     if not whole:
         raise CheckpointError(f"{path} is no checkpoint: its fields are others")
     return manifest
@@ -263,6 +272,9 @@ def _has_its_fields(manifest: dict[str, Any]) -> bool:
     return (
         isinstance(manifest["tree"], dict | list)
         and type(manifest["next"]) is int
-        and all(PACK.fullmatch(pack) and isinstance(facts["sha256"], str) and type(facts["bytes"]) is int for pack, facts in packs.items())
+        and all(
+            PACK.fullmatch(pack) and isinstance(facts["sha256"], str) and type(facts["bytes"]) is int
+            for pack, facts in packs.items()
+        )
         and all(type(number) is int and pack in packs for number, pack in home)
     )

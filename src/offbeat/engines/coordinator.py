@@ -1,8 +1,8 @@
 """The conversation with one strategy, the same for every engine: facts go in, orders come out.
 
-A host (virtual, scripted, later live) knows what happens in its kind of time. It tells the facts: clients joined or left, a
-ticket was answered or expired, a timer fired. The coordinator makes the events of them, hands these to the strategy,
-checks each answer as a whole, books it, and returns what the host has to carry out:
+A host (virtual, scripted, later live) knows what happens in its kind of time. It tells the facts: clients joined or
+left, a ticket was answered or expired, a timer fired. The coordinator makes the events of them, hands these to the
+strategy, checks each answer as a whole, books it, and returns what the host has to carry out:
 
     Job                     send it to its client, and tell how it ends: `answered` or `expired`
     SetTimer, CancelTimer   and tell `fired` when the timer is due
@@ -96,7 +96,8 @@ class Coordinator:
         trace: Trace | None = None,
         num_examples: NumExamples | None = None,  # None: as many as it said when it joined
         journal: Callable[[Fact], None] | None = None,  # told each fact before the strategy is
-        heard: Hear | None = None,  # told each event and answer after it was booked; without, versions are compared here
+        # told each event and answer after it was booked; without, versions are compared here
+        heard: Hear | None = None,
     ) -> None:
         self.strategy, self.world, self.until = strategy, world, until
         self.contract = contract_of(strategy)
@@ -111,7 +112,8 @@ class Coordinator:
         self.footing = Footing(world.model)
         self.reason: str | None = None
         self._num_examples = num_examples or self._as_told
-        self._told: dict[int, int] | None = {} if num_examples is None else None  # what clients said they have, if nobody else knows
+        # what clients said they have, if nobody else knows
+        self._told: dict[int, int] | None = {} if num_examples is None else None
         self._journal, self._heard = journal, heard
         self._asked = (-1, -1, -1.0), 0  # the last question for a client's examples, and its answer
         self._fired = (-1.0, 0)  # timers fired at this instant
@@ -163,9 +165,28 @@ class Coordinator:
         client = job.client
         self.progress.refusals.pop(client, None)
         size = self.traffic.up(client, verdict.local, verdict.extras)
-        self.trace.add(now, "arrive", self.ledger.version, client, ticket, job.base_version, verdict.steps, verdict.num_examples, size)
+        self.trace.add(
+            now,
+            "arrive",
+            self.ledger.version,
+            client,
+            ticket,
+            job.base_version,
+            verdict.steps,
+            verdict.num_examples,
+            size,
+        )
         event = UpdateArrived(
-            now, client, ticket, job.base_version, job.base, verdict.local, verdict.num_examples, verdict.steps, job.started, verdict.extras
+            now,
+            client,
+            ticket,
+            job.base_version,
+            job.base,
+            verdict.local,
+            verdict.num_examples,
+            verdict.steps,
+            job.started,
+            verdict.extras,
         )
         self._tell(event, orders, job, verdict)
         if self.until is not None and self.progress.updates == self.until.updates:
@@ -257,7 +278,9 @@ class Coordinator:
     def _refused(self, now: float, job: Job, reason: str, back: float) -> list[Order]:
         client, failed = job.client, reason.startswith("failed: ")  # then nothing was sent
         size = None if failed else self.traffic.wasted()
-        self.trace.add(now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason)
+        self.trace.add(
+            now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason
+        )
         if (fault := self.footing.fault_of(job)) is not None:  # it answered for what it was sent
             self._fall(fault)
         if not self.model_holds():
@@ -297,7 +320,9 @@ class Coordinator:
 
     # ------------------------------------------------------------ the strategy
 
-    def _tell(self, event: Event, orders: list[Order], arrived: Job | None = None, result: Result | None = None) -> None:
+    def _tell(
+        self, event: Event, orders: list[Order], arrived: Job | None = None, result: Result | None = None
+    ) -> None:
         """Hand an event to the strategy and book its answer; an update comes with its job and result."""
         now, ledger, began = event.now, self.ledger, time.perf_counter()
         try:
@@ -338,7 +363,8 @@ class Coordinator:
                 self.model = action.model
                 self.trace.commit(now, ledger.version)
             elif isinstance(action, (SetTimer, CancelTimer)):
-                if not orders or orders[-1] != action:  # a million clients that are ready ask for one and the same timer
+                # a million clients that are ready ask for one and the same timer
+                if not orders or orders[-1] != action:
                     orders.append(action)
             elif isinstance(action, Reject):
                 self.trace.add(now, "reject", ledger.version, action.client, action.ticket, detail=action.reason)
@@ -405,7 +431,9 @@ class Coordinator:
         ledger = self.ledger.restored(tree, get)
         progress = expect(Progress, unpack(tree["progress"], get), "progress")
         # before format 2 models were not looked at
-        footing = unpack(tree["footing"], get) if "footing" in tree else Footing.on(model, ledger.version, progress.updates)
+        footing = (
+            unpack(tree["footing"], get) if "footing" in tree else Footing.on(model, ledger.version, progress.updates)
+        )
         return Conversation(
             ledger=ledger,
             progress=progress,

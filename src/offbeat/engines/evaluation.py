@@ -1,4 +1,6 @@
-"""When the model is judged and the clients are surveyed: on a grid of virtual time, the same for every method, and at the end."""
+"""When the model is judged and the clients are surveyed: on a grid of virtual time, the same for every method, and
+at the end.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Evaluation:
         self._ask_clients(now, run)
 
     def _before(self, upcoming: float, run: Coordinator) -> int:
-        """The last point before anything can change, where nobody works and no end in time is set: an absence may be endless."""
+        """The last point before anything can change, where nobody works and no end in time is set: an absence may be
+        endless.
+        """
         if self._until.seconds is not None or run.ledger.open or not isfinite(self._every):
             return 0
         at = upcoming / self._every

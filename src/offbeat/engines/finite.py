@@ -1,10 +1,12 @@
-"""Never a model that is not finite: what a strategy commits and sends is looked at, and a run falls back to the last sound model.
+"""Never a model that is not finite: what a strategy commits and sends is looked at, and a run falls back to the last
+sound model.
 
-The gate leaves room for every strategy's arithmetic, so nothing here happens to a strategy that keeps the laws. To one that
-does not: its answer is refused, the run ends with the tickets that were accepted since the last look, and the last model found
-finite is what is evaluated and stored. A look is one pass, once in EVERY updates, and wherever a spoilt model would show:
-before an evaluation, and when an answer is refused (whoever is sent such a model sends one back). These are events of the
-run, so a resumed one finds the same. A checkpoint of a spoilt model is not written: the one before stands.
+The gate leaves room for every strategy's arithmetic, so nothing here happens to a strategy that keeps the laws. To one
+that does not: its answer is refused, the run ends with the tickets that were accepted since the last look, and the last
+model found finite is what is evaluated and stored. A look is one pass, once in EVERY updates, and wherever a spoilt
+model would show: before an evaluation, and when an answer is refused (whoever is sent such a model sends one back).
+These are events of the run, so a resumed one finds the same. A checkpoint of a spoilt model is not written: the one
+before stands.
 """
 
 from __future__ import annotations
@@ -32,13 +34,16 @@ class Footing:
     model: Tensor
     version: int = 0
     look_at: int = 0  # updates after which the next Commit is looked at
-    tickets: list[int] = field(default_factory=list)  # the first that were accepted since; a method may never commit, so not all
+    # the first that were accepted since; a method may never commit, so not all
+    tickets: list[int] = field(default_factory=list)
     more: int = 0  # and how many others
 
     @classmethod
     def on(cls, model: Tensor, version: int, updates: int) -> Footing:
         if not finite(model):
-            raise RunError("the model to begin with holds numbers that are not finite: nothing can be learned from there")
+            raise RunError(
+                "the model to begin with holds numbers that are not finite: nothing can be learned from there"
+            )
         return cls(model, version, updates + EVERY)
 
     def keep(self, model: Tensor, version: int, updates: int) -> None:

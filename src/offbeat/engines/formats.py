@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from offbeat.core.snapshot import Tree
 
-MEASURED = {"evaluations": "points", "evaluated": "last", "surveyed": "surveyed", "metrics": "metrics", "server_bytes": "server_bytes"}
+MEASURED = {
+    "evaluations": "points",
+    "evaluated": "last",
+    "surveyed": "surveyed",
+    "metrics": "metrics",
+    "server_bytes": "server_bytes",
+}
 
 
 def upgraded(tree: Tree) -> Tree:

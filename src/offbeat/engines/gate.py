@@ -3,13 +3,13 @@
 Known ticket, right length, dtype and device, finite numbers, counts no larger than what the client has, counters that
 count on, the extras and the memory its rule named and no others, an optional bound on how far the client moved.
 
-How large a vector may be is `largest_norm` of the model's dtype, for extras and memory too: what strategies compute from
-it stays finite (a law, see offbeat.testing). That makes finiteness one pass, a squared norm. Small vectors of one batch
-are checked together. Float statistics cannot be told from one another without names: of them only size is checked, so a
-liar can still spoil a BatchNorm variance.
+How large a vector may be is `largest_norm` of the model's dtype, for extras and memory too: what strategies compute
+from it stays finite (a law, see offbeat.testing). That makes finiteness one pass, a squared norm. Small vectors of one
+batch are checked together. Float statistics cannot be told from one another without names: of them only size is
+checked, so a liar can still spoil a BatchNorm variance.
 
-What is admitted is plain: tensors of no subclass, contiguous, without a graph and not of inference mode (which no checkpoint
-could save), in plain dicts that were filled by reading the client's mappings once.
+What is admitted is plain: tensors of no subclass, contiguous, without a graph and not of inference mode (which no
+checkpoint could save), in plain dicts that were filled by reading the client's mappings once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Gate:
     max_norm: float | None = None  # of local - base, over the trainable entries
     local_statistics: bool = False  # do clients keep their buffers and counters, as memory?
     _most: float = field(init=False, repr=False, compare=False)  # the largest squared norm
-    _rules: dict[int, tuple[LocalRule | None, Lengths, Lengths]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _rules: dict[int, tuple[LocalRule | None, Lengths, Lengths]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
@@ -71,7 +73,11 @@ class Gate:
 
     def _alone(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         verdict = self._shape_of(answer, jobs)
-        return plain_text(verdict) if isinstance(verdict, str) else self._number_of(verdict, jobs, _squared_norm(verdict.local))
+        return (
+            plain_text(verdict)
+            if isinstance(verdict, str)
+            else self._number_of(verdict, jobs, _squared_norm(verdict.local))
+        )
 
     def _spared(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         """A verdict also where looking at what was sent raises: a kind of tensor, or of mapping, nobody thought of."""
@@ -122,7 +128,10 @@ class Gate:
         if local.device != job.base.device:
             return f"a vector on {local.device} instead of {job.base.device}"
         if type(answer.num_examples) is not int or not 1 <= answer.num_examples <= job.num_examples:
-            return f"num_examples {str(answer.num_examples)[:20]} is not a whole number from 1 to the {job.num_examples} it has"
+            return (
+                f"num_examples {str(answer.num_examples)[:20]} is not a whole number from 1 to the "
+                f"{job.num_examples} it has"
+            )
         if type(answer.steps) is not int or not 1 <= answer.steps <= MOST_COUNTED:
             return f"steps {str(answer.steps)[:20]} is not a positive whole number"
         if local.requires_grad or local.is_inference() or not local.is_contiguous():
@@ -140,7 +149,9 @@ class Gate:
         return f"failed: {plain_text(answer.reason)}" if ticket_of(answer) in jobs else "unknown ticket"
 
     def _named(self, rule: LocalRule | None) -> tuple[Lengths, Lengths]:
-        """The extras and the memory an answer to work with this rule is to have. A rule is asked once: it never changes."""
+        """The extras and the memory an answer to work with this rule is to have. A rule is asked once: it never
+        changes.
+        """
         known = self._rules.get(id(rule))
         if known is None or known[0] is not rule:
             uploads = {} if rule is None else dict(rule.uploads(self.layout))
@@ -191,7 +202,9 @@ def _read(held: object, name: str) -> object:
 
 
 def dense(vector: object) -> TypeGuard[Tensor]:
-    """Is it a tensor in memory, of no class that could answer for itself? Wrappers have no address, freed memory has 0."""
+    """Is it a tensor in memory, of no class that could answer for itself? Wrappers have no address, freed memory has
+    0.
+    """
     if type(vector) is not Tensor and type(vector) is not nn.Parameter:
         return False
     try:
@@ -201,7 +214,9 @@ def dense(vector: object) -> TypeGuard[Tensor]:
 
 
 def _plain(vector: Tensor) -> Tensor:
-    """Itself, or a copy where more hangs on it than its numbers: a graph, inference mode, a lazy minus, one entry for many."""
+    """Itself, or a copy where more hangs on it than its numbers: a graph, inference mode, a lazy minus, one entry
+    for many.
+    """
     if vector.is_contiguous() and not (vector.requires_grad or vector.is_inference()):
         return vector
     return torch.empty(vector.shape, dtype=vector.dtype, device=vector.device).copy_(vector.detach())

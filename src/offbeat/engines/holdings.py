@@ -34,7 +34,9 @@ def _walk(value: Any, storages: dict[int, int]) -> None:
 
 
 def _walk_all(values: Iterable[Any], storages: dict[int, int]) -> None:
-    """A collection whose first entries are numbers holds numbers: a million of them are not worth looking at one by one."""
+    """A collection whose first entries are numbers holds numbers: a million of them are not worth looking at one by
+    one.
+    """
     tensors = False
     for i, value in enumerate(values):
         if not isinstance(value, (*_SCALARS, array)):

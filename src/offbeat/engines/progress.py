@@ -73,7 +73,9 @@ class Progress:
 
 @contextmanager
 def rare_collection() -> Iterator[None]:
-    """Nothing in the loop makes reference cycles, but its many small objects would set the collector off all the time."""
+    """Nothing in the loop makes reference cycles, but its many small objects would set the collector off all the
+    time.
+    """
     before = gc.get_threshold()
     gc.set_threshold(100_000, before[1], before[2])
     try:

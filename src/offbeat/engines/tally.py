@@ -1,7 +1,8 @@
-"""How many rows each table of a trace has, and a hash of them: kept along as rows are written, stored with every checkpoint.
+"""How many rows each table of a trace has, and a hash of them: kept along as rows are written, stored with every
+checkpoint.
 
-A row counts as SQLite gives it back. Where one block of rows ends and the next begins makes no difference, so a run that was
-stopped and resumed has the tally of one that was not.
+A row counts as SQLite gives it back. Where one block of rows ends and the next begins makes no difference, so a run
+that was stopped and resumed has the tally of one that was not.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Tally:
         tally = cls(tables)
         there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         for table in (table for table in tables if table in there):  # a run of an earlier version has fewer
-            found = db.execute(f"SELECT * FROM {table} {'' if seq is None else 'WHERE seq < :seq'} ORDER BY seq, rowid", {"seq": seq})
+            found = db.execute(
+                f"SELECT * FROM {table} {'' if seq is None else 'WHERE seq < :seq'} ORDER BY seq, rowid", {"seq": seq}
+            )
             while rows := found.fetchmany(BLOCK):
                 tally.add(table, rows)
         return tally

@@ -1,8 +1,8 @@
 """The trace: what happened, row by row, in SQLite. Metrics, tables, figures and reports are functions of it.
 
-Rows are buffered and written in blocks, so recording costs about a microsecond each; somebody who reads the trace of a running
-run is two seconds behind at most, or as long as what is being computed takes. A run killed at any moment
-leaves a readable file; resuming checks it against the last checkpoint, cuts it back there and goes on.
+Rows are buffered and written in blocks, so recording costs about a microsecond each; somebody who reads the trace of a
+running run is two seconds behind at most, or as long as what is being computed takes. A run killed at any moment leaves
+a readable file; resuming checks it against the last checkpoint, cuts it back there and goes on.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ class Unrecorded:
 
 class Trace:
     """Kinds of rows: dispatch, arrive, reject (by the strategy), refuse (by the gate), lost, late, duplicate, left,
-    back, timer, stop. `version` is the version when the row was written, `bytes` what travelled. Commits have a table of their own;
-    `seq` runs through all tables, in the order in which things happened. Rows are kept as SQLite gives them back (a time is a
-    float, there is no -0.0, what is not a number is None), so that their hash is that of the file. The file is not touched
-    before something is written."""
+    back, timer, stop. `version` is the version when the row was written, `bytes` what travelled. Commits have a table
+    of their own;
+    `seq` runs through all tables, in the order in which things happened. Rows are kept as SQLite gives them back (a
+    time is a float, there is no -0.0, what is not a number is None), so that their hash is that of the file. The file
+    is not touched before something is written.
+    """
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
@@ -113,13 +115,17 @@ class Trace:
         self.seq += 1
 
     def metrics(self, now: float, version: int, updates: int, values: Mapping[str, float]) -> None:
-        self._metrics.extend((self.seq, now + 0.0, version, updates, key, _real(value)) for key, value in values.items())
+        self._metrics.extend(
+            (self.seq, now + 0.0, version, updates, key, _real(value)) for key, value in values.items()
+        )
         self.seq += 1
 
     def clients(self, now: float, version: int, values: Mapping[int, Mapping[str, float]]) -> None:
         """Metrics of each client's own."""
         for client, own in values.items():
-            self._clients.extend((self.seq, now + 0.0, version, client, key, _real(value)) for key, value in own.items())
+            self._clients.extend(
+                (self.seq, now + 0.0, version, client, key, _real(value)) for key, value in own.items()
+            )
         self.seq += 1
 
     def _next_look(self) -> int:
@@ -134,10 +140,12 @@ class Trace:
             self._look_at = self._next_look()
 
     def keep_up(self, waits: int = 1) -> int:
-        """Called before a wait: write what readers would miss for longer than they should, if the next call is as far off as the last.
+        """Called before a wait: write what readers would miss for longer than they should, if the next call is as far
+        off as the last.
 
-        Returns how many such waits make a hundredth of the lag, given how many there were since the last call: where waits are short
-        a look before each would cost more than they do."""
+        Returns how many such waits make a hundredth of the lag, given how many there were since the last call: where
+        waits are short a look before each would cost more than they do.
+        """
         if self.path is None:
             return SKIPPED
         now = self._clock()
@@ -176,7 +184,8 @@ class Trace:
             self.db.execute(statement, tuple(chain.from_iterable(block)))
 
     def check(self, seq: int, told: Mapping[str, Any] | None) -> Tally:
-        """The tally of the rows before `seq`, which must be the one that was told. Only reads: nothing on disk is changed.
+        """The tally of the rows before `seq`, which must be the one that was told. Only reads: nothing on disk is
+        changed.
 
         A checkpoint of an earlier format tells none; then the file must be sound, and no more is known of it."""
         if self.path is None:
@@ -193,7 +202,9 @@ class Trace:
         return tally
 
     def cut(self, seq: int, tally: Tally | None = None) -> None:
-        """Forget everything from `seq` on: what happened after the checkpoint will happen again. `tally`: of what stays, if known."""
+        """Forget everything from `seq` on: what happened after the checkpoint will happen again. `tally`: of what
+        stays, if known.
+        """
         self.db.execute("BEGIN")
         for table in TABLES:
             self.db.execute(f"DELETE FROM {table} WHERE seq >= ?", (seq,))

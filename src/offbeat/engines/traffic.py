@@ -1,7 +1,7 @@
 """What travels, in bytes: models and extras, as a network would count them.
 
-A method whose clients keep the model they sent or were sent last (class attribute `clients_keep`) pays nothing for sending
-it to them again; one that shares nothing (mode "alone") pays nothing at all.
+A method whose clients keep the model they sent or were sent last (class attribute `clients_keep`) pays nothing for
+sending it to them again; one that shares nothing (mode "alone") pays nothing at all.
 """
 
 from __future__ import annotations

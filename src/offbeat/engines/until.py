@@ -38,7 +38,9 @@ class Target:
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
         if self.metric not in metrics:
-            raise ConfigError(f"target metric {self.metric!r} is not measured here: {', '.join(sorted(metrics)) or 'nothing'} is")
+            raise ConfigError(
+                f"target metric {self.metric!r} is not measured here: {', '.join(sorted(metrics)) or 'nothing'} is"
+            )
         value = metrics[self.metric]
         higher = higher_is_better(self.metric, {}) if self.higher_is_better is None else self.higher_is_better
         return value >= self.value if higher else value <= self.value
@@ -61,7 +63,9 @@ class Until:
         require(self.updates is None or self.updates >= 1, f"until {self.updates} updates: at least 1")
         if self.seconds is None and self.updates is None:
             given = f" ({self.target} alone may never be reached)" if self.target else ""
-            raise ConfigError(f"until needs a number of seconds or updates{given}: '3600s', '500updates' or '3600s,acc=0.9'")
+            raise ConfigError(
+                f"until needs a number of seconds or updates{given}: '3600s', '500updates' or '3600s,acc=0.9'"
+            )
 
     def __str__(self) -> str:
         seconds = f"{_exact(self.seconds)}s" if self.seconds is not None else ""
@@ -84,7 +88,9 @@ def parse_until(text: str, bounds: Until | None = None) -> Until:
         elif match := re.fullmatch(r"([-+.\deE]+)\s*([smhd]?)", part):
             seconds = _number(match[1], part) * _UNITS[match[2]]
         else:
-            raise ConfigError(f"until {part!r} is not understood: '3600s', '2h', '500updates', 'acc=0.9', or several with commas")
+            raise ConfigError(
+                f"until {part!r} is not understood: '3600s', '2h', '500updates', 'acc=0.9', or several with commas"
+            )
     if seconds is None and updates is None and bounds is not None:
         seconds, updates = bounds.seconds, bounds.updates
     return Until(seconds=seconds, updates=updates, target=target)

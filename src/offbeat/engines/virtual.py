@@ -1,10 +1,10 @@
 """The virtual-time engine: exact, deterministic, resumable.
 
-In virtual time the order of arrivals depends on durations only, never on training results. So a job's result is asked for
-when its arrival is due, and whatever else was sent may be computed with it, anywhere, in any order.
+In virtual time the order of arrivals depends on durations only, never on training results. So a job's result is asked
+for when its arrival is due, and whatever else was sent may be computed with it, anywhere, in any order.
 
-The conversation with the strategy is the coordinator's. This host owns the clock and carries orders out on it: how long a
-job takes, who is there, when the model is evaluated.
+The conversation with the strategy is the coordinator's. This host owns the clock and carries orders out on it: how long
+a job takes, who is there, when the model is evaluated.
 """
 
 from __future__ import annotations
@@ -152,19 +152,38 @@ class VirtualEngine:
         self.trace.flush()
         self._look()
         p, found = run.progress, self.evaluation.measured
-        return Outcome(reason, now, run.ledger.version, p.updates, run.model, dict(found.metrics), p.server_seconds, found.server_bytes)
+        return Outcome(
+            reason,
+            now,
+            run.ledger.version,
+            p.updates,
+            run.model,
+            dict(found.metrics),
+            p.server_seconds,
+            found.server_bytes,
+        )
 
     def status(self) -> Status:
         ledger, until, now = self.coordinator.ledger, self.until, self.clock.now
         updates = self.coordinator.progress.updates
         share = max(now / until.seconds if until.seconds else 0.0, updates / until.updates if until.updates else 0.0)
-        return Status(now, min(1.0, share), ledger.version, updates, len(ledger.open), ledger.age(), self.evaluation.measured.metrics)
+        return Status(
+            now,
+            min(1.0, share),
+            ledger.version,
+            updates,
+            len(ledger.open),
+            ledger.age(),
+            self.evaluation.measured.metrics,
+        )
 
     def _start(self) -> None:
         self._started = True
         self.clock.push(0.0, EVALUATE, NOBODY)
         clients = self.coordinator.world.clients
-        away = {client: when for client in in_order(clients) if (when := self.surroundings.next_available(client, 0.0)) > 0}
+        away = {
+            client: when for client in in_order(clients) if (when := self.surroundings.next_available(client, 0.0)) > 0
+        }
         for client, when in away.items():
             self._expect(client, when)
         self._carry_out(self.coordinator.begin(0.0, away))
@@ -277,11 +296,15 @@ class VirtualEngine:
                 self.clock.cancel_timer(order.key)
 
     def _send(self, job: Job) -> None:
-        """Put on the clock how the job will end: it arrives, once or twice, or its ticket expires and nobody computes it."""
+        """Put on the clock how the job will end: it arrives, once or twice, or its ticket expires and nobody
+        computes it.
+        """
         clock, client, now = self.clock, job.client, job.started
         trip = self.surroundings.trip(client, job.index, job.work, job.num_examples, now)
         if not (trip.duration >= 0 and isfinite(trip.duration)):
-            raise RunError(f"client {client} would take {trip.duration} s for its job {job.index}: durations are finite, 0 or more")
+            raise RunError(
+                f"client {client} would take {trip.duration} s for its job {job.index}: durations are finite, 0 or more"
+            )
         patience = self.timeout * trip.expected
         if trip.crashes or trip.duration > patience:
             clock.push(now + patience, LOST, client, job.ticket)
@@ -318,7 +341,9 @@ class VirtualEngine:
             self.checkpoints.save(self._tree)
 
     def restore(self) -> None:
-        """Go back to the newest checkpoint that is whole and that the trace matches; without one the run starts over."""
+        """Go back to the newest checkpoint that is whole and that the trace matches; without one the run starts
+        over.
+        """
         if self.checkpoints is None or not self.checkpoints.exist():
             self.trace.clear()
             return
@@ -335,8 +360,9 @@ class VirtualEngine:
                 self.worker.submit(waiting.pop(ticket), at)  # once, though its upload may come twice
 
     def _tree(self, put: Put) -> Tree:
-        """Jobs in flight are kept as they are and computed again after a resume; results computed ahead of time are kept too,
-        since not every worker repeats them bit for bit."""
+        """Jobs in flight are kept as they are and computed again after a resume; results computed ahead of time are
+        kept too, since not every worker repeats them bit for bit.
+        """
         return {
             "trace": self.trace.seq,
             "rows": self.trace.tally.plain(),

@@ -4,9 +4,10 @@
     print(alignment.of_run(Run(Path("runs/mine"))))          # from the trace alone
     print(alignment.study(Run(Path("runs/mine")).experiment()))  # as in the paper: the run is played again and watched
 
-Each update has its kappa. What it is set against: `agreement`, which every FedPSA run notes (the cosine between the update
-and the others of its buffer), or `align`, the paper's: the cosine between the gradients of the client's model and of the
-server's on held-out data. The second needs models that no trace keeps, so the run is played again: it is the same run.
+Each update has its kappa. What it is set against: `agreement`, which every FedPSA run notes (the cosine between the
+update and the others of its buffer), or `align`, the paper's: the cosine between the gradients of the client's model
+and of the server's on held-out data. The second needs models that no trace keeps, so the run is played again: it is the
+same run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Correlations update by update, and of the bins' centres with the bins' means. nan: not enough, or nothing varies."""
+    """Correlations update by update, and of the bins' centres with the bins' means. nan: not enough, or nothing
+    varies.
+    """
 
     against: str
     updates: int
@@ -69,10 +72,15 @@ class Alignment:
 
 def of(db: sqlite3.Connection, against: str = "agreement", width: float = 0.1) -> Alignment:
     """The study of a trace."""
-    query = "SELECT k.value, a.value FROM notes k JOIN notes a ON k.ticket = a.ticket WHERE k.key = 'kappa' AND a.key = ? ORDER BY k.seq"
+    query = (
+        "SELECT k.value, a.value FROM notes k JOIN notes a ON k.ticket = a.ticket WHERE k.key = 'kappa' AND "
+        "a.key = ? ORDER BY k.seq"
+    )
     pairs = db.execute(query, (against,)).fetchall()
     if not pairs:
-        raise RunError(f"the trace notes no update's kappa and {against}: only fedpsa notes kappa, and only `study` notes align")
+        raise RunError(
+            f"the trace notes no update's kappa and {against}: only fedpsa notes kappa, and only `study` notes align"
+        )
     return correlate(pairs, against, width)
 
 
@@ -98,7 +106,9 @@ def correlate(pairs: Pairs, against: str, width: float = 0.1) -> Alignment:
     members: dict[int, list[float]] = {}
     for kappa, value in pairs:
         members.setdefault(min(floor(kappa / width + 1e-9), last), []).append(value)
-    bins = tuple(Bin(i * width, (i + 1) * width, len(held), sum(held) / len(held)) for i, held in sorted(members.items()))
+    bins = tuple(
+        Bin(i * width, (i + 1) * width, len(held), sum(held) / len(held)) for i, held in sorted(members.items())
+    )
     single = _both([k for k, _ in pairs], [v for _, v in pairs])
     binned = _both([(b.low + b.high) / 2 for b in bins], [b.mean for b in bins])
     return Alignment(against, len(pairs), *single, bins, *binned)
@@ -111,7 +121,9 @@ def _both(x: list[float], y: list[float]) -> tuple[float, float]:
 
 
 class Watched:
-    """A strategy and somebody who looks on: the same answers, plus a note on how each update's gradient aligns with the server's."""
+    """A strategy and somebody who looks on: the same answers, plus a note on how each update's gradient aligns with
+    the server's.
+    """
 
     def __init__(self, strategy: Strategy, gradient: Callable[[Tensor], Tensor]) -> None:
         self._strategy, self._gradient = strategy, gradient

@@ -147,7 +147,9 @@ def assemble(
     probe = None if contract.sketcher is None else make_probe(contract.sketcher, module, clients, task, seed)
     local = _statistics_stay(experiment)
     if local and layout.plain:
-        raise ConfigError("training.bn = 'local': this model has no statistics that clients could keep; leave it 'shared'")
+        raise ConfigError(
+            "training.bn = 'local': this model has no statistics that clients could keep; leave it 'shared'"
+        )
     trainer = Trainer(module, clients, experiment.training, task, probe)
     payload = Payload.of(contract, layout.trainable(model) if local else model, layout)
     surroundings = _surroundings(experiment, trainer, payload)
@@ -159,7 +161,13 @@ def assemble(
         speed = _mean_speed(trainer, experiment)
         training = replace(experiment.training, bn="shared")  # there is nobody to keep them from
         experiment = replace(
-            experiment, delays=speed, network=Instant(), availability=Always(), faults=(), streaming=Static(), training=training
+            experiment,
+            delays=speed,
+            network=Instant(),
+            availability=Always(),
+            faults=(),
+            streaming=Static(),
+            training=training,
         )
         clients = clients.merged()
         trainer = Trainer(module, clients, experiment.training, task, probe)
@@ -222,7 +230,10 @@ def _surveyor(
 def _needed(tests: ClientData | None) -> ClientData:
     if tests is not None:
         return tests
-    how = "give each a part of its data with split: {train: 0.6, validation: 0.2}, or use data whose owners have test examples"
+    how = (
+        "give each a part of its data with split: {train: 0.6, validation: 0.2}, or use data whose owners have "
+        "test examples"
+    )
     raise ConfigError(f"evaluate = 'clients': not every client has test examples of its own; {how}")
 
 
@@ -237,7 +248,10 @@ def _check_precision(module: nn.Module) -> None:
     """Servers add up many models; in 16 bits a thousand of them no longer change the sum."""
     dtype = flatten(module).dtype
     if dtype not in (torch.float32, torch.float64):
-        raise ConfigError(f"the model's parameters are {dtype}: keep them in float32, and let its forward use torch.autocast for speed")
+        raise ConfigError(
+            f"the model's parameters are {dtype}: keep them in float32, and let its forward use torch.autocast for "
+            "speed"
+        )
 
 
 def _check_targets(experiment: Experiment, measured: Sequence[Metric]) -> None:
@@ -257,8 +271,9 @@ def _mean_speed(trainer: Trainer, experiment: Experiment) -> Constant:
 
 
 def _grid(until: Until, surroundings: SimulatedWorld, counts: Mapping[int, int]) -> float:
-    """A fiftieth of the run, or where its length in seconds is not known, of what its updates would take if all clients, or a
-    thousand of very many, worked at once."""
+    """A fiftieth of the run, or where its length in seconds is not known, of what its updates would take if all
+    clients, or a thousand of very many, worked at once.
+    """
     if until.seconds is not None:
         return until.seconds / POINTS
     assert until.updates is not None

@@ -39,7 +39,8 @@ class Comparison:
         try:
             told: dict[str, Any] = json.loads(path.read_text())
             entries = [
-                {"strategy": printable(e["strategy"]), "seed": int(e["seed"]), "folder": self._below(e["folder"])} for e in told["runs"]
+                {"strategy": printable(e["strategy"]), "seed": int(e["seed"]), "folder": self._below(e["folder"])}
+                for e in told["runs"]
             ]
             names = [str(e["strategy"]) for e in told["runs"]]
             reference = told.get("reference", REFERENCE if REFERENCE in names else names[0])
@@ -71,28 +72,46 @@ class Comparison:
         return reference or self._manifest()[1]
 
     def rows(self, reference: str | None = None) -> list[Row]:
-        """One a method; speed-ups and relative times are against the reference, the comparison's own unless another is named."""
+        """One a method; speed-ups and relative times are against the reference, the comparison's own unless another
+        is named.
+        """
         summaries = {name: [run.summary() for run in self.runs(name)] for name in self.strategies()}
         base, relative = summaries[self.checked(reference)], self.relative_times(reference)
-        compared = {name: {"speedup": speed_up(given, base), "relative_time": relative.get(name, nan)} for name, given in summaries.items()}
+        compared = {
+            name: {"speedup": speed_up(given, base), "relative_time": relative.get(name, nan)}
+            for name, given in summaries.items()
+        }
         return [over_seeds(name, given, compared[name]) for name, given in summaries.items()]
 
     def relative_times(self, reference: str | None = None, target: Target | None = None) -> dict[str, float]:
-        """Each method's time to a target over the reference's; without one, to 95 % of the lowest final value of all."""
+        """Each method's time to a target over the reference's; without one, to 95 % of the lowest final value of
+        all.
+        """
         names, against = self.strategies(), self.checked(reference)
         first = self.runs(names[0])[0].summary()
         metric = target.metric if target else first.headline
         found = {name: [run.curve(metric) for run in self.runs(name)] for name in names}
-        target = target.towards(first.higher_is_better) if target else curves.shared_target(found, metric, first.higher(metric))
+        target = (
+            target.towards(first.higher_is_better)
+            if target
+            else curves.shared_target(found, metric, first.higher(metric))
+        )
         return curves.relative_times(found, target, against) if target else {}
 
 
-def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int], reference: str = REFERENCE) -> Comparison:
-    """Make the folders of all runs; `experiments` are one a strategy, alike in all else. Without the reference the first is one."""
+def create(
+    folder: Path, experiments: dict[str, Experiment], seeds: list[int], reference: str = REFERENCE
+) -> Comparison:
+    """Make the folders of all runs; `experiments` are one a strategy, alike in all else. Without the reference the
+    first is one.
+    """
     if not experiments or not seeds:
         raise ConfigError("a comparison needs at least one strategy and one seed")
     if (folder / MANIFEST).exists():
-        raise ConfigError(f"{folder} already holds a comparison: 'offbeat compare --resume {folder}' finishes it; or choose another --out")
+        raise ConfigError(
+            f"{folder} already holds a comparison: 'offbeat compare --resume {folder}' finishes it; or choose "
+            "another --out"
+        )
     if runs.Run(folder).experiment_file.exists():
         raise ConfigError(f"{folder} already holds a run: choose another --out")
     against = reference if reference in experiments else next(iter(experiments))
@@ -108,6 +127,10 @@ def create(folder: Path, experiments: dict[str, Experiment], seeds: list[int], r
     return Comparison(folder)
 
 
-def execute(comparison: Comparison, jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None) -> bool:
-    """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each run."""
+def execute(
+    comparison: Comparison, jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None
+) -> bool:
+    """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each
+    run.
+    """
     return crew.execute([comparison.folder / entry["folder"] for entry in comparison.layout()], jobs, on_progress)

@@ -43,7 +43,8 @@ CHOICES: dict[str, Mapping[str, type]] = {
 }
 
 
-# what the metrics on the grid are of: the model on the data set's test examples, or the mean over clients of each one's on its own
+# what the metrics on the grid are of: the model on the data set's test examples, or the mean over clients of each one's
+# on its own
 Evaluate = Literal["test", "clients"]
 
 
@@ -87,7 +88,10 @@ class Experiment:
         if self.evaluate not in get_args(Evaluate):
             raise unknown("evaluate", self.evaluate, get_args(Evaluate))
         every = self.evaluate_every
-        require(every is None or (every > 0 and isfinite(every)), f"evaluate_every = {every}: must be a positive number of seconds")
+        require(
+            every is None or (every > 0 and isfinite(every)),
+            f"evaluate_every = {every}: must be a positive number of seconds",
+        )
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
         if isinstance(self.delays, PerClient):
             given = len(self.delays.means)

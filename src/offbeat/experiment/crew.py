@@ -1,8 +1,8 @@
 """Several runs at once, in a few processes that share no lock.
 
-A pool with one queue for all has locks, and whoever is killed while holding one never gives it back: the rest would wait
-for ever. Here each process has a pipe of its own to the parent. The death of either side is the end of the pipe, which
-the other side hears; a process without work is sent home at once.
+A pool with one queue for all has locks, and whoever is killed while holding one never gives it back: the rest would
+wait for ever. Here each process has a pipe of its own to the parent. The death of either side is the end of the pipe,
+which the other side hears; a process without work is sent home at once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ from offbeat.experiment import run as runs
 GONE = (EOFError, OSError)  # what a pipe says when nobody is at its other end
 
 
-def execute(folders: list[Path], jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None) -> bool:
-    """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each run."""
+def execute(
+    folders: list[Path], jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None
+) -> bool:
+    """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each
+    run.
+    """
     todo = [i for i, folder in enumerate(folders) if not runs.Run(folder).complete]
     context = multiprocessing.get_context("spawn")
     shares: Any = context.RawArray("d", [float(i not in todo) for i in range(len(folders))])  # each cell has one writer

@@ -58,7 +58,10 @@ def write(path: Path, experiment: Experiment) -> None:
     except (OffbeatError, yaml.YAMLError):
         whole = False
     if not whole:
-        raise ConfigError(f"{experiment.name!r} holds what a file cannot (a strategy or data of your own, a rule): use offbeat.simulate")
+        raise ConfigError(
+            f"{experiment.name!r} holds what a file cannot (a strategy or data of your own, a rule): use "
+            "offbeat.simulate"
+        )
     write_whole(path, text.encode())
 
 
@@ -74,7 +77,9 @@ def changed(experiment: Experiment, changes: Iterable[str], methods: Mapping[str
 
 
 def split_change(change: str) -> tuple[list[str], str]:
-    """'strategy.k=5' as (['strategy', 'k'], '5'); 'strategy.name=fedbuff' is another way to write 'strategy=fedbuff'."""
+    """'strategy.k=5' as (['strategy', 'k'], '5'); 'strategy.name=fedbuff' is another way to write
+    'strategy=fedbuff'.
+    """
     path, equals, text = change.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
@@ -116,7 +121,9 @@ def _read_value(text: str) -> Any:
 
 
 def _with_defaults(setting: str, given: Any) -> Any:
-    """A choice by name with all its settings, so that 'strategy=fedbuff' can be followed by 'strategy.staleness.a=1'."""
+    """A choice by name with all its settings, so that 'strategy=fedbuff' can be followed by
+    'strategy.staleness.a=1'.
+    """
     body = {"name": given} if isinstance(given, str) else given
     name = body.get("name") if isinstance(body, dict) else None
     if not isinstance(name, str) or name not in CHOICES[setting]:

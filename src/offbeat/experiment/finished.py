@@ -1,4 +1,5 @@
-"""The checksums of a finished run, in `finished.json`: what is shown, compared and exported later is what came out then.
+"""The checksums of a finished run, in `finished.json`: what is shown, compared and exported later is what came out
+then.
 
 Files are summed to the byte. The trace is summed by its rows and facts: SQLite may keep the same rows in other bytes.
 """
@@ -31,12 +32,16 @@ def write(folder: Path, trace: Trace, model: bytes) -> None:
 
 
 def check(folder: Path, kept: bool) -> None:
-    """Refuse a finished run that is not what it was when it ended. `kept`: it is of a version that writes the checksums."""
+    """Refuse a finished run that is not what it was when it ended. `kept`: it is of a version that writes the
+    checksums.
+    """
     try:
         told = sealed.read(folder / NAME)
     except FileNotFoundError:
         if kept:
-            raise RunError(f"{folder / NAME} is gone: whether this is what came out cannot be told; put it back") from None
+            raise RunError(
+                f"{folder / NAME} is gone: whether this is what came out cannot be told; put it back"
+            ) from None
         _unchecked(folder)
         return
     try:
@@ -61,7 +66,9 @@ def _bytes(path: Path) -> bytes:
 
 
 def _changed(path: Path, how: str = "its SHA-256 is another") -> RunError:
-    return RunError(f"{path} is not what it was when the run ended: {how}; put it back, or run it again with command.txt")
+    return RunError(
+        f"{path} is not what it was when the run ended: {how}; put it back, or run it again with command.txt"
+    )
 
 
 @cache  # once is enough, however many runs of a comparison there are

@@ -72,7 +72,12 @@ def own_tests(data: Dataset, parts: Sequence[Tensor]) -> ClientData | None:
 def surveyor(
     evaluator: Evaluator, training: ClientData, tests: ClientData | None, seconds: Mapping[int, float], survey: Survey
 ) -> Surveyor:
-    """Evaluates clients, those of whom `seconds` tells, on their test examples, where each has some, else on those they train on."""
+    """Evaluates clients, those of whom `seconds` tells, on their test examples, where each has some, else on those
+    they train on.
+    """
     found = groups(seconds, survey.active)
-    facts = {"surveyed": ON_TRAINING if tests is None else ON_TEST, **{name: ",".join(map(str, g)) for name, g in found.items()}}
+    facts = {
+        "surveyed": ON_TRAINING if tests is None else ON_TEST,
+        **{name: ",".join(map(str, g)) for name, g in found.items()},
+    }
     return Surveyor(evaluator, training if tests is None else tests, found, survey.examples, list(seconds), facts)

@@ -27,7 +27,9 @@ def refuse_held(folder: Path) -> None:
         raise ConfigError(f"{folder} already holds a lock that is not offbeat's: choose another --out")
     held = next((name for name in OWN if (folder / name).exists()), None)
     if held == "experiment.yaml":
-        raise ConfigError(f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out")
+        raise ConfigError(
+            f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out"
+        )
     if held is not None and not (held in MADE and half_made(folder)):
         raise ConfigError(f"{folder} already holds {held}: choose another --out")
 
@@ -67,7 +69,9 @@ def sweep(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[int]:
-    """Two processes on one run would tear it apart; the lock goes with the process, however it ends. No link is followed."""
+    """Two processes on one run would tear it apart; the lock goes with the process, however it ends. No link is
+    followed.
+    """
     path = folder / "lock"
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

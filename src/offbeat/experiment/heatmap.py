@@ -28,9 +28,15 @@ def draw(held: Held) -> Any:
     counts = held.counts
     rows: list[list[int]] = counts.tolist()
     hover = "client %{y}, class %{x}: %{z} examples<extra></extra>"
-    figure = Figure(Heatmap(z=rows, x=_columns(counts), y=list(held.clients), colorscale="Blues", zmin=0, hovertemplate=hover))
-    figure.update_layout(title=TITLE, xaxis={"title": "class", "type": "category"}, yaxis={"title": "client", "autorange": "reversed"},
-                         template="plotly_white")  # fmt: skip
+    figure = Figure(
+        Heatmap(z=rows, x=_columns(counts), y=list(held.clients), colorscale="Blues", zmin=0, hovertemplate=hover)
+    )
+    figure.update_layout(
+        title=TITLE,
+        xaxis={"title": "class", "type": "category"},
+        yaxis={"title": "client", "autorange": "reversed"},
+        template="plotly_white",
+    )
     return figure
 
 

@@ -1,10 +1,11 @@
-"""What a run was made for: its experiment, and checksums of its data and of its recorded traces, written when its folder is made.
+"""What a run was made for: its experiment, and checksums of its data and of its recorded traces, written when its
+folder is made.
 
-A file that is swapped between a stop and a resume, or between two runs of a comparison, would make a result of two worlds,
-and nobody would notice. Files, labels, bytes and who holds which example are the same on every machine, so they are summed
-to the bit. Inputs that were computed (standardised sensor readings) may differ elsewhere in their last bits: of those two
-norms are compared, with a tolerance. The experiment is kept beside its file, so that an edit between a stop and a resume is
-noticed and named.
+A file that is swapped between a stop and a resume, or between two runs of a comparison, would make a result of two
+worlds, and nobody would notice. Files, labels, bytes and who holds which example are the same on every machine, so they
+are summed to the bit. Inputs that were computed (standardised sensor readings) may differ elsewhere in their last bits:
+of those two norms are compared, with a tolerance. The experiment is kept beside its file, so that an edit between a
+stop and a resume is noticed and named.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def of(experiment: Experiment) -> Identity:
     tensors = [t for t in (data.x_train, data.y_train, data.x_test, data.y_test, data.test_groups) if t is not None]
     sha, norms = hashlib.sha256(), []
     rows = build.split(experiment, data)
-    if isinstance(rows, Rows):  # a function of the labels, the experiment and the seed: some show that it is still the same one
+    # a function of the labels, the experiment and the seed: some show that it is still the same one
+    if isinstance(rows, Rows):
         tensors.append(torch.from_numpy(np.fromiter(rows.counts.values(), dtype=np.int64, count=len(rows))))
         rows = [rows[client] for client in evenly(len(rows), SOME)]
     for tensor in (*tensors, *rows):
@@ -83,7 +85,9 @@ def read(path: Path) -> Kept | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
-        raise RunError(f"{path} is damaged ({type(error).__name__}: {error}): without it, the run goes on unchecked") from None
+        raise RunError(
+            f"{path} is damaged ({type(error).__name__}: {error}): without it, the run goes on unchecked"
+        ) from None
 
 
 def check_experiment(path: Path, before: Experiment, now: Experiment) -> None:
@@ -110,7 +114,10 @@ def _short(value: Any) -> str:
 def check(folder: Path, before: Kept | None, now: Identity) -> None:
     """Refuse to run in another world than the run was made for."""
     if before is not None and (changed := before.world.differences(now)):
-        raise RunError(f"{folder}: {' and '.join(changed)} changed since the run was made: put back what was there, or make a new run")
+        raise RunError(
+            f"{folder}: {' and '.join(changed)} changed since the run was made: put back what was there, or make a "
+            "new run"
+        )
 
 
 def _of_file(path: str) -> str:

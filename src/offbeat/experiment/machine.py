@@ -23,7 +23,13 @@ def environment() -> dict[str, Any]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    return {"python": platform.python_version(), "platform": platform.platform(), "cpu": cpu, "cores": os.cpu_count(), "packages": versions}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "packages": versions,
+    }
 
 
 def moved(path: Path) -> str | None:

@@ -1,7 +1,8 @@
-"""Every measure, once: its name, which way is better, how it is read, averaged over seeds and printed, and where it is shown.
+"""Every measure, once: its name, which way is better, how it is read, averaged over seeds and printed, and where it is
+shown.
 
-Tables, pages, `offbeat show` and `--json` go through this list, in its order. A measure more is an entry more here, and a
-field of `Summary` where the trace has to be read for it. docs/metrics.md says where each comes from.
+Tables, pages, `offbeat show` and `--json` go through this list, in its order. A measure more is an entry more here, and
+a field of `Summary` where the trace has to be read for it. docs/metrics.md says where each comes from.
 """
 
 from __future__ import annotations
@@ -79,12 +80,31 @@ BROKEN = number(".3f", missing="nan")  # of the metric itself: a model that brok
 # ---------------------------------------------------------------- the list
 
 MEASURES: tuple[Measure, ...] = (
-    Measure("final", lambda s: s.metrics.get(s.headline, nan), "metric", spread="spread", table=Shown("{final}", BROKEN)),
     Measure(
-        "slowest", lambda s: s.of_group(SLOWEST), "metric", table=Shown("slowest ¼", THREE), line=Shown("{metric} of the slowest ¼", FOUR)
+        "final", lambda s: s.metrics.get(s.headline, nan), "metric", spread="spread", table=Shown("{final}", BROKEN)
     ),
-    Measure("best", lambda s: s.best, "metric", spread="best_spread", page=Shown("best", BROKEN), line=Shown("best {metric}", FOUR)),
-    Measure("active", lambda s: s.of_group(ACTIVE), "metric", page=Shown("active", THREE), line=Shown("{metric} of the active", FOUR)),
+    Measure(
+        "slowest",
+        lambda s: s.of_group(SLOWEST),
+        "metric",
+        table=Shown("slowest ¼", THREE),
+        line=Shown("{metric} of the slowest ¼", FOUR),
+    ),
+    Measure(
+        "best",
+        lambda s: s.best,
+        "metric",
+        spread="best_spread",
+        page=Shown("best", BROKEN),
+        line=Shown("best {metric}", FOUR),
+    ),
+    Measure(
+        "active",
+        lambda s: s.of_group(ACTIVE),
+        "metric",
+        page=Shown("active", THREE),
+        line=Shown("{metric} of the active", FOUR),
+    ),
     Measure(
         "stragglers",
         lambda s: s.of_group(STRAGGLERS),
@@ -92,10 +112,30 @@ MEASURES: tuple[Measure, ...] = (
         page=Shown("stragglers", THREE),
         line=Shown("{metric} of the stragglers", FOUR),
     ),
-    Measure("variance", lambda s: s.variance, "less", page=Shown("variance", SMALL), line=Shown("variance between the two", SMALL)),
-    Measure("forgetting", lambda s: s.forgetting, "less", page=Shown("forgetting", THREE), line=Shown("forgetting of the slowest ¼", FOUR)),
-    Measure("aulc", lambda s: s.aulc, "metric", page=Shown("AULC (days)", AREA), line=Shown("area under {metric} × days", AREA)),
-    Measure("relative_time", None, "less", table=Shown("relative time", TWO, target=False), page=Shown("relative time", TWO)),
+    Measure(
+        "variance",
+        lambda s: s.variance,
+        "less",
+        page=Shown("variance", SMALL),
+        line=Shown("variance between the two", SMALL),
+    ),
+    Measure(
+        "forgetting",
+        lambda s: s.forgetting,
+        "less",
+        page=Shown("forgetting", THREE),
+        line=Shown("forgetting of the slowest ¼", FOUR),
+    ),
+    Measure(
+        "aulc",
+        lambda s: s.aulc,
+        "metric",
+        page=Shown("AULC (days)", AREA),
+        line=Shown("area under {metric} × days", AREA),
+    ),
+    Measure(
+        "relative_time", None, "less", table=Shown("relative time", TWO, target=False), page=Shown("relative time", TWO)
+    ),
     Measure(
         "time_to_target",
         lambda s: nan if s.time_to_target is None else s.time_to_target,
@@ -115,7 +155,13 @@ MEASURES: tuple[Measure, ...] = (
     Measure("updates", lambda s: s.updates, table=Shown("updates", WHOLE), line=Shown("updates", WHOLE)),
     Measure("versions", lambda s: s.versions, line=Shown("versions", WHOLE)),
     Measure("server_bytes", lambda s: s.server_bytes, "less", line=Shown("server memory", _size)),
-    Measure("server_seconds", lambda s: s.server_seconds, "less", page=Shown("server seconds", TWO), line=Shown("server seconds", TWO)),
+    Measure(
+        "server_seconds",
+        lambda s: s.server_seconds,
+        "less",
+        page=Shown("server seconds", TWO),
+        line=Shown("server seconds", TWO),
+    ),
     Measure("wall_seconds", lambda s: s.wall_seconds, "less", line=Shown("host seconds", ONE)),
     Measure("rejected", lambda s: s.rejected, line=Shown("rejected", count)),
     Measure("lost", lambda s: s.lost, line=Shown("lost", count)),
@@ -140,7 +186,11 @@ def plain(summary: Summary) -> dict[str, Any]:
 def lines(summary: Summary) -> list[list[str]]:
     """Those of which there is anything to tell: label and number."""
     told = values(summary)
-    shown = [(m.line.heading.format(metric=summary.headline), m.line.text(told[m.key])) for m in MEASURES if m.line and m.key in told]
+    shown = [
+        (m.line.heading.format(metric=summary.headline), m.line.text(told[m.key]))
+        for m in MEASURES
+        if m.line and m.key in told
+    ]
     return [[label, text] for label, text in shown if text != NONE]
 
 
@@ -202,7 +252,9 @@ def _deviation(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 and all(map(isfinite, values)) else nan
 
 
-def table(rows: Sequence[Row], target: Target | None, place: Literal["table", "page"] = "table", arrows: bool = False) -> list[list[str]]:
+def table(
+    rows: Sequence[Row], target: Target | None, place: Literal["table", "page"] = "table", arrows: bool = False
+) -> list[list[str]]:
     """Headings, then a line a method. `arrows` say which way is better."""
     columns = [(measure, shown) for measure, shown in _shown(place) if shown.target in (None, target is not None)]
     first = rows[0]
@@ -210,8 +262,12 @@ def table(rows: Sequence[Row], target: Target | None, place: Literal["table", "p
     if first.evaluated == "clients":
         words["final"] = f"mean {first.metric} of clients"
     ways = {"more": " ↑", "less": " ↓"} if arrows else {}
-    headings = [shown.heading.format(**words) + ways.get(str(m.direction(first.higher_is_better)), "") for m, shown in columns]
-    cells = [[row.strategy, *(measure.cell(shown, row.values, row.seeds) for measure, shown in columns)] for row in rows]
+    headings = [
+        shown.heading.format(**words) + ways.get(str(m.direction(first.higher_is_better)), "") for m, shown in columns
+    ]
+    cells = [
+        [row.strategy, *(measure.cell(shown, row.values, row.seeds) for measure, shown in columns)] for row in rows
+    ]
     return [["strategy", *headings], *cells]
 
 

@@ -59,11 +59,15 @@ class Summary:
     server_seconds: float = nan  # host time inside the strategy
     server_bytes: float = nan  # the most the strategy's tensors took, looked at on the evaluation grid
     wall_seconds: float = nan  # host time of the run, over all its resumes
-    groups: dict[str, float] = field(default_factory=dict)  # "acc/slowest", …: of groups of clients, on their own examples
-    by_client: dict[int, float] = field(default_factory=dict)  # the metric a table shows, of each client on its own examples
+    # "acc/slowest", …: of groups of clients, on their own examples
+    groups: dict[str, float] = field(default_factory=dict)
+    # the metric a table shows, of each client on its own examples
+    by_client: dict[int, float] = field(default_factory=dict)
     surveyed: str | None = None  # which examples these are
-    evaluated: str = "test"  # what the metrics are of: "clients" is the mean over clients, each on its own test examples
-    data: str | None = None  # the data set in one line, with what its reader has to know: rows left out, a split of our own
+    # what the metrics are of: "clients" is the mean over clients, each on its own test examples
+    evaluated: str = "test"
+    # the data set in one line, with what its reader has to know: rows left out, a split of our own
+    data: str | None = None
     variance: float = nan  # between active clients and stragglers
     best: float = nan  # of the metric a table shows, on the whole grid
     aulc: float = nan  # area under the learning curve, metric × days
@@ -89,7 +93,9 @@ class Summary:
         if 2 * refused <= answers:
             return None
         why = max(self.refused, key=self.refused.__getitem__)
-        return f"{refused} of {answers} answers were refused, {self.refused[why]} for {why}: few clients made this model"
+        return (
+            f"{refused} of {answers} answers were refused, {self.refused[why]} for {why}: few clients made this model"
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -141,7 +147,9 @@ def spans(db: sqlite3.Connection, end: float) -> list[Span]:
     """Every job, in the order of dispatch."""
     started: dict[int, tuple[int, float]] = {}
     ended: dict[int, tuple[float, str]] = {}
-    for kind, client, ticket, now in db.execute("SELECT kind, client, ticket, now FROM trace WHERE ticket IS NOT NULL ORDER BY seq"):
+    for kind, client, ticket, now in db.execute(
+        "SELECT kind, client, ticket, now FROM trace WHERE ticket IS NOT NULL ORDER BY seq"
+    ):
         if kind == "dispatch":
             started[ticket] = (client, now)
         elif kind in ENDS:
@@ -167,7 +175,10 @@ def time_to(db: sqlite3.Connection, target: Target | None) -> float | None:
 
 def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None) -> Summary:
     facts = dict(db.execute("SELECT key, value FROM facts"))
-    last = db.execute("SELECT MAX(now) FROM (SELECT now FROM trace UNION ALL SELECT now FROM metrics)").fetchone()[0] or 0.0
+    last = (
+        db.execute("SELECT MAX(now) FROM (SELECT now FROM trace UNION ALL SELECT now FROM metrics)").fetchone()[0]
+        or 0.0
+    )
     stop = db.execute("SELECT now, detail FROM trace WHERE kind = 'stop'").fetchone()
     seconds, ended = stop if stop else (last, "not finished")
     kinds = Counter(dict(db.execute("SELECT kind, COUNT(*) FROM trace GROUP BY kind")))
@@ -189,7 +200,9 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         bytes_up=sum(moved.get(kind, 0) for kind in ("arrive", "late", "duplicate", "refuse")),
         idle_share=max(0.0, 1 - busy / (clients * seconds)) if clients * seconds else 0.0,
         clients=clients,
-        refused=dict(db.execute("SELECT detail, COUNT(*) FROM trace WHERE kind = 'refuse' GROUP BY detail ORDER BY 2 DESC")),
+        refused=dict(
+            db.execute("SELECT detail, COUNT(*) FROM trace WHERE kind = 'refuse' GROUP BY detail ORDER BY 2 DESC")
+        ),
         rejected=kinds["reject"],
         lost=kinds["lost"],
         late=kinds["late"],

@@ -13,7 +13,8 @@ from offbeat.experiment.series import Method
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; } p.note { color: #666; }
 """
 
@@ -29,15 +30,19 @@ def save(
     more: Sequence[Any] = (),
     data: str | None = None,
 ) -> None:
-    """`tables`: of each a heading row and one row a method, already formatted; `more`: figures to put below; `data`: in words."""
+    """`tables`: of each a heading row and one row a method, already formatted; `more`: figures to put below; `data`:
+    in words.
+    """
     figures = [_curves(methods, metric, target), _timeline(methods), _staleness(methods), *more]
     parts = [f.to_html(full_html=False, include_plotlyjs="inline" if i == 0 else False) for i, f in enumerate(figures)]
+    source = f'<p class="note">Data: {escape(data)}</p>' if data else ""
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style></head>
-<body><h1>{escape(title)}</h1>{f'<p class="note">Data: {escape(data)}</p>' if data else ""}{"".join(map(_table, tables))}
-<p class="note">↑ more is better, ↓ less. Curves: mean over seeds, band from lowest to highest. Timeline: the first seed's run.
-Slowest ¼, active, stragglers: clients by what a job of theirs takes, on examples of their own. Relative time: to 95 % of the lowest
-final value of all, the reference ({escape(reference)}) = 1. docs/metrics.md has the formulas.</p>
+<body><h1>{escape(title)}</h1>{source}{"".join(map(_table, tables))}
+<p class="note">↑ more is better, ↓ less. Curves: mean over seeds, band from lowest to highest. Timeline: the
+first seed's run. Slowest ¼, active, stragglers: clients by what a job of theirs takes, on examples of their own.
+Relative time: to 95 % of the lowest final value of all, the reference ({escape(reference)}) = 1. docs/metrics.md has
+the formulas.</p>
 {"".join(parts)}</body></html>"""
     write_whole(path, page.encode())
 
@@ -55,12 +60,28 @@ def _curves(methods: list[Method], metric: str, target: Target | None) -> Any:
     for m in methods:
         band_x = [*m.seconds, *m.seconds[::-1]]
         band_y = [*m.high, *m.low[::-1]]
-        figure.add_trace(Scatter(x=band_x, y=band_y, fill="toself", fillcolor=m.colour, opacity=0.15, line_width=0,
-                                 legendgroup=m.name, showlegend=False, hoverinfo="skip"))  # fmt: skip
+        figure.add_trace(
+            Scatter(
+                x=band_x,
+                y=band_y,
+                fill="toself",
+                fillcolor=m.colour,
+                opacity=0.15,
+                line_width=0,
+                legendgroup=m.name,
+                showlegend=False,
+                hoverinfo="skip",
+            )
+        )
         figure.add_trace(Scatter(x=m.seconds, y=m.mean, name=m.name, line_color=m.colour, legendgroup=m.name))
     if target is not None and target.metric == metric:
         figure.add_hline(y=target.value, line_dash="dot", line_color="grey", annotation_text=f"target {target}")
-    figure.update_layout(title=f"{metric} against virtual time", xaxis_title="virtual seconds", yaxis_title=metric, template="plotly_white")
+    figure.update_layout(
+        title=f"{metric} against virtual time",
+        xaxis_title="virtual seconds",
+        yaxis_title=metric,
+        template="plotly_white",
+    )
     return figure
 
 
@@ -71,23 +92,47 @@ def _timeline(methods: list[Method]) -> Any:
     figure = Figure()
     for i, m in enumerate(methods):
         lengths = [s.ended - s.started for s in m.spans]
-        figure.add_trace(Bar(y=[s.client for s in m.spans], x=lengths, base=[s.started for s in m.spans], orientation="h",
-                             marker_color=m.colour, marker_line={"color": "white", "width": 1}, name=m.name, visible=i == 0,
-                             hovertext=[s.outcome for s in m.spans]))  # fmt: skip
+        figure.add_trace(
+            Bar(
+                y=[s.client for s in m.spans],
+                x=lengths,
+                base=[s.started for s in m.spans],
+                orientation="h",
+                marker_color=m.colour,
+                marker_line={"color": "white", "width": 1},
+                name=m.name,
+                visible=i == 0,
+                hovertext=[s.outcome for s in m.spans],
+            )
+        )
     buttons = [
-        {"label": m.name, "method": "update", "args": [{"visible": [j == i for j in range(len(methods))]}]} for i, m in enumerate(methods)
+        {"label": m.name, "method": "update", "args": [{"visible": [j == i for j in range(len(methods))]}]}
+        for i, m in enumerate(methods)
     ]
     end = max((m.end for m in methods), default=0.0) / 10
-    figure.update_layout(title="who trained when (drag to see the rest)", xaxis={"title": "virtual seconds", "range": [0, end]},
-                         yaxis_title="client", barmode="overlay", template="plotly_white", showlegend=False,
-                         updatemenus=[{"buttons": buttons, "x": 1.0, "y": 1.15}])  # fmt: skip
+    figure.update_layout(
+        title="who trained when (drag to see the rest)",
+        xaxis={"title": "virtual seconds", "range": [0, end]},
+        yaxis_title="client",
+        barmode="overlay",
+        template="plotly_white",
+        showlegend=False,
+        updatemenus=[{"buttons": buttons, "x": 1.0, "y": 1.15}],
+    )
     return figure
 
 
 def _staleness(methods: list[Method]) -> Any:
     from plotly.graph_objects import Bar, Figure
 
-    figure = Figure([Bar(x=list(m.staleness), y=list(m.staleness.values()), name=m.name, marker_color=m.colour) for m in methods])
-    figure.update_layout(title="how old updates are", xaxis_title="staleness (versions committed since dispatch)",
-                         yaxis_title="share of updates", barmode="group", template="plotly_white")  # fmt: skip
+    figure = Figure(
+        [Bar(x=list(m.staleness), y=list(m.staleness.values()), name=m.name, marker_color=m.colour) for m in methods]
+    )
+    figure.update_layout(
+        title="how old updates are",
+        xaxis_title="staleness (versions committed since dispatch)",
+        yaxis_title="share of updates",
+        barmode="group",
+        template="plotly_white",
+    )
     return figure

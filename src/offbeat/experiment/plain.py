@@ -55,7 +55,11 @@ def _build(cls: type, tree: Mapping[str, Any], path: str) -> Any:
         if key not in known:
             raise ConfigError(f"{path or 'experiment'}: {unknown('setting', str(key), known)}")
         values[key] = _value(hints[key], key, value, f"{path}.{key}" if path else key)
-    missing = [name for name, f in known.items() if name not in values and f.default is MISSING and f.default_factory is MISSING]
+    missing = [
+        name
+        for name, f in known.items()
+        if name not in values and f.default is MISSING and f.default_factory is MISSING
+    ]
     if missing:
         raise ConfigError(f"{path}: {', '.join(missing)} must be given")
     try:
@@ -96,7 +100,9 @@ def _choice(setting: str, value: Any, path: str) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ConfigError(f"{path}: {_shown(value)} names no {WORDS.get(setting, setting)}; known: {', '.join(sorted(registry))}")
+        raise ConfigError(
+            f"{path}: {_shown(value)} names no {WORDS.get(setting, setting)}; known: {', '.join(sorted(registry))}"
+        )
     name = value["name"]
     if name not in registry:
         raise unknown(WORDS.get(setting, setting), name, registry)

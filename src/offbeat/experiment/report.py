@@ -24,7 +24,12 @@ class Report:
 def read(comparison: Comparison, reference: str | None = None) -> Report:
     """The numbers; the figure and the page are where `write` put them."""
     rows = comparison.rows(reference)
-    return Report(rows, measures.table(rows, _target(comparison)), comparison.folder / "figure.png", comparison.folder / "report.html")
+    return Report(
+        rows,
+        measures.table(rows, _target(comparison)),
+        comparison.folder / "figure.png",
+        comparison.folder / "report.html",
+    )
 
 
 def write(comparison: Comparison, reference: str | None = None) -> Report:
@@ -40,7 +45,10 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     drawn = [] if held is None else [heatmap.draw(held)]
-    tables, against = [measures.table(rows, target, place, arrows=True) for place in ("table", "page")], comparison.checked(reference)
+    tables, against = (
+        [measures.table(rows, target, place, arrows=True) for place in ("table", "page")],
+        comparison.checked(reference),
+    )
     page.save(methods, tables, metric, target, title, report.page, against, drawn, _data(comparison))
     return report
 
@@ -66,4 +74,3 @@ def _data(comparison: Comparison) -> str | None:
 def _target(comparison: Comparison) -> Target | None:
     first = _first(comparison)
     return first.until.target or first.target
-

@@ -72,10 +72,15 @@ class Run:
         """As the run was made for; an edited file is refused."""
         guard.refuse_links(self.folder)
         if (self.folder / COMPARISON).is_file():
-            raise ConfigError(f"{self.folder} is a comparison: finish it with 'offbeat compare --resume', or name one of the runs in it")
+            raise ConfigError(
+                f"{self.folder} is a comparison: finish it with 'offbeat compare --resume', or name one of the runs "
+                "in it"
+            )
         if not self.experiment_file.is_file():
             if guard.half_made(self.folder):
-                raise ConfigError(f"{self.folder} was stopped while it was made: start the run again, with --out {self.folder}")
+                raise ConfigError(
+                    f"{self.folder} was stopped while it was made: start the run again, with --out {self.folder}"
+                )
             raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
         experiment = files.read(self.experiment_file)
         kept = identity.read(self.world_file)
@@ -126,8 +131,12 @@ class Run:
         return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get))))
 
 
-def create(folder: Path, experiment: Experiment, command: str | None = None, world: identity.Identity | None = None) -> Run:
-    """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is large."""
+def create(
+    folder: Path, experiment: Experiment, command: str | None = None, world: identity.Identity | None = None
+) -> Run:
+    """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is
+    large.
+    """
     run = Run(folder)
     guard.refuse_held(folder)
     world = world or identity.of(experiment)
@@ -176,7 +185,9 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
         try:
             began = time.monotonic()
             checkpoints = Checkpoints(run.folder / "checkpoint")
-            engine = build.engine(made, experiment, trace=trace, checkpoints=checkpoints, checkpoint_every=checkpoint_every, watch=watch)
+            engine = build.engine(
+                made, experiment, trace=trace, checkpoints=checkpoints, checkpoint_every=checkpoint_every, watch=watch
+            )
             _restore(run, engine)
             with _resumable(), _interruptible(engine):
                 before = _seconds_so_far(trace)
@@ -223,7 +234,8 @@ def _seconds_so_far(trace: Trace) -> float:
 
 @contextlib.contextmanager
 def _interruptible(engine: VirtualEngine) -> Iterator[None]:
-    """Ctrl-C or a termination asks the engine to stop between two events; a second one stops at once (the last checkpoint stays).
+    """Ctrl-C or a termination asks the engine to stop between two events; a second one stops at once (the last
+    checkpoint stays).
 
     Who ignores Ctrl-C (a job in the background, one of several runs) goes on ignoring it.
     """

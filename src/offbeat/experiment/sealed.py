@@ -1,4 +1,6 @@
-"""Small JSON files that hold their own SHA-256: one that was changed by a bit or by hand is not read as if nothing had happened."""
+"""Small JSON files that hold their own SHA-256: one that was changed by a bit or by hand is not read as if nothing
+had happened.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,9 @@ def _method(comparison: Comparison, name: str, metric: str, index: int) -> Metho
     total = sum(ages.values()) or 1
     shares = {u: count / total for u, count in sorted(ages.items())}
     colour = COLOURS[index % len(COLOURS)]
-    return Method(name, colour, grid, np.nanmean(values, axis=0), low, high, spans, runs[0].experiment().population, end, shares)
+    return Method(
+        name, colour, grid, np.nanmean(values, axis=0), low, high, spans, runs[0].experiment().population, end, shares
+    )
 
 
 def _on_one_grid(curves: list[Curve]) -> tuple[Floats, Floats]:

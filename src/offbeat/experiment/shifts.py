@@ -1,4 +1,5 @@
-"""Which way each update pulls a layer of the global model: OrthoFL's Figure 2b, as an analysis of a run that is played again.
+"""Which way each update pulls a layer of the global model: OrthoFL's Figure 2b, as an analysis of a run that is played
+again.
 
     from offbeat.experiment import shifts
     found = shifts.study(offbeat.presets.load("orthofl/motivation-100").experiment)
@@ -37,14 +38,19 @@ class Shifts:
     values: Tensor  # neurons × commits: the mean change of a neuron's weights
 
     def agreement(self, same: bool) -> float:
-        """The mean cosine of two commits in a row, of one client's updates, or of two clients': below 0 they undo each other."""
+        """The mean cosine of two commits in a row, of one client's updates, or of two clients': below 0 they undo
+        each other.
+        """
         columns = list(zip(self.clients, self.values.T, strict=True))
         found = [cosine(a, b) for (one, a), (other, b) in pairwise(columns) if (one == other) is same]
         return fmean(found) if found else nan
 
     def __str__(self) -> str:
         within, between = self.agreement(True), self.agreement(False)
-        return f"{self.layer}, {len(self.clients)} commits: cosine in a row {within:.3f} of one client, {between:.3f} of two"
+        return (
+            f"{self.layer}, {len(self.clients)} commits: cosine in a row {within:.3f} of one client, "
+            f"{between:.3f} of two"
+        )
 
 
 def study(experiment: Experiment, layer: str | None = None) -> Shifts:
@@ -66,7 +72,9 @@ def _weight(layout: Layout, name: str | None) -> Slice:
             raise unknown("weight", name, weights)
         return weights[name]
     if len(weights) < 2:
-        raise ConfigError(f"the model has {len(weights)} weights and no hidden layer: name a layer, {', '.join(weights)}")
+        raise ConfigError(
+            f"the model has {len(weights)} weights and no hidden layer: name a layer, {', '.join(weights)}"
+        )
     return list(weights.values())[-2]
 
 
@@ -99,7 +107,9 @@ def save(shifts: Shifts, path: Path) -> None:
     most = float(shifts.values.abs().max()) or 1.0
     figure = Figure(figsize=(9, 4), layout="constrained")
     axis = figure.subplots()
-    image = axis.imshow(shifts.values.numpy(), aspect="auto", cmap="bwr", vmin=-most, vmax=most, interpolation="nearest")
+    image = axis.imshow(
+        shifts.values.numpy(), aspect="auto", cmap="bwr", vmin=-most, vmax=most, interpolation="nearest"
+    )
     axis.set_xlabel("update")
     axis.set_ylabel(f"neuron of {shifts.layer}")
     figure.colorbar(image, label="mean change of its weights")

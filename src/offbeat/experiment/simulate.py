@@ -121,8 +121,10 @@ class Simulation:
         said = "".join(f"\n  warning: {line}" for line in s.warnings)
         return (
             f"{type(self.experiment.strategy).__name__}: {measured} after {s.seconds:.0f} virtual seconds\n"
-            f"  {s.updates} updates, {s.versions} versions, staleness {s.staleness_mean:.1f} on average, at most {s.staleness_max}\n"
-            f"  clients idle {s.idle_share:.0%} of the time; refused {sum(s.refused.values())}, rejected {s.rejected}, lost {s.lost}{said}"
+            f"  {s.updates} updates, {s.versions} versions, staleness {s.staleness_mean:.1f} on average, at most "
+            f"{s.staleness_max}\n"
+            f"  clients idle {s.idle_share:.0%} of the time; refused {sum(s.refused.values())}, rejected "
+            f"{s.rejected}, lost {s.lost}{said}"
         )
 
 
@@ -191,7 +193,9 @@ def _pairs(clients: Sequence[Pair] | Mapping[int, Pair]) -> Sequence[Pair] | Map
     return [_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
 
 
-def _arriving(pairs: Sequence[Pair] | Mapping[int, Pair], streaming: Stream | None, seed: int) -> Sequence[Pair] | Mapping[int, Pair]:
+def _arriving(
+    pairs: Sequence[Pair] | Mapping[int, Pair], streaming: Stream | None, seed: int
+) -> Sequence[Pair] | Mapping[int, Pair]:
     """In the order given, but for a stream that is about the order of classes."""
     if not isinstance(streaming, Drifting):
         return pairs
@@ -226,13 +230,17 @@ def _delays(given: Delays | float | Sequence[float], clients: list[int]) -> Dela
     if isinstance(given, (int, float, np.number)):
         return Constant(mean=float(given))
     if isinstance(given, str):
-        raise ConfigError(f"delays = {given!r}: give seconds, a list of them, or a law such as Uniform(low=10, high=100)")
+        raise ConfigError(
+            f"delays = {given!r}: give seconds, a list of them, or a law such as Uniform(low=10, high=100)"
+        )
     if not isinstance(given, (Sequence, np.ndarray, Tensor)):
         return given
     if len(given) != len(clients):
         raise ConfigError(f"{len(given)} delays for {len(clients)} clients: give one number, or one for each client")
     if clients != list(range(len(clients))):
-        raise ConfigError("a list of delays goes with a list of clients: for clients numbered your own way give one number or a law")
+        raise ConfigError(
+            "a list of delays goes with a list of clients: for clients numbered your own way give one number or a law"
+        )
     return PerClient(means=tuple(float(s) for s in given))
 
 

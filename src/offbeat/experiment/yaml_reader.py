@@ -17,13 +17,16 @@ class Reader(yaml.SafeLoader):
         """A dozen nested aliases are a billion values, one of itself is endless: none is followed."""
         if self.check_event(yaml.AliasEvent):
             event = self.get_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, f"*{event.anchor} stands for another value: write it out", event.start_mark)
+            raise yaml.composer.ComposerError(
+                None, None, f"*{event.anchor} stands for another value: write it out", event.start_mark
+            )
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             made = super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError):  # !!bool x, !!timestamp x, 2020-99-99, an integer of 5,000 digits
+        # !!bool x, !!timestamp x, 2020-99-99, an integer of 5,000 digits
+        except (ValueError, LookupError, AttributeError):
             raise self._refusal(node) from None
         if isinstance(made, int) and abs(made) >= LARGEST:  # Python does not even print one of 5,000 digits
             raise self._refusal(node)

@@ -1,7 +1,7 @@
 """Named experiments: functions that return a value; variants change a field or two.
 
-Those of a paper are named after its tables and figures, `orthofl/table2-mnist`, and come in two scales: the paper's, and
-a quick one of minutes on two cores, with the same methods on fewer or smaller clients, models and steps.
+Those of a paper are named after its tables and figures, `orthofl/table2-mnist`, and come in two scales: the paper's,
+and a quick one of minutes on two cores, with the same methods on fewer or smaller clients, models and steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Preset:
 
     summary: str
     experiment: Experiment
-    methods: Mapping[str, Any] = field(default_factory=dict)  # name -> strategy, in the order of a table; a variant's begins alike
+    # name -> strategy, in the order of a table; a variant's begins alike
+    methods: Mapping[str, Any] = field(default_factory=dict)
     compared: tuple[str, ...] = ()  # whom `offbeat compare` compares unless told otherwise; empty: all of `methods`
     seeds: int = 3
     reference: str = "fedavg"  # the method whose time the paper calls 1
@@ -67,5 +68,7 @@ def load(name: str, scale: Scale | None = None) -> Preset:
         raise unknown("preset", name, [*own, *papers])
     preset = papers[name](scale or "paper")
     if scale == "quick":
-        return replace(preset, summary=f"{preset.summary} (quick)", experiment=replace(preset.experiment, name=f"{name}-quick"))
+        return replace(
+            preset, summary=f"{preset.summary} (quick)", experiment=replace(preset.experiment, name=f"{name}-quick")
+        )
     return replace(preset, experiment=replace(preset.experiment, name=name))

@@ -38,10 +38,12 @@ from offbeat.scenario.streaming import Growing, Static
 OFFSET = Offset(low=10.0, high=100.0)
 # what training takes is not given; the offsets are meant to be what tells clients apart
 COMPUTING = Constant(mean=0.1, unit="step", jitter=0.05)
-# The paper's data grows by 0.05 to 0.1 % an iteration. If an iteration were a job here, a client's data would depend on the method;
-# so it grows by the second, at that rate. An iteration of a client takes its offset, 55 s on average, and its training: on
-# Fashion-MNIST two passes over half of its 1,800 examples (the data starts with half on average), 2 ceil(900 / 32) = 58 steps of
-# 0.1 s. That is 61 s; the other sets are of the same order (nine stations: 55 s and 1 to 2 s; 60 users: 55 s and 9 s), so 60 s.
+# The paper's data grows by 0.05 to 0.1 % an iteration. If an iteration were a job here, a client's data would depend on
+# the method; so it grows by the second, at that rate. An iteration of a client takes its offset, 55 s on average, and
+# its training: on Fashion-MNIST two passes over half of its 1,800 examples (the data starts with half on average), 2
+# ceil(900 / 32) = 58 steps of
+# 0.1 s. That is 61 s; the other sets are of the same order (nine stations: 55 s and 1 to 2 s; 60 users: 55 s and 9 s),
+# so 60 s.
 ITERATION = 60.0
 # "a random portion": of what range is not said
 GROWTH = Growing(start=(0.1, 0.9), rate=(0.0005 / ITERATION, 0.001 / ITERATION), per="second", min_examples=2)
@@ -55,7 +57,8 @@ class World:
     data: Source
     clients: int
     lam: float
-    minutes: float  # FedAvg's to its target in Table VI.1, and half as much again: the paper does not say how long runs are
+    # FedAvg's to its target in Table VI.1, and half as much again: the paper does not say how long runs are
+    minutes: float
     model: Model = Lstm()
     partition: Partition = Natural()
     split: Split = Split()  # of what the loader has not split yet
@@ -64,19 +67,35 @@ class World:
 
 
 WORLDS: dict[str, World] = {
-    "fitrec-speed": World(title="FitRec: speed, LSTM, 30 users", data=FitRec(target="speed"), clients=30, lam=1.0, minutes=30),
-    "fitrec-heart": World(title="FitRec: heart rate, LSTM, 30 users", data=FitRec(target="heart_rate"), clients=30, lam=1.0, minutes=30),
+    "fitrec-speed": World(
+        title="FitRec: speed, LSTM, 30 users", data=FitRec(target="speed"), clients=30, lam=1.0, minutes=30
+    ),
+    "fitrec-heart": World(
+        title="FitRec: heart rate, LSTM, 30 users", data=FitRec(target="heart_rate"), clients=30, lam=1.0, minutes=30
+    ),
     "air-quality": World(
-        title="Beijing air quality: six pollutants, LSTM, 9 areas", data=KddAir(), clients=9, lam=1.0, minutes=690,
+        title="Beijing air quality: six pollutants, LSTM, 9 areas",
+        data=KddAir(),
+        clients=9,
+        lam=1.0,
+        minutes=690,
         small={"data": BeijingAir()},  # other years, the same city and pollutants; 9 of its 12 stations
     ),
-    "extrasensory": World(title="ExtraSensory: 51 labels, LSTM, 60 users", data=ExtraSensory(), clients=60, lam=0.8, minutes=157),
+    "extrasensory": World(
+        title="ExtraSensory: 51 labels, LSTM, 60 users", data=ExtraSensory(), clients=60, lam=0.8, minutes=157
+    ),
     "fashion-mnist": World(
-        title="Fashion-MNIST: two convolutions, 20 clients of 2 pieces of a class", data=FashionMnist(), clients=20, lam=0.5, minutes=241,
-        model=ASO_FED_FASHION, partition=Pieces(), split=Split(train=0.6, validation=0.2),
+        title="Fashion-MNIST: two convolutions, 20 clients of 2 pieces of a class",
+        data=FashionMnist(),
+        clients=20,
+        lam=0.5,
+        minutes=241,
+        model=ASO_FED_FASHION,
+        partition=Pieces(),
+        split=Split(train=0.6, validation=0.2),
         small={"model": Cnn(channels=(8, 16), pool="last")},
     ),
-}  # fmt: skip
+}
 
 
 def methods(world: World, scale: Scale) -> dict[str, Any]:
@@ -115,9 +134,15 @@ def table4(name: str, scale: Scale) -> Preset:
     )
     seeds = 3  # not given
     if scale == "quick":
-        small = {"training": Training(lr=0.05, batch=32, steps=10), "until": Until(seconds=900.0), "evaluate_every": 150.0}
+        small = {
+            "training": Training(lr=0.05, batch=32, steps=10),
+            "until": Until(seconds=900.0),
+            "evaluate_every": 150.0,
+        }
         experiment, seeds = replace(experiment, **{**small, **world.small}), 1
-    return Preset(f"ASO-Fed Table IV.1, {world.title}, growing data, offsets of 10 to 100 s", experiment, rows, seeds=seeds)
+    return Preset(
+        f"ASO-Fed Table IV.1, {world.title}, growing data, offsets of 10 to 100 s", experiment, rows, seeds=seeds
+    )
 
 
 FEDERATED = ("fedavg", "fedprox", "fedasync", "aso_fed")
@@ -133,7 +158,9 @@ def dropout(name: str, per_cent: int, scale: Scale) -> Preset:
 
 
 def periodic(name: str, per_cent: int, scale: Scale) -> Preset:
-    """In every stretch of time other clients are away; the paper shows ASO-Fed alone, and no data set that is legible."""
+    """In every stretch of time other clients are away; the paper shows ASO-Fed alone, and no data set that is
+    legible.
+    """
     preset = table4(name, scale)
     away = Periodic(share=per_cent / 100, period=OFFSET.high)  # as long as the longest iteration
     experiment = replace(preset.experiment, availability=away, timeout=2.0)
@@ -146,7 +173,8 @@ def fig6(name: str, per_cent: int, scale: Scale) -> Preset:
     preset = table4(name, scale)
     whole = preset.experiment.split
     train = whole.train * per_cent / 100
-    # what is not trained on joins the validation part: so test parts are those of every other share, and Global has no more than clients
+    # what is not trained on joins the validation part: so test parts are those of every other share, and Global has no
+    # more than clients
     split = Split(train=train, validation=whole.validation + whole.train - train)
     experiment = replace(preset.experiment, split=split, streaming=Static())
     rows = {method: row for method, row in preset.methods.items() if method not in ("aso_fed-D", "aso_fed-F")}
@@ -160,5 +188,9 @@ def makers() -> dict[str, Maker]:
         for per_cent in (10, 20, 30, 40, 50):
             made[f"dropout-{name}-{per_cent}"] = partial(dropout, name, per_cent)
             made[f"dropout-periodic-{name}-{per_cent}"] = partial(periodic, name, per_cent)
-    made |= {f"fig6-{name}-{per_cent}": partial(fig6, name, per_cent) for name in WORLDS for per_cent in (20, 40, 60, 80, 100)}
+    made |= {
+        f"fig6-{name}-{per_cent}": partial(fig6, name, per_cent)
+        for name in WORLDS
+        for per_cent in (20, 40, 60, 80, 100)
+    }
     return made

@@ -50,29 +50,50 @@ class Column:
 
 COLUMNS: dict[str, Column] = {
     "cifar10": Column(
-        title="CIFAR-10: ResNet-18, 95 % of one class", data=Cifar10(), model=ResNet(depth=18), partition=MainClass(share=0.95, main=1),
-        table="I", figure=2, small={"model": Cnn(channels=(16, 32)), "clients": 20},
+        title="CIFAR-10: ResNet-18, 95 % of one class",
+        data=Cifar10(),
+        model=ResNet(depth=18),
+        partition=MainClass(share=0.95, main=1),
+        table="I",
+        figure=2,
+        small={"model": Cnn(channels=(16, 32)), "clients": 20},
     ),
     "cifar100": Column(
-        title="CIFAR-100: ResNet-18, 2 × 40 % main classes", data=Cifar100(), model=ResNet(depth=18),
-        partition=MainClass(share=0.8, main=2), table="II", figure=3,
+        title="CIFAR-100: ResNet-18, 2 × 40 % main classes",
+        data=Cifar100(),
+        model=ResNet(depth=18),
+        partition=MainClass(share=0.8, main=2),
+        table="II",
+        figure=3,
         small={"model": Cnn(channels=(16, 32)), "clients": 50},
     ),
     "tiny": Column(
-        title="Tiny-ImageNet: ResNet-34, 95 % of 4 classes", data=TinyImageNet(), model=ResNet(depth=34),
-        partition=MainClass(share=0.95, main=4), table="III", figure=4,
+        title="Tiny-ImageNet: ResNet-34, 95 % of 4 classes",
+        data=TinyImageNet(),
+        model=ResNet(depth=34),
+        partition=MainClass(share=0.95, main=4),
+        table="III",
+        figure=4,
         small={"model": Cnn(channels=(8, 16, 16)), "clients": 20},
     ),
     "ag_news": Column(
-        # 13 of the 50 clients share a class of 30,000 texts: with 2,300 texts a client 13 × 2,185 + 37 × 38 = 29,811 of them
-        title="AG News: TextCNN, 95 % of one class", data=AgNews(), model=TextCnn(), partition=MainClass(share=0.95, main=1, size=2300),
-        table="IV", figure=5,
+        # 13 of the 50 clients share a class of 30,000 texts: with 2,300 texts a client 13 × 2,185 + 37 × 38 = 29,811 of
+        # them
+        title="AG News: TextCNN, 95 % of one class",
+        data=AgNews(),
+        model=TextCnn(),
+        partition=MainClass(share=0.95, main=1, size=2300),
+        table="IV",
+        figure=5,
         small={
-            "data": AgNews(vocabulary=5000, length=32), "model": TextCnn(vocabulary=5000, embedding=32, filters=32, dropout=0.0),
-            "clients": 20, "partition": MainClass(share=0.95, main=1),  # of as many texts as there are: five clients a class
+            "data": AgNews(vocabulary=5000, length=32),
+            "model": TextCnn(vocabulary=5000, embedding=32, filters=32, dropout=0.0),
+            # of as many texts as there are: five clients a class
+            "clients": 20,
+            "partition": MainClass(share=0.95, main=1),
         },
     ),
-}  # fmt: skip
+}
 
 
 def methods(scale: Scale) -> dict[str, Any]:
@@ -108,8 +129,14 @@ def accuracy(case: str, name: str, scale: Scale) -> Preset:
     )
     seeds = 3  # not given
     if scale == "quick":
-        changes = {"training": Training(lr=0.02, momentum=0.1, batch=32, steps=10), "until": Until(seconds=QUICK_EPOCHS * PERIOD)}
-        experiment, seeds = replace(experiment, **{**changes, **column.small}, survey=Survey(active=shares[0], examples=100)), 1
+        changes = {
+            "training": Training(lr=0.02, momentum=0.1, batch=32, steps=10),
+            "until": Until(seconds=QUICK_EPOCHS * PERIOD),
+        }
+        experiment, seeds = (
+            replace(experiment, **{**changes, **column.small}, survey=Survey(active=shares[0], examples=100)),
+            1,
+        )
     per_cent = " / ".join(f"{share:.0%}" for share in shares)
     what = f"Fed-OGD Figure {column.figure} and Table {column.table}, {case.upper()}"
     summary = f"{what}; {column.title}, {experiment.clients} clients, r / 3r / 5r: {per_cent}"
@@ -120,7 +147,11 @@ def ablation(name: str, scale: Scale) -> Preset:
     """Without the cache, and with every gradient projected."""
     preset = accuracy("l2", name, scale)
     full = preset.methods["fed_ogd"]
-    rows = {"fed_ogd": full, "fed_ogd-no-cache": replace(full, cache=False), "fed_ogd-always": replace(full, project="always")}
+    rows = {
+        "fed_ogd": full,
+        "fed_ogd-no-cache": replace(full, cache=False),
+        "fed_ogd-always": replace(full, project="always"),
+    }
     summary = f"Fed-OGD Figure 6, ablations in case L2; {COLUMNS[name].title}, {preset.experiment.clients} clients"
     return replace(preset, summary=summary, methods=rows)
 

@@ -41,8 +41,9 @@ SIZES = (5, 10, 20)
 RATIOS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
-# "the default experiment settings provided by FLamby": its weighted focal loss. The weights are those of FLamby's code (BaselineLoss of
-# fed_isic2019; neither paper gives them), all training examples over those of the class: MEL, NV, BCC, AK, BKL, DF, VASC, SCC
+# "the default experiment settings provided by FLamby": its weighted focal loss. The weights are those of FLamby's code
+# (BaselineLoss of fed_isic2019; neither paper gives them), all training examples over those of the class: MEL, NV, BCC,
+# AK, BKL, DF, VASC, SCC
 ISIC_LOSS = Focal(gamma=2.0, weights=(5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443))
 
 
@@ -61,31 +62,49 @@ class Column:
 
 COLUMNS: dict[str, Column] = {
     "mnist": Column(
-        title="MNIST: CNN", data=Mnist(), model=FEDCOMPASS_MNIST, training=Training(optimizer="adam", lr=0.003, batch=64), seconds=0.15,
+        title="MNIST: CNN",
+        data=Mnist(),
+        model=FEDCOMPASS_MNIST,
+        training=Training(optimizer="adam", lr=0.003, batch=64),
+        seconds=0.15,
         targets={"class": Target("acc", 0.9), "dirichlet": Target("acc", 0.9)},
         small={"model": Cnn(channels=(8, 16), kernel=5), "training": Training(optimizer="adam", lr=0.003, batch=32)},
     ),
     "cifar10": Column(
-        title="CIFAR-10: ResNet-18", data=Cifar10(), model=ResNet(depth=18), training=Training(lr=0.1, batch=128), seconds=0.5,
+        title="CIFAR-10: ResNet-18",
+        data=Cifar10(),
+        model=ResNet(depth=18),
+        training=Training(lr=0.1, batch=128),
+        seconds=0.5,
         targets={"class": Target("acc", 0.6), "dirichlet": Target("acc", 0.5)},
         small={"model": Cnn(channels=(16, 32)), "training": Training(lr=0.1, batch=32)},
     ),
     "ixi": Column(
         # AdamW as FLamby takes it, with PyTorch's weight decay
-        title="Fed-IXI: 3-D U-Net, 3 hospitals", data=Ixi(), model=UNet3d(),
-        training=Training(optimizer="adamw", lr=0.001, weight_decay=0.01, batch=2), seconds=0.8, targets={"natural": Target("dice", 0.98)},
+        title="Fed-IXI: 3-D U-Net, 3 hospitals",
+        data=Ixi(),
+        model=UNet3d(),
+        training=Training(optimizer="adamw", lr=0.001, weight_decay=0.01, batch=2),
+        seconds=0.8,
+        targets={"natural": Target("dice", 0.98)},
         small={"data": Ixi(shape=(16, 20, 16)), "model": UNet3d(width=4, levels=2)},
     ),
     "isic": Column(
-        title="Fed-ISIC2019: EfficientNet-B0, 6 centres", data=Isic2019(), model=EfficientNet(weights="efficientnet_b0/model.safetensors"),
-        training=Training(optimizer="adam", lr=0.0005, batch=64), seconds=1.5, targets={"natural": Target("balanced_acc", 0.5)}, mu=0.5,
+        title="Fed-ISIC2019: EfficientNet-B0, 6 centres",
+        data=Isic2019(),
+        model=EfficientNet(weights="efficientnet_b0/model.safetensors"),
+        training=Training(optimizer="adam", lr=0.0005, batch=64),
+        seconds=1.5,
+        targets={"natural": Target("balanced_acc", 0.5)},
+        mu=0.5,
         loss=ISIC_LOSS,
         small={
-            "data": Isic2019(size=32), "model": Cnn(channels=(16, 32)),
+            "data": Isic2019(size=32),
+            "model": Cnn(channels=(16, 32)),
             "training": Training(optimizer="adam", lr=0.001, batch=32),
         },
     ),
-}  # fmt: skip
+}
 
 
 def methods(q_min: int, q_max: int, k: int, mu: float) -> dict[str, Any]:
@@ -95,7 +114,8 @@ def methods(q_min: int, q_max: int, k: int, mu: float) -> dict[str, Any]:
         "fedavg": FedAvg(),
         "fedavgm": FedAvgM(mu=mu),
         "fedasync": FedAsync(mode="delta", alpha=ALPHA, staleness=DISCOUNT, client_weight="examples", rho=0.0),
-        "fedbuff": FedBuff(k=k, lr=ALPHA, staleness=DISCOUNT, client_weight="examples"),  # alpha is a factor of every update
+        # alpha is a factor of every update
+        "fedbuff": FedBuff(k=k, lr=ALPHA, staleness=DISCOUNT, client_weight="examples"),
         "fedat": FedAT(ratio=2.0),  # for FLamby's sets the ratio is not given
         "fedcompass": own,
         "fedcompass+M": replace(own, momentum=True),
@@ -114,7 +134,14 @@ def speeds(law: str, mean: float) -> Delays:
 
 
 def _preset(
-    name: str, partition: str, division: Partition, clients: int, law: str, steps: tuple[int, int, int], k: int, scale: Scale
+    name: str,
+    partition: str,
+    division: Partition,
+    clients: int,
+    law: str,
+    steps: tuple[int, int, int],
+    k: int,
+    scale: Scale,
 ) -> Preset:
     """`steps`: Q of the others, Qmin, Qmax."""
     column = COLUMNS[name]
@@ -170,10 +197,17 @@ def table3(name: str, clients: int, law: str, scale: Scale) -> Preset:
     """Qmin from a twentieth of Qmax to all of it; at 1.0 it is FedAsync."""
     preset = table1(name, "dirichlet", clients, law, scale)
     own: FedCompass = preset.methods["fedcompass"]
-    rows: dict[str, Any] = {f"fedcompass-q{ratio:g}": replace(own, q_min=max(1, round(ratio * own.q_max))) for ratio in RATIOS}
+    rows: dict[str, Any] = {
+        f"fedcompass-q{ratio:g}": replace(own, q_min=max(1, round(ratio * own.q_max))) for ratio in RATIOS
+    }
     rows |= {method: preset.methods[method] for method in ("fedbuff", "fedat")}
     title = f"{COLUMNS[name].title}, {clients} clients, dual Dirichlet partition, {_words(law)}"
-    return replace(preset, summary=f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}", methods=rows, reference="fedcompass-q0.2")
+    return replace(
+        preset,
+        summary=f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}",
+        methods=rows,
+        reference="fedcompass-q0.2",
+    )
 
 
 def makers() -> dict[str, Maker]:
@@ -181,7 +215,10 @@ def makers() -> dict[str, Maker]:
     for law in SPEEDS:
         for name in ("mnist", "cifar10"):
             for m in SIZES:
-                made |= {f"table1-{name}-{partition}-m{m}-{law}": partial(table1, name, partition, m, law) for partition in PARTITIONS}
+                made |= {
+                    f"table1-{name}-{partition}-m{m}-{law}": partial(table1, name, partition, m, law)
+                    for partition in PARTITIONS
+                }
                 made[f"table3-{name}-m{m}-{law}"] = partial(table3, name, m, law)
         made |= {f"table2-{name}-{law}": partial(table2, name, law) for name in ("ixi", "isic")}
     return made

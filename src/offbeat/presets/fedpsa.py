@@ -1,4 +1,6 @@
-"""FedPSA's experiments: Tables 1 to 3 (accuracy and AULC), 4 (delays), 5 (calibration) and 6 (ablations), Figure 4 (grid search)."""
+"""FedPSA's experiments: Tables 1 to 3 (accuracy and AULC), 4 (delays), 5 (calibration) and 6 (ablations), Figure 4
+(grid search).
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,13 @@ class Column:
 
 COLUMNS: dict[str, Column] = {
     "mnist": Column(table=1, title="MNIST: CNN", data=Mnist(), model=FEDPSA_MNIST, small=Cnn(channels=(8, 16))),
-    "fmnist": Column(table=1, title="Fashion-MNIST: one linear layer", data=FashionMnist(), model=Linear(), small=Linear()),
+    "fmnist": Column(
+        table=1, title="Fashion-MNIST: one linear layer", data=FashionMnist(), model=Linear(), small=Linear()
+    ),
     "cifar10": Column(table=2, title="CIFAR-10: CNN", data=Cifar10(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32))),
-    "cifar100": Column(table=2, title="CIFAR-100: CNN", data=Cifar100(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32))),
+    "cifar100": Column(
+        table=2, title="CIFAR-100: CNN", data=Cifar100(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32))
+    ),
 }
 
 
@@ -79,10 +85,12 @@ def accuracy(name: str, alpha: float, scale: Scale) -> Preset:
         data=column.data,
         model=column.model,
         clients=clients,
-        # clients of equal size, as FLGo's partitioner makes them; it would draw from Dir(alpha times the classes' shares)
+        # clients of equal size, as FLGo's partitioner makes them; it would draw from Dir(alpha times the classes'
+        # shares)
         partition=DirichletEqual(alpha=alpha),
         delays=Uniform(low=10.0, high=500.0, jitter=0.0),  # FLGo draws a client's delay once and keeps it
-        training=Training(lr=0.01, lr_decay=0.999, batch=64, epochs=5),  # the rate falls with every version, as with every round
+        # the rate falls with every version, as with every round
+        training=Training(lr=0.01, lr_decay=0.999, batch=64, epochs=5),
         strategy=own(clients),
         until=Until(seconds=86_400.0 * DAYS),
         evaluate_every=86_400.0 * DAYS / 100,
@@ -143,24 +151,42 @@ def table6(alpha: float, rate: float, scale: Scale) -> Preset:
 def fig4(what: Literal["temperature", "lengths"], scale: Scale) -> Preset:
     """The grid search over gamma and delta, and over the lengths of buffer and queue.
 
-    Neither data set nor values are legible. The text says that small gamma and delta together are bad, that a queue of 10 to 50
-    and a buffer of 5 to 20 are good, and longer ones are not: values around these, on the most heterogeneous CIFAR-10.
+    Neither data set nor values are legible. The text says that small gamma and delta together are bad, that a queue of
+    10 to 50 and a buffer of 5 to 20 are good, and longer ones are not: values around these, on the most heterogeneous
+    CIFAR-10.
     """
     preset = accuracy("cifar10", 0.1, scale)
     clients = preset.experiment.clients
     rows: Mapping[str, Any]
     if what == "temperature":
-        rows = {f"fedpsa-gamma{g:g}-delta{d:g}": own(clients, gamma=g, delta=d) for g in (0.1, 1.0, 5.0, 10.0) for d in (0.1, 0.5, 1.0)}
+        rows = {
+            f"fedpsa-gamma{g:g}-delta{d:g}": own(clients, gamma=g, delta=d)
+            for g in (0.1, 1.0, 5.0, 10.0)
+            for d in (0.1, 0.5, 1.0)
+        }
         varied, chosen = "gamma 0.1 to 10, delta 0.1 to 1", "fedpsa-gamma5-delta0.5"
     else:
-        rows = {f"fedpsa-buffer{s}-queue{q}": own(clients, buffer=s, queue=q) for s in (5, 10, 20, 50) for q in (10, 50, 100)}
+        rows = {
+            f"fedpsa-buffer{s}-queue{q}": own(clients, buffer=s, queue=q)
+            for s in (5, 10, 20, 50)
+            for q in (10, 50, 100)
+        }
         varied, chosen = "buffers of 5 to 50, queues of 10 to 100", "fedpsa-buffer5-queue50"
     summary = f"FedPSA Figure 4, {varied}; CIFAR-10: CNN, {clients} clients, Dir(0.1)"
-    return replace(preset, summary=summary, experiment=replace(preset.experiment, strategy=rows[chosen]), methods=rows, reference=chosen)
+    return replace(
+        preset,
+        summary=summary,
+        experiment=replace(preset.experiment, strategy=rows[chosen]),
+        methods=rows,
+        reference=chosen,
+    )
 
 
 def makers() -> dict[str, Maker]:
-    made: dict[str, Maker] = {"fig4-temperature": partial(fig4, "temperature"), "fig4-lengths": partial(fig4, "lengths")}
+    made: dict[str, Maker] = {
+        "fig4-temperature": partial(fig4, "temperature"),
+        "fig4-lengths": partial(fig4, "lengths"),
+    }
     for name, column in COLUMNS.items():
         for alpha in (0.1, 0.5, 1.0):  # 0.1 is the one without a suffix
             suffix = "" if alpha == 0.1 else f"-alpha{alpha:g}"

@@ -62,8 +62,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedpac": {"lr": 0.05},  # everyone's rate for the body; its own 0.01 hardly moves this model
     "mifa": {"lr": 0.05},  # everyone's rate
     "gradma": {"lr_local": 0.05},  # everyone's rate
-    "aso_fed": {"lr": 0.02, "lam": 0.5},  # the paper's 0.001 hardly moves this model; times r = 2 to 4 this is everyone's 0.05
-    "fed_ogd": {"lr_local": 0.05, "lr_global": 0.05},  # everyone's rate; equal, so that an epoch in which all report is a round of FedAvg
+    # the paper's 0.001 hardly moves this model; times r = 2 to 4 this is everyone's 0.05
+    "aso_fed": {"lr": 0.02, "lam": 0.5},
+    # everyone's rate; equal, so that an epoch in which all report is a round of FedAvg
+    "fed_ogd": {"lr_local": 0.05, "lr_global": 0.05},
     "fedcompass": {"q_min": STEPS // 5, "q_max": STEPS},  # the paper's ratio; its baselines take q_max steps
 }
 RATES = {

@@ -39,7 +39,8 @@ EPOCHS = 5
 SGD = Training(lr=0.01, batch=128, epochs=EPOCHS)
 QUICK = Training(lr=0.05, batch=64, steps=20)
 DIRICHLET = DirichletEqual(alpha=0.1)
-# of CIFAR's 50,000 training pictures 10,000 are held out: a fifth of each client's, which leaves the paper's 4,000 (400) on average
+# of CIFAR's 50,000 training pictures 10,000 are held out: a fifth of each client's, which leaves the paper's 4,000
+# (400) on average
 HELD_OUT = Split(train=0.8, validation=0.2)
 PICTURES, QUICK_PICTURES = replace(SGD, augment="crop-flip"), replace(QUICK, augment="crop-flip")
 POINTS, QUICK_POINTS = 200, 20  # evaluations: the paper tells 0.03 of FedAvg's time from 0.09
@@ -62,33 +63,53 @@ class Column:
 
 
 COLUMNS: dict[str, Column] = {
-    "mnist": Column(
-        title="MNIST: LeNet5", data=Mnist(), model=LeNet5(), clients=10, updates=500, small={},
-    ),
+    "mnist": Column(title="MNIST: LeNet5", data=Mnist(), model=LeNet5(), clients=10, updates=500, small={}),
     "cifar10": Column(
-        title="CIFAR-10: VGG11", data=Cifar10(), model=Vgg11(), clients=10, updates=500, split=HELD_OUT, training=PICTURES,
+        title="CIFAR-10: VGG11",
+        data=Cifar10(),
+        model=Vgg11(),
+        clients=10,
+        updates=500,
+        split=HELD_OUT,
+        training=PICTURES,
         small={"model": Cnn(channels=(16, 32)), "training": QUICK_PICTURES},
     ),
     "20news": Column(
         # AdamW is what the Hugging Face trainer takes; its rate falls to 0 within every job, which is not done here
         title="20 Newsgroups: DistilBERT with LoRA",
-        data=TwentyNews(tokenizer="distilbert-base-uncased", length=512), model=DistilBert(), clients=20, updates=200,
+        data=TwentyNews(tokenizer="distilbert-base-uncased", length=512),
+        model=DistilBert(),
+        clients=20,
+        updates=200,
         training=Training(optimizer="adamw", lr=5e-5, batch=8, epochs=EPOCHS),
         small={
-            "data": TwentyNews(vocabulary=5000, length=100), "model": TextCnn(vocabulary=5000, embedding=32, filters=32, dropout=0.0),
+            "data": TwentyNews(vocabulary=5000, length=100),
+            "model": TextCnn(vocabulary=5000, embedding=32, filters=32, dropout=0.0),
             "training": Training(optimizer="adamw", lr=0.003, batch=32, steps=20),
         },
     ),
     "har": Column(
         # width 10 gives the 119 thousand parameters that the paper prints, the code has 32
-        title="HAR: ResNet18 for series", data=UciHar(), model=ResNet1d(width=10), clients=21, updates=1000,
-        partition=Natural(), small={"training": replace(QUICK, batch=32, steps=10)},
+        title="HAR: ResNet18 for series",
+        data=UciHar(),
+        model=ResNet1d(width=10),
+        clients=21,
+        updates=1000,
+        partition=Natural(),
+        small={"training": replace(QUICK, batch=32, steps=10)},
     ),
     "cifar100": Column(
-        title="CIFAR-100: MobileNetV2", data=Cifar100(), model=MobileNetV2(), clients=100, updates=100_000, k=10,
-        split=HELD_OUT, training=PICTURES, small={"model": Cnn(channels=(16, 32)), "training": QUICK_PICTURES, "clients": 20},
+        title="CIFAR-100: MobileNetV2",
+        data=Cifar100(),
+        model=MobileNetV2(),
+        clients=100,
+        updates=100_000,
+        k=10,
+        split=HELD_OUT,
+        training=PICTURES,
+        small={"model": Cnn(channels=(16, 32)), "training": QUICK_PICTURES, "clients": 20},
     ),
-}  # fmt: skip
+}
 QUICK_UPDATES = 200
 
 
@@ -102,7 +123,8 @@ def methods(k: int) -> dict[str, Any]:
         "fedbuff": FedBuff(k=k),
         "ca2fl": CA2FL(k=k),
         "orthofl": OrthoFL(beta=0.6, a=0.5),
-        # a variant, what the authors' public code does: the shift is that of the weights last sent, and the first update is taken whole
+        # a variant, what the authors' public code does: the shift is that of the weights last sent, and the first
+        # update is taken whole
         "orthofl-chain": OrthoFL(beta=0.6, a=0.5, reference="chain", first_alpha=1.0),
     }
 
@@ -117,7 +139,9 @@ ABLATIONS: dict[str, Any] = {
 
 def horizon(updates: int, clients: int) -> float:
     """Virtual seconds in which asynchronous clients send so many updates, on average over the devices they may be."""
-    rate = fmean(1 / Devices(means=(m,), stds=(s,)).mean_of(0, 0) for m, s in zip(DEVICES.means, DEVICES.stds, strict=True))
+    rate = fmean(
+        1 / Devices(means=(m,), stds=(s,)).mean_of(0, 0) for m, s in zip(DEVICES.means, DEVICES.stds, strict=True)
+    )
     return float(round(updates / (clients * rate)))
 
 
@@ -141,7 +165,9 @@ def table2(name: str, scale: Scale) -> Preset:
         seconds = horizon(QUICK_UPDATES, experiment.clients)
         experiment = replace(experiment, until=Until(seconds=seconds), evaluate_every=seconds / QUICK_POINTS)
     summary = f"OrthoFL Table 2, {_title(column, experiment)}, nine Raspberry Pis' delays"
-    return Preset(summary, replace(experiment, strategy=OrthoFL()), methods(min(column.k, experiment.clients)), seeds=seeds)
+    return Preset(
+        summary, replace(experiment, strategy=OrthoFL()), methods(min(column.k, experiment.clients)), seeds=seeds
+    )
 
 
 def _title(column: Column, experiment: Experiment) -> str:
@@ -153,7 +179,9 @@ def _title(column: Column, experiment: Experiment) -> str:
 def fig5(name: str, scale: Scale) -> Preset:
     """Ablations."""
     preset = table2(name, scale)
-    return replace(preset, summary=f"OrthoFL Figure 5, ablations; {_title(COLUMNS[name], preset.experiment)}", methods=ABLATIONS)
+    return replace(
+        preset, summary=f"OrthoFL Figure 5, ablations; {_title(COLUMNS[name], preset.experiment)}", methods=ABLATIONS
+    )
 
 
 LAWS: dict[str, Delays] = {
@@ -167,7 +195,9 @@ LAWS: dict[str, Delays] = {
 def fig6(law: str, scale: Scale) -> Preset:
     """Another law of delays, with what the nine devices were measured to take. The data set is not legible: MNIST."""
     preset = table2("mnist", scale)
-    summary = f"OrthoFL Figure 6, {law} delays fitted to the Raspberry Pis; {_title(COLUMNS['mnist'], preset.experiment)}"
+    summary = (
+        f"OrthoFL Figure 6, {law} delays fitted to the Raspberry Pis; {_title(COLUMNS['mnist'], preset.experiment)}"
+    )
     return replace(preset, summary=summary, experiment=replace(preset.experiment, delays=LAWS[law]))
 
 
@@ -175,13 +205,18 @@ def fig7(name: str, alpha: float, scale: Scale) -> Preset:
     """More and less heterogeneous data."""
     preset = table2(name, scale)
     experiment = replace(preset.experiment, partition=DirichletEqual(alpha=alpha))
-    return replace(preset, summary=f"OrthoFL Figure 7, heterogeneity; {_title(COLUMNS[name], experiment)}", experiment=experiment)
+    return replace(
+        preset, summary=f"OrthoFL Figure 7, heterogeneity; {_title(COLUMNS[name], experiment)}", experiment=experiment
+    )
 
 
 def fig8_beta(scale: Scale) -> Preset:
     """How much of an update enters the moving average."""
     preset = table2("mnist", scale)
-    rows = {"fedavg": preset.methods["fedavg"], **{f"orthofl-beta{beta}": OrthoFL(beta=beta) for beta in (0.2, 0.4, 0.6, 0.8)}}
+    rows = {
+        "fedavg": preset.methods["fedavg"],
+        **{f"orthofl-beta{beta}": OrthoFL(beta=beta) for beta in (0.2, 0.4, 0.6, 0.8)},
+    }
     summary = f"OrthoFL Figure 8a, beta 0.2 to 0.8; {_title(COLUMNS['mnist'], preset.experiment)}"
     return replace(preset, summary=summary, methods=rows)
 
@@ -190,11 +225,16 @@ def fig8_epochs(epochs: int, scale: Scale) -> Preset:
     """Shorter and longer local training. All of a device's time is taken to be training, so it goes with the steps."""
     preset = table2("mnist", scale)
     training = preset.experiment.training
-    steps = EPOCHS * -(-6000 // SGD.batch) if scale == "paper" else QUICK.steps or 1  # of a job as the devices were timed
-    training = replace(training, epochs=epochs) if scale == "paper" else replace(training, steps=steps * epochs // EPOCHS)
+    # of a job as the devices were timed
+    steps = EPOCHS * -(-6000 // SGD.batch) if scale == "paper" else QUICK.steps or 1
+    training = (
+        replace(training, epochs=epochs) if scale == "paper" else replace(training, steps=steps * epochs // EPOCHS)
+    )
     experiment = replace(preset.experiment, training=training, delays=Devices(scale=1 / steps, unit="step"))
     rows = {name: preset.methods[name] for name in ("fedavg", "orthofl")}
-    summary = f"OrthoFL Figure 8b, {epochs} local epoch{'s' if epochs > 1 else ''}; {_title(COLUMNS['mnist'], experiment)}"
+    summary = (
+        f"OrthoFL Figure 8b, {epochs} local epoch{'s' if epochs > 1 else ''}; {_title(COLUMNS['mnist'], experiment)}"
+    )
     return replace(preset, summary=summary, experiment=experiment, methods=rows)
 
 
@@ -218,8 +258,11 @@ def motivation(slow: int, scale: Scale) -> Preset:
 
 def makers() -> dict[str, Maker]:
     made: dict[str, Maker] = {f"table2-{name}": partial(table2, name) for name in COLUMNS}
-    made |= {f"fig5-{name}": partial(fig5, name) for name in ("mnist", "cifar10")}  # the paper's data sets are not legible
+    # the paper's data sets are not legible
+    made |= {f"fig5-{name}": partial(fig5, name) for name in ("mnist", "cifar10")}
     made |= {f"fig6-{law}": partial(fig6, law) for law in LAWS}
-    made |= {f"fig7-{name}-alpha{a:g}": partial(fig7, name, a) for name in ("mnist", "cifar10") for a in (0.01, 0.5, 10000.0)}
+    made |= {
+        f"fig7-{name}-alpha{a:g}": partial(fig7, name, a) for name in ("mnist", "cifar10") for a in (0.01, 0.5, 10000.0)
+    }
     made |= {"fig8-beta": fig8_beta, **{f"fig8-epochs{e}": partial(fig8_epochs, e) for e in (1, 5, 10)}}
     return made | {f"motivation-{slow}": partial(motivation, slow) for slow in (30, 60, 100)}

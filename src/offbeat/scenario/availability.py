@@ -74,7 +74,9 @@ class Dropout(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class JoinAndLeave(Availability):
-    """A share of the clients joins late and, if they `stay` only so long, leaves for good; the others are always there."""
+    """A share of the clients joins late and, if they `stay` only so long, leaves for good; the others are always
+    there.
+    """
 
     join: float | Span = (0.0, 600.0)  # virtual seconds, or two: each draws its own between them
     stay: float | Span | None = None  # seconds from then on; None: for good
@@ -98,8 +100,8 @@ class JoinAndLeave(Availability):
 class Periodic(Availability):
     """In every period another share of the clients is away: each draws anew with each period (ASO-Fed, Fig. 5).
 
-    The draw is for a stretch of time, not for an iteration as in the paper: with a period as long as a client's job the two
-    come close, but a job that reaches into a period of absence is lost.
+    The draw is for a stretch of time, not for an iteration as in the paper: with a period as long as a client's job the
+    two come close, but a job that reaches into a period of absence is lost.
     """
 
     share: float = 0.2  # of all clients, on average
@@ -115,7 +117,8 @@ class Periodic(Availability):
         if self.share == 0:
             return EVER
         first = floor(now / self.period)
-        while self._away(seed, client, first) or (first + 1) * self.period <= now:  # rounding may put now into the next one
+        # rounding may put now into the next one
+        while self._away(seed, client, first) or (first + 1) * self.period <= now:
             first += 1
         last = first
         while not self._away(seed, client, last + 1):
@@ -128,7 +131,9 @@ class Periodic(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class Diurnal(Availability):
-    """Clients are there for some hours of every day: devices that charge at night, hospitals that open in the morning."""
+    """Clients are there for some hours of every day: devices that charge at night, hospitals that open in the
+    morning.
+    """
 
     begin: float | Span = (20.0, 24.0)  # hour of the day; two: each client draws its own between them
     hours: float | Span = (6.0, 10.0)
@@ -138,7 +143,9 @@ class Diurnal(Availability):
         object.__setattr__(self, "begin", _span("diurnal", "begin", self.begin))
         object.__setattr__(self, "hours", _span("diurnal", "hours", self.hours))
         assert isinstance(self.hours, tuple)
-        require(self.hours[0] > 0 and self.hours[1] < 24, f"diurnal: hours = {self.hours}: more than 0 and less than 24")
+        require(
+            self.hours[0] > 0 and self.hours[1] < 24, f"diurnal: hours = {self.hours}: more than 0 and less than 24"
+        )
         _lasting("diurnal", day=self.day)
         shortest = self.hours[0] * self.day / 24
         told = f"{shortest:g} s of a day of {self.day:g} s"
@@ -163,7 +170,9 @@ class Churn(Availability):
     down: float = 600.0
     share: float = 1.0  # of the clients; the others are always there
     # where a client was asked about last: only a shortcut, what it holds can be drawn again at any time
-    _last: dict[tuple[int, int], tuple[int, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _last: dict[tuple[int, int], tuple[int, Window]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         _lasting("churn", up=self.up, down=self.down)

@@ -37,7 +37,9 @@ class Counts(Mapping[int, int]):
 
     @classmethod
     def mapped(cls, counts: Mapping[int, int], to: Callable[[int, int], int]) -> Counts:
-        """What `to` makes of each count; it is asked once for every different one, with the first client that has it."""
+        """What `to` makes of each count; it is asked once for every different one, with the first client that has
+        it.
+        """
         values = counts._values if isinstance(counts, Counts) else np.array(list(counts.values()))
         known, first, place = np.unique(values, return_index=True, return_inverse=True)
         made = [to(client, count) for client, count in zip(first.tolist(), known.tolist(), strict=True)]

@@ -41,7 +41,9 @@ class Instant:
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """Every job of a client takes some seconds longer, drawn once for each between `low` and `high` (ASO-Fed's 10 to 100)."""
+    """Every job of a client takes some seconds longer, drawn once for each between `low` and `high` (ASO-Fed's 10 to
+    100).
+    """
 
     low: float = 10.0
     high: float = 100.0
@@ -57,7 +59,8 @@ class Offset:
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidth:
-    """Models travel at the client's own megabits per second, drawn once between `low` and `high`, plus a `latency` each way.
+    """Models travel at the client's own megabits per second, drawn once between `low` and `high`, plus a `latency` each
+    way.
 
     The bytes are those of the model and of what a method sends along with it, as the trace counts them.
     """
@@ -71,10 +74,14 @@ class Bandwidth:
         for name, value in (("low", self.low), ("high", self.high), ("upload", self.upload)):
             require(value > 0 and isfinite(value), f"network bandwidth: {name} = {value}: must be positive and finite")
         require(self.low <= self.high, f"network bandwidth: low = {self.low} lies above high = {self.high}")
-        require(self.latency >= 0 and isfinite(self.latency), f"network bandwidth: latency = {self.latency}: must be 0 or more")
+        require(
+            self.latency >= 0 and isfinite(self.latency),
+            f"network bandwidth: latency = {self.latency}: must be 0 or more",
+        )
 
     def mbps(self, seed: int, client: int) -> float:
-        return self.high - (self.high - self.low) * draws.uniform(seed, "network", client)  # a large draw is slow, as in delays
+        # a large draw is slow, as in delays
+        return self.high - (self.high - self.low) * draws.uniform(seed, "network", client)
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         speed = self.mbps(seed, client) * (self.upload if up else 1.0)

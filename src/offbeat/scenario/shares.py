@@ -1,8 +1,8 @@
 """Which clients belong to which share of all: drawn, yet as exact as can be without knowing how many clients there are.
 
-Clients are dealt in small blocks of consecutive ids. With 0.6, 0.2 and 0.2 the block is five clients, of whom exactly 3, 1
-and 1 belong to each share, in an order drawn for that block. Where a block small enough cannot be divided in these shares,
-what is left over is carried from block to block: with 0.37, of ten clients 3 or 4, of a hundred exactly 37.
+Clients are dealt in small blocks of consecutive ids. With 0.6, 0.2 and 0.2 the block is five clients, of whom exactly
+3, 1 and 1 belong to each share, in an order drawn for that block. Where a block small enough cannot be divided in these
+shares, what is left over is carried from block to block: with 0.37, of ten clients 3 or 4, of a hundred exactly 37.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from math import floor
 from offbeat.core import draws
 from offbeat.core.errors import require
 
-LARGEST = 10  # clients of a block that can be divided exactly; a number of clients that ends inside one is off by part of it
+# clients of a block that can be divided exactly; a number of clients that ends inside one is off by part of it
+LARGEST = 10
 HANDY = 5  # of one that cannot: the smaller, the closer; yet who is next should not be foreseen
 FINEST = 1000  # shares are looked at as this many parts of all at most
 
@@ -43,7 +44,9 @@ def among(share: float, seed: int, purpose: str, client: int) -> bool:
 @lru_cache(maxsize=64)
 def _block(shares: tuple[float, ...]) -> int:
     """The smallest number of clients that can be divided in these shares, or the largest handy part of it."""
-    whole = next((n for n in range(1, FINEST) if all(abs(share * n - round(share * n)) < 1e-9 for share in shares)), FINEST)
+    whole = next(
+        (n for n in range(1, FINEST) if all(abs(share * n - round(share * n)) < 1e-9 for share in shares)), FINEST
+    )
     if whole <= LARGEST:
         return whole
     return max((n for n in range(2, HANDY + 1) if whole % n == 0), default=HANDY)  # whole blocks make up the whole
@@ -63,8 +66,9 @@ def _dealt(shares: tuple[float, ...], size: int, seed: int, purpose: str, block:
 def _bounds(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> list[int]:
     """Ranks below the i-th bound, and not below the one before, are group i.
 
-    Group by group, of those whom the groups before have left: of the first n of them floor(n s + u) belong to it, where s
-    is its share of what is left and u is drawn once. So a block gets the difference of two such counts, never less than 0.
+    Group by group, of those whom the groups before have left: of the first n of them floor(n s + u) belong to it, where
+    s is its share of what is left and u is drawn once. So a block gets the difference of two such counts, never less
+    than 0.
     """
     before, after, left, bounds = block * size, (block + 1) * size, 1.0, [0]
     for i, share in enumerate(shares[:-1]):

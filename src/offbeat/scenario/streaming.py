@@ -1,8 +1,9 @@
 """Data that arrives over time: a client starts with a share of its examples and gets the rest while the run goes on.
 
-How much a client has is a pure function of (seed, client, how many jobs it had, time): nothing is stored. By the second,
-all methods of one seed meet the same data at the same time; by the round, a method that asks a client more often gets to
-see more of it. Local work sees the first so many of a client's examples, so a stream also says in which order they arrive.
+How much a client has is a pure function of (seed, client, how many jobs it had, time): nothing is stored. By the
+second, all methods of one seed meet the same data at the same time; by the round, a method that asks a client more
+often gets to see more of it. Local work sees the first so many of a client's examples, so a stream also says in which
+order they arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Span = tuple[float, float]
 
 class Stream(Protocol):
     def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
-        """How many of the client's `total` examples are there at `now`, before its job number `index`; never fewer later."""
+        """How many of the client's `total` examples are there at `now`, before its job number `index`; never fewer
+        later.
+        """
         ...
 
     def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -47,9 +50,9 @@ class Growing:
     """Each client starts with a share of its data (`start`) and gains more (`rate`) with each round or virtual second.
 
     Where two numbers are given, low and high, each client draws its own between them: devices sample at different
-    rates. A round is a job of the client's own, so with per="round" the data of fast clients grows faster, and a client's
-    depends on the method: to compare methods on one stream take per="second". Examples arrive in random order, so that
-    what is there is a fair sample of the client's data, however the data set is sorted.
+    rates. A round is a job of the client's own, so with per="round" the data of fast clients grows faster, and a
+    client's depends on the method: to compare methods on one stream take per="second". Examples arrive in random order,
+    so that what is there is a fair sample of the client's data, however the data set is sorted.
     """
 
     start: float | Span = (0.1, 0.9)  # shares of the client's data
@@ -112,7 +115,12 @@ class ClassIncremental(Drifting):
     strength: float = 1.0
 
 
-STREAMS: dict[str, type[Stream]] = {"static": Static, "growing": Growing, "drifting": Drifting, "class_incremental": ClassIncremental}
+STREAMS: dict[str, type[Stream]] = {
+    "static": Static,
+    "growing": Growing,
+    "drifting": Drifting,
+    "class_incremental": ClassIncremental,
+}
 
 
 def _places(labels: Tensor, seed: int, client: int | None) -> Tensor:

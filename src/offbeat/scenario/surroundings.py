@@ -23,8 +23,9 @@ Payload = Callable[[LocalWork], tuple[int, int]]  # bytes that go down with that
 class SimulatedWorld:
     """Delays, network, availability, faults and data of all clients, as pure functions of the seed.
 
-    `steps` is needed only for delays per step, `payload` only for a network that counts bytes. A rule that takes several
-    gradients a step (its `cost`) takes that many times as long, but for response times, which are what they are.
+    `steps` is needed only for delays per step, `payload` only for a network that counts bytes. A rule that takes
+    several gradients a step (its `cost`) takes that many times as long, but for response times, which are what they
+    are.
     """
 
     delays: Delays
@@ -38,9 +39,12 @@ class SimulatedWorld:
     streaming: Stream = Static()
     _whatever: bool = field(init=False, repr=False, compare=False)  # a job takes its time whatever its rule costs
     _always: bool = field(init=False, repr=False, compare=False)  # everyone is there all the time
-    _simple: bool = field(init=False, repr=False, compare=False)  # nothing but steady delays: most worlds, and the fastest
-    _means: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)  # of clients met so far
-    _windows: dict[int, tuple[float, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)  # and when asked
+    # nothing but steady delays: most worlds, and the fastest
+    _simple: bool = field(init=False, repr=False, compare=False)
+    # of clients met so far
+    _means: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
+    # and when asked
+    _windows: dict[int, tuple[float, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         require(
@@ -65,7 +69,9 @@ class SimulatedWorld:
         return self._told(self._way(client, work, started, duration, expected), client, index, started)
 
     def _way(self, client: int, work: LocalWork, started: float, duration: float, expected: float) -> Trip:
-        """Download, training at the pace of the time, upload; one would have guessed that pace and speed stay as they are."""
+        """Download, training at the pace of the time, upload; one would have guessed that pace and speed stay as
+        they are.
+        """
         seed, delays, network = self.seed, self.delays, self.network
         down_bytes, up_bytes = (0, 0) if self.payload is None else self.payload(work)
         down = network.transfer(seed, client, down_bytes, started, up=False)

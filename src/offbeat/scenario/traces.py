@@ -84,9 +84,14 @@ def _column(path: str, name: str, changed: int) -> Column:
         if t < 0:
             raise DataError(f"{where}: t = {t:g}: times are 0 or more")
         if not before and t > 0:
-            raise DataError(f"{where}: client {client} begins at t = {t:g}: a gap before it, begin at 0 (available 0: not there yet)")
+            raise DataError(
+                f"{where}: client {client} begins at t = {t:g}: a gap before it, begin at 0 (available 0: not there "
+                "yet)"
+            )
         if before and t <= before[-1]:
-            raise DataError(f"{where}: client {client} has t = {t:g} after {before[-1]:g}: sort each client's rows by time")
+            raise DataError(
+                f"{where}: client {client} has t = {t:g} after {before[-1]:g}: sort each client's rows by time"
+            )
         before.append(t)
         values.setdefault(client, []).append(value)
     if not times:
@@ -135,7 +140,10 @@ def _rows(path: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     header, rows = _parquet(path) if Path(path).suffix.lower() in (".parquet", ".pq") else _csv(path)
     for needed in (*KEYS, name):
         if needed not in header:
-            raise DataError(f"trace {path}: no column {needed!r}; it has {', '.join(map(repr, header)) or 'none'} of {', '.join(COLUMNS)}")
+            raise DataError(
+                f"trace {path}: no column {needed!r}; it has {', '.join(map(repr, header)) or 'none'} of "
+                f"{', '.join(COLUMNS)}"
+            )
     for given in header:
         if given not in COLUMNS:
             raise DataError(f"trace {path}: {unknown('column', given, COLUMNS)}")
@@ -170,6 +178,9 @@ def _parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]
         names, rows = list(table.column_names), table.to_pylist()
     except DataError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:  # damaged, cut short, of unknown compression, or text that is none
-        raise DataError(f"cannot read the trace {path}: {str(error).splitlines()[0] if str(error) else 'it is damaged'}") from None
+    # damaged, cut short, of unknown compression, or text that is none
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"cannot read the trace {path}: {str(error).splitlines()[0] if str(error) else 'it is damaged'}"
+        ) from None
     return names, iter(enumerate(rows, start=1))

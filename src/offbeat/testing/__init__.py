@@ -25,10 +25,47 @@ from offbeat.testing.laws import LAWS, meaning
 from offbeat.testing.observing import Crashed, LawBroken
 from offbeat.testing.script import Entry, ScriptedEngine, ScriptError
 from offbeat.testing.steps import MOODS, Script, Step, play, random_script, read, show, shrink
-from offbeat.testing.worlds import CopyingStore, TinyClients, hand_world, layout_of, optimum, tiny_layout, tiny_world, with_probe
+from offbeat.testing.worlds import (
+    CopyingStore,
+    TinyClients,
+    hand_world,
+    layout_of,
+    optimum,
+    tiny_layout,
+    tiny_world,
+    with_probe,
+)
 
 __all__ = [
-    "CopyingStore", "Crashed", "Entry", "Finding", "LAWS", "LawBroken", "MOODS", "Script", "ScriptError", "ScriptedEngine",
-    "Step", "TinyClients", "check", "hand_world", "identical", "layout_of", "meaning", "optimum", "plain", "play", "random_script",
-    "random_scripts", "read", "reloaded", "show", "shrink", "tell", "tiny_layout", "tiny_world", "tiny_worlds", "with_probe",
-]  # fmt: skip
+    "CopyingStore",
+    "Crashed",
+    "Entry",
+    "Finding",
+    "LAWS",
+    "LawBroken",
+    "MOODS",
+    "Script",
+    "ScriptError",
+    "ScriptedEngine",
+    "Step",
+    "TinyClients",
+    "check",
+    "hand_world",
+    "identical",
+    "layout_of",
+    "meaning",
+    "optimum",
+    "plain",
+    "play",
+    "random_script",
+    "random_scripts",
+    "read",
+    "reloaded",
+    "show",
+    "shrink",
+    "tell",
+    "tiny_layout",
+    "tiny_world",
+    "tiny_worlds",
+    "with_probe",
+]

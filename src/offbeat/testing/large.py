@@ -23,8 +23,8 @@ SHAPES = ("up", "down", "to and fro", "one entry", "longer", "still", "trained")
 class LargeClients:
     """Clients that send the longest vectors there may be, this way and that: `local`, extras and memory alike.
 
-    Some stand still or train, so that short vectors meet long ones. What training makes of a model so large may be longer
-    than is admitted: then its direction is sent.
+    Some stand still or train, so that short vectors meet long ones. What training makes of a model so large may be
+    longer than is admitted: then its direction is sent.
     """
 
     clients: TinyClients
@@ -63,7 +63,9 @@ class LargeClients:
 
     def _long(self, length: int, dtype: torch.dtype, job: Job, name: str) -> Tensor:
         """Every entry alike but for its sign."""
-        signs = torch.tensor([1.0 - 2.0 * below(2, job.seed, name, job.client, job.index, i) for i in range(length)], dtype=dtype)
+        signs = torch.tensor(
+            [1.0 - 2.0 * below(2, job.seed, name, job.client, job.index, i) for i in range(length)], dtype=dtype
+        )
         return signs.mul_(0.99 * largest_norm(dtype) / max(1, length) ** 0.5)
 
 
@@ -79,7 +81,11 @@ def not_finite(held: Mapping[str, Any]) -> str | None:
 
 def fields_of(state: Any) -> dict[str, Any]:
     """What a state holds by name, without what comes from `init`."""
-    return {f.name: value for f in fields(state) if not callable(value := getattr(state, f.name)) and not isinstance(value, Layout)}
+    return {
+        f.name: value
+        for f in fields(state)
+        if not callable(value := getattr(state, f.name)) and not isinstance(value, Layout)
+    }
 
 
 def _plain(tree: Any) -> bool:

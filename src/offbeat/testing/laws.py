@@ -1,7 +1,7 @@
 """The laws every strategy keeps: `law(strategy, script, world)` returns or raises LawBroken.
 
-Most only look on while a script is played, and `check` lets them share one play (`observing.py`); the others play it in their
-own way. The first line of a law's docstring is its meaning in words.
+Most only look on while a script is played, and `check` lets them share one play (`observing.py`); the others play it in
+their own way. The first line of a law's docstring is its meaning in words.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class NoBaseFromTheFuture(Observer):
     def answered(self, engine: ScriptedEngine, entry: Entry) -> None:
         event, when = entry.event, f", after: {tell(entry.event)}"
         if isinstance(event, UpdateArrived) and event.base_version > self.known:
-            raise LawBroken(f"an update of base version {event.base_version} arrived when state.version was {self.known}{when}")
+            raise LawBroken(
+                f"an update of base version {event.base_version} arrived when state.version was {self.known}{when}"
+            )
         self.known = engine.state.version
         version = entry.version - sum(isinstance(action, Commit) for action in entry.actions)
         for action in entry.actions:
@@ -209,16 +211,22 @@ class RulesStack(Observer):
             try:
                 stacked = train_stacked(own, group)
             except Exception as error:
-                raise LawBroken(f"the rule {group[0].work.rule!r} cannot take a stack of clients: {reason(error)}") from error
+                raise LawBroken(
+                    f"the rule {group[0].work.rule!r} cannot take a stack of clients: {reason(error)}"
+                ) from error
             for one, job, result in zip(own, group, stacked, strict=True):
                 if (wrong := differs(one(job), result)) is not None:
-                    raise LawBroken(f"the rule {job.work.rule!r} gives client {job.client} another {wrong} in a stack than alone")
+                    raise LawBroken(
+                        f"the rule {job.work.rule!r} gives client {job.client} another {wrong} in a stack than alone"
+                    )
 
 
 # ---------------------------------------------------------------- laws with a play of their own
 
 
-def no_client_leaks(strategy: Strategy, script: Script, world: World | None = None, *, turns: int | None = None) -> None:
+def no_client_leaks(
+    strategy: Strategy, script: Script, world: World | None = None, *, turns: int | None = None
+) -> None:
     """every reachable client is offered work again, whoever was lost, refused, left or joined before"""
     try:
         engine = play(strategy, script, Case(strategy, script, world).world())
@@ -317,4 +325,6 @@ def _serve_everyone(engine: ScriptedEngine, turns: int | None, when: str) -> Non
         for client in sorted(ledger.busy):
             if engine.stopped is None:
                 engine.arrive(client)
-    raise LawBroken(f"{when}, {turns} turns went by in which everybody answered, and clients {waiting} were never sent work")
+    raise LawBroken(
+        f"{when}, {turns} turns went by in which everybody answered, and clients {waiting} were never sent work"
+    )

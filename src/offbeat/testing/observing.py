@@ -1,7 +1,7 @@
 """Laws that only look on: any number of them share one play of a script.
 
-An observer is made for each play. It is told what happens and raises LawBroken; the others go on looking, so that each of
-them finds what it would have found alone.
+An observer is made for each play. It is told what happens and raises LawBroken; the others go on looking, so that each
+of them finds what it would have found alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Case:
 
 
 class Observer:
-    """Looks at one play of a case, in the world that is played. The first line of a law's docstring is its meaning in words."""
+    """Looks at one play of a case, in the world that is played. The first line of a law's docstring is its meaning
+    in words.
+    """
 
     def __init__(self, case: Case, world: World) -> None:
         self.case, self.world = case, world

@@ -75,7 +75,9 @@ def tiny_world(
 
 
 def hand_world(model: Sequence[float], clients: Mapping[int, int], *, statistics: bool = False, seed: int = 0) -> World:
-    """A float64 world for numbers worked by hand: params `w`, and with `statistics` a last buffer and a last counter."""
+    """A float64 world for numbers worked by hand: params `w`, and with `statistics` a last buffer and a last
+    counter.
+    """
     entries: list[tuple[str, tuple[int, ...], Kind]] = [("w", (len(model) - 2 * statistics,), "param")]
     if statistics:
         entries += [("mean", (1,), "buffer"), ("seen", (), "counter")]
@@ -174,7 +176,9 @@ class TinyClients:
         return phase.steps if phase.steps is not None else self.steps * (phase.epochs or 1)
 
     def features(self, job: Job, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Four examples of the client: numbers of its own, moved by the model's first ones; labels go round the classes."""
+        """Four examples of the client: numbers of its own, moved by the model's first ones; labels go round the
+        classes.
+        """
         matrices = [s.shape for s in self.layout.of_kind("param") if len(s.shape) >= 2]
         classes, width = (matrices[-1][0], prod(matrices[-1][1:])) if matrices else (1, 1)
         own = sixteenths(4 * width, vector.dtype, job.seed, "tiny features", job.client).view(4, width)

@@ -1,9 +1,9 @@
 """Clients that are gone: since when, and whose caches are given up after `evict_after` seconds.
 
-A method that keeps a vector for each client keeps it for ever unless `evict_after` is set. Then a client that was lost (a job
-that failed, or an absence) and was not heard of for that long loses it, and counts as one that was never heard. It is looked
-at with the next event of anybody's: nothing is computed in between, and a timer would only keep a run from ending. Who comes
-back in that very event comes too late.
+A method that keeps a vector for each client keeps it for ever unless `evict_after` is set. Then a client that was lost
+(a job that failed, or an absence) and was not heard of for that long loses it, and counts as one that was never heard.
+It is looked at with the next event of anybody's: nothing is computed in between, and a timer would only keep a run from
+ending. Who comes back in that very event comes too late.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Absences:
     since: dict[int, float] = field(default_factory=dict)  # client -> when it was lost; those lost first come first
 
     def hear(self, event: Event, evict_after: float | None, unless: Callable[[int], bool] = _anybody) -> list[int]:
-        """Book the event; whose caches are to be given up now. `unless`: not yet, what it sent last is still to be used."""
+        """Book the event; whose caches are to be given up now. `unless`: not yet, what it sent last is still to be
+        used.
+        """
         if evict_after is None:
             return []
         gone = self._gone(event.now - evict_after, unless)

@@ -1,6 +1,7 @@
 """Rounds that end in an average: what FedAvg, FedProx, FedAvgM and FedAdam share on the server.
 
-The answers of a round are averaged by their examples. That mean is the next model, or a server optimizer is shown the way to it.
+The answers of a round are averaged by their examples. That mean is the next model, or a server optimizer is shown the
+way to it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Averaging:
         return Averaging(model=world.model, version=0, layout=world.layout, clients=world.clients, seed=world.seed)
 
 
-def average(state: Averaging, event: Event, rounds: Rounds, work: LocalWork, optimizer: ServerOptimizer | None = None) -> list[Action]:
+def average(
+    state: Averaging, event: Event, rounds: Rounds, work: LocalWork, optimizer: ServerOptimizer | None = None
+) -> list[Action]:
     """Answer an event; without an optimizer the mean of a round is the next model, to the last bit."""
     turn = rounds.turn(state.rounds, event, state.clients, state.seed)
     actions = turn.actions

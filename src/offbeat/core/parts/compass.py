@@ -17,7 +17,16 @@ from math import floor, inf
 from typing import Literal
 
 from offbeat.core.errors import require
-from offbeat.core.protocol import Action, CancelTimer, ClientLost, ClientReady, Event, SetTimer, TimerFired, UpdateArrived
+from offbeat.core.protocol import (
+    Action,
+    CancelTimer,
+    ClientLost,
+    ClientReady,
+    Event,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+)
 
 Speed = Literal["replace", "average"]
 Create = Literal["expected", "latest"]
@@ -43,7 +52,8 @@ class Schedule:
     speeds: dict[int, float] = field(default_factory=dict)  # S: seconds per step, as measured
     steps: dict[int, int] = field(default_factory=dict)  # Q: what each client was last assigned
     member: dict[int, int] = field(default_factory=dict)  # client -> its group, until it is let go, late or lost
-    groups: dict[int, Group] = field(default_factory=dict)  # open ones, oldest first; a late member's is not here any more
+    # open ones, oldest first; a late member's is not here any more
+    groups: dict[int, Group] = field(default_factory=dict)
     created: int = 0
     free: dict[int, None] = field(default_factory=dict)  # let go by their group, ready, not assigned yet
 
@@ -103,7 +113,9 @@ class Compass:
             case ClientLost(ticket=int()):
                 closed = _lose(schedule, event.client)
                 timers = [] if closed is None else _close(schedule, closed)
-            case TimerFired(key=key) if key.startswith(KEY) and (number := int(key.removeprefix(KEY))) in schedule.groups:
+            case TimerFired(key=key) if (
+                key.startswith(KEY) and (number := int(key.removeprefix(KEY))) in schedule.groups
+            ):
                 closed = number
                 _close(schedule, number)  # its timer is gone already
         ready = fastest_first(schedule, schedule.free)
@@ -158,7 +170,9 @@ class Compass:
         return best, most
 
     def _create(self, schedule: Schedule, s: float, now: float) -> tuple[int, int]:
-        """CREATEGROUP: due when the fastest of an open group could be back from its next q_max steps, to meet it then."""
+        """CREATEGROUP: due when the fastest of an open group could be back from its next q_max steps, to meet it
+        then.
+        """
         q = -1
         for group in schedule.groups.values():
             over = group.expected if self.create == "expected" else group.latest

@@ -1,9 +1,10 @@
 """Server steps on a clock: everything happens at ticks, every `length` seconds, counted from time 0.
 
-A tick is a timer at k * length, so whoever answers exactly then still belongs to it. Clients that answered, came or came
-back wait for the tick and are served there. The timer runs as long as anybody works or waits, and no longer: a run must
-be able to end. Without a length given, it is the low median of the first jobs: they go out at once, and half of them being
-back tells it, since those still out are the longer half. When all began together that is the instant of the first tick.
+A tick is a timer at k * length, so whoever answers exactly then still belongs to it. Clients that answered, came or
+came back wait for the tick and are served there. The timer runs as long as anybody works or waits, and no longer: a run
+must be able to end. Without a length given, it is the low median of the first jobs: they go out at once, and half of
+them being back tells it, since those still out are the longer half. When all began together that is the instant of the
+first tick.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from math import ceil, isfinite
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.core.protocol import Action, CancelTimer, ClientLost, ClientReady, Event, SetTimer, TimerFired, UpdateArrived
+from offbeat.core.protocol import (
+    Action,
+    CancelTimer,
+    ClientLost,
+    ClientReady,
+    Event,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+)
 
 TICK = "epoch"
 AWAY = -1  # "sent" of a report whose client left since: long ago
@@ -35,7 +45,8 @@ class Epochs:
     durations: list[float] = field(default_factory=list)  # of first jobs, until they tell the length
     waiting: dict[int, None] = field(default_factory=dict)  # can take work
     flying: dict[int, int] = field(default_factory=dict)  # client -> tick at which it was sent work
-    reports: dict[int, int] = field(default_factory=dict)  # heard since the last tick -> tick at which it had been sent its work
+    # heard since the last tick -> tick at which it had been sent its work
+    reports: dict[int, int] = field(default_factory=dict)
 
     def hear(self, event: Event) -> bool:
         """Book the event. Is it a tick?"""
@@ -61,7 +72,9 @@ class Epochs:
         return False
 
     def age(self, client: int) -> int | None:
-        """How many epochs a report took (1: it came at the first tick it could come at); None: its client left since."""
+        """How many epochs a report took (1: it came at the first tick it could come at); None: its client left
+        since.
+        """
         sent = self.reports[client]
         return None if sent == AWAY else max(1, (self.tick if self.due is None else self.due) - sent)
 
@@ -99,7 +112,8 @@ class Epochs:
         known, out = len(self.durations), len(self.flying)
         if known == 0 or known < out:
             return
-        self.length = sorted(self.durations)[(known + out + 1) // 2 - 1] or 1.0  # jobs that take no time: any length will do
+        # jobs that take no time: any length will do
+        self.length = sorted(self.durations)[(known + out + 1) // 2 - 1] or 1.0
         self.durations.clear()
         self.tick, self.due = max(1, _tick_from(now, self.length)) - 1, None
         self.passed = self.tick

@@ -1,9 +1,10 @@
 """The nearest vector to v that goes against none of the rows of G: min ||x - v|| with <x, G_i> >= rho ||v|| ||G_i||.
 
-With x = v + G^T z it is the non-negative quadratic program min_z 1/2 z^T GG^T z + z^T b, z >= 0, b_i = <v, G_i> - rho ||v|| ||G_i||.
-Only inner products enter, so both solvers take the Gram matrix of the rows G_1 .. G_n, v (v last) and return z. How long a
-row is makes no difference to x, so rows are scaled to length one first. A row asks for nothing where its dtype cannot tell
-its squared length from zero (tiny / eps: a length of 3e-16 in float32, 1e-146 in float64), however small the others are.
+With x = v + G^T z it is the non-negative quadratic program min_z 1/2 z^T GG^T z + z^T b, z >= 0, b_i = <v, G_i> - rho
+||v|| ||G_i||. Only inner products enter, so both solvers take the Gram matrix of the rows G_1 .. G_n, v (v last) and
+return z. How long a row is makes no difference to x, so rows are scaled to length one first. A row asks for nothing
+where its dtype cannot tell its squared length from zero (tiny / eps: a length of 3e-16 in float32, 1e-146 in float64),
+however small the others are.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1,
 
 
 def gram_of(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
-    """The inner products of these entries of all rows, a block at a time: each row is read once and nothing long is copied."""
+    """The inner products of these entries of all rows, a block at a time: each row is read once and nothing long is
+    copied.
+    """
     gram = rows[0].new_zeros(len(rows), len(rows))
     width = max(1, BLOCK // len(rows))
     for a in range(start, stop, width):
@@ -61,8 +64,8 @@ def _sets(device: torch.device) -> tuple[Tensor, Tensor]:
 def solve_three(gram: Tensor, rho: float = 0.0) -> Tensor:
     """z [..., 3] of Gram matrices [..., 4, 4]: exact, without a branch on values.
 
-    A solution has a support whose rows are independent (along a dependence one could go on to a smaller one), and is then
-    the only stationary point there. So it is the best of the at most 8 such points that are not negative.
+    A solution has a support whose rows are independent (along a dependence one could go on to a smaller one), and is
+    then the only stationary point there. So it is the best of the at most 8 such points that are not negative.
     """
     cosines, scale = _scaled(gram)
     A, b = cosines[..., :-1, :-1], (cosines[..., :-1, -1] - rho) * (scale > 0)
@@ -96,11 +99,12 @@ def solve_three(gram: Tensor, rho: float = 0.0) -> Tensor:
 def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
     """z [n] for any number of rows; None if the solver fails, or if no vector keeps the margin.
 
-    The cosines of rows and v are F^T F, F = [B f]: vectors with the same inner products, in as many dimensions as they span.
-    Without a margin u >= 0 is the non-negative least-squares solution of B u = -f. With one it is Lawson and Hanson's
-    least-distance program: h = rho - B^T f, t >= 0 that of [B; h^T] t = (0, .., 0, 1), u = t / (1 - h^T t). Nothing is
-    inverted, so rows may depend on each other and outnumber their entries. Both need v in the same factor as the rows:
-    products with v read off the Gram matrix leave the range of B^T by their rounding, and then no z is the best.
+    The cosines of rows and v are F^T F, F = [B f]: vectors with the same inner products, in as many dimensions as they
+    span. Without a margin u >= 0 is the non-negative least-squares solution of B u = -f. With one it is Lawson and
+    Hanson's least-distance program: h = rho - B^T f, t >= 0 that of [B; h^T] t = (0, .., 0, 1), u = t / (1 - h^T t).
+    Nothing is inverted, so rows may depend on each other and outnumber their entries. Both need v in the same factor as
+    the rows: products with v read off the Gram matrix leave the range of B^T by their rounding, and then no z is the
+    best.
     """
     from scipy.optimize import nnls  # slow to import, and few methods need it
 

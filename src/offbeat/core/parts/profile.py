@@ -14,7 +14,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from offbeat.core.protocol import Action, CancelTimer, ClientLost, ClientReady, Event, Reject, SetTimer, TimerFired, UpdateArrived
+from offbeat.core.protocol import (
+    Action,
+    CancelTimer,
+    ClientLost,
+    ClientReady,
+    Event,
+    Reject,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+)
 
 DEADLINE = "profile"
 TOLERANCE = 1e-9  # (0.1 + 0.2) / 0.15 is over 2: what is within a ratio on paper is within it here
@@ -88,7 +98,9 @@ def _arrive(profile: Profile, event: UpdateArrived, deadline: float | None) -> P
 
 
 def _expect(profile: Profile, event: ClientReady, deadline: float | None) -> list[Action]:
-    """Wait for this client, unless somebody was heard already: else those who keep coming could put off the end for ever."""
+    """Wait for this client, unless somebody was heard already: else those who keep coming could put off the end for
+    ever.
+    """
     if profile.closed or profile.seconds:
         return []
     profile.expected[event.client] = None
@@ -108,7 +120,9 @@ def _maybe_close(profile: Profile, deadline: float | None, *, counts: bool = Fal
 def _close(profile: Profile, deadline: float | None, *, counts: bool = False) -> Profiled:
     profile.closed = True
     profile.expected.clear()
-    return Profiled(actions=[] if deadline is None else [CancelTimer(DEADLINE)], counts=counts, closes=True, passes=False)
+    return Profiled(
+        actions=[] if deadline is None else [CancelTimer(DEADLINE)], counts=counts, closes=True, passes=False
+    )
 
 
 # ---------------------------------------------------------------- sorting by speed
@@ -139,4 +153,7 @@ def cut_by_ratio(ratio: float, seconds: Mapping[int, float]) -> list[list[int]]:
 
 def nearest(client: int, seconds: Mapping[int, float]) -> int:
     """The other client whose speed is nearest to this one's."""
-    return min((other for other in seconds if other != client), key=lambda other: (abs(seconds[other] - seconds[client]), other))
+    return min(
+        (other for other in seconds if other != client),
+        key=lambda other: (abs(seconds[other] - seconds[client]), other),
+    )

@@ -29,5 +29,7 @@ def with_proximal(work: LocalWork, mu: float) -> LocalWork:
     """The same work with the pull added; mu = 0 adds nothing and costs nothing."""
     if mu == 0:
         return work
-    require(work.rule is None, f"a proximal term of {mu} cannot be added to work that already has the rule {work.rule!r}")
+    require(
+        work.rule is None, f"a proximal term of {mu} cannot be added to work that already has the rule {work.rule!r}"
+    )
     return LocalWork(steps=work.steps, epochs=work.epochs, lr=work.lr, rule=Proximal(mu=mu), extras=work.extras)

@@ -14,7 +14,17 @@ from math import ceil, inf, isfinite
 from offbeat.core.draws import sample
 from offbeat.core.errors import require
 from offbeat.core.parts.selection import check_sample, sample_size
-from offbeat.core.protocol import Action, CancelTimer, ClientLost, ClientReady, Event, Reject, SetTimer, TimerFired, UpdateArrived
+from offbeat.core.protocol import (
+    Action,
+    CancelTimer,
+    ClientLost,
+    ClientReady,
+    Event,
+    Reject,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+)
 
 OPEN, DEADLINE = "round", "deadline"
 

@@ -63,7 +63,10 @@ class Seats:
 
 def check_limit(concurrency: int | None) -> None:
     require_whole(concurrency=concurrency)
-    require(concurrency is None or concurrency >= 1, f"concurrency = {concurrency}: at least 1 client in flight, or none for no limit")
+    require(
+        concurrency is None or concurrency >= 1,
+        f"concurrency = {concurrency}: at least 1 client in flight, or none for no limit",
+    )
 
 
 def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tuple[list[int], list[Action]]:

@@ -63,10 +63,17 @@ class Adam:
 
     def __post_init__(self) -> None:
         require(self.lr > 0 and self.tau > 0, f"server Adam lr = {self.lr}, tau = {self.tau}: both must be positive")
-        require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, f"server Adam beta1 = {self.beta1}, beta2 = {self.beta2}: both lie in [0, 1)")
+        require(
+            0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
+            f"server Adam beta1 = {self.beta1}, beta2 = {self.beta2}: both lie in [0, 1)",
+        )
 
     def step(self, memory: Memory, w: Tensor, d: Tensor) -> Tensor:
-        m = d.mul(1 - self.beta1) if memory.first is None else memory.first.mul(self.beta1).add_(d, alpha=1 - self.beta1)
+        m = (
+            d.mul(1 - self.beta1)
+            if memory.first is None
+            else memory.first.mul(self.beta1).add_(d, alpha=1 - self.beta1)
+        )
         s = d.new_full(d.shape, self.tau**2) if memory.second is None else memory.second
         s = s.mul(self.beta2).addcmul_(d, d, value=1 - self.beta2)
         memory.first, memory.second = m, s

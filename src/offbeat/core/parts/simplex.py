@@ -16,8 +16,8 @@ KEPT = 0.01  # the least eigenvalue kept of a matrix that is not positive semide
 def simplex_minimum(Q: Matrix) -> Matrix | None:
     """argmin a^T Q a with a >= 0, sum a = 1; None if there is none to be found.
 
-    With Q = L^T L let z >= 0 minimise ||L z||^2 + (sum z - 1)^2. Along a ray z = s a the best s leaves q / (1 + q), q = a^T Q a,
-    which grows with q: so the best ray goes through the answer, a = z / sum z.
+    With Q = L^T L let z >= 0 minimise ||L z||^2 + (sum z - 1)^2. Along a ray z = s a the best s leaves q / (1 + q), q =
+    a^T Q a, which grows with q: so the best ray goes through the answer, a = z / sum z.
     """
     from scipy.optimize import nnls  # slow to import, and few methods need it
 

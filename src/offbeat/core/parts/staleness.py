@@ -28,7 +28,9 @@ class Polynomial:
     a: float = 0.5
 
     def __post_init__(self) -> None:
-        require(self.a >= 0, f"polynomial staleness a = {self.a}: must be 0 or more (a negative one would reward staleness)")
+        require(
+            self.a >= 0, f"polynomial staleness a = {self.a}: must be 0 or more (a negative one would reward staleness)"
+        )
 
     def __call__(self, u: int) -> float:
         return float((u + 1) ** -self.a)
@@ -58,7 +60,12 @@ class Exponential:
         return math.exp(-self.a * u)
 
 
-STALENESS: dict[str, type] = {"constant": Constant, "polynomial": Polynomial, "hinge": Hinge, "exponential": Exponential}
+STALENESS: dict[str, type] = {
+    "constant": Constant,
+    "polynomial": Polynomial,
+    "hinge": Hinge,
+    "exponential": Exponential,
+}
 
 
 def as_staleness(value: Staleness | str) -> Staleness:

@@ -13,7 +13,9 @@ ClientWeight = Literal["examples", "equal"]
 
 
 def check_weight(client_weight: str | None) -> None:
-    require(client_weight in (None, "examples", "equal"), f"client_weight = {client_weight!r}: 'examples', 'equal' or None")
+    require(
+        client_weight in (None, "examples", "equal"), f"client_weight = {client_weight!r}: 'examples', 'equal' or None"
+    )
 
 
 @dataclass(slots=True)

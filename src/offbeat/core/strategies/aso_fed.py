@@ -1,22 +1,29 @@
 """
-Paper:    Chen, Ning, Slawski, Rangwala, "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data", IEEE Big Data 2020.
+Paper:    Chen, Ning, Slawski, Rangwala, "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data",
+          IEEE Big Data 2020.
 Follows:  Algorithm 2; eq. (4) server step, (5)-(6) feature learning, (7)-(10) local update, (11) dynamic step size.
-Notation: w -> state.w; w_k^t -> base; w_k^(t+1) -> local; n'_k, N' -> census; grad s_k -> g; grad s_k^pre, v_k -> vprev; h_k^pre -> h;
-          grad zeta_k -> zeta; lambda -> lam; beta -> beta; eta-bar -> lr; r_k -> multiplier; d_k -> seconds; alpha_(1), w_(1) -> alpha, a.
-Deviates: 1. eq. (6) shrinks the first layer at every step until nothing is left of it. feature="view" (default) never writes it back:
-             the server sums updates in raw weights w, and only the copy it commits and sends is attended, each row keeping its norm.
-             The first jobs are sent that view of the initial model too; version 0, which is evaluated, is the initial model as it was
-             given. feature="literal" writes back as printed, after each server step. A model without a matrix is left alone.
-          2. eqs. (8)-(9) and Algorithm 2 disagree about the order of h: h_order="eq" refreshes h before it is used. In the order of
-             "alg2" and with a small beta zeta is g_r - g_(r-1) + g_(r-2), which bears a third of plain SGD's largest rate.
-          3. "previous gradients" are those of the previous local step; they outlive the job. w_k^t is the download, so the proximal
-             term acts from the second local step on.
-          4. the paper says neither log of what nor when durations count: natural log of seconds, dispatch to accepted arrival, the
-             mean over all of a client's completed jobs; 1 before the first.
-          5. the paper prints "element [i, j] in column [j]" but sums over j: axis=1, attention over the inputs of a unit.
-          6. data grows (scenario/streaming) by a share of the client's own data at each of its jobs; the paper counts server iterations.
+Notation: w -> state.w; w_k^t -> base; w_k^(t+1) -> local; n'_k, N' -> census; grad s_k -> g; grad s_k^pre, v_k ->
+          vprev; h_k^pre -> h; grad zeta_k -> zeta; lambda -> lam; beta -> beta; eta-bar -> lr; r_k -> multiplier; d_k
+          -> seconds; alpha_(1), w_(1) -> alpha, a.
+Deviates: 1. eq. (6) shrinks the first layer at every step until nothing is left of it. feature="view" (default) never
+             writes it back: the server sums updates in raw weights w, and only the copy it commits and sends is
+             attended, each row keeping its norm. The first jobs are sent that view of the initial model too; version 0,
+             which is evaluated, is the initial model as it was given. feature="literal" writes back as printed, after
+             each server step. A model without a matrix is left alone.
+          2. eqs. (8)-(9) and Algorithm 2 disagree about the order of h: h_order="eq" refreshes h before it is used. In
+             the order of "alg2" and with a small beta zeta is g_r - g_(r-1) + g_(r-2), which bears a third of plain
+             SGD's largest rate.
+          3. "previous gradients" are those of the previous local step; they outlive the job. w_k^t is the download, so
+             the proximal term acts from the second local step on.
+          4. the paper says neither log of what nor when durations count: natural log of seconds, dispatch to accepted
+             arrival, the mean over all of a client's completed jobs; 1 before the first.
+          5. the paper prints "element [i, j] in column [j]" but sums over j: axis=1, attention over the inputs of a
+             unit.
+          6. data grows (scenario/streaming) by a share of the client's own data at each of its jobs; the paper counts
+             server iterations.
           7. epochs and batch are the experiment's (the paper: 2 epochs), the optimizer is meant to be plain SGD.
-Checked:  tests/strategies/test_aso_fed.py (hand-worked), the laws; beta = lam = 0 without feature and dynamic step is weighted async SGD.
+Checked:  tests/strategies/test_aso_fed.py (hand-worked), the laws; beta = lam = 0 without feature and dynamic step is
+          weighted async SGD.
 """
 
 from __future__ import annotations
@@ -47,7 +54,7 @@ from offbeat.core.protocol import (
     Note,
     UpdateArrived,
     World,
-)  # fmt: skip
+)
 from offbeat.core.vector import Layout, Slice
 
 Feature = Literal["view", "literal", "off"]
@@ -60,7 +67,9 @@ Carry = tuple[Tensor, Tensor]  # (vprev, h)
 
 @dataclass(frozen=True)
 class DecayedGradients(LocalRule):
-    """Descend the surrogate s = f + (lam / 2) ||w - start||^2 along its gradient, balanced with decayed previous ones."""
+    """Descend the surrogate s = f + (lam / 2) ||w - start||^2 along its gradient, balanced with decayed previous
+    ones.
+    """
 
     memory: ClassVar[tuple[str, ...]] = ("vprev", "h")
     beta: float
@@ -92,7 +101,9 @@ def first_layer(layout: Layout) -> Slice | None:
 
 
 def attend(a: Tensor, axis: int, keep_norm: bool) -> Tensor:
-    """The matrix with each entry weighted by attention along `axis`; `keep_norm`: every row (column) as long as before."""
+    """The matrix with each entry weighted by attention along `axis`; `keep_norm`: every row (column) as long as
+    before.
+    """
     alpha = torch.softmax(a.abs(), dim=axis)  # alpha_ij = exp|a_ij| / sum_j exp|a_ij|
     new = alpha * a  # a_ij = alpha_ij * a_ij
     if not keep_norm:
@@ -146,7 +157,10 @@ class AsoFed:
         require(self.feature in ("view", "literal", "off"), f"feature = {self.feature!r}: 'view', 'literal' or 'off'")
         require(self.h_order in ("eq", "alg2"), f"h_order = {self.h_order!r}: 'eq' or 'alg2'")
         require(self.axis in (0, 1), f"axis = {self.axis}: 1 (the inputs of a unit) or 0 (the units of an input)")
-        require(self.work.lr is None, f"work.lr = {self.work.lr}: ASO-Fed sets the rate of each job from its own lr, leave this out")
+        require(
+            self.work.lr is None,
+            f"work.lr = {self.work.lr}: ASO-Fed sets the rate of each job from its own lr, leave this out",
+        )
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: ASO-Fed has a rule of its own")
         check_limit(self.concurrency)
 

@@ -1,15 +1,20 @@
 """
-Paper:    Wang et al., "Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update Calibration", ICLR 2024.
+Paper:    Wang et al., "Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update
+          Calibration", ICLR 2024.
 Follows:  the server of CA2FL (the paper's name for it), in ascent form. The client half is plain.
-Notation: K (M elsewhere) -> k; eta -> lr; N -> all clients known so far; h_t^i -> state.caches; h_t -> state.h; Delta_t^i -> delta;
-          v_t -> v.
-Deviates: 1. neither the paper's text nor its code was at hand; the rule is read off FLGo's port and off what others say of it.
-          2. h_i is replaced when the upload arrives, so a client's second upload within one buffer is compared with its first (as FLGo).
-          3. h is what the caches were at the last step, over the clients known then. Who was never heard counts as 0 in it. The caches of
-             the lost are kept, or given up after evict_after seconds: h_i = 0 from then on, and in h from the next step on.
+Notation: K (M elsewhere) -> k; eta -> lr; N -> all clients known so far; h_t^i -> state.caches; h_t -> state.h;
+          Delta_t^i -> delta; v_t -> v.
+Deviates: 1. neither the paper's text nor its code was at hand; the rule is read off FLGo's port and off what others say
+             of it.
+          2. h_i is replaced when the upload arrives, so a client's second upload within one buffer is compared with its
+             first (as FLGo).
+          3. h is what the caches were at the last step, over the clients known then. Who was never heard counts as 0 in
+             it. The caches of the lost are kept, or given up after evict_after seconds: h_i = 0 from then on, and in h
+             from the next step on.
           4. k=10 as in FedBuff; FLGo takes a tenth of the clients. The paper tunes eta; 1 is FLGo's.
           5. statistics are the mean of the buffer's: they have no cache.
-Checked:  tests/strategies/test_ca2fl.py (hand-worked), the laws, FedBuff without discount while every buffer holds everybody once.
+Checked:  tests/strategies/test_ca2fl.py (hand-worked), the laws, FedBuff without discount while every buffer holds
+          everybody once.
 """
 
 from __future__ import annotations
@@ -67,7 +72,12 @@ class CA2FL:
 
     def init(self, world: World) -> State:
         return State(
-            model=world.model, version=0, layout=world.layout, seed=world.seed, clients=world.clients, caches=world.store("deltas")
+            model=world.model,
+            version=0,
+            layout=world.layout,
+            seed=world.seed,
+            clients=world.clients,
+            caches=world.store("deltas"),
         )
 
     def on_event(self, state: State, event: Event) -> list[Action]:
@@ -86,7 +96,8 @@ class CA2FL:
     def _collect(self, state: State, event: UpdateArrived) -> Action:
         client = event.client
         delta = torch.sub(event.local, event.base)  # Delta_i
-        h_i = state.caches.get(client)  # read once, for the residual and for the sum: a store may lie on disk, so not RunningSum.put
+        # read once, for the residual and for the sum: a store may lie on disk, so not RunningSum.put
+        h_i = state.caches.get(client)
         residual = delta if h_i is None else delta - h_i
         if h_i is not None:
             state.total.remove(h_i)
@@ -108,7 +119,13 @@ class CA2FL:
         model = torch.add(state.model, v, alpha=self.lr)  # w := w + eta v_t
         buffer.statistics.write(state.layout, model, state.model)
         N = len(state.clients) + len(state.newcomers)
-        note = Note({"h": 0.0 if state.h is None else _norm(state, state.h), "v": _norm(state, v), "cached": state.total.count / N})
+        note = Note(
+            {
+                "h": 0.0 if state.h is None else _norm(state, state.h),
+                "v": _norm(state, v),
+                "cached": state.total.count / N,
+            }
+        )
         state.h = state.total.total / N  # h_{t+1} = 1/N sum_i h_i
         state.model = model
         state.version += 1

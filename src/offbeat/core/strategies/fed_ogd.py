@@ -1,19 +1,25 @@
 """
-Paper:    Li, Shen, Liu, Ding, Shen, "Fed-OGD: Mitigating Straggler Effects in Federated Learning via Orthogonal Gradient Descent",
-          IEEE Transactions on Computers 2025.
-Follows:  Algorithm 1; eq. 3 (bases), eq. 4 (conditional projection), the membership example and the privacy variant of III-B.
-Notation: eta_l -> lr_local; eta_g -> lr_global; Delta w_k -> G, kept in state.caches; M_i, b_i -> state.active, b_act and b_str (the
-          paper swaps its indices); K -> n, all clients known so far; t -> state.epochs.tick.
-Deviates: 1. G = (base - local) / eta_l: with the printed sign the server would ascend, and eq. 4 would project where both sides agree.
+Paper:    Li, Shen, Liu, Ding, Shen, "Fed-OGD: Mitigating Straggler Effects in Federated Learning via Orthogonal
+          Gradient Descent", IEEE Transactions on Computers 2025.
+Follows:  Algorithm 1; eq. 3 (bases), eq. 4 (conditional projection), the membership example and the privacy variant of
+          III-B.
+Notation: eta_l -> lr_local; eta_g -> lr_global; Delta w_k -> G, kept in state.caches; M_i, b_i -> state.active, b_act
+          and b_str (the paper swaps its indices); K -> n, all clients known so far; t -> state.epochs.tick.
+Deviates: 1. G = (base - local) / eta_l: with the printed sign the server would ascend, and eq. 4 would project where
+             both sides agree.
           2. the step is the mean over all n caches, as in the proof; combine="sum_of_means" is the printed b_1 + b_2.
-          3. an epoch is a length of time (see parts.epochs): reports wait for its end. Without any, the step on the caches is repeated.
-             epoch=None: the low median of the first jobs, known as soon as half of them are back.
-          4. active: the last report took at most one epoch, and nothing was missed, lost or left since. All others are stragglers.
-             Caches of the lost are kept, or given up after evict_after seconds: a cache that does not exist counts as 0.
+          3. an epoch is a length of time (see parts.epochs): reports wait for its end. Without any, the step on the
+             caches is repeated. epoch=None: the low median of the first jobs, known as soon as half of them are back.
+          4. active: the last report took at most one epoch, and nothing was missed, lost or left since. All others are
+             stragglers. Caches of the lost are kept, or given up after evict_after seconds: a cache that does not exist
+             counts as 0.
           5. a group without caches has basis 0, on which nothing is projected (the official code crashes).
-          6. upload="difference" divides by |M_i|, which the paper forgets, and fixes the groups. First uploads are whole gradients.
-          7. statistics: the mean of the caches that exist; with differences the reporters' mean, mixed in by their share of all heard.
-          8. the official code projects always, and on no basis at all; project="always" is the ablation "traditional OGD".
+          6. upload="difference" divides by |M_i|, which the paper forgets, and fixes the groups. First uploads are
+             whole gradients.
+          7. statistics: the mean of the caches that exist; with differences the reporters' mean, mixed in by their
+             share of all heard.
+          8. the official code projects always, and on no basis at all; project="always" is the ablation "traditional
+             OGD".
 Checked:  tests/strategies/test_fed_ogd.py (spec vectors, every variant, zero bases reduce to MIFA's cache), the laws.
 """
 
@@ -69,8 +75,8 @@ class Carry(NamedTuple):
 class Orthogonal(LocalRule):
     """Every gradient, one vector over the whole model, loses what points against the basis.
 
-    Uploaded beside the model, and noted: the mean over the job's steps of <g, b> / ||b||, how far gradients point along the
-    basis (Figure 6c and f), and of what was taken away of it.
+    Uploaded beside the model, and noted: the mean over the job's steps of <g, b> / ||b||, how far gradients point along
+    the basis (Figure 6c and f), and of what was taken away of it.
     """
 
     always: bool = False  # lose any component along it: "traditional OGD"
@@ -110,7 +116,8 @@ class OrthogonalDifference(Orthogonal):
         G = (job.start - job.layout.trainable(local)) / job.lr
         sent = job.start - job.lr * (G - previous)
         local.copy_(job.layout.with_trainable(local, sent))  # in place: what the client trained must not leave it
-        # not G itself: what rounding took from this upload is made up for by the next one, so it cannot pile up in the server's sum
+        # not G itself: what rounding took from this upload is made up for by the next one, so it cannot pile up in the
+        # server's sum
         extras, _ = super().end(job, local, carry)
         return extras, {"previous": previous + (job.start - sent) / job.lr}
 
@@ -161,12 +168,20 @@ class FedOGD:
         require(self.project in ("conflict", "always"), f"project = {self.project!r}: 'conflict' or 'always'")
         require(self.combine in ("mean", "sum_of_means"), f"combine = {self.combine!r}: 'mean' or 'sum_of_means'")
         require(self.upload in ("gradient", "difference"), f"upload = {self.upload!r}: 'gradient' or 'difference'")
-        require(self.cache or self.upload == "gradient", "upload = 'difference' adds to running means: it needs cache = True")
+        require(
+            self.cache or self.upload == "gradient",
+            "upload = 'difference' adds to running means: it needs cache = True",
+        )
         check_evict(self.evict_after)
-        wrong = f"evict_after = {self.evict_after}: the server has caches only with cache = True and upload = 'gradient'"
+        wrong = (
+            f"evict_after = {self.evict_after}: the server has caches only with cache = True and upload = 'gradient'"
+        )
         require(self.evict_after is None or (self.cache and self.upload == "gradient"), wrong)
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: fed_ogd's clients have a rule of their own")
-        wrong = f"work.lr = {self.work.lr}: clients train with lr_local = {self.lr_local}, since G = (base - local) / lr_local"
+        wrong = (
+            f"work.lr = {self.work.lr}: clients train with lr_local = {self.lr_local}, since G = (base - local) "
+            "/ lr_local"
+        )
         require(self.work.lr in (None, self.lr_local), wrong)
         check_limit(self.concurrency)
 
@@ -177,9 +192,14 @@ class FedOGD:
 
     def init(self, world: World) -> State:
         return State(
-            model=world.model, version=0, layout=world.layout, seed=world.seed, clients=world.clients,
-            caches=world.store("gradients"), epochs=Epochs(self.epoch or 0.0),
-        )  # fmt: skip
+            model=world.model,
+            version=0,
+            layout=world.layout,
+            seed=world.seed,
+            clients=world.clients,
+            caches=world.store("gradients"),
+            epochs=Epochs(self.epoch or 0.0),
+        )
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
@@ -255,7 +275,9 @@ class FedOGD:
     def _serve(self, state: State, b_act: Tensor, b_str: Tensor) -> list[Action]:
         to_active, to_straggler = (replace(self._work, extras={"basis": b}) for b in (b_str, b_act))
         chosen = state.epochs.serve(self.concurrency, state.seed)
-        return [Dispatch(client, state.model, to_active if state.active.get(client) else to_straggler) for client in chosen]
+        return [
+            Dispatch(client, state.model, to_active if state.active.get(client) else to_straggler) for client in chosen
+        ]
 
     def _basis(self, state: State, running: RunningSum, n: int) -> Tensor:
         if running.total is None:
@@ -266,7 +288,8 @@ class FedOGD:
         step: Tensor | None = None
         for running, members in ((state.sum_act, n_act), (state.sum_str, n_str)):
             if running.total is not None:
-                part = running.total / (n_act + n_str if self.combine == "mean" else members)  # 1/n sum_k G_k, or b_act + b_str
+                # 1/n sum_k G_k, or b_act + b_str
+                part = running.total / (n_act + n_str if self.combine == "mean" else members)
                 step = part if step is None else step.add_(part)
         if step is None:
             return []  # nothing was reported yet, or without caches, in this epoch

@@ -2,8 +2,8 @@
 Paper:    Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive Federated Optimization", ICLR 2021.
 Follows:  FedAdam of Algorithm 2 (FedOpt).
 Notation: eta -> lr; beta_1, beta_2, tau -> beta1, beta2, tau; Delta_t -> d; m_t, v_t -> memory.first, memory.second.
-Deviates: 1. the paper was not at hand. v_0 = tau^2 is APPFL's (any start of at least tau^2 is allowed), no bias is corrected, and v is
-             made of d, not of m. Defaults are those of APPFL's example.
+Deviates: 1. the paper was not at hand. v_0 = tau^2 is APPFL's (any start of at least tau^2 is allowed), no bias is
+             corrected, and v is made of d, not of m. Defaults are those of APPFL's example.
           2. answers are weighted by examples, as in FedAvg.
           3. a round that nobody answered changes nothing: m and v do not decay.
           4. statistics are averaged, never adapted.
@@ -49,5 +49,6 @@ class FedAdam:
         return Averaging.of(world)
 
     def on_event(self, state: Averaging, event: Event) -> list[Action]:
-        # d = sum_k n_k w_k / sum_k n_k - w; m := beta1 m + (1 - beta1) d; v := beta2 v + (1 - beta2) d^2; w := w + lr m / (sqrt v + tau)
+        # d = sum_k n_k w_k / sum_k n_k - w; m := beta1 m + (1 - beta1) d; v := beta2 v + (1 - beta2) d^2; w := w + lr m
+        # / (sqrt v + tau)
         return average(state, event, self._rounds(), self.work, self._adam())

@@ -2,12 +2,16 @@
 Paper:    Xie, Koyejo, Gupta, "Asynchronous Federated Optimization", OPT 2020.
 Follows:  Algorithm 1 (mixing), the staleness functions of section 5.2.
 Notation: alpha -> alpha; s(t - tau) -> staleness(u); rho -> rho; x_new -> local; x_{t-1} -> state.model.
-Deviates: 1. u counts versions between dispatch and arrival, so a fresh update has weight alpha (the paper's t - tau is u + 1).
-          2. mode="delta" is not in the paper: w + alpha_t p_k (local - base), what APPFL and FedCompass's baseline call FedAsync.
+Deviates: 1. u counts versions between dispatch and arrival, so a fresh update has weight alpha (the paper's t - tau is
+             u + 1).
+          2. mode="delta" is not in the paper: w + alpha_t p_k (local - base), what APPFL and FedCompass's baseline call
+             FedAsync.
           3. updates arriving at one instant are mixed one by one, by client id; FLGo averages them.
-          4. statistics="replace" is APPFL's too, in the delta form: omega = 1 instead of alpha_t p_k, the server has the last client's.
+          4. statistics="replace" is APPFL's too, in the delta form: omega = 1 instead of alpha_t p_k, the server has
+             the last client's.
           5. no server-side limit on staleness by default (max_staleness rejects).
-Checked:  tests/strategies/test_fedasync.py (hand-worked), the laws, FedBuff(k=1) reduces to mode="delta" while nothing is stale.
+Checked:  tests/strategies/test_fedasync.py (hand-worked), the laws, FedBuff(k=1) reduces to mode="delta" while nothing
+          is stale.
 """
 
 from __future__ import annotations
@@ -49,7 +53,8 @@ class FedAsync:
     staleness: Staleness | str = Polynomial(a=0.5)
     mode: Literal["mix", "delta"] = "mix"
     client_weight: ClientWeight | None = None  # p_k, in mode="delta"
-    statistics: Statistics = "mix"  # of BatchNorm, in mode="delta": mixed in with alpha_t p_k, or replaced by the client's
+    # of BatchNorm, in mode="delta": mixed in with alpha_t p_k, or replaced by the client's
+    statistics: Statistics = "mix"
     rho: float = 0.005  # the client's proximal pull
     max_staleness: int | None = None
     concurrency: int | None = None
@@ -60,9 +65,14 @@ class FedAsync:
         require(self.mode in ("mix", "delta"), f"mode = {self.mode!r}: 'mix' or 'delta'")
         require(self.mode == "delta" or self.client_weight is None, "client_weight counts only with mode='delta'")
         check_statistics(self.statistics)
-        only = f"statistics = {self.statistics!r} counts only with mode='delta': where the client's model is mixed in, so are they"
+        only = (
+            f"statistics = {self.statistics!r} counts only with mode='delta': where the client's model is mixed "
+            "in, so are they"
+        )
         require(self.mode == "delta" or self.statistics == "mix", only)
-        require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
+        require(
+            self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more"
+        )
         check_weight(self.client_weight)
         check_limit(self.concurrency)
         object.__setattr__(self, "staleness", as_staleness(self.staleness))

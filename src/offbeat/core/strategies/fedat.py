@@ -1,17 +1,22 @@
 """
-Paper:    Chai et al., "FedAT: A High-Performance and Communication-Efficient Federated Learning System with Asynchronous Tiers", SC 2021.
+Paper:    Chai et al., "FedAT: A High-Performance and Communication-Efficient Federated Learning System with
+          Asynchronous Tiers", SC 2021.
 Follows:  the training of the tiers and the cross-tier weighted aggregation; without the compression of what is sent.
-Notation: M -> len(state.tiers), fastest first; w^(m) -> tier.model; T_m -> tier.count; lambda -> lam; w_0 -> the model after profiling.
-Deviates: 1. neither paper nor code was at hand: the rule is taken from descriptions of it, the weights literally. A tier weighs as often
-             as its mirror image was updated: after the very first update, unless the middle tier made it, w is still w_0. smooth=1 adds 1
-             to every count.
-          2. speeds are measured (parts.profile): first jobs are one FedAvg round, then tiers are cut. Tier models begin with its result.
-          3. tiers are of about equal size, or with `ratio` as few as keep speeds within that ratio inside a tier (FedCompass's setting).
-          4. a newcomer joins the tier of the client nearest in speed. A tier without members does not exist; one whose members are
-             gone keeps its model.
-          5. retier: every so many tier rounds tiers are cut anew by mean durations. The m-th keeps model and count of the m-th; where their
-             number changes, of the one at the same place in between. Jobs under way still count in the round they were sent out for; the
-             open round of a tier that is dropped goes on in the tier that has most of its members now, its deadline from the cut on.
+Notation: M -> len(state.tiers), fastest first; w^(m) -> tier.model; T_m -> tier.count; lambda -> lam; w_0 -> the model
+          after profiling.
+Deviates: 1. neither paper nor code was at hand: the rule is taken from descriptions of it, the weights literally. A
+             tier weighs as often as its mirror image was updated: after the very first update, unless the middle tier
+             made it, w is still w_0. smooth=1 adds 1 to every count.
+          2. speeds are measured (parts.profile): first jobs are one FedAvg round, then tiers are cut. Tier models begin
+             with its result.
+          3. tiers are of about equal size, or with `ratio` as few as keep speeds within that ratio inside a tier
+             (FedCompass's setting).
+          4. a newcomer joins the tier of the client nearest in speed. A tier without members does not exist; one whose
+             members are gone keeps its model.
+          5. retier: every so many tier rounds tiers are cut anew by mean durations. The m-th keeps model and count of
+             the m-th; where their number changes, of the one at the same place in between. Jobs under way still count
+             in the round they were sent out for; the open round of a tier that is dropped goes on in the tier that has
+             most of its members now, its deadline from the cut on.
           6. a tier round in which nobody answers changes nothing. deadline holds for tier rounds and for profiling.
 Checked:  tests/strategies/test_fedat.py (hand-worked), the laws, one tier reduces to FedAvg.
 """
@@ -31,7 +36,19 @@ from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, cut_by_ratio, cut_into, nearest, profile_turn
 from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds
-from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, Event, LocalWork, Note, SetTimer, TimerFired, UpdateArrived, World
+from offbeat.core.protocol import (
+    Action,
+    CancelTimer,
+    Commit,
+    Dispatch,
+    Event,
+    LocalWork,
+    Note,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+    World,
+)
 from offbeat.core.vector import Layout
 
 TIERS = 5
@@ -89,7 +106,8 @@ class FedAT:
         require_whole(tiers=self.tiers, retier=self.retier)
         require(self.tiers is None or self.tiers >= 1, f"tiers = {self.tiers}: at least 1 tier")
         require(
-            self.ratio is None or 1 <= self.ratio < float("inf"), f"ratio = {self.ratio}: slowest / fastest, a finite factor of 1 or more"
+            self.ratio is None or 1 <= self.ratio < float("inf"),
+            f"ratio = {self.ratio}: slowest / fastest, a finite factor of 1 or more",
         )
         one = self.tiers is not None if self.ratio is None else self.tiers in (None, TIERS)
         require(one, f"tiers = {self.tiers}, ratio = {self.ratio}: give one of the two")
@@ -198,7 +216,8 @@ class FedAT:
         left = {tier.number: tier for tier in old}
         state.tiers = []
         for j in range(len(groups)):
-            source = old[(2 * j + 1) * len(old) // (2 * len(groups))]  # the middle of the j-th of M' lies in its share of M
+            # the middle of the j-th of M' lies in its share of M
+            source = old[(2 * j + 1) * len(old) // (2 * len(groups))]
             again = left.pop(source.number, None) is None
             state.tiers.append(self._tier(state, source.model, source.count) if again else source)
         self._settle(state, groups, idle)
@@ -206,7 +225,9 @@ class FedAT:
         return [self._spread(state), *actions, *self._open_soon(state, now)]
 
     def _hand_over(self, state: State, tier: Tier, now: float) -> list[Action]:
-        """A tier is dropped: what its open round has heard, and whom it waits for, count where most of its members are now."""
+        """A tier is dropped: what its open round has heard, and whom it waits for, count where most of its members
+        are now.
+        """
         if not tier.rounds.is_open:
             return []
         cancelled: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + tier.key)]

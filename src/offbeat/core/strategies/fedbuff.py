@@ -2,7 +2,8 @@
 Paper:    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
 Follows:  Algorithm 1 (server), staleness scaling of section 5.
 Notation: K -> k; eta_g -> lr; Delta -> -delta (the paper subtracts base - local); s(tau) -> staleness(u).
-Deviates: 1. the buffer is divided by K, not by the sum of the staleness weights (as the paper; FLSim leaves the sum to lr).
+Deviates: 1. the buffer is divided by K, not by the sum of the staleness weights (as the paper; FLSim leaves the sum to
+             lr).
           2. client_weight is not in the paper: lr * sum of s(u) p_k delta, not divided by K, as APPFL ships it.
           3. exclude_buffered is FLGo's: a client whose update waits in the buffer is not served until the step. When
              nobody else can answer any more, the step is taken with what is there, or the run would stand still.
@@ -56,7 +57,9 @@ class FedBuff:
         require_whole(k=self.k, max_staleness=self.max_staleness)
         require(self.k >= 1, f"k = {self.k}: the buffer holds at least 1 update")
         require(self.lr > 0 and isfinite(self.lr), f"lr = {self.lr}: must be positive and finite")
-        require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
+        require(
+            self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more"
+        )
         check_weight(self.client_weight)
         check_limit(self.concurrency)
         object.__setattr__(self, "staleness", as_staleness(self.staleness))

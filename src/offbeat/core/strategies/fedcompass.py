@@ -1,25 +1,33 @@
 """
-Paper:    Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices Using a Computing
-          Power-Aware Scheduler", ICLR 2024.
-Follows:  Algorithm 1 (server and client), Algorithm 3 (GROUPAGGREGATE); Algorithm 2 (ASSIGNGROUP) is parts.compass. +M and +N
-          (server momentum, normalised steps) are named in section 3 and follow the authors' code.
-Notation: Q_min, Q_max -> q_min, q_max; lambda -> latest; st(u) = alpha (u + 1)^-a -> alpha, a; p_i -> weights; mu -> mu;
-          tau_g -> version; C[i].tau -> base_version; Delta_i -> -delta; G[g] -> schedule.groups; Delta-bar_g, Delta-bar -> piles, general.
-Deviates: 1. a late client is not put among the arrived (Algorithm 1, line 14 does), or its group could dispatch it twice.
-          2. a group is over before its members are assigned again (the paper deletes it after): nobody can join it any more.
+Paper:    Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices Using a
+          Computing Power-Aware Scheduler", ICLR 2024.
+Follows:  Algorithm 1 (server and client), Algorithm 3 (GROUPAGGREGATE); Algorithm 2 (ASSIGNGROUP) is parts.compass. +M
+          and +N (server momentum, normalised steps) are named in section 3 and follow the authors' code.
+Notation: Q_min, Q_max -> q_min, q_max; lambda -> latest; st(u) = alpha (u + 1)^-a -> alpha, a; p_i -> weights; mu ->
+          mu; tau_g -> version; C[i].tau -> base_version; Delta_i -> -delta; G[g] -> schedule.groups; Delta-bar_g,
+          Delta-bar -> piles, general.
+Deviates: 1. a late client is not put among the arrived (Algorithm 1, line 14 does), or its group could dispatch it
+             twice.
+          2. a group is over before its members are assigned again (the paper deletes it after): nobody can join it any
+             more.
           3. a timer that finds no update in its group changes nothing; the general buffer waits for the next group.
-          4. not in the paper: a lost member is waited for no longer; the update of one that leaves while it waits still counts.
-          5. floor and the late test allow 1e-9 for rounding. S is the whole time of a job, transfers included, over the steps assigned.
-          6. statistics: the mean over group and general buffer, weighted like the deltas (st p), mixed in with omega = the sum of those
-             weights, at most 1, so that a group of one is FedAsync's delta form here too. statistics="replace" is the authors': a first
-             arrival's replace the server's, a group's and the general buffer's are a plain mean (of counters still the maximum).
-          7. flush_on_stop (off by default) ends a run with one last group of all that waits. The authors' update_all is that without the
-             general buffer, which is lost there. concurrency and max_staleness are ours.
-          8. members of a group that is over are assigned together, when its last arriver is ready: fastest first, the last included.
-          9. the authors' code differs from the paper: speed="average", weights="equal", create="latest", discount="aggregation".
-Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/core/test_compass.py (properties of the schedule), the
-          laws; q_min = q_max reduces to FedAsync's delta form. Appendix B's bound on groups is exceeded once speeds spread wider
-          than steps (docs/strategies/fedcompass.md).
+          4. not in the paper: a lost member is waited for no longer; the update of one that leaves while it waits still
+             counts.
+          5. floor and the late test allow 1e-9 for rounding. S is the whole time of a job, transfers included, over the
+             steps assigned.
+          6. statistics: the mean over group and general buffer, weighted like the deltas (st p), mixed in with omega =
+             the sum of those weights, at most 1, so that a group of one is FedAsync's delta form here too.
+             statistics="replace" is the authors': a first arrival's replace the server's, a group's and the general
+             buffer's are a plain mean (of counters still the maximum).
+          7. flush_on_stop (off by default) ends a run with one last group of all that waits. The authors' update_all is
+             that without the general buffer, which is lost there. concurrency and max_staleness are ours.
+          8. members of a group that is over are assigned together, when its last arriver is ready: fastest first, the
+             last included.
+          9. the authors' code differs from the paper: speed="average", weights="equal", create="latest",
+             discount="aggregation".
+Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/core/test_compass.py (properties of
+          the schedule), the laws; q_min = q_max reduces to FedAsync's delta form. Appendix B's bound on groups is
+          exceeded once speeds spread wider than steps (docs/strategies/fedcompass.md).
 """
 
 from __future__ import annotations
@@ -41,7 +49,18 @@ from offbeat.core.parts.server_opt import Memory, Momentum, Plain
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.parts.statistics import Contributions, Statistics, check_statistics
 from offbeat.core.parts.weights import Census, ClientWeight
-from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, LocalWork, Note, Reject, UpdateArrived, World
+from offbeat.core.protocol import (
+    Action,
+    ClientReady,
+    Commit,
+    Dispatch,
+    Event,
+    LocalWork,
+    Note,
+    Reject,
+    UpdateArrived,
+    World,
+)
 from offbeat.core.vector import Layout
 
 
@@ -83,9 +102,12 @@ class FedCompass:
     normalized: bool = False  # +N
     weights: ClientWeight = "examples"  # p_i = n_i / n, or 1 / m
     speed: Speed = "replace"  # "average": 0.1 old + 0.9 new, as in the authors' code
-    create: Create = "expected"  # a new group follows the T_a of an open one; "latest": its T_max, as in the authors' code
-    discount: Literal["arrival", "aggregation"] = "arrival"  # when st(u) is taken; the authors' newer code: at aggregation
-    statistics: Statistics = "mix"  # of BatchNorm: with the weights of the deltas; "replace": by the contributors' plain mean
+    # a new group follows the T_a of an open one; "latest": its T_max, as in the authors' code
+    create: Create = "expected"
+    # when st(u) is taken; the authors' newer code: at aggregation
+    discount: Literal["arrival", "aggregation"] = "arrival"
+    # of BatchNorm: with the weights of the deltas; "replace": by the contributors' plain mean
+    statistics: Statistics = "mix"
     flush_on_stop: bool = False  # apply what waits in buffers when the run ends
     max_staleness: int | None = None
     concurrency: int | None = None  # without a seat a client is in no group
@@ -96,8 +118,12 @@ class FedCompass:
         require(self.a >= 0, f"a = {self.a}: must be 0 or more (a negative one would reward staleness)")
         require(0 <= self.mu < 1, f"mu = {self.mu}: must lie in [0, 1)")
         require(self.weights in ("examples", "equal"), f"weights = {self.weights!r}: 'examples' or 'equal'")
-        require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
-        require(self.discount in ("arrival", "aggregation"), f"discount = {self.discount!r}: 'arrival' or 'aggregation'")
+        require(
+            self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more"
+        )
+        require(
+            self.discount in ("arrival", "aggregation"), f"discount = {self.discount!r}: 'arrival' or 'aggregation'"
+        )
         check_statistics(self.statistics)
         given = self.work.steps or self.work.epochs
         require(given is None, f"work: {given} steps or epochs: the scheduler sets the steps, between q_min and q_max")
@@ -184,7 +210,15 @@ class FedCompass:
         model = optimizer.step(state.momentum, state.model, d)  # w := w - (Delta-bar_g + Delta-bar); +M: w - m
         values.write(state.layout, model, state.model, omega if self.statistics == "mix" else 1.0)
         counts = {"updates": float(sum(pile.count for pile in groups)), "late_updates": float(late.count)}
-        note = Note({"group": float(number), **counts, "omega": omega, "q_eff": q_eff, "open_groups": float(len(state.schedule.groups))})
+        note = Note(
+            {
+                "group": float(number),
+                **counts,
+                "omega": omega,
+                "q_eff": q_eff,
+                "open_groups": float(len(state.schedule.groups)),
+            }
+        )
         return [self._commit(state, model), note]
 
     def _commit(self, state: State, model: Tensor) -> Action:

@@ -1,14 +1,17 @@
 """
-Paper:    Xu, Zhang, Di, Liu, Alharthi, Cao, "FedFa: A Fully Asynchronous Training Paradigm for Federated Learning", IJCAI 2024.
+Paper:    Xu, Zhang, Di, Liu, Alharthi, Cao, "FedFa: A Fully Asynchronous Training Paradigm for Federated Learning",
+          IJCAI 2024.
 Follows:  the sliding window of the last K uploads. The client half is plain.
 Notation: K -> k; the buffer queue -> state.queue; w_i -> local; Delta_i -> delta.
 Deviates: 1. neither the paper's text nor its code was at hand; the rule is read off ports by others.
           2. until the queue is full w_0 is kept: an average of fewer uploads would be published only to be replaced.
-          3. queue="deltas": w is an anchor plus the mean of the queue. Read so that the anchor is the model from before the window: what
-             falls out of the queue has moved it for good. With an anchor that stays, w would return to w_0 as deltas get small.
+          3. queue="deltas": w is an anchor plus the mean of the queue. Read so that the anchor is the model from before
+             the window: what falls out of the queue has moved it for good. With an anchor that stays, w would return to
+             w_0 as deltas get small.
           4. k=5 is ours (FedPSA's buffer, in whose tables FedFa appears).
           5. statistics are the mean of the queue's, as values, in both variants.
-Checked:  tests/strategies/test_fedfa.py (hand-worked), the laws, k=1 is FedAsync with alpha=1 and no discount, in both its modes.
+Checked:  tests/strategies/test_fedfa.py (hand-worked), the laws, k=1 is FedAsync with alpha=1 and no discount, in both
+          its modes.
 """
 
 from __future__ import annotations

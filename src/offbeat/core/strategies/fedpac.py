@@ -1,19 +1,28 @@
 """
-Paper:    Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023.
-Follows:  the authors' code (JianXu95/FedPAC: methods/fedpac.py, running.py, tools.py); the paper's text was not at hand.
-Notation: theta, phi -> body, head of the model; f(x) -> features; c_y -> state.prototypes; mu_y, n_y -> extras["means"], ["counts"];
-          h, V -> extras["h"], ["v"]; alpha_i -> a row of `weights`; lambda -> lam; E -> work.epochs.
-Deviates: 1. momentum 0.5 and weight decay 5e-4 of the code are the experiment's training section; so is E (the code: 5).
-          2. the committed model, which is evaluated, is theta with the sample-weighted mean head; model_for gives a client's own.
-          3. for a class without c_y the client gets its mean of its last upload back, if any; the code takes it at the start of the job.
+Paper:    Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR
+          2023.
+Follows:  the authors' code (JianXu95/FedPAC: methods/fedpac.py, running.py, tools.py); the paper's text was not at
+          hand.
+Notation: theta, phi -> body, head of the model; f(x) -> features; c_y -> state.prototypes; mu_y, n_y ->
+          extras["means"], ["counts"]; h, V -> extras["h"], ["v"]; alpha_i -> a row of `weights`; lambda -> lam; E ->
+          work.epochs.
+Deviates: 1. momentum 0.5 and weight decay 5e-4 of the code are the experiment's training section; so is E (the code:
+             5).
+          2. the committed model, which is evaluated, is theta with the sample-weighted mean head; model_for gives a
+             client's own.
+          3. for a class without c_y the client gets its mean of its last upload back, if any; the code takes it at the
+             start of the job.
           4. c_y is made anew in each round, as in the code: a class nobody brought this time has none.
           5. a client without a head of its own (a newcomer) starts from the mean head; the code's from the initial one.
              So does one that was lost for evict_after seconds: head and class means are given up.
-          6. the program over the simplex is solved exactly, as non-negative least squares. Its matrix is positive semidefinite unless an
-             uploaded V is negative: only then eigenvalues under 0.01 are dropped. No solution, a zero matrix or no weight left: own head.
-          7. the loss is cross entropy, whatever the task's; features are taken in evaluation mode; passes for them take no virtual time.
+          6. the program over the simplex is solved exactly, as non-negative least squares. Its matrix is positive
+             semidefinite unless an uploaded V is negative: only then eigenvalues under 0.01 are dropped. No solution, a
+             zero matrix or no weight left: own head.
+          7. the loss is cross entropy, whatever the task's; features are taken in evaluation mode; passes for them take
+             no virtual time.
           8. uploaded n_y are scaled down where they add up to more than the examples the client trained on.
-Checked:  tests/strategies/test_fedpac.py (hand-worked, against SLSQP, reduces to FedAvg), tests/client/test_features.py, the laws.
+Checked:  tests/strategies/test_fedpac.py (hand-worked, against SLSQP, reduces to FedAvg),
+          tests/client/test_features.py, the laws.
 """
 
 from __future__ import annotations
@@ -34,7 +43,19 @@ from offbeat.core.parts.absence import Absences, check_evict
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.simplex import Matrix, simplex_minimum, without_small
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalJob, LocalRule, LocalWork, Note, Phase, UpdateArrived, World
+from offbeat.core.protocol import (
+    Action,
+    Commit,
+    Dispatch,
+    Event,
+    LocalJob,
+    LocalRule,
+    LocalWork,
+    Note,
+    Phase,
+    UpdateArrived,
+    World,
+)
 from offbeat.core.vector import Layout
 
 # ---------------------------------------------------------------- a model in two
@@ -60,7 +81,9 @@ class Split:
         body = tuple(s.name for s in params if not s.name.startswith(f"{module}."))
         if not head or not body:
             what = f"all parameters belong to {module!r}" if head else "this one is a single layer"
-            raise ConfigError(f"fedpac needs a model with a body and a head, {what}: use a model of at least two layers")
+            raise ConfigError(
+                f"fedpac needs a model with a body and a head, {what}: use a model of at least two layers"
+            )
         matrices = [s.shape for s in head if len(s.shape) >= 2]
         require(bool(matrices), f"head = {module!r} has no weight matrix: features enter a linear layer; name the head")
         return Split(module, tuple(s.name for s in head), body, classes=matrices[-1][0], width=prod(matrices[0][1:]))
@@ -105,8 +128,8 @@ class HeadThenBody(LocalRule):
         n = y.shape[-1]
         n_y, mu, rest = class_means(f, y, self.split.classes)
         p = (n_y / n).unsqueeze(-1)
-        # V = (sum_y p_y tr E[f f^T | y] - sum_y p_y^2 ||mu_y||^2) / n, where tr E[f f^T | y] = E[||f - mu_y||^2 | y] + ||mu_y||^2:
-        # written so, no rounding makes it negative
+        # V = (sum_y p_y tr E[f f^T | y] - sum_y p_y^2 ||mu_y||^2) / n, where tr E[f f^T | y] = E[||f - mu_y||^2 | y] +
+        # ||mu_y||^2: written so, no rounding makes it negative
         v = (rest.square().sum((-1, -2)) / n + (p * (1 - p) * mu.square()).sum((-1, -2))) / n
         return {"h": (p * mu).flatten(-2), "v": v.unsqueeze(-1)}  # h_y = p_y mu_y
 
@@ -133,11 +156,14 @@ class HeadThenBody(LocalRule):
         if job.features is None:
             raise ConfigError("fedpac's clients look at their features: the trainer gives none")
         f, y = job.features(model)
-        labels = not y.is_floating_point() and y.dim() == model.dim() < f.dim()  # one for each example, not one for each of its places
+        # one for each example, not one for each of its places
+        labels = not y.is_floating_point() and y.dim() == model.dim() < f.dim()
         flat = f.flatten(y.dim()) if labels else f  # as a convolution sees its input, or a head that flattens it
         if not labels or flat.shape != (*y.shape, self.split.width):
             given = f"features {tuple(f.shape)} with labels {tuple(y.shape)} {y.dtype}"
-            raise ConfigError(f"fedpac: {given}: one vector of {self.split.width} enters the head for each class label; name the head")
+            raise ConfigError(
+                f"fedpac: {given}: one vector of {self.split.width} enters the head for each class label; name the head"
+            )
         return flat, y
 
 
@@ -153,7 +179,9 @@ def class_means(f: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, Ten
 
 
 def weights(h: Matrix, v: Matrix) -> list[Matrix | None]:
-    """For each of m clients its weights for the m heads, None where there is no solution. h: [m, classes * width], v: [m]."""
+    """For each of m clients its weights for the m heads, None where there is no solution. h: [m, classes * width],
+    v: [m].
+    """
     h = h - h.mean(0)  # only differences count below; what all have in common would leave its rounding in them
     products = h @ h.T
     rows: list[Matrix | None] = []
@@ -196,7 +224,9 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class FedPAC:
-    about: ClassVar[About] = About("synchronous", keeps="its head, its class means", uploads="model, class means and feature statistics")
+    about: ClassVar[About] = About(
+        "synchronous", keeps="its head, its class means", uploads="model, class means and feature statistics"
+    )
 
     head: str | None = None  # name of the module that is personal; None: the last one with parameters
     lam: float = 1.0  # how strongly features are pulled to prototypes; 0 leaves out the alignment
@@ -231,7 +261,9 @@ class FedPAC:
         return State(world.model, 0, world.layout, world.clients, world.seed, heads, means, counts)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        for client in state.absences.hear(event, self.evict_after, unless=lambda c: any(a.client == c for a in state.answers)):
+        for client in state.absences.hear(
+            event, self.evict_after, unless=lambda c: any(a.client == c for a in state.answers)
+        ):
             for kept in (state.heads, state.means, state.counts):
                 kept.pop(client, None)
         turn = self._rounds().turn(state.rounds, event, state.clients, state.seed)
@@ -256,7 +288,9 @@ class FedPAC:
             return []
         rule = HeadThenBody(Split.of(state.layout, self.head), self.lam, self.head_epochs, self.head_lr)
         work = replace(self.work, lr=self.work.lr if self.lr is None else self.lr, rule=rule)
-        return [Dispatch(k, self.model_for(state, k), replace(work, extras=self._prototypes(state, k))) for k in clients]
+        return [
+            Dispatch(k, self.model_for(state, k), replace(work, extras=self._prototypes(state, k))) for k in clients
+        ]
 
     def _prototypes(self, state: State, client: int) -> dict[str, Tensor]:
         """c_y; where there is none, the client's own old class mean."""
@@ -282,7 +316,8 @@ class FedPAC:
         n_y = torch.stack([answer.extras["counts"] for answer in answers]).to(state.model).clamp(min=0)
         mu = torch.stack([answer.extras["means"] for answer in answers]).to(state.model).view(*n_y.shape, -1)
         n_k = torch.tensor([[answer.num_examples] for answer in answers]).to(n_y)
-        n_y = n_y * (n_k / torch.maximum(n_y.sum(-1, keepdim=True), n_k))  # nobody counts for more examples than it trained on
+        # nobody counts for more examples than it trained on
+        n_y = n_y * (n_k / torch.maximum(n_y.sum(-1, keepdim=True), n_k))
         total = n_y.sum(0)
         c = (n_y.unsqueeze(-1) * mu).sum(0)
         state.prototypes = c / torch.where(total > 0, total, 1.0).unsqueeze(-1)  # c_y = sum_k n_ky mu_ky / sum_k n_ky
@@ -301,8 +336,18 @@ class FedPAC:
         for answer, head in zip(answers, heads, strict=True):
             state.heads[answer.client] = head.clone()
         notes: list[Action] = [
-            Note({"own_weight": float(row[i]), "helpers": float((row > 0).sum() - (row[i] > 0)), "variance": float(v[i, 0])}, answer.ticket)
+            Note(
+                {
+                    "own_weight": float(row[i]),
+                    "helpers": float((row > 0).sum() - (row[i] > 0)),
+                    "variance": float(v[i, 0]),
+                },
+                answer.ticket,
+            )
             for i, (answer, row) in enumerate(zip(answers, alpha, strict=True))
         ]
         assert state.known is not None
-        return [*notes, Note({"prototypes": float(state.known.sum()), "unsolved": float(sum(row is None for row in solved))})]
+        return [
+            *notes,
+            Note({"prototypes": float(state.known.sum()), "unsolved": float(sum(row is None for row in solved))}),
+        ]

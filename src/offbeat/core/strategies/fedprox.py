@@ -1,12 +1,17 @@
 """
-Paper:    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020.
+Paper:    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks" (FedProx),
+          MLSys 2020.
 Follows:  Algorithm 2; the client half is the proximal objective h_k.
 Notation: mu -> mu; w^t -> base; w_k^{t+1} -> local; K -> sample; h_k -> parts.proximal.Proximal.
 Deviates: 1. neither the paper's text nor its code was at hand; what follows is the rule as others print and ship it.
-          2. clients are sampled evenly and weighted by examples, as in FedAvg; the paper (and FLGo) samples by size and weighs evenly.
-          3. mu=0.1 is FLGo's; the paper tunes it among 0.001, 0.01, 0.1 and 1, and the papers that compare with it do not say.
-          4. how much a client trains is what `work` says: gamma-inexact answers of stragglers, cut short by the server, are not modelled.
-          5. the pull acts on trainable entries only, and is part of the gradient handed to the optimizer: momentum sees it.
+          2. clients are sampled evenly and weighted by examples, as in FedAvg; the paper (and FLGo) samples by size and
+             weighs evenly.
+          3. mu=0.1 is FLGo's; the paper tunes it among 0.001, 0.01, 0.1 and 1, and the papers that compare with it do
+             not say.
+          4. how much a client trains is what `work` says: gamma-inexact answers of stragglers, cut short by the server,
+             are not modelled.
+          5. the pull acts on trainable entries only, and is part of the gradient handed to the optimizer: momentum sees
+             it.
 Checked:  tests/strategies/test_fedprox.py (hand-worked), the laws, mu=0 is FedAvg bit for bit.
 """
 

@@ -1,18 +1,25 @@
 """
-Paper:    Lu, Sun, Yang, Chen, Yin, Zhu, "FedPSA: Modeling Behavioral Staleness in Asynchronous Federated Learning", arXiv 2026.
-Follows:  Algorithm 1; eq. 11-12 (sketch, kappa), 16-18 (thermometer), 19-20 (softmax, step). Eq. 8, the sensitivity, needs a
-          module and data: offbeat.client.sensitivity computes it, World.probe and LocalJob.probe bring its sketch here.
-Notation: L_s -> buffer; L_q -> queue; gamma, delta -> same; k -> sketch; s~_i -> extras["sketch"]; s~_g -> state.sketch;
-          D_b -> calibration, calibration_size; Q -> state.norms; M_0 -> state.first; Delta w_i -> local - base.
+Paper:    Lu, Sun, Yang, Chen, Yin, Zhu, "FedPSA: Modeling Behavioral Staleness in Asynchronous Federated Learning",
+          arXiv 2026.
+Follows:  Algorithm 1; eq. 11-12 (sketch, kappa), 16-18 (thermometer), 19-20 (softmax, step). Eq. 8, the sensitivity,
+          needs a module and data: offbeat.client.sensitivity computes it, World.probe and LocalJob.probe bring its
+          sketch here.
+Notation: L_s -> buffer; L_q -> queue; gamma, delta -> same; k -> sketch; s~_i -> extras["sketch"]; s~_g ->
+          state.sketch; D_b -> calibration, calibration_size; Q -> state.norms; M_0 -> state.first; Delta w_i -> local -
+          base.
 Deviates: 1. uniform weights are decided step by step: exactly while M_0 is unset (Algorithm 1 never resets its scheme).
           2. Temp is computed when the buffer steps, not at every upload (M_0 may not exist before).
-          3. |D_b| = 32, labels drawn uniformly once: the paper gives neither. Its Fisher "per-sample (or mini-batch)" is per sample.
-          4. zero cases: a zero sketch has kappa 0, and so has one whose sensitivities overflow (a client with an honest model may
-             meet that after a poisoned step); M_0 = 0 makes the ratio 1, and no ratio is over 1e100.
-          5. without the thermometer Temp is `temperature` from the first step on: the paper does not say what replaces it.
-          6. lr, a server rate, is not in the paper (1 is its rule); exclude_buffered is FLGo's, with FedBuff's way out of a stall.
+          3. |D_b| = 32, labels drawn uniformly once: the paper gives neither. Its Fisher "per-sample (or mini-batch)"
+             is per sample.
+          4. zero cases: a zero sketch has kappa 0, and so has one whose sensitivities overflow (a client with an honest
+             model may meet that after a poisoned step); M_0 = 0 makes the ratio 1, and no ratio is over 1e100.
+          5. without the thermometer Temp is `temperature` from the first step on: the paper does not say what replaces
+             it.
+          6. lr, a server rate, is not in the paper (1 is its rule); exclude_buffered is FLGo's, with FedBuff's way out
+             of a stall.
           7. the sketch is not charged in virtual time: some 32 gradients once a job.
-Checked:  tests/strategies/test_fedpsa.py (spec vectors, reduction to FedBuff), tests/client/test_sensitivity.py, the laws.
+Checked:  tests/strategies/test_fedpsa.py (spec vectors, reduction to FedBuff), tests/client/test_sensitivity.py, the
+          laws.
 """
 
 from __future__ import annotations
@@ -34,7 +41,18 @@ from offbeat.core.errors import ConfigError, require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
 from offbeat.core.parts.server_opt import Memory, Plain
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalJob, LocalRule, LocalWork, Note, UpdateArrived, World
+from offbeat.core.protocol import (
+    Action,
+    Commit,
+    Dispatch,
+    Event,
+    LocalJob,
+    LocalRule,
+    LocalWork,
+    Note,
+    UpdateArrived,
+    World,
+)
 from offbeat.core.vector import Layout, largest_norm
 
 Signal = Literal["sensitivity", "parameters"]
@@ -43,12 +61,14 @@ Calibration = Literal["gaussian", "real"]
 
 BLOCK = 2**18  # entries of R made at once: 1 MiB
 HOTTEST = 1e100  # of M_cur / M_0: weights are all alike long before
-KEPT = 64  # blocks kept in memory: all of R up to a million parameters at k = 16; beyond, the rest is made anew each time
+# blocks kept in memory: all of R up to a million parameters at k = 16; beyond, the rest is made anew each time
+KEPT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sketcher:
-    """How a model becomes a sketch: what is measured (signal, fisher), on which batch (calibration), and the projection R.
+    """How a model becomes a sketch: what is measured (signal, fisher), on which batch (calibration), and the projection
+    R.
 
     One value, held by the strategy; client and server are given the same one, so only the seed of R ever travels.
     """
@@ -61,7 +81,9 @@ class Sketcher:
 
     def __post_init__(self) -> None:
         require(self.k >= 1, f"sketch = {self.k}: a sketch has at least 1 entry")
-        require(self.signal in ("sensitivity", "parameters"), f"signal = {self.signal!r}: 'sensitivity' or 'parameters'")
+        require(
+            self.signal in ("sensitivity", "parameters"), f"signal = {self.signal!r}: 'sensitivity' or 'parameters'"
+        )
         require(self.fisher in ("sample", "batch"), f"fisher = {self.fisher!r}: 'sample' or 'batch'")
         require(self.calibration in ("gaussian", "real"), f"calibration = {self.calibration!r}: 'gaussian' or 'real'")
         require(self.calibration_size >= 1, f"calibration_size = {self.calibration_size}: at least 1 example")
@@ -79,14 +101,18 @@ class Sketcher:
 
 
 def _fit_to_send(sketch: Tensor, longest: float) -> Tensor:
-    """Only its direction is asked for: what the gate would call too large is scaled, what is beyond all numbers is zero."""
+    """Only its direction is asked for: what the gate would call too large is scaled, what is beyond all numbers is
+    zero.
+    """
     peak = sketch.abs().amax(-1, keepdim=True)
     sketch = torch.where(peak > longest / sketch.shape[-1], sketch / peak, sketch)
     return torch.where(sketch.isfinite().all(-1, keepdim=True), sketch, 0.0)
 
 
 def _block(seed: int, k: int, j: int, width: int, device: torch.device) -> Tensor:
-    """Columns of R. Drawn in double and rounded: torch's float32 normals depend on the instruction set, and all must share R."""
+    """Columns of R. Drawn in double and rounded: torch's float32 normals depend on the instruction set, and all must
+    share R.
+    """
     drawn = torch.randn(k, width, generator=draws.generator(seed, "sketch", j), dtype=torch.float64)
     return drawn.div_(sqrt(k)).float().to(device)
 
@@ -117,7 +143,9 @@ class Sketched(LocalRule):
 
 @dataclass(slots=True)
 class Waiting:
-    """An update in the buffer: its weight is known when the buffer is full. The tensors are those that arrived, no copies."""
+    """An update in the buffer: its weight is known when the buffer is full. The tensors are those that arrived, no
+    copies.
+    """
 
     ticket: int
     base: Tensor
@@ -175,7 +203,9 @@ class FedPSA:
     def sketcher(self) -> Sketcher:
         """Whoever builds the world makes World.probe from it."""
         size = self.calibration_size
-        return Sketcher(k=self.sketch, signal=self.signal, fisher=self.fisher, calibration=self.calibration, calibration_size=size)
+        return Sketcher(
+            k=self.sketch, signal=self.signal, fisher=self.fisher, calibration=self.calibration, calibration_size=size
+        )
 
     @cached_property
     def _sketched(self) -> LocalWork:
@@ -183,7 +213,9 @@ class FedPSA:
 
     def init(self, world: World) -> State:
         if world.probe is None:
-            raise ConfigError("fedpsa compares sketches of models: World.probe is None, make it from the strategy's `sketcher`")
+            raise ConfigError(
+                "fedpsa compares sketches of models: World.probe is None, make it from the strategy's `sketcher`"
+            )
         sketch, norms = world.probe(world.model), deque[float](maxlen=self.queue)
         return State(world.model, 0, world.layout, world.seed, world.probe, sketch, norms)
 
@@ -204,7 +236,8 @@ class FedPSA:
         # the gate lets no upload through without its sketch; an engine without a gate may leave it to the server
         sketch = event.extras["sketch"] if "sketch" in event.extras else state.probe(event.local)
         # in double: sensitivities shrink as training goes on, and their squares must not vanish
-        kappa = cosine(sketch.to("cpu", torch.float64), state.sketch.to("cpu", torch.float64))  # kappa_i = cos(s~_i, s~_g)
+        # kappa_i = cos(s~_i, s~_g)
+        kappa = cosine(sketch.to("cpu", torch.float64), state.sketch.to("cpu", torch.float64))
         delta = state.layout.trainable(event.local) - state.layout.trainable(event.base)
         m = float(delta @ delta)  # m_i = ||Delta w_i||^2
         if self.thermometer:
@@ -239,7 +272,10 @@ class FedPSA:
         state.version += 1
         state.sketch = state.probe(model)
         moved = state.layout.trainable(step.total)
-        notes = [Note(_told(state.layout, u, w, moved, len(updates)), u.ticket) for u, w in zip(updates, weights, strict=True)]
+        notes = [
+            Note(_told(state.layout, u, w, moved, len(updates)), u.ticket)
+            for u, w in zip(updates, weights, strict=True)
+        ]
         return [*([] if temp is None else [Note({"temperature": temp})]), *notes, Commit(model)]
 
 
@@ -258,7 +294,8 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 def _told(layout: Layout, update: Waiting, weight: float, moved: Tensor, count: int) -> dict[str, float]:
-    """What is logged of an update when its buffer steps: its weight, and how well it agrees with the others of its buffer.
+    """What is logged of an update when its buffer steps: its weight, and how well it agrees with the others of its
+    buffer.
 
     The others, because any update agrees with a step it is a large part of: that would only measure its norm.
     """

@@ -1,15 +1,18 @@
 """
-Paper:    Reisizadeh et al., "Straggler-Resilient Federated Learning: Leveraging the Interplay Between Statistical Accuracy …", JSAIT 2022.
-Follows:  the adaptive participation of FLANP: train with the n fastest clients to their statistical accuracy, double n, go on from there.
+Paper:    Reisizadeh et al., "Straggler-Resilient Federated Learning: Leveraging the Interplay Between Statistical
+          Accuracy …", JSAIT 2022.
+Follows:  the adaptive participation of FLANP: train with the n fastest clients to their statistical accuracy, double n,
+          go on from there.
 Notation: n -> state.n; n_0 -> n0; N -> clients measured so far; ||grad L_n(w)|| -> the length of a round's mean delta.
 Deviates: 1. neither paper nor code was at hand: the rule is taken from descriptions of it.
-          2. the paper ends a stage at ||grad L_n(w)||^2 <= 2 mu c / (n s), whose constants are unknown. Here it ends when a round's mean
-             delta (which stands for the gradient) is shorter than half of that of the stage's first, or after max_rounds_per_stage.
+          2. the paper ends a stage at ||grad L_n(w)||^2 <= 2 mu c / (n s), whose constants are unknown. Here it ends
+             when a round's mean delta (which stands for the gradient) is shorter than half of that of the stage's
+             first, or after max_rounds_per_stage.
           3. the solver is FedAvg, weighted by examples, not FedGATE: no gradient tracking.
-          4. speeds are measured (parts.profile): first jobs are one FedAvg round over everybody, before the first stage. Later jobs are
-             measured too.
-          5. a round's clients are the n fastest of those who are there when it opens, so that nobody who left is waited for.
-             A newcomer takes its place by its first job; where fewer than n_0 were measured, it comes in at once.
+          4. speeds are measured (parts.profile): first jobs are one FedAvg round over everybody, before the first
+             stage. Later jobs are measured too.
+          5. a round's clients are the n fastest of those who are there when it opens, so that nobody who left is waited
+             for. A newcomer takes its place by its first job; where fewer than n_0 were measured, it comes in at once.
           6. a round in which nobody answers counts towards max_rounds_per_stage. sample and deadline are additions.
 Checked:  tests/strategies/test_flanp.py (hand-worked), the laws, n0 = all reduces to FedAvg.
 """
@@ -28,7 +31,19 @@ from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, Profiled, fastest, profile_turn
 from offbeat.core.parts.rounds import OPEN, Round, Rounds, Turn
 from offbeat.core.parts.selection import sample_size
-from offbeat.core.protocol import Action, ClientLost, Commit, Dispatch, Event, LocalWork, Note, SetTimer, TimerFired, UpdateArrived, World
+from offbeat.core.protocol import (
+    Action,
+    ClientLost,
+    Commit,
+    Dispatch,
+    Event,
+    LocalWork,
+    Note,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+    World,
+)
 from offbeat.core.vector import Layout
 
 
@@ -96,7 +111,8 @@ class FLANP:
 
     def _line_up(self, state: State) -> None:
         """The n fastest of those who are there take part; the others go on waiting."""
-        state.n = max(state.n, min(self.n0, len(state.profile.seconds)))  # fewer than n0 only while no more are measured
+        # fewer than n0 only while no more are measured
+        state.n = max(state.n, min(self.n0, len(state.profile.seconds)))
         order = fastest({client: state.profile.seconds[client] for client in (*state.bench, *state.rounds.idle)})
         state.rounds.idle, state.bench = dict.fromkeys(order[: state.n]), dict.fromkeys(order[state.n :])
 
@@ -115,7 +131,8 @@ class FLANP:
         state.done += 1
         over = state.done >= self.max_rounds_per_stage
         if actions:
-            delta = float(torch.linalg.vector_norm(state.layout.trainable(torch.sub(state.model, before))))  # ||mean_k (y_k - w)||
+            # ||mean_k (y_k - w)||
+            delta = float(torch.linalg.vector_norm(state.layout.trainable(torch.sub(state.model, before))))
             state.first = delta if state.first is None else state.first
             over = over or delta < state.first / 2
             actions.append(Note({"stage": state.stage, "n": state.n, "delta": delta, "first": state.first}))

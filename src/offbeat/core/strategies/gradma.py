@@ -1,19 +1,26 @@
 """
-Paper:    Luo et al., "GradMA: A Gradient-Memory-based Accelerated Federated Learning with Alleviated Catastrophic Forgetting", CVPR 2023.
+Paper:    Luo et al., "GradMA: A Gradient-Memory-based Accelerated Federated Learning with Alleviated Catastrophic
+          Forgetting", CVPR 2023.
 Follows:  the authors' code (worker and server corrections); the paper's text was not at hand.
-Notation: x -> job.start; w -> w; g' , g^x , e -> the first three rows of G; g~ -> what Corrected.direction returns; gamma_l, gamma_g ->
-          lr_local, lr_global; beta_1, beta_2 -> beta1, beta2; D_i -> state.deltas[i]; m~ -> state.momentum; c(i) -> state.chosen[i].
-Deviates: 1. both programs are solved exactly, up to the rounding of Gram matrices (parts.nnqp); the code has an interior-point method.
-             A row of zeros is left out, and so is one so short that its square underflows; otherwise its length does not matter.
+Notation: x -> job.start; w -> w; g' , g^x , e -> the first three rows of G; g~ -> what Corrected.direction returns;
+          gamma_l, gamma_g -> lr_local, lr_global; beta_1, beta_2 -> beta1, beta2; D_i -> state.deltas[i]; m~ ->
+          state.momentum; c(i) -> state.chosen[i].
+Deviates: 1. both programs are solved exactly, up to the rounding of Gram matrices (parts.nnqp); the code has an
+             interior-point method. A row of zeros is left out, and so is one so short that its square underflows;
+             otherwise its length does not matter.
           2. rho is a margin, <x~, row> >= rho ||x|| ||row||, as in the code; one rho for both halves, the code has two.
-          3. a round is those who answered: acc is normalised over them, and a round nobody answers changes nothing, decay included.
-          4. a client enters the memory when its delta arrives; where everybody in it belongs to this round, it does not (the code crashes).
-             Whoever is lost stays in it, or leaves it after evict_after seconds; what it did to m~ stays.
-          5. weight decay and momentum of the training section act on g~; the code decays before the correction, and has no local momentum.
+          3. a round is those who answered: acc is normalised over them, and a round nobody answers changes nothing,
+             decay included.
+          4. a client enters the memory when its delta arrives; where everybody in it belongs to this round, it does not
+             (the code crashes). Whoever is lost stays in it, or leaves it after evict_after seconds; what it did to m~
+             stays.
+          5. weight decay and momentum of the training section act on g~; the code decays before the correction, and has
+             no local momentum.
           6. sample=None (everybody) by default; the code samples 10 of 100, takes 5 steps on batches of 64.
-          7. worker=False, server=False are the code's GradMA-S and GradMA-W, the latter without server momentum as there; but there it
-             keeps the previous iterate from job to job, here every job begins with none.
-Checked:  tests/strategies/test_gradma.py (hand-worked, both halves; reduces to FedAvg and FedAvgM), tests/core/test_nnqp.py, the laws.
+          7. worker=False, server=False are the code's GradMA-S and GradMA-W, the latter without server momentum as
+             there; but there it keeps the previous iterate from job to job, here every job begins with none.
+Checked:  tests/strategies/test_gradma.py (hand-worked, both halves; reduces to FedAvg and FedAvgM),
+          tests/core/test_nnqp.py, the laws.
 """
 
 from __future__ import annotations
@@ -33,7 +40,19 @@ from offbeat.core.parts.absence import Absences, check_evict
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.nnqp import gram_of, solve, solve_three
 from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, Gradient, LocalJob, LocalRule, LocalWork, Note, UpdateArrived, World
+from offbeat.core.protocol import (
+    Action,
+    Commit,
+    Dispatch,
+    Event,
+    Gradient,
+    LocalJob,
+    LocalRule,
+    LocalWork,
+    Note,
+    UpdateArrived,
+    World,
+)
 from offbeat.core.vector import Layout
 
 
@@ -47,7 +66,9 @@ def _sizes(layout: Layout) -> list[int]:
 
 @dataclass(frozen=True)
 class Corrected(LocalRule):
-    """Steps that undo neither the last one nor the global model's own gradient, and do not go further from that model."""
+    """Steps that undo neither the last one nor the global model's own gradient, and do not go further from that
+    model.
+    """
 
     cost: ClassVar[float] = 3.0
     rho: float = 0.0
@@ -105,10 +126,14 @@ class GradMA:
     def __post_init__(self) -> None:
         require(0 <= self.beta1 < 1, f"beta1 = {self.beta1}: must lie in [0, 1)")
         require(0 <= self.beta2 <= 1, f"beta2 = {self.beta2}: must lie in [0, 1]")
-        require(self.lr_global > 0 and isfinite(self.lr_global), f"lr_global = {self.lr_global}: must be positive and finite")
+        require(
+            self.lr_global > 0 and isfinite(self.lr_global),
+            f"lr_global = {self.lr_global}: must be positive and finite",
+        )
         lr = self.lr_local
         require(
-            lr is None or (lr > 0 and isfinite(lr)), f"lr_local = {lr}: must be positive and finite, or none for the training section's"
+            lr is None or (lr > 0 and isfinite(lr)),
+            f"lr_local = {lr}: must be positive and finite, or none for the training section's",
         )
         wrong = f"work.lr = {self.work.lr}: clients train with lr_local = {lr}; give one of them"
         require(lr is None or self.work.lr in (None, lr), wrong)
@@ -129,8 +154,13 @@ class GradMA:
 
     def init(self, world: World) -> State:
         return State(
-            model=world.model, version=0, layout=world.layout, clients=world.clients, seed=world.seed, deltas=world.store("deltas")
-        )  # fmt: skip
+            model=world.model,
+            version=0,
+            layout=world.layout,
+            clients=world.clients,
+            seed=world.seed,
+            deltas=world.store("deltas"),
+        )
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         for client in state.absences.hear(event, self.evict_after, unless=state.members.__contains__):
@@ -164,7 +194,8 @@ class GradMA:
             others = [other for other in state.chosen if other not in state.members]
             if not others:
                 return False
-            self._evict(state, min(others, key=state.chosen.__getitem__))  # the least often chosen, of several the one longest here
+            # the least often chosen, of several the one longest here
+            self._evict(state, min(others, key=state.chosen.__getitem__))
         state.chosen[client] = 1
         return True
 
@@ -185,7 +216,8 @@ class GradMA:
             self._decay(state)
             actions.append(note)
         w = state.layout.trainable(state.model)
-        model = state.layout.with_trainable(state.model, torch.sub(w, step, alpha=self.lr_global))  # w := w - gamma_g m~
+        # w := w - gamma_g m~
+        model = state.layout.with_trainable(state.model, torch.sub(w, step, alpha=self.lr_global))
         answers.statistics.write(state.layout, model, state.model)
         state.model = model
         state.version += 1

@@ -1,11 +1,13 @@
 """
-Paper:    Chen et al., "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data", IEEE BigData 2020 (its Local-S).
+Paper:    Chen et al., "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data", IEEE BigData 2020
+          (its Local-S).
 Follows:  section V.B: every client trains a copy of its own on its own data, and nothing is sent.
 Notation: w_k -> the client's own model, kept here in its place.
-Deviates: 1. the paper's report is the mean over clients on each client's own test part: the experiment's `evaluate: clients`. Without
-             it each client's own model is measured on the test data of the experiment, as every other method is, and the mean is taken.
-          2. there is no global model: nothing is ever committed, and what is exported is the initial model. With it every job's version
-             stays 0, so that training.lr_decay never acts.
+Deviates: 1. the paper's report is the mean over clients on each client's own test part: the experiment's `evaluate:
+             clients`. Without it each client's own model is measured on the test data of the experiment, as every other
+             method is, and the mean is taken.
+          2. there is no global model: nothing is ever committed, and what is exported is the initial model. With it
+             every job's version stays 0, so that training.lr_decay never acts.
 Checked:  tests/strategies/test_local_and_global.py (hand-worked), the laws.
 """
 

@@ -1,19 +1,27 @@
 """
-Paper:    Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS 2021.
-Follows:  MIFA (memory-augmented impatient federated averaging), after the authors' code: the table of updates and both its starts.
-Notation: eta_t -> lr, with decay lr / (1 + t); t -> state.version; G_i -> state.table; N -> all clients known so far; A(t) -> who answers.
-Deviates: 1. the paper's text was not at hand, only its code. There eta_t falls like 1 / t; here it is constant unless decay=True.
-          2. while it waits ("fdu"), the code trains nobody and then asks everybody at once, also those who are away. Here rounds go on
-             from w_0, and the step is taken at the end of the round in which the last first answer came.
-          3. it waits for clients known at the start, until each has answered its first job. A job that was lost, or a client that left, is
-             not waited for: it has been available, and counts as 0. Who never came at all is waited for `patience` rounds.
-          4. G_i of a lost client is kept, as is the point of the method, or given up after evict_after seconds: then G_i = 0 again.
-          5. a round is over when all who were available at its beginning are heard or lost (or at its deadline). One that nobody answers
-             takes no step. With `epoch`, steps are Fed-OGD's ticks (parts.epochs), and a tick without answers repeats the last step.
+Paper:    Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS
+          2021.
+Follows:  MIFA (memory-augmented impatient federated averaging), after the authors' code: the table of updates and both
+          its starts.
+Notation: eta_t -> lr, with decay lr / (1 + t); t -> state.version; G_i -> state.table; N -> all clients known so far;
+          A(t) -> who answers.
+Deviates: 1. the paper's text was not at hand, only its code. There eta_t falls like 1 / t; here it is constant unless
+             decay=True.
+          2. while it waits ("fdu"), the code trains nobody and then asks everybody at once, also those who are away.
+             Here rounds go on from w_0, and the step is taken at the end of the round in which the last first answer
+             came.
+          3. it waits for clients known at the start, until each has answered its first job. A job that was lost, or a
+             client that left, is not waited for: it has been available, and counts as 0. Who never came at all is
+             waited for `patience` rounds.
+          4. G_i of a lost client is kept, as is the point of the method, or given up after evict_after seconds: then
+             G_i = 0 again.
+          5. a round is over when all who were available at its beginning are heard or lost (or at its deadline). One
+             that nobody answers takes no step. With `epoch`, steps are Fed-OGD's ticks (parts.epochs), and a tick
+             without answers repeats the last step.
           6. average="heard" divides by the answers in the table, as FLGo and Fed-OGD's authors do.
           7. statistics are the mean over the table, of those who have answered.
-Checked:  tests/strategies/test_mifa.py (hand-worked), the laws, everybody available is FedAvg with equal weights, and with `epoch` Fed-OGD
-          without anything to project on.
+Checked:  tests/strategies/test_mifa.py (hand-worked), the laws, everybody available is FedAvg with equal weights, and
+          with `epoch` Fed-OGD without anything to project on.
 """
 
 from __future__ import annotations
@@ -34,7 +42,18 @@ from offbeat.core.parts.epochs import Epochs, check_epoch
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.statistics import Contributions
-from offbeat.core.protocol import Action, ClientLost, ClientReady, Commit, Dispatch, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.protocol import (
+    Action,
+    ClientLost,
+    ClientReady,
+    Commit,
+    Dispatch,
+    Event,
+    LocalWork,
+    Note,
+    UpdateArrived,
+    World,
+)
 from offbeat.core.vector import Layout
 
 
@@ -53,7 +72,8 @@ class State:
     heard: dict[int, None] = field(default_factory=dict)  # since the last step
     waiting: bool = True  # for the table to be filled
     waited: int = 0  # rounds
-    first: dict[int, bool] = field(default_factory=dict)  # clients known at the start that came -> is its first job over?
+    # clients known at the start that came -> is its first job over?
+    first: dict[int, bool] = field(default_factory=dict)
     absences: Absences = field(default_factory=Absences)
 
 
@@ -63,7 +83,8 @@ class Mifa:
 
     lr: float = 0.08  # eta: the rate clients train with, and that of the server's step
     decay: bool = False  # eta / (1 + t)
-    wait: Literal["fdu", "no_wait"] = "fdu"  # no step before everybody has been available once; or begin with a table of zeros
+    # no step before everybody has been available once; or begin with a table of zeros
+    wait: Literal["fdu", "no_wait"] = "fdu"
     patience: int = 10  # with "fdu", rounds that a client which never came is waited for
     average: Literal["all", "heard"] = "all"  # divide by all clients known, or by those in the table
     epoch: float | None = None  # seconds between steps, as Fed-OGD's; None: rounds
@@ -79,7 +100,10 @@ class Mifa:
         require(self.average in ("all", "heard"), f"average = {self.average!r}: 'all' or 'heard'")
         check_epoch(self.epoch)
         check_evict(self.evict_after)
-        require(self.epoch is None or self.deadline is None, f"deadline = {self.deadline}: with epoch = {self.epoch} there are no rounds")
+        require(
+            self.epoch is None or self.deadline is None,
+            f"deadline = {self.deadline}: with epoch = {self.epoch} there are no rounds",
+        )
         wrong = f"work.lr = {self.work.lr}: clients train with lr = {self.lr}, since G = (base - local) / lr"
         require(self.work.lr in (None, self.lr), wrong)
         self._rounds()
@@ -92,9 +116,15 @@ class Mifa:
 
     def init(self, world: World) -> State:
         return State(
-            model=world.model, version=0, layout=world.layout, seed=world.seed, clients=world.clients,
-            table=world.store("gradients"), epochs=Epochs(self.epoch or 0.0), waiting=self.wait == "fdu",
-        )  # fmt: skip
+            model=world.model,
+            version=0,
+            layout=world.layout,
+            seed=world.seed,
+            clients=world.clients,
+            table=world.store("gradients"),
+            epochs=Epochs(self.epoch or 0.0),
+            waiting=self.wait == "fdu",
+        )
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         self._meet(state, event)
@@ -144,7 +174,9 @@ class Mifa:
     def _step(self, state: State) -> list[Action]:
         N = len(state.clients) + len(state.newcomers)
         eta, known = self._eta(state.version), state.total.count
-        note = Note({"heard": len(state.heard), "remembered": known - len(state.heard), "never_heard": N - known, "eta": eta})
+        note = Note(
+            {"heard": len(state.heard), "remembered": known - len(state.heard), "never_heard": N - known, "eta": eta}
+        )
         state.heard = {}
         if self._still_waits(state) or state.total.total is None:
             return [note]

@@ -1,20 +1,27 @@
 """
-Paper:    Zhang, Li, Huang, Yu, Gupta, Shang, "Orthogonal Calibration for Asynchronous Federated Learning" (OrthoFL), arXiv 2025.
-Follows:  Algorithm 1; eq. 2 and 4 (moving average), 5-8 (calibration); the ablations of section 4.4. The client half is plain SGD.
-Notation: W^(t) -> state.model; t -> t, one more than state.version; tau -> state.tau; W^(tau+) -> state.snapshots; W_m^(t) -> Y, the
-          local model; W_m^(tau+) -> C, what the client was sent; Delta W -> D, Delta W_m -> d; beta_t -> beta_t.
-Deviates: 1. calibration comes before aggregation, as in Algorithm 1: D is what the others did, and must not hold the client's own update.
-          2. a client that was lost, refused or away, or that is new, is sent W and starts anew: tau := t - 1, W^(tau+) := C := W.
-             With "pairwise" its last d stays in the span of the others, or leaves it after evict_after seconds.
-          3. reference="chain", first_alpha=1 is what the public code does: D is the weights last sent to anybody less C, and the
-             first update of a run replaces the model. It is not known which of the two made the published tables.
-          4. projection="pairwise" is one sentence in the paper. Read as: the last d of all others, orthonormalised layer by layer,
-             leaves d~ of this one's d; a chain G := G + d~ is what clients are sent, the moving average W is evaluated.
+Paper:    Zhang, Li, Huang, Yu, Gupta, Shang, "Orthogonal Calibration for Asynchronous Federated Learning" (OrthoFL),
+          arXiv 2025.
+Follows:  Algorithm 1; eq. 2 and 4 (moving average), 5-8 (calibration); the ablations of section 4.4. The client half is
+          plain SGD.
+Notation: W^(t) -> state.model; t -> t, one more than state.version; tau -> state.tau; W^(tau+) -> state.snapshots;
+          W_m^(t) -> Y, the local model; W_m^(tau+) -> C, what the client was sent; Delta W -> D, Delta W_m -> d; beta_t
+          -> beta_t.
+Deviates: 1. calibration comes before aggregation, as in Algorithm 1: D is what the others did, and must not hold the
+             client's own update.
+          2. a client that was lost, refused or away, or that is new, is sent W and starts anew: tau := t - 1, W^(tau+)
+             := C := W. With "pairwise" its last d stays in the span of the others, or leaves it after evict_after
+             seconds.
+          3. reference="chain", first_alpha=1 is what the public code does: D is the weights last sent to anybody less
+             C, and the first update of a run replaces the model. It is not known which of the two made the published
+             tables.
+          4. projection="pairwise" is one sentence in the paper. Read as: the last d of all others, orthonormalised
+             layer by layer, leaves d~ of this one's d; a chain G := G + d~ is what clients are sent, the moving average
+             W is evaluated.
           5. a layer is one param slice, weight and bias apart. Where a client did not move, the whole shift is kept.
           6. statistics of a calibrated reply are the client's own; in W they are mixed with beta_t.
           7. max_staleness is not in the paper (off by default); it counts from tau, and a refused client starts anew.
-Checked:  tests/strategies/test_orthofl.py (spec vectors, every ablation, calibrate=False is FedAsync bit for bit), the laws,
-          tests/core/test_projection.py (orthogonal in every layer, and nothing closer is), bench/server_step.py.
+Checked:  tests/strategies/test_orthofl.py (spec vectors, every ablation, calibrate=False is FedAsync bit for bit), the
+          laws, tests/core/test_projection.py (orthogonal in every layer, and nothing closer is), bench/server_step.py.
 """
 
 from __future__ import annotations
@@ -34,7 +41,18 @@ from offbeat.core.parts.memory import new_vector
 from offbeat.core.parts.projection import add_orthogonal, remove_span_
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
 from offbeat.core.parts.staleness import Polynomial
-from offbeat.core.protocol import Action, ClientLost, Commit, Dispatch, Event, LocalWork, Note, Reject, UpdateArrived, World
+from offbeat.core.protocol import (
+    Action,
+    ClientLost,
+    Commit,
+    Dispatch,
+    Event,
+    LocalWork,
+    Note,
+    Reject,
+    UpdateArrived,
+    World,
+)
 from offbeat.core.vector import Layout
 
 
@@ -45,8 +63,10 @@ class State:
     layout: Layout
     seed: int
     chain: Tensor | None  # the weights last sent to anybody after calibration; None where nothing is taken from them
-    snapshots: MutableMapping[int, Tensor]  # W right after the client's last update: published tensors, shared where they are the same
-    replies: MutableMapping[int, Tensor]  # C of the clients that wait for work; of the others their update brings it back
+    # W right after the client's last update: published tensors, shared where they are the same
+    snapshots: MutableMapping[int, Tensor]
+    # C of the clients that wait for work; of the others their update brings it back
+    replies: MutableMapping[int, Tensor]
     updates: MutableMapping[int, Tensor]  # pairwise: the last d of each client
     tau: dict[int, int] = field(default_factory=dict)  # the round of the client's last communication
     seats: Seats = field(default_factory=Seats)
@@ -59,10 +79,13 @@ class OrthoFL:
 
     beta: float = 0.6  # weight of a fresh update in the moving average, in (0, 1]
     a: float = 0.5  # s^-a discounts an old one
-    calibrate: bool = True  # False: clients are sent W, as in FedAsync ("w/o Calib."); projection and reference count only with True
+    # False: clients are sent W, as in FedAsync ("w/o Calib."); projection and reference count only with True
+    calibrate: bool = True
     moving_average: bool = True  # False: W is the last calibrated client's ("w/o MA")
-    projection: Literal["own", "pairwise"] = "own"  # the shift against the client's update, or that against the others' updates
-    reference: Literal["ma", "chain"] = "ma"  # whose shift, with "own": the moving average's, or that of the weights last sent
+    # the shift against the client's update, or that against the others' updates
+    projection: Literal["own", "pairwise"] = "own"
+    # whose shift, with "own": the moving average's, or that of the weights last sent
+    reference: Literal["ma", "chain"] = "ma"
     first_alpha: float | None = None  # weight of the very first update in the moving average, instead of beta
     evict_after: float | None = None  # with "pairwise": seconds a lost client's last update is kept; None: for ever
     max_staleness: int | None = None
@@ -74,8 +97,13 @@ class OrthoFL:
         require(self.a >= 0, f"a = {self.a}: must be 0 or more (a negative one would reward staleness)")
         require(self.projection in ("own", "pairwise"), f"projection = {self.projection!r}: 'own' or 'pairwise'")
         require(self.reference in ("ma", "chain"), f"reference = {self.reference!r}: 'ma' or 'chain'")
-        require(self.first_alpha is None or 0 < self.first_alpha <= 1, f"first_alpha = {self.first_alpha}: must lie in (0, 1]")
-        require(self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more")
+        require(
+            self.first_alpha is None or 0 < self.first_alpha <= 1,
+            f"first_alpha = {self.first_alpha}: must lie in (0, 1]",
+        )
+        require(
+            self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more"
+        )
         check_evict(self.evict_after)
         wrong = f"evict_after = {self.evict_after}: only with projection = 'pairwise' is anything of the lost kept"
         require(self.evict_after is None or (self.calibrate and self.projection == "pairwise"), wrong)
@@ -87,9 +115,15 @@ class OrthoFL:
 
     def init(self, world: World) -> State:
         return State(
-            model=world.model, version=0, layout=world.layout, seed=world.seed, chain=world.model if self._chains else None,
-            snapshots=world.store("snapshots"), replies=world.store("replies"), updates=world.store("updates"),
-        )  # fmt: skip
+            model=world.model,
+            version=0,
+            layout=world.layout,
+            seed=world.seed,
+            chain=world.model if self._chains else None,
+            snapshots=world.store("snapshots"),
+            replies=world.store("replies"),
+            updates=world.store("updates"),
+        )
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
@@ -125,7 +159,8 @@ class OrthoFL:
 
     def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
         client, Y, t = event.client, event.local, state.version + 1
-        # not from the version at dispatch, which may have waited for a free seat; who was not served by us holds a plain W
+        # not from the version at dispatch, which may have waited for a free seat; who was not served by us holds a
+        # plain W
         s = t - state.tau.get(client, event.base_version)
         if self.max_staleness is not None and s - 1 > self.max_staleness:
             self._forget(state, client)
@@ -152,7 +187,9 @@ class OrthoFL:
         return [Commit(W), Note(notes, event.ticket)]
 
     def _calibrated(self, state: State, event: UpdateArrived, s: int, notes: dict[str, float]) -> Tensor:
-        """C := Y + D_perp, where D_perp is what the others did less what would undo, or repeat, this client's own work."""
+        """C := Y + D_perp, where D_perp is what the others did less what would undo, or repeat, this client's own
+        work.
+        """
         Y, C, W = event.local, event.base, state.model
         if self.projection == "pairwise":
             return self._chained(state, event, notes)

@@ -1,10 +1,12 @@
 """
-Paper:    Chen et al., "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data", IEEE BigData 2020 (its Global).
+Paper:    Chen et al., "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data", IEEE BigData 2020
+          (its Global).
 Follows:  section V.B: all training data in one place, one machine, mini-batches, the same architecture.
 Notation: w -> model.
-Deviates: 1. the paper does not say how fast that machine is: it takes the mean seconds per step of the clients, without any network.
-             The experiment builds that world of one client because of `pooled`.
-          2. given a world of several clients all the same, the model goes from one to the next, one at a time, drawn uniformly.
+Deviates: 1. the paper does not say how fast that machine is: it takes the mean seconds per step of the clients, without
+             any network. The experiment builds that world of one client because of `pooled`.
+          2. given a world of several clients all the same, the model goes from one to the next, one at a time, drawn
+             uniformly.
           3. one job is what the training section says, an epoch being one over all data; each one is committed.
           4. all data is there from the start, also where it arrives over time at the clients.
 Checked:  tests/strategies/test_local_and_global.py (hand-worked; equal to a plain loop over all data), the laws.

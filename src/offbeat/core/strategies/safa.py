@@ -1,21 +1,27 @@
 """
-Paper:    Wu, He, Lin, Mao, Maple, Jarvis, "SAFA: A Semi-Asynchronous Protocol for Fast Federated Learning with Low Overhead", IEEE
-          Transactions on Computers 2021.
-Follows:  the authors' code: lag-tolerant distribution, CFCFM (compensatory first come, first merge) selection, three-step aggregation.
-Notation: tau -> lag; C -> sample; T_lim -> cap; r -> state.round; v_i -> state.versions; P(r) -> state.picks; Q(r) -> state.bypass;
-          c_i -> state.caches; n_i / n -> the weights of state.total, the running sum of all c_i.
-Deviates: 1. the paper's text was not at hand, only its code, which computes rounds of known length. Here a round is a stretch of time: who
-             answers and was not picked last round is picked, everybody else goes to the bypass; the round ends when the quota of picks is
-             met, when nobody is at work, or cap seconds after it began. Missing picks then come from the bypass, in order of arrival.
-          2. the first round is the code's "all-in" epoch: it waits for everybody (or cap), and all who answered are cached before it is
-             averaged. Its picks are the first to come.
-          3. a client that never answered has no c_i and is left out of the average, instead of counting as w_0; newcomers too.
-             So does one that was lost for evict_after seconds: its c_i is given up, and w is averaged without it from the next round on.
-          4. who still trains when it becomes deprecated is told on arrival: its update is rejected, and it is sent w at once. (The code
-             knows it at the start of the round.) So a client that needs more than lag + 1 rounds for a job is never heard.
-          5. work is handed out when a round begins; who comes, comes back or was lost in between waits for the next one.
+Paper:    Wu, He, Lin, Mao, Maple, Jarvis, "SAFA: A Semi-Asynchronous Protocol for Fast Federated Learning with Low
+          Overhead", IEEE Transactions on Computers 2021.
+Follows:  the authors' code: lag-tolerant distribution, CFCFM (compensatory first come, first merge) selection,
+          three-step aggregation.
+Notation: tau -> lag; C -> sample; T_lim -> cap; r -> state.round; v_i -> state.versions; P(r) -> state.picks; Q(r) ->
+          state.bypass; c_i -> state.caches; n_i / n -> the weights of state.total, the running sum of all c_i.
+Deviates: 1. the paper's text was not at hand, only its code, which computes rounds of known length. Here a round is a
+             stretch of time: who answers and was not picked last round is picked, everybody else goes to the bypass;
+             the round ends when the quota of picks is met, when nobody is at work, or cap seconds after it began.
+             Missing picks then come from the bypass, in order of arrival.
+          2. the first round is the code's "all-in" epoch: it waits for everybody (or cap), and all who answered are
+             cached before it is averaged. Its picks are the first to come.
+          3. a client that never answered has no c_i and is left out of the average, instead of counting as w_0;
+             newcomers too. So does one that was lost for evict_after seconds: its c_i is given up, and w is averaged
+             without it from the next round on.
+          4. who still trains when it becomes deprecated is told on arrival: its update is rejected, and it is sent w at
+             once. (The code knows it at the start of the round.) So a client that needs more than lag + 1 rounds for a
+             job is never heard.
+          5. work is handed out when a round begins; who comes, comes back or was lost in between waits for the next
+             one.
           6. a tolerable client goes on from its c_i. In the code one that crashed goes on from what it was last sent.
-          7. lag=5 as in the paper (the code's signature says 1). Statistics are averaged over the c_i, counters take the maximum.
+          7. lag=5 as in the paper (the code's signature says 1). Statistics are averaged over the c_i, counters take
+             the maximum.
 Checked:  tests/strategies/test_safa.py (hand-worked), the laws, with everybody picked in every round it is FedAvg.
 """
 
@@ -70,7 +76,8 @@ class State:
     newcomers: dict[int, None] = field(default_factory=dict)
     idle: dict[int, None] = field(default_factory=dict)
     flying: dict[int, None] = field(default_factory=dict)
-    versions: dict[int, int] = field(default_factory=dict)  # the last round a client answered in, or whose model before it was sent
+    # the last round a client answered in, or whose model before it was sent
+    versions: dict[int, int] = field(default_factory=dict)
     late: dict[int, None] = field(default_factory=dict)  # became deprecated at work: to be rejected, and to be sent w
     picks: dict[int, None] = field(default_factory=dict)
     picked: dict[int, None] = field(default_factory=dict)  # the picks of the last round
@@ -94,17 +101,26 @@ class Safa:
         require(self.lag >= 0, f"lag = {self.lag}: must be 0 or more rounds")
         check_sample(self.sample)
         check_evict(self.evict_after)
-        require(self.cap is None or (self.cap > 0 and isfinite(self.cap)), f"cap = {self.cap}: must be a positive number of seconds")
+        require(
+            self.cap is None or (self.cap > 0 and isfinite(self.cap)),
+            f"cap = {self.cap}: must be a positive number of seconds",
+        )
 
     def init(self, world: World) -> State:
         return State(
-            model=world.model, version=0, layout=world.layout, clients=world.clients,
-            caches=world.store("models"), bypassed=world.store("bypass"),
-        )  # fmt: skip
+            model=world.model,
+            version=0,
+            layout=world.layout,
+            clients=world.clients,
+            caches=world.store("models"),
+            bypassed=world.store("bypass"),
+        )
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
-        for client in state.absences.hear(event, self.evict_after, unless=lambda c: c in state.picks or c in state.bypass):
+        for client in state.absences.hear(
+            event, self.evict_after, unless=lambda c: c in state.picks or c in state.bypass
+        ):
             self._evict(state, client)
         match event:
             case ClientReady():
@@ -171,7 +187,12 @@ class Safa:
         for client in list(state.bypass)[:missing]:
             state.picks[client] = None
             self._cache(state, client, state.bypassed.pop(client), state.bypass.pop(client))
-        told = {"round": state.round, "picks": len(state.picks), "bypassed": len(state.bypass), "at_work": len(state.flying)}
+        told = {
+            "round": state.round,
+            "picks": len(state.picks),
+            "bypassed": len(state.bypass),
+            "at_work": len(state.flying),
+        }
         actions: list[Action] = [Note(told)] if state.round >= 0 else []
         if state.changed:
             assert state.total.total is not None
@@ -181,7 +202,8 @@ class Safa:
             state.version += 1
             actions.append(Commit(model))
         for client, n in state.bypass.items():
-            self._cache(state, client, state.bypassed.pop(client), n)  # c_i := y_i of the others counts from the next round on
+            # c_i := y_i of the others counts from the next round on
+            self._cache(state, client, state.bypassed.pop(client), n)
         state.bypass.clear()
         state.picked, state.picks = state.picks, {}
         return actions

@@ -1,7 +1,7 @@
 """Workers compute jobs. They are told of a job when it is dispatched, and asked for its result when that is due.
 
-Jobs are pure and independent: a worker may compute them at once, late, together, elsewhere or twice. What it is asked for
-it must answer; answers to other submitted jobs may come along, and are kept until they are due.
+Jobs are pure and independent: a worker may compute them at once, late, together, elsewhere or twice. What it is asked
+for it must answer; answers to other submitted jobs may come along, and are kept until they are due.
 """
 
 from __future__ import annotations

@@ -35,7 +35,12 @@ class Faulty:
 
     def _spoilt(self, answer: Answer) -> Answer:
         job = self._jobs.pop(number, None) if (number := ticket_of(answer)) is not None else None
-        if job is None or not isinstance(answer, Result) or not dense(answer.local) or not _alike(answer.local, job.base):
+        if (
+            job is None
+            or not isinstance(answer, Result)
+            or not dense(answer.local)
+            or not _alike(answer.local, job.base)
+        ):
             return answer  # no model: nothing that could be spoilt any more
         return self._spoil(job, answer)
 

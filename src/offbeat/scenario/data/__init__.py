@@ -59,7 +59,9 @@ def source(given: Source | str) -> Source:
     try:
         return find("data set", DATASETS, given)()
     except TypeError:
-        raise ConfigError(f"data set {given!r} has settings that must be given: write data: {{name: {given}, …}}") from None
+        raise ConfigError(
+            f"data set {given!r} has settings that must be given: write data: {{name: {given}, …}}"
+        ) from None
 
 
 def load(given: Source | str) -> Dataset:

@@ -1,9 +1,9 @@
 """Air quality in Beijing: six pollutants from two days of weather, one client a station.
 
 Two publications: the multi-site data of 2013-2017 (12 stations) and KDD Cup 2018 (the areas whose name has both an air
-station and a weather station: nine, as in ASO-Fed). Gaps: a weather value that was not measured is the last one measured,
-for at most `carry` hours; windows that still have a gap, and those whose pollutants were not all measured, are left out.
-Nothing is filled in where something is predicted. Carbon monoxide is in mg/m³, the others in µg/m³.
+station and a weather station: nine, as in ASO-Fed). Gaps: a weather value that was not measured is the last one
+measured, for at most `carry` hours; windows that still have a gap, and those whose pollutants were not all measured,
+are left out. Nothing is filled in where something is predicted. Carbon monoxide is in mg/m³, the others in µg/m³.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ POLLUTANTS = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3")
 YEARS = (1900, 2100)  # every hour from a station's first to its last has a place: a wrong year would fill the memory
 COMPASS = ("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW")
 BEIJING_PAGE = "https://archive.ics.uci.edu/dataset/501/beijing+multi+site+air+quality+data"
-BEIJING = Published(name="PRSA2017_Data_20130301-20170228.zip", most=100_000_000)  # nobody published its checksum: not downloaded
+# nobody published its checksum: not downloaded
+BEIJING = Published(name="PRSA2017_Data_20130301-20170228.zip", most=100_000_000)
 KDD_PAGE = "https://www.biendata.xyz/competition/kdd_2018/data/"
 
 
@@ -50,7 +51,9 @@ class _Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class BeijingAir(_Windows):
-    """Beijing air quality 2013-2017: six pollutants from 48 hours of weather, 12 stations (files: beijing-air/PRSA_Data_*.csv)."""
+    """Beijing air quality 2013-2017: six pollutants from 48 hours of weather, 12 stations (files:
+    beijing-air/PRSA_Data_*.csv).
+    """
 
     def load(self) -> Dataset:
         paths = find_files("beijing-air", ("PRSA_Data_*.csv",), BEIJING, BEIJING_PAGE)
@@ -65,7 +68,9 @@ class BeijingAir(_Windows):
 
 @dataclass(frozen=True, kw_only=True)
 class KddAir(_Windows):
-    """KDD Cup 2018 air quality: six pollutants from 48 hours of weather, 9 areas (files: kdd-air/beijing_17_18_aq.csv and _meo.csv)."""
+    """KDD Cup 2018 air quality: six pollutants from 48 hours of weather, 9 areas (files:
+    kdd-air/beijing_17_18_aq.csv and _meo.csv).
+    """
 
     def load(self) -> Dataset:
         air, weather = (find_file("kdd-air", (f"beijing_17_18_{kind}.csv",), page=KDD_PAGE) for kind in ("aq", "meo"))
@@ -117,7 +122,9 @@ def _direction(path: Path, cell: str) -> tuple[float, float]:
 
 def _kdd(air_file: Path, weather_file: Path) -> dict[str, Series]:
     air = _by_station(air_file, "stationId", POLLUTANTS)
-    weather = _by_station(weather_file, "station_id", ("temperature", "pressure", "humidity", "wind_speed", "wind_direction"))
+    weather = _by_station(
+        weather_file, "station_id", ("temperature", "pressure", "humidity", "wind_speed", "wind_direction")
+    )
     areas = sorted(set(air) & set(weather))
     if not areas:
         raise DataError(f"{air_file} and {weather_file} have no area in common, such as shunyi_aq and shunyi_meo")
@@ -155,7 +162,9 @@ def _joined(air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[n
 
 
 def _hourly(times: NDArray[np.datetime64], weather: Floats, pollutants: Floats) -> Series:
-    """Every hour from the first to the last in its place; hours without a row are gaps, of two values of one hour the first counts."""
+    """Every hour from the first to the last in its place; hours without a row are gaps, of two values of one hour
+    the first counts.
+    """
     place = (times - times.min()).astype(np.int64)
     values = np.concatenate([weather, pollutants], axis=1)
     grid = np.full((int(place.max()) + 1, values.shape[1]), np.nan)
@@ -189,7 +198,9 @@ def _dataset(name: str, stations: dict[str, Series], settings: _Windows) -> Data
             who[part] += [station] * len(windows)
     x_train, y_train, x_test, y_test = (np.concatenate(parts[part]) for part in ("train", "test") for parts in (x, y))
     if not len(x_train) or not len(x_test):
-        raise DataError(f"{name}: no window of {settings.hours} hours is whole in the training or the test part: use fewer hours")
+        raise DataError(
+            f"{name}: no window of {settings.hours} hours is whole in the training or the test part: use fewer hours"
+        )
     mean, deviation = x_train.mean((0, 1)), x_train.std((0, 1))
     deviation[deviation == 0] = 1  # always the same: nothing to scale
     scaled = ((x_train - mean) / deviation, y_train, (x_test - mean) / deviation, y_test)
@@ -197,13 +208,24 @@ def _dataset(name: str, stations: dict[str, Series], settings: _Windows) -> Data
     groups, test_groups, names = owners(who["train"], who["test"])
     left_out = possible - len(x_train) - len(x_test)
     return Dataset(
-        name, x1, y1, x2, y2, num_classes=None, groups=groups, test_groups=test_groups, group_names=names, class_names=POLLUTANTS,
+        name,
+        x1,
+        y1,
+        x2,
+        y2,
+        num_classes=None,
+        groups=groups,
+        test_groups=test_groups,
+        group_names=names,
+        class_names=POLLUTANTS,
         notes=(f"{left_out} of {possible} windows left out for gaps",),
-    )  # fmt: skip
+    )
 
 
 def _windows(weather: Floats, pollutants: Floats, settings: _Windows) -> tuple[Floats, Floats, int]:
-    """(windows, hours, weather), the pollutants of each window's last hour, and how many windows there would be without gaps."""
+    """(windows, hours, weather), the pollutants of each window's last hour, and how many windows there would be
+    without gaps.
+    """
     features = weather.shape[1]
     if len(weather) < settings.hours:
         return np.empty((0, settings.hours, features)), np.empty((0, len(POLLUTANTS))), 0

@@ -47,7 +47,15 @@ def unpack(path: Path, into: Path, most: int = MOST) -> None:
         _move(room, into)
     except DataError:
         raise
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, ValueError):
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        gzip.BadGzipFile,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        ValueError,
+    ):
         raise DataError(f"{path} is no whole archive: it is cut short or damaged") from None
     except OSError as error:
         raise DataError(f"cannot unpack {path}: {error.strerror or error}") from None
@@ -63,7 +71,9 @@ def _hold(room: int) -> None:
 
 
 def _sweep(into: Path) -> None:
-    """Remove what killed processes left: a room that is not new and that nobody holds (a lock goes with its process)."""
+    """Remove what killed processes left: a room that is not new and that nobody holds (a lock goes with its
+    process).
+    """
     for room in into.glob(f"{ROOM}*"):
         with suppress(OSError, ImportError):
             if time.time() - room.stat().st_mtime < FRESH:
@@ -93,7 +103,10 @@ def _unzip(path: Path, room: Path, most: int) -> None:
 def _untar(path: Path, room: Path, most: int) -> None:
     with open(path, "rb") as file:
         packed = file.read(2) == GZIP
-    with (gzip.open if packed else open)(path, "rb") as stream, tarfile.open(fileobj=_Bounded(path, stream, most), mode="r|") as archive:
+    with (
+        (gzip.open if packed else open)(path, "rb") as stream,
+        tarfile.open(fileobj=_Bounded(path, stream, most), mode="r|") as archive,
+    ):
         held = 0
         for count, member in enumerate(archive, 1):
             _count(path, count)
@@ -108,7 +121,9 @@ def _untar(path: Path, room: Path, most: int) -> None:
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that ends in an error where more comes out than may: also of headers, which are read into memory whole."""
+    """A stream that ends in an error where more comes out than may: also of headers, which are read into memory
+    whole.
+    """
 
     def __init__(self, path: Path, stream: io.BufferedIOBase, most: int) -> None:
         self._path, self._stream, self._most = path, stream, most

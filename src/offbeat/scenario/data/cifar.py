@@ -36,24 +36,36 @@ class Layout:
 
 CIFAR10 = (
     Layout(
-        folder="cifar-10-batches-bin", train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)), test="test_batch.bin",
-        archive="cifar-10-binary.tar.gz", checksum="c32a1d4ab5d03f1284b67883e8d87530",
+        folder="cifar-10-batches-bin",
+        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+        test="test_batch.bin",
+        archive="cifar-10-binary.tar.gz",
+        checksum="c32a1d4ab5d03f1284b67883e8d87530",
     ),
     Layout(
-        folder="cifar-10-batches-py", train=tuple(f"data_batch_{i}" for i in range(1, 6)), test="test_batch",
-        archive="cifar-10-python.tar.gz", checksum="c58f30108f718f92721af3b95e74349a",
+        folder="cifar-10-batches-py",
+        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+        test="test_batch",
+        archive="cifar-10-python.tar.gz",
+        checksum="c58f30108f718f92721af3b95e74349a",
     ),
-)  # fmt: skip
+)
 CIFAR100 = (
     Layout(
-        folder="cifar-100-binary", train=("train.bin",), test="test.bin",
-        archive="cifar-100-binary.tar.gz", checksum="03b5dce01913d631647c71ecec9e9cb8",
+        folder="cifar-100-binary",
+        train=("train.bin",),
+        test="test.bin",
+        archive="cifar-100-binary.tar.gz",
+        checksum="03b5dce01913d631647c71ecec9e9cb8",
     ),
     Layout(
-        folder="cifar-100-python", train=("train",), test="test",
-        archive="cifar-100-python.tar.gz", checksum="eb9058c3a382ffc7106e4002c42a8d85",
+        folder="cifar-100-python",
+        train=("train",),
+        test="test",
+        archive="cifar-100-python.tar.gz",
+        checksum="eb9058c3a382ffc7106e4002c42a8d85",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +100,13 @@ def _load(name: str, layouts: tuple[Layout, ...], classes: int, names: tuple[str
     y_train = torch.cat([y for _, y in parts[:-1]])
     x_test, y_test = parts[-1]
     train, test = standardised(x_train, x_test)
-    counts = (("training", len(train), TRAIN), ("test", len(test), TEST))  # a file cut at the end of a record looks whole
-    notes = tuple(f"{found:,} of {published:,} {part} pictures are there" for part, found, published in counts if found != published)
+    # a file cut at the end of a record looks whole
+    counts = (("training", len(train), TRAIN), ("test", len(test), TEST))
+    notes = tuple(
+        f"{found:,} of {published:,} {part} pictures are there"
+        for part, found, published in counts
+        if found != published
+    )
     return Dataset(name, train, y_train, test, y_test, num_classes=classes, class_names=names, notes=notes)
 
 
@@ -101,7 +118,10 @@ def _read_binary(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     if len(values) == 0 or len(values) % (labels + PIXELS):
-        raise DataError(f"{path} holds {len(values)} bytes, no whole number of records of {labels + PIXELS}: it is cut short or damaged")
+        raise DataError(
+            f"{path} holds {len(values)} bytes, no whole number of records of {labels + PIXELS}: it is cut short or "
+            "damaged"
+        )
     records = torch.from_numpy(values).view(-1, labels + PIXELS)
     return _checked(path, records[:, labels:], records[:, labels - 1], classes)
 
@@ -110,7 +130,13 @@ def _read_python(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     batch = read_pickle(path)
     key = b"fine_labels" if classes == 100 else b"labels"
     data, labels = (batch.get(b"data"), batch.get(key)) if isinstance(batch, dict) else (None, None)
-    whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == PIXELS and len(data)
+    whole = (
+        isinstance(data, np.ndarray)
+        and data.dtype == np.uint8
+        and data.ndim == 2
+        and data.shape[1] == PIXELS
+        and len(data)
+    )
     if not whole or not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
         raise DataError(f"{path} is no batch of CIFAR: images of {PIXELS} bytes and a list of labels are expected")
     numbers = torch.tensor([label if 0 <= label < classes else -1 for label in labels])  # however large it is

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import DataError, kind
 
-# What is asked of a model. classification: y (n,) of class numbers. segmentation: y (n, ...) of class numbers, one a place.
-# multilabel: y (n, labels) of 0 and 1. regression: y (n,) or (n, targets). survival: y (n, 2) of time and event (1: it
-# happened, 0: not seen to happen by then).
+# What is asked of a model. classification: y (n,) of class numbers. segmentation: y (n, ...) of class numbers, one a
+# place. multilabel: y (n, labels) of 0 and 1. regression: y (n,) or (n, targets). survival: y (n, 2) of time and event
+# (1: it happened, 0: not seen to happen by then).
 Kind = Literal["classification", "segmentation", "multilabel", "regression", "survival"]
 
 
@@ -71,8 +71,14 @@ class Dataset:
             raise DataError(f"data set {self.name!r}: {self.task} needs num_classes, how many there are")
         for what, train, test in (("inputs", self.x_train, self.x_test), ("targets", self.y_train, self.y_test)):
             if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
-                raise DataError(f"data set {self.name!r}: training {what} are {kind(train)}, test {what} {kind(test)}: make them alike")
-        parts = (("training", self.x_train, self.y_train, self.groups), ("test", self.x_test, self.y_test, self.test_groups))
+                raise DataError(
+                    f"data set {self.name!r}: training {what} are {kind(train)}, test {what} {kind(test)}: make them "
+                    "alike"
+                )
+        parts = (
+            ("training", self.x_train, self.y_train, self.groups),
+            ("test", self.x_test, self.y_test, self.test_groups),
+        )
         for part, x, y, groups in parts:
             where = f"data set {self.name!r}"
             _finite(f"{where}: {part} inputs", x)
@@ -120,7 +126,9 @@ class Dataset:
     def summary(self) -> str:
         shape = "×".join(map(str, self.input_shape)) or "one number"
         kind = {"multilabel": f"{self.outputs} labels at once", "survival": "times and events"}
-        target = kind.get(self.task or "", "real targets" if self.num_classes is None else f"{self.num_classes} classes")
+        target = kind.get(
+            self.task or "", "real targets" if self.num_classes is None else f"{self.num_classes} classes"
+        )
         owned = f", {self.num_groups} natural owners" if self.num_groups else ""
         noted = "".join(f" ({note})" for note in self.notes)
         counts = f"{len(self.x_train)} training and {len(self.x_test)} test examples"
@@ -128,7 +136,9 @@ class Dataset:
 
 
 def owners(train: Sequence[Any], test: Sequence[Any]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """(groups, test_groups, group_names) from the name of each example's owner; owners of training examples come first."""
+    """(groups, test_groups, group_names) from the name of each example's owner; owners of training examples come
+    first.
+    """
     try:
         first, rest = sorted(set(train)), sorted(set(test) - set(train))
     except TypeError:  # numbers and words have no order of their own
@@ -139,18 +149,27 @@ def owners(train: Sequence[Any], test: Sequence[Any]) -> tuple[Tensor, Tensor, t
 
 
 def _finite(what: str, values: Tensor) -> None:
-    fine = not values.is_floating_point() or all(bool(torch.isfinite(part).all()) for part in torch.split(values, 4096))  # no copy of all
+    # no copy of all
+    fine = not values.is_floating_point() or all(bool(torch.isfinite(part).all()) for part in torch.split(values, 4096))
     if not fine:
         bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
-        raise DataError(f"{what}: {int(bad.sum())} of {len(values)} are not finite, the first is number {int(bad.nonzero()[0, 0])}")
+        raise DataError(
+            f"{what}: {int(bad.sum())} of {len(values)} are not finite, the first is number {int(bad.nonzero()[0, 0])}"
+        )
 
 
 def _fits(what: str, y: Tensor, task: Kind | None) -> None:
     """The shape and the dtype that the task asks for."""
-    shapes = {"classification": y.ndim == 1, "segmentation": y.ndim >= 2, "multilabel": y.ndim == 2, "survival": tuple(y.shape[1:]) == (2,)}
+    shapes = {
+        "classification": y.ndim == 1,
+        "segmentation": y.ndim >= 2,
+        "multilabel": y.ndim == 2,
+        "survival": tuple(y.shape[1:]) == (2,),
+    }
     if not shapes.get(task or "", True):
         wanted = {
-            "classification": "one class an example is expected (a class a place is segmentation, several at once are multilabel)",
+            "classification": "one class an example is expected (a class a place is segmentation, several at once "
+            "are multilabel)",
             "segmentation": "a class for each place is expected",
             "multilabel": "one 0 or 1 for each label is expected",
             "survival": "time and event are expected, (2,)",

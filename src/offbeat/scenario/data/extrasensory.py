@@ -1,7 +1,7 @@
 """ExtraSensory: what people do, from the features of their phone and watch; one table a user.
 
-A feature that was not measured counts as its mean (0 after standardising), a label that was not given as absent. A user's
-minutes are split in their order.
+A feature that was not measured counts as its mean (0 after standardising), a label that was not given as absent. A
+user's minutes are split in their order.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from offbeat.scenario.data.tables import read_text
 Floats = NDArray[np.float32]
 
 PAGE = "http://extrasensory.ucsd.edu/"
-ARCHIVE = Published(name="ExtraSensory.per_uuid_features_labels.zip", most=10**9)  # nobody published its checksum: not downloaded
+# nobody published its checksum: not downloaded
+ARCHIVE = Published(name="ExtraSensory.per_uuid_features_labels.zip", most=10**9)
 PATTERNS = ("*.features_labels.csv", "*.features_labels.csv.gz")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraSensory:
-    """ExtraSensory: 377346 minutes of 60 users, 225 features, 51 labels at once (files: extrasensory/UUID.features_labels.csv.gz)."""
+    """ExtraSensory: 377346 minutes of 60 users, 225 features, 51 labels at once (files:
+    extrasensory/UUID.features_labels.csv.gz).
+    """
 
     train: float = 0.6  # share of a user's minutes, from the beginning
     test: float = 0.2  # at the end; what lies between is left for validation
@@ -57,13 +60,24 @@ class ExtraSensory:
                 parts[part].append((x[rows], y[rows]))
                 who[part] += [user] * len(x[rows])
         assert header is not None
-        x_train, y_train, x_test, y_test = (np.concatenate([p[i] for p in parts[part]]) for part in ("train", "test") for i in (0, 1))
+        x_train, y_train, x_test, y_test = (
+            np.concatenate([p[i] for p in parts[part]]) for part in ("train", "test") for i in (0, 1)
+        )
         _standardise(x_train, x_test)
         groups, test_groups, names = owners(who["train"], who["test"])
         return Dataset(
-            "extrasensory", torch.from_numpy(x_train), torch.from_numpy(y_train), torch.from_numpy(x_test), torch.from_numpy(y_test),
-            num_classes=None, task="multilabel", groups=groups, test_groups=test_groups, group_names=names, class_names=tuple(header[1]),
-        )  # fmt: skip
+            "extrasensory",
+            torch.from_numpy(x_train),
+            torch.from_numpy(y_train),
+            torch.from_numpy(x_test),
+            torch.from_numpy(y_test),
+            num_classes=None,
+            task="multilabel",
+            groups=groups,
+            test_groups=test_groups,
+            group_names=names,
+            class_names=tuple(header[1]),
+        )
 
 
 def _read(path: Path) -> tuple[tuple[list[str], list[str]], Floats, Floats]:

@@ -1,9 +1,9 @@
 """FitRec: speed or heart rate in workouts uploaded to Endomondo, one client a user, one sport a user (as in ASO-Fed).
 
-The file is read twice, line by line: once to count the workouts of each user and sport, once for those of the users drawn.
-Positions become distance and speed, everything is resampled every 10 seconds. A window that spans a pause in the recording
-is left out. Predicted is the value at the end of a window, from what the window holds of everything else: altitude, time
-since the start, and heart rate for the speed, or speed and distance for the heart rate.
+The file is read twice, line by line: once to count the workouts of each user and sport, once for those of the users
+drawn. Positions become distance and speed, everything is resampled every 10 seconds. A window that spans a pause in the
+recording is left out. Predicted is the value at the end of a window, from what the window holds of everything else:
+altitude, time since the start, and heart rate for the speed, or speed and distance for the heart rate.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _SPORT = re.compile(r"""["']sport["']:\s*["']([^"']*)["']""")
 
 @dataclass(frozen=True, kw_only=True)
 class FitRec:
-    """FitRec: speed or heart rate in the workouts of 30 users, sampled every 10 seconds (files: fitrec/endomondoHR_proper.json)."""
+    """FitRec: speed or heart rate in the workouts of 30 users, sampled every 10 seconds (files:
+    fitrec/endomondoHR_proper.json).
+    """
 
     target: Literal["speed", "heart_rate"] = "speed"  # km/h, beats a minute
     users: int = 30  # drawn from those with enough workouts of one sport
@@ -56,7 +58,10 @@ class FitRec:
     def __post_init__(self) -> None:
         require(self.target in ("speed", "heart_rate"), f"fitrec target = {self.target!r}: 'speed' or 'heart_rate'")
         require(self.users >= 1, f"fitrec users = {self.users}: at least 1 is needed")
-        require(self.min_workouts >= 2, f"fitrec min_workouts = {self.min_workouts}: at least 2, one to train and one to test")
+        require(
+            self.min_workouts >= 2,
+            f"fitrec min_workouts = {self.min_workouts}: at least 2, one to train and one to test",
+        )
         require(self.steps >= 1, f"fitrec steps = {self.steps}: at least 1 is needed")
         check_shares("fitrec", self.train, self.test)
 
@@ -97,7 +102,9 @@ class FitRec:
         if len(favourite) < self.users:
             few = f"{len(favourite)} users have {self.min_workouts} workouts of one sport or more"
             raise DataError(f"{path}: {few}, {self.users} are asked for: lower users or min_workouts")
-        return {user: favourite[user] for user in draws.sample(sorted(favourite), self.users, self.seed, "fitrec users")}
+        return {
+            user: favourite[user] for user in draws.sample(sorted(favourite), self.users, self.seed, "fitrec users")
+        }
 
     def _windows(self, workout: dict[str, Any]) -> tuple[Floats, Floats]:
         """Windows (n, steps, features) that follow each other without overlap, and the target at the end of each."""
@@ -116,21 +123,39 @@ class FitRec:
         return windows[whole], targets[whole]
 
     def _dataset(
-        self, path: Path, x: dict[str, list[Floats]], y: dict[str, list[Floats]], who: dict[str, list[int]], notes: tuple[str, ...]
+        self,
+        path: Path,
+        x: dict[str, list[Floats]],
+        y: dict[str, list[Floats]],
+        who: dict[str, list[int]],
+        notes: tuple[str, ...],
     ) -> Dataset:
         if not who["train"] or not who["test"]:
             noted = "".join(f" ({note})" for note in notes)
-            raise DataError(f"{path}: no window of {self.steps} steps in the training or the test workouts{noted}: use fewer steps")
-        x_train, y_train, x_test, y_test = (np.concatenate(parts[part]) for part in ("train", "test") for parts in (x, y))
+            raise DataError(
+                f"{path}: no window of {self.steps} steps in the training or the test workouts{noted}: use fewer steps"
+            )
+        x_train, y_train, x_test, y_test = (
+            np.concatenate(parts[part]) for part in ("train", "test") for parts in (x, y)
+        )
         mean, deviation = x_train.mean((0, 1)), x_train.std((0, 1))
         deviation[deviation == 0] = 1
         scaled = ((x_train - mean) / deviation, y_train, (x_test - mean) / deviation, y_test)
         x1, y1, x2, y2 = (torch.from_numpy(v.astype(np.float32)) for v in scaled)
         groups, test_groups, names = owners(who["train"], who["test"])
         return Dataset(
-            "fitrec", x1, y1, x2, y2, num_classes=None, groups=groups,
-            test_groups=test_groups, group_names=names, class_names=(self.target,), notes=notes,
-        )  # fmt: skip
+            "fitrec",
+            x1,
+            y1,
+            x2,
+            y2,
+            num_classes=None,
+            groups=groups,
+            test_groups=test_groups,
+            group_names=names,
+            class_names=(self.target,),
+            notes=notes,
+        )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, int, str]]:
@@ -141,7 +166,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str, int, str]]:
             for number, line in enumerate(iter(lambda: file.readline(MOST_LINE + 1), ""), 1):
                 held += len(line)
                 if len(line) > MOST_LINE or held > MOST:
-                    raise DataError(f"{path} line {number}: more than {MOST_LINE:,} characters, or {MOST:,} in all: no workouts, refused")
+                    raise DataError(
+                        f"{path} line {number}: more than {MOST_LINE:,} characters, or {MOST:,} in all: no workouts, "
+                        "refused"
+                    )
                 if not line.strip():
                     continue
                 user, sport = _USER.search(line), _SPORT.search(line)
@@ -163,7 +191,9 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
             workout = ast.literal_eval(line.strip())  # values only: nothing is executed
         series = {name: np.asarray(workout[name], dtype=np.float64) for name in SERIES}
     except (ValueError, SyntaxError, KeyError, TypeError, OverflowError, MemoryError, RecursionError):
-        raise DataError(f"{path} line {number} is no workout with {', '.join(SERIES)}: it is cut short or damaged") from None
+        raise DataError(
+            f"{path} line {number} is no workout with {', '.join(SERIES)}: it is cut short or damaged"
+        ) from None
     lengths = {len(values) if values.ndim == 1 else -1 for values in series.values()}
     if len(lengths) != 1 or lengths.pop() < 2:
         raise DataError(f"{path} line {number}: {', '.join(SERIES)} must be lists of the same length, 2 or more")

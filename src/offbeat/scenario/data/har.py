@@ -30,20 +30,33 @@ STEPS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class UciHar:
-    """UCI HAR: 10299 windows of 9 inertial signals × 128 steps, 6 activities, 30 subjects (files: uci-har/UCI HAR Dataset)."""
+    """UCI HAR: 10299 windows of 9 inertial signals × 128 steps, 6 activities, 30 subjects (files: uci-har/UCI HAR
+    Dataset).
+    """
 
     @one_thread()
     def load(self) -> Dataset:
-        home = find_folder("uci-har", (f"{TOP}/train/Inertial Signals", f"{TOP}/test/Inertial Signals"), ARCHIVE, PAGE) / TOP
+        home = (
+            find_folder("uci-har", (f"{TOP}/train/Inertial Signals", f"{TOP}/test/Inertial Signals"), ARCHIVE, PAGE)
+            / TOP
+        )
         x_train, y_train, train = _part(home, "train")
         x_test, y_test, test = _part(home, "test")
         # one mean and one deviation for each signal, of the training windows
         mean, deviation = x_train.mean((0, 2), keepdim=True), x_train.std((0, 2), keepdim=True).clamp_min(1e-8)
         groups, test_groups, names = owners(train, test)
         return Dataset(
-            "uci-har", (x_train - mean) / deviation, y_train, (x_test - mean) / deviation, y_test, num_classes=len(ACTIVITIES),
-            groups=groups, test_groups=test_groups, group_names=names, class_names=ACTIVITIES,
-        )  # fmt: skip
+            "uci-har",
+            (x_train - mean) / deviation,
+            y_train,
+            (x_test - mean) / deviation,
+            y_test,
+            num_classes=len(ACTIVITIES),
+            groups=groups,
+            test_groups=test_groups,
+            group_names=names,
+            class_names=ACTIVITIES,
+        )
 
 
 def _part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
@@ -54,12 +67,17 @@ def _part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
     for signal, values in zip(SIGNALS, signals, strict=True):
         if values.shape != (len(labels), STEPS):
             expected = f"{len(labels)} × {STEPS}, one row a label"
-            raise DataError(f"{folder / f'{signal}_{part}.txt'} holds {values.shape[0]} × {values.shape[1]} numbers, expected {expected}")
+            raise DataError(
+                f"{folder / f'{signal}_{part}.txt'} holds {values.shape[0]} × {values.shape[1]} numbers, expected "
+                f"{expected}"
+            )
         odd = np.flatnonzero(~np.isfinite(values).all(1))  # standardised, one of them would spoil all windows
         if len(odd):
             raise DataError(f"{folder / f'{signal}_{part}.txt'} row {odd[0] + 1} holds values that are not finite")
     if len(subjects) != len(labels):
-        raise DataError(f"{home / part / f'subject_{part}.txt'} names {len(subjects)} subjects for {len(labels)} windows")
+        raise DataError(
+            f"{home / part / f'subject_{part}.txt'} names {len(subjects)} subjects for {len(labels)} windows"
+        )
     bad = [label for label in labels if not 1 <= label <= len(ACTIVITIES)]
     if bad:
         raise DataError(f"{home / part / f'y_{part}.txt'}: label {bad[0]} is out of range: 1 to {len(ACTIVITIES)}")

@@ -26,7 +26,8 @@ HOSPITALS = {  # and the MD5 of each one's file, as FLamby has it
     "switzerland": "9a87f7577310b3917730d06ba9349e20",
     "va": "4249d03ca7711e84f4444768c9426170",
 }
-COLUMNS = 14  # age, sex, chest pain, pressure, cholesterol, sugar, ECG, heart rate, angina, oldpeak, slope, ca, thal; the label
+# age, sex, chest pain, pressure, cholesterol, sugar, ECG, heart rate, angina, oldpeak, slope, ca, thal; the label
+COLUMNS = 14
 DROPPED = (10, 11, 12)
 CHEST_PAIN, ECG = (2, (2, 3, 4)), (6, (1, 2))  # column, and the values that get an indicator; the first value has none
 MEASURED = (0, 3, 4, 7, 9)  # age, pressure, cholesterol, heart rate, oldpeak: the columns with a scale
@@ -35,7 +36,9 @@ TRAIN_SHARE, SPLIT_SEED = 0.66, 43  # FLamby's
 
 @dataclass(frozen=True, kw_only=True)
 class HeartDisease:
-    """Fed-Heart-Disease: 740 patients of 4 hospitals, 13 features, sick or not (files: heart-disease/processed.*.data)."""
+    """Fed-Heart-Disease: 740 patients of 4 hospitals, 13 features, sick or not (files:
+    heart-disease/processed.*.data).
+    """
 
     def load(self) -> Dataset:
         x, y, train, who = [], [], [], []
@@ -55,9 +58,17 @@ class HeartDisease:
         hospitals = np.array(who)
         groups, test_groups, names = owners(hospitals[training].tolist(), hospitals[~training].tolist())
         return Dataset(
-            "heart-disease", x_all[keep], y_all[keep], x_all[~keep], y_all[~keep], num_classes=2,
-            groups=groups, test_groups=test_groups, group_names=names, class_names=("healthy", "sick"),
-        )  # fmt: skip
+            "heart-disease",
+            x_all[keep],
+            y_all[keep],
+            x_all[~keep],
+            y_all[~keep],
+            num_classes=2,
+            groups=groups,
+            test_groups=test_groups,
+            group_names=names,
+            class_names=("healthy", "sick"),
+        )
 
 
 def _read(path: Path) -> NDArray[np.float64]:
@@ -65,10 +76,14 @@ def _read(path: Path) -> NDArray[np.float64]:
     cells = [line.strip().split(",") for line in read_text(path, "latin1").splitlines() if line.strip()]
     for number, row in enumerate(cells, 1):
         if len(row) != COLUMNS:
-            raise DataError(f"{path} line {number} has {len(row)} values, expected {COLUMNS}: it is cut short or damaged")
+            raise DataError(
+                f"{path} line {number} has {len(row)} values, expected {COLUMNS}: it is cut short or damaged"
+            )
     if not cells:
         raise DataError(f"{path} is empty")
-    table = np.stack([numbers(path, f"column {at + 1}", [row[at] for row in cells], ("?", "-9")) for at in range(COLUMNS)], axis=1)
+    table = np.stack(
+        [numbers(path, f"column {at + 1}", [row[at] for row in cells], ("?", "-9")) for at in range(COLUMNS)], axis=1
+    )
     kept = [at for at in range(COLUMNS) if at not in DROPPED]
     rows = table[~np.isnan(table[:, kept]).any(1)]
     if len(rows) < 6:
@@ -90,7 +105,12 @@ def _training(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     counts = np.bincount(labels, minlength=2)
     stratify = labels if counts.min() > 2 else None
     rows, _ = train_test_split(
-        np.arange(len(labels)), train_size=TRAIN_SHARE, test_size=1 - TRAIN_SHARE, random_state=SPLIT_SEED, shuffle=True, stratify=stratify
+        np.arange(len(labels)),
+        train_size=TRAIN_SHARE,
+        test_size=1 - TRAIN_SHARE,
+        random_state=SPLIT_SEED,
+        shuffle=True,
+        stratify=stratify,
     )
     training = np.zeros(len(labels), dtype=bool)
     training[rows] = True

@@ -15,7 +15,9 @@ from offbeat.scenario.data.dataset import Pixels
 
 
 def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Bytes (n, channels, height, width) as floats with mean 0 and deviation 1 in each channel of the training images."""
+    """Bytes (n, channels, height, width) as floats with mean 0 and deviation 1 in each channel of the training
+    images.
+    """
     pixels = statistics(train)
     shape = (1, -1, 1, 1)
     mean, deviation = torch.tensor(pixels.mean).view(shape), torch.tensor(pixels.deviation).view(shape)
@@ -24,7 +26,9 @@ def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def statistics(images: Tensor) -> Pixels:
-    """Mean and deviation of each channel, exact and without a float copy: bytes take 256 values, so they are counted."""
+    """Mean and deviation of each channel, exact and without a float copy: bytes take 256 values, so they are
+    counted.
+    """
     values = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
     for channel in range(images.shape[1]):
@@ -40,7 +44,9 @@ def statistics(images: Tensor) -> Pixels:
 
 
 def read_images(paths: Sequence[Path], size: int) -> Tensor:
-    """Colour images as bytes (n, 3, size, size); larger ones are scaled to their shorter edge and cropped in the middle."""
+    """Colour images as bytes (n, 3, size, size); larger ones are scaled to their shorter edge and cropped in the
+    middle.
+    """
     images = torch.empty((len(paths), 3, size, size), dtype=torch.uint8)
     for i, path in enumerate(paths):
         images[i] = torch.from_numpy(_read(path, size)).permute(2, 0, 1)
@@ -51,12 +57,16 @@ def _read(path: Path, size: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), Image.open(path) as image:
+        with (
+            warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
+            Image.open(path) as image,
+        ):
             colour = image.convert("RGB")
             if colour.size != (size, size):
                 colour = ImageOps.fit(colour, (size, size), Image.Resampling.BILINEAR)
             return np.array(colour)
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):  # seen from the header, before anything is unpacked
+    # seen from the header, before anything is unpacked
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise DataError(f"{path} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: refused") from None
     except FileNotFoundError:
         raise DataError(f"{path} is missing: put the image there") from None

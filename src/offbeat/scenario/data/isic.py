@@ -19,7 +19,9 @@ CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 
 @dataclass(frozen=True, kw_only=True)
 class Isic2019:
-    """Fed-ISIC2019: 23247 skin lesions of 6 centres, 8 classes (files: isic2019/train_test_split and the preprocessed .jpg)."""
+    """Fed-ISIC2019: 23247 skin lesions of 6 centres, 8 classes (files: isic2019/train_test_split and the
+    preprocessed .jpg).
+    """
 
     size: int = 200  # pixels of an edge: the middle of an image is kept; 200 needs 2.8 GB
 
@@ -40,15 +42,30 @@ class Isic2019:
         folds = column(names, rows, "fold")
         wrong = sorted(set(folds) - {"train", "test"})
         if wrong or len(set(folds)) != 2:
-            raise DataError(f"{table}: fold must be train or test, and both must occur{f', not {wrong[0]!r}' if wrong else ''}")
+            raise DataError(
+                f"{table}: fold must be train or test, and both must occur{f', not {wrong[0]!r}' if wrong else ''}"
+            )
         images = column(names, rows, "image")
         if any("/" in image or "\\" in image or image.startswith(".") for image in images):
             raise DataError(f"{table}: image must be a bare name such as ISIC_0000000")
         taken = {part: [i for i, fold in enumerate(folds) if fold == part] for part in ("train", "test")}
-        x_train, x_test = (read_images([folder / f"{images[i]}.jpg" for i in taken[part]], self.size) for part in ("train", "test"))
+        x_train, x_test = (
+            read_images([folder / f"{images[i]}.jpg" for i in taken[part]], self.size) for part in ("train", "test")
+        )
         y_train, y_test = (torch.tensor([int(labels[i]) for i in taken[part]]) for part in ("train", "test"))
-        groups, test_groups, centre_names = owners(*([int(centres[i]) for i in taken[part]] for part in ("train", "test")))
+        groups, test_groups, centre_names = owners(
+            *([int(centres[i]) for i in taken[part]] for part in ("train", "test"))
+        )
         return Dataset(
-            "isic2019", x_train, y_train, x_test, y_test, num_classes=len(CLASSES), groups=groups, test_groups=test_groups,
-            group_names=tuple(f"centre {name}" for name in centre_names), class_names=CLASSES, pixels=statistics(x_train),
-        )  # fmt: skip
+            "isic2019",
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            num_classes=len(CLASSES),
+            groups=groups,
+            test_groups=test_groups,
+            group_names=tuple(f"centre {name}" for name in centre_names),
+            class_names=CLASSES,
+            pixels=statistics(x_train),
+        )

@@ -19,7 +19,9 @@ from offbeat.scenario.data.root import Published, data_root, find_folder
 from offbeat.scenario.data.split import every_fifth
 from offbeat.scenario.data.tables import column, read_rows
 
-PAGE = "https://torchio.readthedocs.io/datasets.html#ixitiny and https://brain-development.org/ixi-dataset/ (CC BY-SA 3.0)"
+PAGE = (
+    "https://torchio.readthedocs.io/datasets.html#ixitiny and https://brain-development.org/ixi-dataset/ (CC BY-SA 3.0)"
+)
 ARCHIVE = Published(name="7kd5wj7v7p-3.zip", checksum="eecb83422a2685937a955251fa45cb03")
 HOMES = ("IXI_sample", "7kd5wj7v7p-3/IXI_sample")
 SPLIT = "metadata_tiny.csv"  # FLamby's: Patient ID, Manufacturer, Split
@@ -28,7 +30,9 @@ _SUBJECT = re.compile(r"IXI(\d+)-(Guys|HH|IOP)-\w+")
 
 @dataclass(frozen=True, kw_only=True)
 class Ixi:
-    """Fed-IXI: 566 brain volumes of 3 hospitals, the brain's voxels from T1 (files: ixi/IXI_sample/SUBJECT/T1 and label/*.nii.gz)."""
+    """Fed-IXI: 566 brain volumes of 3 hospitals, the brain's voxels from T1 (files: ixi/IXI_sample/SUBJECT/T1 and
+    label/*.nii.gz).
+    """
 
     shape: tuple[int, int, int] = (48, 60, 48)  # all volumes are resized to this
 
@@ -40,7 +44,11 @@ class Ixi:
     def load(self) -> Dataset:
         there = next((home for home in HOMES if (data_root() / "ixi" / home).is_dir()), None)
         folder = find_folder("ixi", (there or HOMES[1],), ARCHIVE, PAGE) / (there or HOMES[1])
-        subjects = [(path, found) for path in sorted(folder.iterdir()) if path.is_dir() and (found := _SUBJECT.fullmatch(path.name))]
+        subjects = [
+            (path, found)
+            for path in sorted(folder.iterdir())
+            if path.is_dir() and (found := _SUBJECT.fullmatch(path.name))
+        ]
         if not subjects:
             raise DataError(f"{folder} holds no subjects: folders such as IXI002-Guys-0828 are expected")
         centres = [found[2] for _, found in subjects]
@@ -50,13 +58,24 @@ class Ixi:
         hospitals = np.array(centres)
         groups, test_groups, names = owners(hospitals[~test.numpy()].tolist(), hospitals[test.numpy()].tolist())
         return Dataset(
-            "ixi", x[~test], y[~test], x[test], y[test], num_classes=2, task="segmentation", groups=groups,
-            test_groups=test_groups, group_names=names, class_names=("other", "brain"), notes=notes,
-        )  # fmt: skip
+            "ixi",
+            x[~test],
+            y[~test],
+            x[test],
+            y[test],
+            num_classes=2,
+            task="segmentation",
+            groups=groups,
+            test_groups=test_groups,
+            group_names=names,
+            class_names=("other", "brain"),
+            notes=notes,
+        )
 
     def _image(self, subject: Path) -> Tensor:
         volume = interpolate(_volume(subject / "T1")[None, None], self.shape, mode="trilinear", align_corners=False)[0]
-        return (volume - volume.mean()) / volume.std().clamp_min(1e-8)  # each volume by itself: scanners have no common unit
+        # each volume by itself: scanners have no common unit
+        return (volume - volume.mean()) / volume.std().clamp_min(1e-8)
 
     def _label(self, subject: Path) -> Tensor:
         volume = _volume(subject / "label")
@@ -76,7 +95,9 @@ def _volume(folder: Path) -> Tensor:
 
 
 def _split(patients: list[int], centres: list[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """Which subjects are for the test: FLamby's list where it lies beside the data, else every fifth of each hospital."""
+    """Which subjects are for the test: FLamby's list where it lies beside the data, else every fifth of each
+    hospital.
+    """
     file = data_root() / "ixi" / SPLIT
     if not file.is_file():
         order = sorted(set(centres))

@@ -36,7 +36,9 @@ def read_nifti(path: Path) -> NDArray[np.float32]:
     if not isfinite(slope):
         slope = intercept = 0.0  # how nibabel says that nothing is scaled
     if not isfinite(offset) or not isfinite(intercept):
-        raise DataError(f"{path} is damaged: its header says that values begin at byte {offset:g} and are moved by {intercept:g}")
+        raise DataError(
+            f"{path} is damaged: its header says that values begin at byte {offset:g} and are moved by {intercept:g}"
+        )
     return _values(path, data, np.dtype(order + TYPES[code]), int(offset), shape, slope, intercept)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from offbeat.core.errors import DataError
 
-_RECONSTRUCT = np.zeros(0).__reduce__()[0]  # how an array says it is made; its module's name changed between numpy versions
+# how an array says it is made; its module's name changed between numpy versions
+_RECONSTRUCT = np.zeros(0).__reduce__()[0]
 _HARMLESS: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,

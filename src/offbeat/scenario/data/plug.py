@@ -39,7 +39,8 @@ def from_dataset(
 ) -> Dataset:
     """A data set from anything that gives (input, target) pairs; whole numbers as targets are classes.
 
-    `groups` names the natural owner of each training example. Without a test set every fifth example of each class is one.
+    `groups` names the natural owner of each training example. Without a test set every fifth example of each class is
+    one.
     """
     x, y = _stacked(train, f"{name}: training")
     notes: tuple[str, ...] = ()
@@ -47,7 +48,10 @@ def from_dataset(
     if who is not None and len(who) != len(x):
         raise DataError(f"data set {name!r}: {len(x)} training inputs, owners of {len(who)}")
     if test_groups is not None and (who is None or test is None):
-        raise DataError(f"data set {name!r}: test_groups go with a test set and with groups, and {'one' if who else 'groups'} is missing")
+        raise DataError(
+            f"data set {name!r}: test_groups go with a test set and with groups, and {'one' if who else 'groups'} is "
+            "missing"
+        )
     if test is None:
         classes = y if y.ndim == 1 and not y.is_floating_point() else torch.zeros(len(x), dtype=torch.int64)
         held = every_fifth(classes)
@@ -89,7 +93,9 @@ def from_npz(folder: str | Path, *, num_classes: int | None = None, task: Kind |
 
 @dataclass(frozen=True, kw_only=True)
 class Npz:
-    """Data of your own: a folder with one .npz file a client, arrays x and y, and x_test and y_test if there are any."""
+    """Data of your own: a folder with one .npz file a client, arrays x and y, and x_test and y_test if there are
+    any.
+    """
 
     folder: str  # relative to the data root, or a whole path
     num_classes: int | None = None  # None: one more than the largest label
@@ -118,9 +124,18 @@ def _made(
     groups, test_groups, names = (None, None, ()) if who is None else owners(who, others)
     held = test_groups if len(others) == len(y_test) and others else None
     return Dataset(
-        name, x_train, y_train, x_test, y_test, num_classes=num_classes, task=task, groups=groups, test_groups=held,
-        group_names=names, notes=notes,
-    )  # fmt: skip
+        name,
+        x_train,
+        y_train,
+        x_test,
+        y_test,
+        num_classes=num_classes,
+        task=task,
+        groups=groups,
+        test_groups=held,
+        group_names=names,
+        notes=notes,
+    )
 
 
 def _names(given: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None) -> list[Any] | None:
@@ -150,7 +165,8 @@ def _stacked(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
         odd = next((i for i, v in enumerate(values) if v.shape != values[0].shape), None)
         if odd is not None:
             raise DataError(
-                f"{what} {kind} {odd} has shape {tuple(values[odd].shape)}, the first {tuple(values[0].shape)}: all must be alike"
+                f"{what} {kind} {odd} has shape {tuple(values[odd].shape)}, the first {tuple(values[0].shape)}: all "
+                "must be alike"
             )
     return torch.stack(xs), torch.stack(ys)
 
@@ -182,7 +198,10 @@ def _arrays(path: Path) -> dict[str, Tensor]:
             raise DataError(f"{path} holds objects that are no numbers: refused") from None
         raise DataError(f"{path} is no whole .npz file: it is cut short or damaged") from None
     if not {"x", "y"} <= set(found) or ("x_test" in found) != ("y_test" in found):
-        raise DataError(f"{path} must hold x and y, and x_test and y_test both or not at all; it holds {', '.join(found) or 'neither'}")
+        raise DataError(
+            f"{path} must hold x and y, and x_test and y_test both or not at all; it holds "
+            f"{', '.join(found) or 'neither'}"
+        )
     for x, y in (("x", "y"), ("x_test", "y_test")):
         if x in found and (found[x].ndim == 0 or found[y].ndim == 0 or len(found[x]) != len(found[y])):
             raise DataError(f"{path}: {x} and {y} must have as many rows as each other")
@@ -200,5 +219,8 @@ def _together(home: Path, parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tens
     kind = [(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype) for _, x, y in parts]
     odd = next((i for i, k in enumerate(kind) if k != kind[0]), None)
     if odd is not None:
-        raise DataError(f"{home / (parts[odd][0] + '.npz')} holds {kind[odd]}, {parts[0][0]}.npz {kind[0]}: all clients must be alike")
+        raise DataError(
+            f"{home / (parts[odd][0] + '.npz')} holds {kind[odd]}, {parts[0][0]}.npz {kind[0]}: all clients must be "
+            "alike"
+        )
     return torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts])

@@ -50,8 +50,12 @@ def expanded(given: str | Path) -> Path:
         raise DataError(f"{str(given)!r} is no path: there is no such user") from None
 
 
-def find_file(folder: str, names: tuple[str, ...], checksum: str | None = None, urls: tuple[str, ...] = (), page: str = "") -> Path:
-    """The first of these files under the data root, or the first name downloaded; `checksum` is what the published one has."""
+def find_file(
+    folder: str, names: tuple[str, ...], checksum: str | None = None, urls: tuple[str, ...] = (), page: str = ""
+) -> Path:
+    """The first of these files under the data root, or the first name downloaded; `checksum` is what the published
+    one has.
+    """
     for name in names:
         path = data_root() / folder / name
         if path.is_file():
@@ -87,7 +91,9 @@ def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None 
 
 
 def find_files(folder: str, patterns: tuple[str, ...], archive: Published, page: str) -> list[Path]:
-    """All files of these patterns in the data set's folder, at any depth, unpacked from its archive if there are none."""
+    """All files of these patterns in the data set's folder, at any depth, unpacked from its archive if there are
+    none.
+    """
     home = data_root() / folder
     found = _matching(home, patterns)
     if not found:
@@ -99,14 +105,19 @@ def find_files(folder: str, patterns: tuple[str, ...], archive: Published, page:
         unpack(path, home, archive.most)
         found = _matching(home, patterns)
     if not found:
-        raise DataError(f"{home / archive.name} was unpacked and holds no {patterns[0]}: it is another archive than the published one")
+        raise DataError(
+            f"{home / archive.name} was unpacked and holds no {patterns[0]}: it is another archive than the "
+            "published one"
+        )
     return found
 
 
 def _matching(home: Path, patterns: tuple[str, ...]) -> list[Path]:
     """Neither what a killed process left half unpacked, nor what a Mac puts into archives."""
     found = {path for pattern in patterns for path in home.rglob(pattern)} if home.is_dir() else set()
-    return sorted(path for path in found if not any(p.startswith(".") or p == "__MACOSX" for p in path.relative_to(home).parts))
+    return sorted(
+        path for path in found if not any(p.startswith(".") or p == "__MACOSX" for p in path.relative_to(home).parts)
+    )
 
 
 def _fetched(folder: str, wanted: Published, page: str, instead: str = "") -> Path:
@@ -122,7 +133,10 @@ def _please(path: Path, folder: str, page: str, instead: str = "", why: str = ""
     relative = path.relative_to(data_root())
     source = f"; it comes from {page}" if page else ""
     tried = f" ({why})" if why else ""
-    return f"{path} is missing: put the file there{instead}, or set OFFBEAT_DATA to the folder that holds {relative}{source}{tried}"
+    return (
+        f"{path} is missing: put the file there{instead}, or set OFFBEAT_DATA to the folder that holds "
+        f"{relative}{source}{tried}"
+    )
 
 
 def _verify(path: Path, checksum: str) -> None:

@@ -1,4 +1,6 @@
-"""Which examples are for training and which for the test, without random numbers: the same with every version of every library."""
+"""Which examples are for training and which for the test, without random numbers: the same with every version of
+every library.
+"""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ TRAIN_SHARE = 0.9
 class Synthetic:
     """FedProx's synthetic(alpha, beta): 60 inputs, 10 classes, users of very unequal sizes; nothing to download.
 
-    alpha: how much the users' models differ; beta: how much their inputs do. Both are deviations, as in the authors' code.
-    With iid all users have one model and the same distribution of inputs.
+    alpha: how much the users' models differ; beta: how much their inputs do. Both are deviations, as in the authors'
+    code. With iid all users have one model and the same distribution of inputs.
     """
 
     alpha: float = 1.0
@@ -48,7 +48,8 @@ class Synthetic:
         one = rng.normal(0, 1, (INPUTS, CLASSES)), rng.normal(0, 1, CLASSES)
         parts: dict[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {"train": [], "test": []}
         for k in range(self.users):
-            w, b = one if self.iid else (rng.normal(u[k], 1, (INPUTS, CLASSES)), rng.normal(u[k], 1, CLASSES))  # W_k, b_k ~ N(u_k, 1)
+            # W_k, b_k ~ N(u_k, 1)
+            w, b = one if self.iid else (rng.normal(u[k], 1, (INPUTS, CLASSES)), rng.normal(u[k], 1, CLASSES))
             x = rng.normal(0.0 if self.iid else v[k], spread, (sizes[k], INPUTS))  # x ~ N(v_k, Sigma)
             y = (x @ w + b).argmax(1)  # y = argmax softmax(W_k x + b_k)
             whole = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), torch.full((len(x),), k)
@@ -60,5 +61,13 @@ class Synthetic:
         )
         names = tuple(f"user {k}" for k in range(self.users))
         return Dataset(
-            "synthetic", x_train, y_train, x_test, y_test, num_classes=CLASSES, groups=groups, test_groups=test_groups, group_names=names
+            "synthetic",
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            num_classes=CLASSES,
+            groups=groups,
+            test_groups=test_groups,
+            group_names=names,
         )

@@ -35,7 +35,9 @@ def read_matrix(path: Path, dtype: Any = np.float32, separator: str | None = Non
     return values
 
 
-def read_rows(path: Path, header: tuple[str, ...] | None = None, encoding: str = "utf-8") -> tuple[list[str], list[list[str]]]:
+def read_rows(
+    path: Path, header: tuple[str, ...] | None = None, encoding: str = "utf-8"
+) -> tuple[list[str], list[list[str]]]:
     """(header, rows) of a CSV; every row has as many cells as the header, which has at least the columns named here."""
     rows = _rows(path, read_text(path, encoding))
     names = next(rows, None)
@@ -44,13 +46,17 @@ def read_rows(path: Path, header: tuple[str, ...] | None = None, encoding: str =
     names = [name.strip().lstrip("\ufeff") for name in names]
     missing = [name for name in header or () if name not in names]
     if missing:
-        raise DataError(f"{path} has no column {missing[0]!r}; its columns: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}")
+        raise DataError(
+            f"{path} has no column {missing[0]!r}; its columns: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
+        )
     body = []
     for number, row in enumerate(rows, 2):
         if not row:
             continue
         if len(row) != len(names):
-            raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(names)}: it is cut short or damaged")
+            raise DataError(
+                f"{path} row {number} has {len(row)} cells, the header {len(names)}: it is cut short or damaged"
+            )
         body.append(row)
     if not body:
         raise DataError(f"{path} has a header and no rows")

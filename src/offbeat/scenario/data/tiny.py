@@ -1,4 +1,6 @@
-"""Tiny-ImageNet, in the folders it is published in. The whole set or any of its classes: those that are there are read."""
+"""Tiny-ImageNet, in the folders it is published in. The whole set or any of its classes: those that are there are
+read.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,17 @@ CLASSES, SIZE = 200, 64
 
 @dataclass(frozen=True, kw_only=True)
 class TinyImageNet:
-    """Tiny-ImageNet: 110000 colour pictures, 64×64 pixels, 200 classes or those that are there (files: tiny-imagenet/tiny-imagenet-200)."""
+    """Tiny-ImageNet: 110000 colour pictures, 64×64 pixels, 200 classes or those that are there (files:
+    tiny-imagenet/tiny-imagenet-200).
+    """
 
     def load(self) -> Dataset:
-        home = find_folder("tiny-imagenet", (f"{TOP}/wnids.txt", f"{TOP}/train", f"{TOP}/val/val_annotations.txt"), ARCHIVE, PAGE) / TOP
+        home = (
+            find_folder(
+                "tiny-imagenet", (f"{TOP}/wnids.txt", f"{TOP}/train", f"{TOP}/val/val_annotations.txt"), ARCHIVE, PAGE
+            )
+            / TOP
+        )
         listed = _lines(home / "wnids.txt")
         names = [name for name in listed if (home / "train" / name / "images").is_dir()]
         if not names:
@@ -38,12 +47,22 @@ class TinyImageNet:
         notes = () if len(names) == CLASSES else (f"{len(names)} of {CLASSES} classes are there",)
         words = tuple(_words(home / "words.txt", names))
         return Dataset(
-            "tiny-imagenet", x_train, y_train, x_test, y_test, num_classes=len(names), class_names=words, pixels=pixels, notes=notes
+            "tiny-imagenet",
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            num_classes=len(names),
+            class_names=words,
+            pixels=pixels,
+            notes=notes,
         )
 
 
 def _read(examples: list[tuple[Path, int]]) -> tuple[Tensor, Tensor]:
-    return read_images([path for path, _ in examples], SIZE), torch.tensor([label for _, label in examples], dtype=torch.int64)
+    return read_images([path for path, _ in examples], SIZE), torch.tensor(
+        [label for _, label in examples], dtype=torch.int64
+    )
 
 
 def _images(folder: Path) -> list[Path]:
@@ -54,7 +73,9 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _validation(folder: Path, number: dict[str, int], listed: set[str]) -> list[tuple[Path, int]]:
-    """The validation images of these classes: they are the test set, since the real test labels were never published."""
+    """The validation images of these classes: they are the test set, since the real test labels were never
+    published.
+    """
     file, test = folder / "val_annotations.txt", []
     for row, line in enumerate(_lines(file), 1):
         name, *rest = line.split("\t")

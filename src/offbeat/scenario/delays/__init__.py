@@ -18,9 +18,24 @@ from offbeat.scenario.delays.spread import (
 )
 
 __all__ = [
-    "DELAYS", "SHORTEST", "Changing", "Constant", "Delays", "Devices", "Exponential", "Groups", "HalfNormal", "Lognormal", "LongTail",
-    "Normal", "Paced", "PerClient", "Traced", "Uniform", "Unit",
-]  # fmt: skip
+    "DELAYS",
+    "SHORTEST",
+    "Changing",
+    "Constant",
+    "Delays",
+    "Devices",
+    "Exponential",
+    "Groups",
+    "HalfNormal",
+    "Lognormal",
+    "LongTail",
+    "Normal",
+    "Paced",
+    "PerClient",
+    "Traced",
+    "Uniform",
+    "Unit",
+]
 
 DELAYS: dict[str, type[Delays]] = {
     "constant": Constant,

@@ -34,12 +34,18 @@ class Changing:
         object.__setattr__(self, "factors", tuple(self.factors))
         given = f"{len(self.at)} times and {len(self.factors)} factors"
         require(len(self.at) == len(self.factors) > 0, f"changing delays: {given}: one factor for each time is needed")
-        require(all(t >= 0 and isfinite(t) for t in self.at), f"changing delays: at = {self.at}: times are finite, 0 or more")
+        require(
+            all(t >= 0 and isfinite(t) for t in self.at),
+            f"changing delays: at = {self.at}: times are finite, 0 or more",
+        )
         require(all(a < b for a, b in pairwise(self.at)), f"changing delays: at = {self.at}: times must increase")
         positive("changing", **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
         require_share("changing delays", self.share)
         law = type(self.delays).__name__
-        require(not isinstance(self.delays, Paced), f"changing delays: {law} already changes with time: give all times and factors to one")
+        require(
+            not isinstance(self.delays, Paced),
+            f"changing delays: {law} already changes with time: give all times and factors to one",
+        )
         object.__setattr__(self, "_times", (float("-inf"), *self.at))
 
     @property
@@ -83,7 +89,8 @@ class Changing:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """Recorded seconds per local step, client by client, from a CSV or Parquet file: columns client, t, seconds_per_step.
+    """Recorded seconds per local step, client by client, from a CSV or Parquet file: columns client, t,
+    seconds_per_step.
 
     A value holds from its time t on until the next; the last one holds for ever. A job under way feels a change.
     """

@@ -16,7 +16,8 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 from offbeat.core import draws
 from offbeat.core.errors import require
 
-Unit = Literal["job", "step", "response"]  # seconds of a job, of a local step, or until the answer, whatever is computed for it
+# seconds of a job, of a local step, or until the answer, whatever is computed for it
+Unit = Literal["job", "step", "response"]
 SHORTEST = 0.05  # the jitter never makes a job shorter than this share of the client's mean
 
 

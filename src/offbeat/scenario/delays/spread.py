@@ -47,7 +47,9 @@ class Uniform(Varying):
 
 @dataclass(frozen=True, kw_only=True)
 class Normal(Varying):
-    """Mean times are normal around `mean` seconds with a deviation of `spread` times that, cut off at a twentieth of it."""
+    """Mean times are normal around `mean` seconds with a deviation of `spread` times that, cut off at a twentieth of
+    it.
+    """
 
     mean: float = 60.0
     spread: float = 0.3  # FedCompass's
@@ -70,7 +72,9 @@ class HalfNormal(Varying):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("half-normal", mean=self.mean)
-        require(0 <= self.least <= self.mean, f"half-normal delays: least = {self.least}: from 0 to the mean, {self.mean}")
+        require(
+            0 <= self.least <= self.mean, f"half-normal delays: least = {self.least}: from 0 to the mean, {self.mean}"
+        )
 
     def mean_of(self, seed: int, client: int) -> float:
         scale = self.mean * sqrt(pi / 2)  # the mean of |N(0, s^2)| is s sqrt(2 / pi)
@@ -96,11 +100,15 @@ class Lognormal(Varying):
         require(self.sigma <= WIDEST, f"lognormal delays: sigma = {self.sigma}: at most {WIDEST:g}")
         if self.mean is None and self.std is None:
             return
-        require(self.mean is not None and self.std is not None, "lognormal delays: mean and std go together: give both or neither")
+        require(
+            self.mean is not None and self.std is not None,
+            "lognormal delays: mean and std go together: give both or neither",
+        )
         assert self.mean is not None
         assert self.std is not None
         positive("lognormal", mean=self.mean, std=self.std)
-        usable = 1e-100 <= self.mean <= 1e100 and self.std <= 1e50 * self.mean  # their squares are numbers, and sigma below 16
+        # their squares are numbers, and sigma below 16
+        usable = 1e-100 <= self.mean <= 1e100 and self.std <= 1e50 * self.mean
         require(usable, f"lognormal delays: mean = {self.mean}, std = {self.std}: too far from 1, or from each other")
         variance = log(self.std**2 / self.mean**2 + 1)
         object.__setattr__(self, "sigma", sqrt(variance))
@@ -120,10 +128,13 @@ class Exponential(Varying):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("exponential", mean=self.mean)
-        require(0 <= self.least <= self.mean, f"exponential delays: least = {self.least}: from 0 to the mean, {self.mean}")
+        require(
+            0 <= self.least <= self.mean, f"exponential delays: least = {self.least}: from 0 to the mean, {self.mean}"
+        )
 
     def mean_of(self, seed: int, client: int) -> float:
-        return max(self.least, -self.mean * log(1.0 - speed(seed, client)))  # the quantile: a large draw is a slow client, as elsewhere
+        # the quantile: a large draw is a slow client, as elsewhere
+        return max(self.least, -self.mean * log(1.0 - speed(seed, client)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +179,9 @@ class Groups(Varying):
         object.__setattr__(self, "shares", tuple(self.shares))
         positive("group", period=self.period, **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
         given = f"{len(self.factors)} factors and {len(self.shares)} shares"
-        require(len(self.factors) == len(self.shares) > 0, f"group delays: {given}: one share for each factor is needed")
+        require(
+            len(self.factors) == len(self.shares) > 0, f"group delays: {given}: one share for each factor is needed"
+        )
         require_shares("group delays", self.shares)
 
     def mean_of(self, seed: int, client: int) -> float:
@@ -188,7 +201,9 @@ class PerClient(Varying):
         positive("per-client", **{f"means[{client}]": mean for client, mean in enumerate(self.means)})
 
     def mean_of(self, seed: int, client: int) -> float:
-        require(0 <= client < len(self.means), f"per-client delays: none for client {client}, there are {len(self.means)}")
+        require(
+            0 <= client < len(self.means), f"per-client delays: none for client {client}, there are {len(self.means)}"
+        )
         return self.means[client]
 
     def covers(self, clients: Iterable[int]) -> None:

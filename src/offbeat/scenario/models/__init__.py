@@ -12,10 +12,23 @@ from offbeat.scenario.models.sequence import Lstm, TextCnn
 from offbeat.scenario.models.unet import UNet3d
 
 __all__ = [
-    "MODELS", "Model", "Shape",
-    "Cnn", "DistilBert", "EfficientNet", "LeNet5", "Linear", "Lstm", "Mlp", "MobileNetV2", "ResNet", "ResNet1d", "TextCnn", "UNet3d",
+    "MODELS",
+    "Model",
+    "Shape",
+    "Cnn",
+    "DistilBert",
+    "EfficientNet",
+    "LeNet5",
+    "Linear",
+    "Lstm",
+    "Mlp",
+    "MobileNetV2",
+    "ResNet",
+    "ResNet1d",
+    "TextCnn",
+    "UNet3d",
     "Vgg11",
-]  # fmt: skip
+]
 
 MODELS: dict[str, type[Model]] = {
     "linear": Linear,

@@ -1,4 +1,6 @@
-"""What every model keeps: its weights are a function of the seed, no global random state is touched, shapes are checked first."""
+"""What every model keeps: its weights are a function of the seed, no global random state is touched, shapes are
+checked first.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,9 @@ class Cnn:
                     stack.append(nn.MaxPool2d(2))
             if self.pool == "last":
                 stack.append(nn.MaxPool2d(2))
-            return nn.Sequential(*stack, nn.Flatten(), *dense(self.channels[-1] * high * wide, self.hidden, num_outputs))
+            return nn.Sequential(
+                *stack, nn.Flatten(), *dense(self.channels[-1] * high * wide, self.hidden, num_outputs)
+            )
 
         return seeded(seed, layers)
 
@@ -99,7 +101,9 @@ class LeNet5:
             convolutions: list[nn.Module] = []
             for a, b in pairwise((colours, 6, 16)):
                 convolutions += [nn.Conv2d(a, b, 5, bias=self.bias), nn.ReLU(), nn.AvgPool2d(2)]
-            return nn.Sequential(*convolutions, nn.Flatten(), *dense(16 * high * wide, (120, 84), num_outputs, self.bias))
+            return nn.Sequential(
+                *convolutions, nn.Flatten(), *dense(16 * high * wide, (120, 84), num_outputs, self.bias)
+            )
 
         return seeded(seed, layers)
 
@@ -111,7 +115,10 @@ class Vgg11:
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         pictures("vgg11", input_shape, num_outputs)
         if min(input_shape[1:]) < 32:
-            raise ConfigError(f"vgg11 halves pictures five times and needs at least 32×32, got {input_shape[1]}×{input_shape[2]}: use cnn")
+            raise ConfigError(
+                f"vgg11 halves pictures five times and needs at least 32×32, got {input_shape[1]}×{input_shape[2]}: "
+                "use cnn"
+            )
 
         def layers() -> nn.Module:
             stack: list[nn.Module] = []
@@ -122,6 +129,8 @@ class Vgg11:
                     stack += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
                     before = width
                 stack.append(nn.MaxPool2d(2))
-            return nn.Sequential(*stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_outputs, bias=False))
+            return nn.Sequential(
+                *stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_outputs, bias=False)
+            )
 
         return seeded(seed, layers)

@@ -42,14 +42,20 @@ class DistilBert:
         folder = weights_path(self.weights)
         for name in FILES:
             if not (folder / name).is_file():
-                raise DataError(f"{folder / name} is missing: put {' and '.join(FILES)} of the encoder into that folder")
+                raise DataError(
+                    f"{folder / name} is missing: put {' and '.join(FILES)} of the encoder into that folder"
+                )
 
         def make() -> nn.Module:
             with _quiet(transformers), _readable(folder):
                 encoder = transformers.AutoModelForSequenceClassification.from_pretrained(
-                    folder, num_labels=num_outputs, dtype="float32", ignore_mismatched_sizes=True,
-                    local_files_only=True, use_safetensors=True,
-                )  # fmt: skip
+                    folder,
+                    num_labels=num_outputs,
+                    dtype="float32",
+                    ignore_mismatched_sizes=True,
+                    local_files_only=True,
+                    use_safetensors=True,
+                )
             longest = getattr(encoder.config, "max_position_embeddings", None)
             if longest is not None and input_shape[0] > longest:
                 raise ConfigError(f"distilbert: texts of {input_shape[0]} tokens, this encoder reads at most {longest}")
@@ -114,4 +120,6 @@ def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise DataError(f"{folder} does not hold an encoder transformers can read: {' '.join(str(error).split())[:300]}") from None
+        raise DataError(
+            f"{folder} does not hold an encoder transformers can read: {' '.join(str(error).split())[:300]}"
+        ) from None

@@ -14,10 +14,12 @@ from offbeat.scenario.models.building import Shape, pictures, seeded, weights_pa
 
 # (expansion, channels, blocks, stride of the first, kernel) of each stage
 MOBILE = (
-    (1, 16, 1, 1, 3), (6, 24, 2, 1, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3), (6, 96, 3, 1, 3), (6, 160, 3, 2, 3), (6, 320, 1, 1, 3),
+    (1, 16, 1, 1, 3), (6, 24, 2, 1, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3), (6, 96, 3, 1, 3), (6, 160, 3, 2, 3),
+    (6, 320, 1, 1, 3),
 )  # fmt: skip
 EFFICIENT = (
-    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3),
+    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
+    (6, 320, 1, 1, 3),
 )  # fmt: skip
 
 
@@ -30,7 +32,11 @@ class MobileNetV2:
 
         def layers() -> nn.Module:
             # small pictures: stem and second stage keep the resolution that ImageNet models halve there
-            stack: list[nn.Module] = [nn.Conv2d(input_shape[0], 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()]
+            stack: list[nn.Module] = [
+                nn.Conv2d(input_shape[0], 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU6(),
+            ]
             before = 32
             for expansion, width, blocks, stride, _ in MOBILE:
                 for block in range(blocks):
@@ -48,7 +54,9 @@ class Inverted(nn.Module):
     def __init__(self, before: int, width: int, expansion: int, stride: int) -> None:
         super().__init__()
         wide = before * expansion
-        widen: list[nn.Module] = [] if expansion == 1 else [nn.Conv2d(before, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6()]
+        widen: list[nn.Module] = (
+            [] if expansion == 1 else [nn.Conv2d(before, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6()]
+        )
         self.body = nn.Sequential(
             *widen,
             nn.Conv2d(wide, wide, 3, stride, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
@@ -145,7 +153,11 @@ class Excitation(nn.Module):
 
     def __init__(self, width: int, squeezed: int) -> None:
         super().__init__()
-        self.conv_reduce, self.act, self.conv_expand = nn.Conv2d(width, squeezed, 1), nn.SiLU(), nn.Conv2d(squeezed, width, 1)
+        self.conv_reduce, self.act, self.conv_expand = (
+            nn.Conv2d(width, squeezed, 1),
+            nn.SiLU(),
+            nn.Conv2d(squeezed, width, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor = self.conv_expand(self.act(self.conv_reduce(x.mean((2, 3), keepdim=True))))
@@ -157,14 +169,26 @@ def load(module: nn.Module, path: Path, last: str) -> None:
     try:
         stored = load_file(path)
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: put the pretrained weights there as safetensors, or leave weights away") from None
+        raise DataError(
+            f"{path} is missing: put the pretrained weights there as safetensors, or leave weights away"
+        ) from None
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from None
     own = module.state_dict()
-    stored = {name: t for name, t in stored.items() if not (name.startswith(last) and name in own and own[name].shape != t.shape)}
-    missing = [name for name in own if name not in stored and not name.startswith(last) and not name.endswith("num_batches_tracked")]
+    stored = {
+        name: t
+        for name, t in stored.items()
+        if not (name.startswith(last) and name in own and own[name].shape != t.shape)
+    }
+    missing = [
+        name
+        for name in own
+        if name not in stored and not name.startswith(last) and not name.endswith("num_batches_tracked")
+    ]
     wrong = [name for name, t in stored.items() if name not in own or own[name].shape != t.shape]
     if missing or wrong:
         told = f"it lacks {missing[0]!r}" if missing else f"its {wrong[0]!r} does not fit"
-        raise DataError(f"{path} holds the weights of another model: {told} ({len(missing)} missing, {len(wrong)} that do not fit)")
+        raise DataError(
+            f"{path} holds the weights of another model: {told} ({len(missing)} missing, {len(wrong)} that do not fit)"
+        )
     module.load_state_dict(stored, strict=False)

@@ -30,7 +30,11 @@ class ResNet:
 
         def layers() -> nn.Module:
             before = self.width
-            stack: list[nn.Module] = [nn.Conv2d(input_shape[0], before, 3, padding=1, bias=False), nn.BatchNorm2d(before), nn.ReLU()]
+            stack: list[nn.Module] = [
+                nn.Conv2d(input_shape[0], before, 3, padding=1, bias=False),
+                nn.BatchNorm2d(before),
+                nn.ReLU(),
+            ]
             for stage, blocks in enumerate(BLOCKS[self.depth]):
                 for block in range(blocks):
                     width = self.width << stage
@@ -47,9 +51,12 @@ class Block(nn.Module):
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(before, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width),
-        )  # fmt: skip
+            nn.Conv2d(before, width, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
         self.around: nn.Module = nn.Identity()
         if stride != 1 or before != width:
             self.around = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
@@ -71,19 +78,27 @@ class ResNet1d:
         positive("resnet1d", width=self.width)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        expect("resnet1d", input_shape, num_outputs, ("channels", "length"), "resnet for pictures, mlp for plain features")
+        expect(
+            "resnet1d", input_shape, num_outputs, ("channels", "length"), "resnet for pictures, mlp for plain features"
+        )
         if input_shape[1] < 7:
             raise ConfigError(f"resnet1d needs series of length 7 or more, got {input_shape[1]}: use mlp")
 
         def layers() -> nn.Module:
             before = self.width
-            stack: list[nn.Module] = [nn.Conv1d(input_shape[0], before, 7, stride=3, bias=False), nn.BatchNorm1d(before), nn.ReLU()]
+            stack: list[nn.Module] = [
+                nn.Conv1d(input_shape[0], before, 7, stride=3, bias=False),
+                nn.BatchNorm1d(before),
+                nn.ReLU(),
+            ]
             for stage in range(4):
                 if stage > 0:
                     stack += [nn.Conv1d(before, 2 * before, 3, stride=2, padding=1, bias=False), nn.ReLU()]
                     before = 2 * before
                 stack += [Block1d(before), Block1d(before)]
-            return nn.Sequential(*stack, nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(2 * before, num_outputs, bias=False))
+            return nn.Sequential(
+                *stack, nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(2 * before, num_outputs, bias=False)
+            )
 
         return seeded(seed, layers)
 
@@ -94,9 +109,12 @@ class Block1d(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv1d(width, width, 3, padding=1, bias=False), nn.BatchNorm1d(width), nn.ReLU(),
-            nn.Conv1d(width, width, 3, padding=1, bias=False), nn.BatchNorm1d(width),
-        )  # fmt: skip
+            nn.Conv1d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Conv1d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm1d(width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.body(x) + x

@@ -14,7 +14,9 @@ from offbeat.scenario.models.building import Shape, expect, positive, seeded
 
 @dataclass(frozen=True, kw_only=True)
 class UNet3d:
-    """3-D U-Net, small as FLamby's for Fed-IXI: one score a class for every voxel, (n, classes, depth, height, width)."""
+    """3-D U-Net, small as FLamby's for Fed-IXI: one score a class for every voxel, (n, classes, depth, height,
+    width).
+    """
 
     width: int = 8  # channels of the first convolution; each block doubles them
     levels: int = 3  # blocks on the way down, the lowest included
@@ -36,9 +38,12 @@ class UNet3dModule(nn.Module):
         # widths on the way down: w -> 2w, then 2w -> 4w, ...; each step up takes what comes from below and across
         wides = [2 * width << level for level in range(levels)]
         self.down = nn.ModuleList(
-            _double(wides[level - 1] if level else channels, width << level, wide, first=level == 0) for level, wide in enumerate(wides)
+            _double(wides[level - 1] if level else channels, width << level, wide, first=level == 0)
+            for level, wide in enumerate(wides)
         )
-        self.up = nn.ModuleList(_double(below + across, across, across) for across, below in zip(wides[-2::-1], wides[:0:-1], strict=True))
+        self.up = nn.ModuleList(
+            _double(below + across, across, across) for across, below in zip(wides[-2::-1], wides[:0:-1], strict=True)
+        )
         self.pool = nn.MaxPool3d(2)
         self.head = nn.Conv3d(wides[0], outputs, 1)
 
@@ -58,6 +63,10 @@ def _double(before: int, middle: int, after: int, first: bool = False) -> nn.Seq
     """Two convolutions; the very first of the network is not normalised, as in FLamby's."""
     norm = [] if first else [nn.BatchNorm3d(middle)]
     return nn.Sequential(
-        nn.Conv3d(before, middle, 3, padding=1, bias=first), *norm, nn.PReLU(),
-        nn.Conv3d(middle, after, 3, padding=1, bias=False), nn.BatchNorm3d(after), nn.PReLU(),
-    )  # fmt: skip
+        nn.Conv3d(before, middle, 3, padding=1, bias=first),
+        *norm,
+        nn.PReLU(),
+        nn.Conv3d(middle, after, 3, padding=1, bias=False),
+        nn.BatchNorm3d(after),
+        nn.PReLU(),
+    )

@@ -1,5 +1,5 @@
-"""Who holds which examples. No example has two owners, but where clients draw for themselves (`draws`); a partition that leaves
-some to nobody says so.
+"""Who holds which examples. No example has two owners, but where clients draw for themselves (`draws`); a partition
+that leaves some to nobody says so.
 
 A client's examples are listed in increasing order, so the same split always reads the same.
 """
@@ -14,10 +14,21 @@ from offbeat.scenario.partition.natural import Iid, Natural
 from offbeat.scenario.partition.split import Split
 
 __all__ = [
-    "PARTITIONS", "Partition", "class_counts",
-    "Classes", "Dirichlet", "DirichletEqual", "Disjoint", "Draws", "DualDirichlet", "Iid", "MainClass", "Natural", "Pieces",
+    "PARTITIONS",
+    "Partition",
+    "class_counts",
+    "Classes",
+    "Dirichlet",
+    "DirichletEqual",
+    "Disjoint",
+    "Draws",
+    "DualDirichlet",
+    "Iid",
+    "MainClass",
+    "Natural",
+    "Pieces",
     "Split",
-]  # fmt: skip
+]
 
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,

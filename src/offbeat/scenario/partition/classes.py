@@ -10,7 +10,16 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.partition.dealing import NOBODY, TRIES, Ints, by_owner, cut, enough, one_class_each, until_all_have
+from offbeat.scenario.partition.dealing import (
+    NOBODY,
+    TRIES,
+    Ints,
+    by_owner,
+    cut,
+    enough,
+    one_class_each,
+    until_all_have,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +35,14 @@ class Classes:
     deviation: float = 3.0
 
     def __post_init__(self) -> None:
-        require(1 <= self.fewest <= self.most, f"classes fewest = {self.fewest}, most = {self.most}: 1 <= fewest <= most is needed")
+        require(
+            1 <= self.fewest <= self.most,
+            f"classes fewest = {self.fewest}, most = {self.most}: 1 <= fewest <= most is needed",
+        )
         require(self.mean > 0 and isfinite(self.mean), f"classes mean = {self.mean}: must be positive and finite")
-        require(self.deviation >= 0 and isfinite(self.deviation), f"classes deviation = {self.deviation}: must be 0 or more")
+        require(
+            self.deviation >= 0 and isfinite(self.deviation), f"classes deviation = {self.deviation}: must be 0 or more"
+        )
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         enough(len(labels), clients, 1)
@@ -37,9 +51,12 @@ class Classes:
         if self.most > count:
             raise DataError(f"classes: up to {self.most} classes a client, the data has {count}: lower most")
         if clients * self.most < count:
-            raise DataError(f"classes: {clients} clients of at most {self.most} classes cannot hold all {count}: raise most")
+            raise DataError(
+                f"classes: {clients} clients of at most {self.most} classes cannot hold all {count}: raise most"
+            )
         failed = (
-            f"classes: in {TRIES} tries no draw gave every one of {count} classes to somebody and every one of {clients} clients "
+            f"classes: in {TRIES} tries no draw gave every one of {count} classes to somebody and every one of "
+            f"{clients} clients "
             f"an example: raise fewest and most, or use other clients than {clients}"
         )
         return until_all_have(seed, clients, 1, lambda rng: self._deal(classes, count, clients, rng), failed)
@@ -72,7 +89,8 @@ class MainClass:
 
     share: float = 0.95  # of a client's data, all its main classes together; the paper's 2 × 40 % is 0.8
     main: int | None = None  # main classes a client; None: classes / clients, at least 1
-    size: int | None = None  # examples a client; None: an equal part of all, which fits only where the classes go into the clients
+    # examples a client; None: an equal part of all, which fits only where the classes go into the clients
+    size: int | None = None
 
     def __post_init__(self) -> None:
         require(0 < self.share <= 1, f"main-class share = {self.share}: must lie in (0, 1]")
@@ -88,8 +106,10 @@ class MainClass:
         if len(short):
             c = short[0]
             raise DataError(
-                f"main-class: {clients} clients ask for {int(wanted[:, c].sum())} examples of class {int(names[c])}, there are "
-                f"{int(held[c])}: use a number of clients that the {len(names)} classes go into, lower share, or give a smaller size"
+                f"main-class: {clients} clients ask for {int(wanted[:, c].sum())} examples of class {int(names[c])}, "
+                "there are "
+                f"{int(held[c])}: use a number of clients that the {len(names)} classes go into, lower share, or "
+                "give a smaller size"
             )
         rng = np.random.default_rng(draws.bits(seed, "partition"))
         owner = np.full(len(classes), NOBODY, dtype=np.int64)
@@ -108,7 +128,10 @@ class MainClass:
         size = int(held.min()) * count // clients if self.size is None else self.size
         each = int(size * self.share + 1e-9) // main  # 0.29 * 100 is 28.999...: nobody means 28
         if each < 1:
-            raise DataError(f"main-class: {size} examples a client are too few for {main} main classes: use fewer clients than {clients}")
+            raise DataError(
+                f"main-class: {size} examples a client are too few for {main} main classes: use fewer clients than "
+                f"{clients}"
+            )
         wanted = np.full((clients, count), (size - each * main) // (count - main), dtype=np.int64)
         for client in range(clients):
             wanted[client, (main * client + np.arange(main)) % count] = each
@@ -117,9 +140,12 @@ class MainClass:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """Every class is cut into pieces of unequal size, and every client gets as many pieces, of different sizes (ASO-Fed)."""
+    """Every class is cut into pieces of unequal size, and every client gets as many pieces, of different sizes
+    (ASO-Fed).
+    """
 
-    # as the paper prints them; they count relative to each other, since a Fashion-MNIST class has 6000 examples, not 12000
+    # as the paper prints them; they count relative to each other, since a Fashion-MNIST class has 6000 examples, not
+    # 12000
     sizes: tuple[float, ...] = (2000, 2750, 3250, 4000)
 
     def __post_init__(self) -> None:
@@ -134,14 +160,15 @@ class Pieces:
         if total % clients:
             fitting = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
             raise DataError(
-                f"pieces: {len(names)} classes in {len(self.sizes)} pieces make {total}, which {clients} clients cannot share evenly: "
+                f"pieces: {len(names)} classes in {len(self.sizes)} pieces make {total}, which {clients} clients "
+                "cannot share evenly: "
                 f"use {fitting} clients"
             )
         rng = np.random.default_rng(draws.bits(seed, "partition"))
         shares = np.array(self.sizes) / sum(self.sizes)
         pieces = [cut(rng.permutation(np.flatnonzero(classes == c)), shares) for c in range(len(names))]
-        # size after size, in each the classes in random order; dealt round, so a client's pieces lie `clients` apart and
-        # differ in size wherever there are at least as many clients as classes
+        # size after size, in each the classes in random order; dealt round, so a client's pieces lie `clients` apart
+        # and differ in size wherever there are at least as many clients as classes
         dealt = [(c, size) for size in rng.permutation(len(self.sizes)) for c in rng.permutation(len(names))]
         seats = rng.permutation(clients)
         owner = np.empty(len(classes), dtype=np.int64)
@@ -149,7 +176,9 @@ class Pieces:
             owner[pieces[c][size]] = seats[number % clients]
         parts = by_owner(owner, clients)
         if min(map(len, parts)) == 0:
-            raise DataError(f"pieces: with {len(labels)} examples in {total} pieces a client has none: use fewer sizes or clients")
+            raise DataError(
+                f"pieces: with {len(labels)} examples in {total} pieces a client has none: use fewer sizes or clients"
+            )
         return parts
 
 
@@ -161,6 +190,9 @@ class Disjoint:
         enough(len(labels), clients, 1)
         names, classes = np.unique(one_class_each("disjoint", labels), return_inverse=True)
         if len(names) < clients:
-            raise DataError(f"disjoint: {clients} clients, but only {len(names)} classes: use at most {len(names)} clients, or classes")
+            raise DataError(
+                f"disjoint: {clients} clients, but only {len(names)} classes: use at most {len(names)} clients, or "
+                "classes"
+            )
         holder = np.concatenate([np.full(len(part), k) for k, part in enumerate(np.array_split(names, clients))])
         return by_owner(holder[classes], clients)

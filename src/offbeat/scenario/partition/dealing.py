@@ -35,12 +35,16 @@ def enough(examples: int, clients: int, each: int) -> None:
 
 def one_class_each(partition: str, labels: Tensor) -> Ints:
     if labels.is_floating_point() or labels.ndim != 1:
-        raise DataError(f"{partition} needs one class label an example, got {labels.dtype} of shape {tuple(labels.shape)}: use iid")
+        raise DataError(
+            f"{partition} needs one class label an example, got {labels.dtype} of shape {tuple(labels.shape)}: use iid"
+        )
     return labels.cpu().numpy().astype(np.int64)
 
 
 def cut(members: Ints, shares: Floats) -> list[Ints]:
-    """The members in pieces of about these shares (that add to 1): rounding moves cuts by half a member, none is lost."""
+    """The members in pieces of about these shares (that add to 1): rounding moves cuts by half a member, none is
+    lost.
+    """
     cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
     return np.split(members, cuts)
 
@@ -54,7 +58,9 @@ def by_owner(owner: Ints, clients: int) -> list[Tensor]:
     return [part.clone() for part in torch.split(grouped, counts.tolist())]
 
 
-def until_all_have(seed: int, clients: int, each: int, deal: Callable[[np.random.Generator], Ints | None], failed: str) -> list[Tensor]:
+def until_all_have(
+    seed: int, clients: int, each: int, deal: Callable[[np.random.Generator], Ints | None], failed: str
+) -> list[Tensor]:
     """Deal again while a client has fewer examples than `each`, or the dealer gives up (None); not for ever."""
     for attempt in range(TRIES):
         owner = deal(np.random.default_rng(draws.bits(seed, "partition", attempt)))

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.partition.dealing import TRIES, Floats, Ints, by_owner, cut, enough, one_class_each, until_all_have
+from offbeat.scenario.partition.dealing import (
+    TRIES,
+    Floats,
+    Ints,
+    by_owner,
+    cut,
+    enough,
+    one_class_each,
+    until_all_have,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +131,8 @@ class DualDirichlet:
         _, classes = np.unique(one_class_each("dual-dirichlet", labels), return_inverse=True)
         failed = (
             f"dual-dirichlet left a client with fewer than {self.min_examples} examples in {TRIES} tries "
-            f"({clients} clients, {len(labels)} examples): raise sizes or classes, lower min_examples or use fewer clients"
+            f"({clients} clients, {len(labels)} examples): raise sizes or classes, lower min_examples or use fewer "
+            "clients"
         )
         return until_all_have(seed, clients, self.min_examples, lambda rng: self._deal(classes, clients, rng), failed)
 

@@ -23,15 +23,16 @@ MOST = 10_000_000  # clients: more do not fit into the memory of a process
 class Draws:
     """Every client draws its examples from all there are, so clients overlap and there may be a million of them.
 
-    Nobody holds an example twice. What a client holds is a pure function of the seed and its number, computed when it is
-    needed: it does not depend on how many others there are, and costs no memory.
+    Nobody holds an example twice. What a client holds is a pure function of the seed and its number, computed when it
+    is needed: it does not depend on how many others there are, and costs no memory.
     """
 
     size: int | tuple[int, int] = 20  # examples a client; of two numbers, low and high, each draws its own between them
     alpha: float | None = None  # each client mixes classes by its own draw from Dirichlet(alpha); None: as they come
 
     def __post_init__(self) -> None:
-        given = tuple(self.size) if isinstance(self.size, (list, tuple)) else self.size  # a list from a file is meant as a tuple
+        # a list from a file is meant as a tuple
+        given = tuple(self.size) if isinstance(self.size, (list, tuple)) else self.size
         object.__setattr__(self, "size", given)
         span = given if isinstance(given, tuple) else (given, given)
         fine = len(span) == 2 and all(type(size) is int for size in span) and 1 <= span[0] <= span[1]
@@ -47,7 +48,9 @@ class Draws:
         if low == high:
             counts = Counts.constant(clients, high)
         else:
-            counts = Counts(np.random.default_rng(draws.bits(seed, "partition")).integers(low, high, clients, endpoint=True))
+            counts = Counts(
+                np.random.default_rng(draws.bits(seed, "partition")).integers(low, high, clients, endpoint=True)
+            )
         if self.alpha is None:
             return Rows(counts, partial(_any, counts, len(labels), seed))
         _, classes = np.unique(one_class_each("draws with alpha", labels), return_inverse=True)

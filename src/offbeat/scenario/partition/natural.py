@@ -40,9 +40,13 @@ class Natural:
         """`clients` None: all owners."""
         require(clients is None or clients >= 1, f"clients = {clients}: at least 1 is needed")
         if groups is None:
-            raise DataError("natural needs data whose examples have owners (users, subjects, stations): use iid or dirichlet")
+            raise DataError(
+                "natural needs data whose examples have owners (users, subjects, stations): use iid or dirichlet"
+            )
         if groups.shape != (len(labels),):
-            raise DataError(f"natural: owners of shape {tuple(groups.shape)} for {len(labels)} examples: one each is needed")
+            raise DataError(
+                f"natural: owners of shape {tuple(groups.shape)} for {len(labels)} examples: one each is needed"
+            )
         owners, counts = np.unique(groups.cpu().numpy(), return_counts=True)
         able: list[int] = owners[counts >= self.min_examples].tolist()
         if len(able) < (1 if clients is None else clients):
