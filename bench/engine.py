@@ -34,7 +34,7 @@ from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers.inline import Inline
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.run import create, execute
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.data import load
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Cnn, Linear
@@ -50,7 +50,7 @@ def null_training(job: Job) -> Result:
 
 
 def null_engine(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> VirtualEngine:
-    counts = Counts.constant(clients, 10)
+    counts = ExampleCounts.constant(clients, 10)
     world = World(model=torch.zeros(10), layout=TEN, clients=counts)
     surroundings = SimulatedWorld(delays=Uniform(low=10.0, high=100.0), counts=counts, seed=0)
     return VirtualEngine(

@@ -143,7 +143,7 @@ CASES = [(name, settings) for name in REGISTRY for settings in VARIANTS.get(name
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=[f"{name}-{settings}" for name, settings in CASES])
 def test_every_strategy_of_the_registry_keeps_every_law(name: str, settings: dict[str, Any]) -> None:
-    # a dozen scripts: each mood meets each world once
+    # a dozen scripts: each pattern meets each world once
     findings = check(REGISTRY[name](**settings), scripts=12)
     assert [finding.law for finding in findings] == list(LAWS)
     for finding in findings:

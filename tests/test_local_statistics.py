@@ -158,10 +158,10 @@ def test_a_sketch_is_of_what_is_uploaded_so_that_the_server_can_compare_it() -> 
 
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name != "global"])
-@pytest.mark.parametrize("mood", ["calm", "losses", "newcomers"])
-def test_the_servers_statistics_stay_what_the_model_came_with_to_the_last_bit(name: str, mood: str) -> None:
+@pytest.mark.parametrize("pattern", ["calm", "losses", "newcomers"])
+def test_the_servers_statistics_stay_what_the_model_came_with_to_the_last_bit(name: str, pattern: str) -> None:
     strategy = REGISTRY[name]()
-    world = with_probe(tiny_world(4, torch.float32, buffers=True, in_the_middle=mood == "losses"), strategy)
+    world = with_probe(tiny_world(4, torch.float32, buffers=True, in_the_middle=pattern == "losses"), strategy)
     layout, clients = world.layout, TinyClients(world.layout, probe=world.probe)
     came_with, kept_by_clients = layout.statistics(world.model), 0
 
@@ -174,7 +174,7 @@ def test_the_servers_statistics_stay_what_the_model_came_with_to_the_last_bit(na
         kept_by_clients += 1
         return result
 
-    engine = play(strategy, random_script(mood, 1, 30), world, train=train)
+    engine = play(strategy, random_script(pattern, 1, 30), world, train=train)
     commits = [action.model for entry in engine.log for action in entry.actions if isinstance(action, Commit)]
     assert all(torch.equal(layout.statistics(model), came_with) for model in commits)
     assert kept_by_clients > 5

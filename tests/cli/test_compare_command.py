@@ -14,7 +14,7 @@ from command_line import TINY, answer, contents, refused
 
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.experiment import compare as comparing
+from offbeat.experiment import comparison as comparing
 from offbeat.experiment import files
 from offbeat.experiment import run as runs
 from offbeat.experiment.run import Run

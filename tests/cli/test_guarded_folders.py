@@ -11,7 +11,8 @@ from command_line import contents, refused
 from damage import CHANGES, KEPT, Killed, die, same_or_one_line
 
 from offbeat.engines.trace import Trace
-from offbeat.experiment import compare, files, machine, sealed
+from offbeat.experiment import comparison as compare
+from offbeat.experiment import files, machine, sealed
 from offbeat.experiment import run as runs
 from offbeat.experiment.run import Run
 from offbeat.presets import load

@@ -50,7 +50,7 @@ def started(epoch: float | None, clients: int = 3, concurrency: int | None = Non
     return engine
 
 
-def flying(engine: ScriptedEngine) -> list[int]:
+def at_work(engine: ScriptedEngine) -> list[int]:
     return sorted(engine.ledger.busy)
 
 
@@ -59,11 +59,11 @@ def flying(engine: ScriptedEngine) -> list[int]:
 
 def test_everybody_is_served_at_time_zero_and_whoever_reports_waits_for_the_tick() -> None:
     engine = started(epoch=5.0)
-    assert flying(engine) == [0, 1, 2]
+    assert at_work(engine) == [0, 1, 2]
     engine.arrive(1, at=2.0)
-    assert (flying(engine), engine.timers) == ([0, 2], {"epoch": 5.0})
+    assert (at_work(engine), engine.timers) == ([0, 2], {"epoch": 5.0})
     engine.advance(5.0)
-    assert (flying(engine), engine.timers) == ([0, 1, 2], {"epoch": 10.0})
+    assert (at_work(engine), engine.timers) == ([0, 1, 2], {"epoch": 10.0})
     assert engine.ledger.open[engine.ledger.busy[1]].started == 5.0
 
 
@@ -100,9 +100,9 @@ def test_newcomers_and_those_who_come_back_are_served_at_the_next_tick() -> None
     engine.refuse(1, at=2.0)
     engine.ready(0, at=3.0)
     engine.join(7, at=4.0)
-    assert flying(engine) == [2]
+    assert at_work(engine) == [2]
     engine.advance(5.0)
-    assert flying(engine) == [0, 1, 2, 7]
+    assert at_work(engine) == [0, 1, 2, 7]
 
 
 def test_a_report_whose_client_left_has_no_age() -> None:
@@ -122,7 +122,7 @@ def test_when_nobody_works_or_waits_the_clock_stops_and_it_goes_on_upon_its_own_
     engine.ready(1, at=41.0)
     assert engine.timers == {"epoch": 45.0}
     engine.advance(45.0)
-    assert (flying(engine), engine.state.epochs.tick) == ([1], 9)
+    assert (at_work(engine), engine.state.epochs.tick) == ([1], 9)
 
 
 def test_one_who_comes_exactly_on_the_grid_is_served_at_once() -> None:
@@ -136,8 +136,8 @@ def test_one_who_comes_exactly_on_the_grid_is_served_at_once() -> None:
 def test_with_a_limit_some_wait_and_all_get_their_turn() -> None:
     engine = started(epoch=5.0, clients=5, concurrency=2)
     for k in range(1, 20):
-        assert len(flying(engine)) == 2
-        for client in flying(engine):
+        assert len(at_work(engine)) == 2
+        for client in at_work(engine):
             engine.arrive(client, at=5.0 * k - 1)
         engine.advance(5.0 * k)
     assert len(engine.ledger.jobs) == 5
@@ -150,11 +150,11 @@ def test_with_a_limit_some_wait_and_all_get_their_turn() -> None:
 def test_of_three_first_jobs_the_second_to_come_back_is_the_median_and_its_arrival_the_first_tick() -> None:
     engine = started(epoch=None)
     engine.arrive(2, at=1.0)
-    assert (flying(engine), engine.timers) == ([0, 1], {})
+    assert (at_work(engine), engine.timers) == ([0, 1], {})
     engine.arrive(0, at=4.0)
     assert engine.state.epochs.length == 4.0
     engine.advance()
-    assert (flying(engine), engine.timers, engine.state.epochs.tick) == ([0, 1, 2], {"epoch": 8.0}, 1)
+    assert (at_work(engine), engine.timers, engine.state.epochs.tick) == ([0, 1, 2], {"epoch": 8.0}, 1)
     engine.arrive(1, at=7.0)
     assert engine.state.epochs.age(1) == 2
 
@@ -172,7 +172,7 @@ def test_all_who_come_in_the_instant_of_the_median_belong_to_the_first_tick() ->
         engine.arrive(client, at=2.0)
         assert engine.state.epochs.age(client) == 1
     engine.advance()
-    assert (flying(engine), engine.timers) == ([0, 1, 2], {"epoch": 4.0})
+    assert (at_work(engine), engine.timers) == ([0, 1, 2], {"epoch": 4.0})
 
 
 def test_a_lost_first_job_does_not_count_and_is_handed_out_again_at_once() -> None:
@@ -180,7 +180,7 @@ def test_a_lost_first_job_does_not_count_and_is_handed_out_again_at_once() -> No
     engine.arrive(0, at=1.0)
     engine.lose(1, at=2.0)
     engine.advance()
-    assert flying(engine) == [1, 2, 3, 4]  # its new first job counts from now
+    assert at_work(engine) == [1, 2, 3, 4]  # its new first job counts from now
     engine.lose(2, at=3.0, reachable=False)
     engine.lose(3, at=4.0, reachable=False)
     assert engine.state.epochs.length == 0.0  # one known, 1 and 4 still out
@@ -203,7 +203,7 @@ def test_a_newcomer_during_the_measurement_gets_its_first_job_at_once() -> None:
     engine.arrive(1, at=1.0)
     engine.join(9, at=2.0)
     engine.advance()
-    assert flying(engine) == [0, 2, 9]
+    assert at_work(engine) == [0, 2, 9]
 
 
 def test_one_who_did_its_first_job_waits_for_the_first_tick_even_if_it_was_away_meanwhile() -> None:
@@ -211,7 +211,7 @@ def test_one_who_did_its_first_job_waits_for_the_first_tick_even_if_it_was_away_
     engine.arrive(0, at=1.0, reachable=False)
     engine.ready(0, at=2.0)
     engine.advance()
-    assert flying(engine) == [1, 2, 3, 4]
+    assert at_work(engine) == [1, 2, 3, 4]
 
 
 def test_when_all_first_jobs_are_lost_it_begins_again() -> None:
@@ -229,15 +229,15 @@ def test_when_all_first_jobs_are_lost_it_begins_again() -> None:
 
 def test_with_a_limit_seats_emptied_by_losses_are_filled_while_measuring() -> None:
     engine = started(epoch=None, clients=4, concurrency=1)
-    (first,) = flying(engine)
+    (first,) = at_work(engine)
     engine.lose(first, at=1.0, reachable=False)
     engine.advance()
-    (second,) = flying(engine)
+    (second,) = at_work(engine)
     assert second != first
     engine.arrive(second, at=3.0)
     assert engine.state.epochs.length == 2.0
     engine.advance(4.0)
-    assert len(flying(engine)) == 1
+    assert len(at_work(engine)) == 1
 
 
 def test_jobs_that_take_no_time_still_leave_an_epoch_of_some_length() -> None:

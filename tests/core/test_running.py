@@ -43,12 +43,12 @@ def test_it_wears_out_after_more_removals_than_it_has_vectors_and_is_renewed_fro
         for vector in held[:2]:
             running.remove(vector)
             running.add(vector)
-    assert not running.worn  # four removals, four vectors
+    assert not running.needs_renewal  # four removals, four vectors
     running.remove(held[0])
     running.add(held[0])
-    assert running.worn
+    assert running.needs_renewal
     running.renew(held)
-    assert not running.worn
+    assert not running.needs_renewal
     assert running.total is not None
     assert torch.equal(running.total, held[0] + held[1] + held[2] + held[3])
 
@@ -67,7 +67,7 @@ def test_rounding_does_not_grow_with_the_length_of_a_run() -> None:
             running.remove(table[n % 10])
             running.add(vector)
         table[n % 10] = vector
-        if renewed.worn:
+        if renewed.needs_renewal:
             renewed.renew(table.values())
         exact = torch.stack(list(table.values())).double().sum(0)
         assert renewed.total is not None

@@ -80,7 +80,7 @@ def test_with_a_limit_seats_are_filled_when_the_instant_is_over() -> None:
     chosen, actions = next_clients(seats, TimerFired(0.0, SELECT), 2, 0)
     assert len(set(chosen)) == 2
     assert actions == []
-    assert seats.flying == 2
+    assert seats.at_work == 2
 
 
 @pytest.mark.parametrize("event", [arrived(0), ClientLost(1.0, 0, ticket=5)])
@@ -88,7 +88,7 @@ def test_a_client_heard_or_lost_frees_its_seat(event: Event) -> None:
     seats, chosen = seats_of(range(3), 1, seed=0)
     assert len(chosen) == 1
     assert next_clients(seats, event, 1, 0) == ([], [SetTimer(SELECT, 1.0)])
-    assert seats.flying == 0
+    assert seats.at_work == 0
 
 
 def test_no_timer_is_set_while_all_seats_are_taken() -> None:
@@ -119,14 +119,14 @@ def test_over_many_seeds_everyone_is_chosen_first_equally_often() -> None:
 
 
 def test_over_a_long_run_the_client_that_just_answered_has_the_same_chance() -> None:
-    seats, flying = seats_of(range(4), 1, seed=3)
+    seats, at_work = seats_of(range(4), 1, seed=3)
     counts = dict.fromkeys(range(4), 0)
     for turn in range(1, 1001):
-        client = flying[0]
+        client = at_work[0]
         next_clients(seats, arrived(client, turn), 1, 3)
         next_clients(seats, ready(client, turn), 1, 3)
-        flying = next_clients(seats, TimerFired(turn, SELECT), 1, 3)[0]
-        counts[flying[0]] += 1
+        at_work = next_clients(seats, TimerFired(turn, SELECT), 1, 3)[0]
+        counts[at_work[0]] += 1
     # 250 expected, 4 standard deviations are 4 sqrt(1000 * .25 * .75) = 55
     assert all(abs(count - 250) < 55 for count in counts.values())
 
@@ -141,7 +141,7 @@ def test_a_held_client_is_served_only_when_released() -> None:
     assert next_clients(seats, ready(0, 1.0), None, 0) == ([], [])
     assert not stalled(seats)  # client 1 still works
     assert release(seats, None, 2.0) == ([0], [])
-    assert seats.flying == 2
+    assert seats.at_work == 2
 
 
 def test_a_held_client_that_left_is_served_when_it_is_back() -> None:

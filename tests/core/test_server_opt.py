@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts.server_opt import Adam, Memory, Momentum, Plain
+from offbeat.core.parts.server_opt import Adam, Moments, Momentum, Plain
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -12,16 +12,16 @@ def vector(*values: float) -> torch.Tensor:
 
 
 def test_plain_adds_the_direction_times_its_rate() -> None:
-    memory = Memory()
+    memory = Moments()
     w = Plain(lr=0.5).step(memory, vector(1, 2), vector(4, -2))
     assert w.tolist() == [3, 1]  # 1 + .5 * 4, 2 - .5 * 2
     w = Plain(lr=0.5).step(memory, w, vector(2, 2))
     assert w.tolist() == [4, 2]
-    assert memory == Memory()
+    assert memory == Moments()
 
 
 def test_momentum_adds_up_without_a_one_minus_mu() -> None:
-    memory = Memory()
+    memory = Moments()
     optimizer = Momentum(mu=0.5)
     w = optimizer.step(memory, vector(0, 1), vector(1, -2))
     assert w.tolist() == [1, -1]  # vel = d = (1, -2)
@@ -31,7 +31,7 @@ def test_momentum_adds_up_without_a_one_minus_mu() -> None:
 
 
 def test_adam_starts_at_tau_squared_and_corrects_no_bias() -> None:
-    memory = Memory()
+    memory = Moments()
     optimizer = Adam(lr=1.0, beta1=0.5, beta2=0.5, tau=1.0)
     w = optimizer.step(memory, vector(0, 0), vector(1, -1))
     # m = .5 * 0 + .5 * 1 = .5; s = .5 * tau^2 + .5 * 1 = 1; w = 0 + .5 / (sqrt(1) + 1) = .25
@@ -43,7 +43,7 @@ def test_adam_starts_at_tau_squared_and_corrects_no_bias() -> None:
 
 @pytest.mark.parametrize("optimizer", [Plain(), Momentum(), Adam()])
 def test_neither_model_nor_direction_nor_what_was_remembered_changes_in_place(optimizer: object) -> None:
-    memory = Memory()
+    memory = Moments()
     w, d = vector(1, 2), vector(3, 4)
     optimizer.step(memory, w, d)
     kept = [(t, t.clone()) for t in (w, d, memory.first, memory.second) if t is not None]
@@ -52,7 +52,7 @@ def test_neither_model_nor_direction_nor_what_was_remembered_changes_in_place(op
 
 
 def test_the_direction_may_be_reused_after_a_momentum_step() -> None:
-    memory = Memory()
+    memory = Moments()
     d = vector(1.0)
     Momentum(mu=0.5).step(memory, vector(0), d)
     d.zero_()

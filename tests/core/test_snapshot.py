@@ -82,7 +82,7 @@ def test_a_tensor_that_is_shared_is_stored_once_and_stays_shared() -> None:
 
 
 def test_dataclasses_are_rebuilt_through_their_constructor() -> None:
-    seats = Seats(idle=Pool(array("q", [4, 2])), flying=1, held={3: True})
+    seats = Seats(idle=Pool(array("q", [4, 2])), at_work=1, held={3: True})
     again = through_text(seats)
     assert again == seats
     assert again.idle.place == {4: 0, 2: 1}  # derived, so not in the file

@@ -180,7 +180,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 99)
     save(Checkpoints(tmp_path), [1])
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format 99, this version reads 1 and 2"):
+    with pytest.raises(CheckpointError, match="format 99, this version reads 1 to 3"):
         load(tmp_path)
 
 

@@ -45,7 +45,7 @@ from offbeat.engines.until import Until
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.availability import Churn
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Changing, Uniform
 from offbeat.scenario.faults import Corrupted, Crash, DuplicateUpload, LostUpload, Scaled
 from offbeat.scenario.models import Mlp
@@ -157,7 +157,7 @@ def troubled(folder: Path, strategy, seconds=100.0):
     """Clients that come and go, slow down, crash and cheat, over a network that loses and repeats what they send."""
     surroundings = SimulatedWorld(
         delays=Changing(delays=Uniform(low=0.5, high=3.0), at=(20.0, 40.0), factors=(3.0, 0.5), share=0.5),
-        counts=Counts.constant(4, 10),
+        counts=ExampleCounts.constant(4, 10),
         seed=0,
         network=Offset(low=0.0, high=0.5),
         availability=Churn(up=15.0, down=3.0),

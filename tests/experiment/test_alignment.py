@@ -76,7 +76,7 @@ def test_who_looks_on_changes_nothing_but_the_notes() -> None:
     script = "wait 1\narrive 0\narrive 1\nwait 1\narrive 0\nlose 0\nwait 1\narrive 1\narrive 0\n"
     plain = play(FedPSA(buffer=2), script, tiny_world()).log
     world = tiny_world(probe=lambda vector: vector[:4])
-    watched = play(alignment.Watched(FedPSA(buffer=2, sketch=4), lambda vector: vector), script, world).log
+    watched = play(alignment.AlignmentWatcher(FedPSA(buffer=2, sketch=4), lambda vector: vector), script, world).log
     seen = [
         action for entry in watched for action in entry.actions if isinstance(action, Note) and "align" in action.values
     ]

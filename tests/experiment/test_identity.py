@@ -12,14 +12,15 @@ import pytest
 from offbeat.core.errors import DataError, RunError
 from offbeat.core.strategies import FedAsync, FedAvg
 from offbeat.engines.until import Until
-from offbeat.experiment import compare, identity
+from offbeat.experiment import comparison as compare
+from offbeat.experiment import identity
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.presets import load
 from offbeat.scenario import availability, network
 from offbeat.scenario.data import _load
 from offbeat.scenario.data.plug import Npz
-from offbeat.scenario.delays import Constant, Traced
+from offbeat.scenario.delays import Constant, RecordedDelays
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Natural
 
@@ -41,7 +42,7 @@ def traced(**changes: object) -> Experiment:
         clients=4,
         model=Linear(),
         until=Until(seconds=300.0),
-        delays=Traced(path="speeds.csv"),
+        delays=RecordedDelays(path="speeds.csv"),
     )
     return replace(base, **changes)
 
@@ -85,7 +86,10 @@ def test_every_kind_of_trace_is_one():
     record(1, 2, 3, 4)
     Path("links.csv").write_text("client,t,mbps\n" + "".join(f"{client},0,8\n" for client in range(4)))
     Path("shifts.csv").write_text("client,t,available\n" + "".join(f"{client},0,1\n" for client in range(4)))
-    experiment = traced(network=network.Traced(path="links.csv"), availability=availability.Traced(path="shifts.csv"))
+    experiment = traced(
+        network=network.RecordedBandwidth(path="links.csv"),
+        availability=availability.RecordedAvailability(path="shifts.csv"),
+    )
     found = identity.of(experiment)
     assert list(found.traces) == ["speeds.csv", "links.csv", "shifts.csv"]
     Path("shifts.csv").write_text(

@@ -15,7 +15,8 @@ from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.vector import flatten
 from offbeat.engines.until import Target, Until
-from offbeat.experiment import build, compare, files, metrics, report
+from offbeat.experiment import build, files, metrics, report
+from offbeat.experiment import comparison as compare
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.availability import Dropout
 from offbeat.scenario.data.dataset import Dataset

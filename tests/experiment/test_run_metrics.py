@@ -15,7 +15,8 @@ from offbeat.core.errors import RunError
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Target
 from offbeat.engines.virtual import OVER
-from offbeat.experiment import compare, measures, metrics
+from offbeat.experiment import comparison as compare
+from offbeat.experiment import measures, metrics
 from offbeat.experiment.metrics import Span, Summary
 from offbeat.scenario.availability import Dropout
 from offbeat.scenario.delays import Constant

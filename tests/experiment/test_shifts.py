@@ -15,7 +15,7 @@ from offbeat.core.vector import Layout, flatten
 from offbeat.engines.until import Until
 from offbeat.experiment import shifts
 from offbeat.experiment.config import Experiment
-from offbeat.experiment.shifts import Shifts, Watched
+from offbeat.experiment.shifts import Shifts, ShiftWatcher
 from offbeat.scenario.delays import PerClient
 from offbeat.scenario.models import Linear, Mlp
 from offbeat.scenario.partition import Disjoint
@@ -36,7 +36,7 @@ def test_a_neurons_shift_is_the_mean_change_of_its_weights():
     # -4
     module = torch.nn.Linear(2, 2, bias=False).double()
     world = hand_world([0.0] * 4, {0: 1})
-    watched = Watched(FedAsync(alpha=0.5, rho=0.0), next(iter(Layout.of(module).of_kind("param"))))
+    watched = ShiftWatcher(FedAsync(alpha=0.5, rho=0.0), next(iter(Layout.of(module).of_kind("param"))))
     state = watched.init(replace(world, model=torch.zeros_like(flatten(module)), layout=Layout.of(module)))
     local = torch.tensor([2.0, 4.0, 8.0, -8.0], dtype=torch.float64)
     watched.on_event(state, UpdateArrived(1.0, 0, 0, 0, state.model, local, 1, 1, 0.0, {}))

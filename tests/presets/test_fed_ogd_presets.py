@@ -8,7 +8,7 @@ from made_up import SCALES, check_stated
 from offbeat import presets
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies.gradma import Corrected
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.surroundings import SimulatedWorld
 
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
@@ -33,7 +33,7 @@ def test_a_period_is_a_response_time_whatever_a_method_computes_in_it(scale):
     preset = presets.load("fed_ogd/l1-cifar10", scale)
     rule = Corrected()
     assert rule.cost == 3
-    world = SimulatedWorld(delays=preset.experiment.delays, counts=Counts.constant(50, 10), seed=0)
+    world = SimulatedWorld(delays=preset.experiment.delays, counts=ExampleCounts.constant(50, 10), seed=0)
     took = {world.trip(client, 0, LocalWork(rule=rule), 10, 0.0).duration for client in range(50)}
     assert took == {10.0, 30.0, 50.0} == {world.trip(client, 0, LocalWork(), 10, 0.0).duration for client in range(50)}
 

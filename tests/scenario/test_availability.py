@@ -21,10 +21,10 @@ from offbeat.scenario.availability import (
     Dropout,
     JoinAndLeave,
     Periodic,
-    Traced,
+    RecordedAvailability,
     Window,
 )
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Constant
 from offbeat.scenario.registry import summaries
 from offbeat.scenario.surroundings import SimulatedWorld
@@ -121,7 +121,7 @@ def test_churn_remembers_only_what_it_could_draw_again() -> None:
 def test_recorded_presence(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("client,t,available\n0,0,1\n0,10,0\n0,15,0\n0,20,true\n1,0,0\n1,30,1\n1,40,0\n")
-    law = Traced(path=str(path))
+    law = RecordedAvailability(path=str(path))
     assert law.window(0, 0, 5.0) == Window(0.0, 10.0)
     assert law.window(0, 0, 10.0) == Window(20.0, inf)
     assert (law.next_available(0, 1, 0.0), law.next_available(0, 1, 40.0)) == (30.0, inf)
@@ -164,7 +164,7 @@ def test_every_law_has_a_summary() -> None:
 
 def test_whoever_leaves_on_the_way_does_not_answer() -> None:
     law = JoinAndLeave(join=10.0, stay=20.0)
-    world = SimulatedWorld(delays=Constant(mean=8.0, jitter=0.0), counts=Counts([5]), seed=0, availability=law)
+    world = SimulatedWorld(delays=Constant(mean=8.0, jitter=0.0), counts=ExampleCounts([5]), seed=0, availability=law)
     trips = {started: world.trip(0, 0, LocalWork(), 5, started) for started in (10.0, 22.0, 23.0, 30.0)}
     # there until 30: a job of 8 s that begins at 22 is just done
     assert {started: trip.crashes for started, trip in trips.items()} == {
@@ -179,7 +179,9 @@ def test_whoever_leaves_on_the_way_does_not_answer() -> None:
 
 def test_the_world_tells_the_same_whether_it_was_asked_before_or_not() -> None:
     def world() -> SimulatedWorld:
-        return SimulatedWorld(delays=Constant(), counts=Counts([5]), seed=3, availability=Churn(up=5.0, down=5.0))
+        return SimulatedWorld(
+            delays=Constant(), counts=ExampleCounts([5]), seed=3, availability=Churn(up=5.0, down=5.0)
+        )
 
     moments = [0.0, 3.0, 17.0, 40.0, 12.0, 2.0]
     one = world()

@@ -23,7 +23,7 @@ from offbeat.scenario.delays import (
     LongTail,
     Normal,
     PerClient,
-    Traced,
+    RecordedDelays,
     Uniform,
 )
 from offbeat.scenario.registry import summaries
@@ -222,7 +222,7 @@ def test_times_per_step_grow_with_the_steps() -> None:
             "Changing already changes with time",
         ),
         (
-            lambda: Changing(delays=Traced(path="x.csv"), at=(5.0,), factors=(3.0,)),
+            lambda: Changing(delays=RecordedDelays(path="x.csv"), at=(5.0,), factors=(3.0,)),
             "already changes .* give all times and factors to one",
         ),
         (lambda: Lognormal(sigma=1000.0), "lognormal delays: sigma = 1000.0: at most 20"),

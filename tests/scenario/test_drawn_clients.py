@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat.client.data import ClientData
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.rows import Rows, each, evenly
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.partition import Draws, Split, class_counts
 
 
@@ -137,7 +137,7 @@ def test_a_part_of_computed_rows_is_that_of_stored_ones(part: Any) -> None:
     rows = Draws(size=(5, 30), alpha=0.3).split(labels(100), 50, seed=2)
     lazy, stored = split.of(part, 7, rows), split.of(part, 7, list(rows))
     assert isinstance(lazy, Rows)
-    assert lazy.counts == Counts([len(one) for one in stored])
+    assert lazy.counts == ExampleCounts([len(one) for one in stored])
     assert all(torch.equal(a, b) for a, b in zip(lazy, stored, strict=True))
 
 
@@ -154,14 +154,14 @@ def test_rows_are_computed_when_asked_for_and_once_while_the_same_client_is_aske
         asked.append(client)
         return torch.tensor([client])
 
-    rows = each(Rows(Counts.constant(10, 1), of), lambda client, part: part * 2)
+    rows = each(Rows(ExampleCounts.constant(10, 1), of), lambda client, part: part * 2)
     assert asked == []
     assert [rows[4].tolist(), rows[4].tolist(), rows[2].tolist()] == [[8], [8], [4]]
     assert asked == [4, 2]
     with pytest.raises(IndexError):
         rows[10]
     with pytest.raises(DataError, match="client 1 has 1 rows, 2 were announced"):
-        Rows(Counts.constant(10, 2), of)[1]
+        Rows(ExampleCounts.constant(10, 2), of)[1]
 
 
 def test_evenly_spaced_numbers_begin_with_the_first_and_are_all_where_there_are_few() -> None:

@@ -23,7 +23,7 @@ from offbeat.engines.workers.inline import Inline
 from offbeat.experiment import build, files
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.availability import Churn
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Changing, Constant, Groups, Uniform
 from offbeat.scenario.faults import (
     FAULTS,
@@ -223,6 +223,6 @@ def test_the_python_door_takes_them_too() -> None:
 
 
 def test_a_million_clients_who_are_always_there_cost_nothing_more() -> None:
-    world = SimulatedWorld(delays=Constant(), counts=Counts.constant(1_000_000, 5), seed=0)
+    world = SimulatedWorld(delays=Constant(), counts=ExampleCounts.constant(1_000_000, 5), seed=0)
     assert world.leaves(999_999, 0.0) == float("inf")
     assert not world._windows

@@ -17,8 +17,8 @@ from offbeat.core.strategies import FedAsync, Local
 from offbeat.core.surroundings import Trip
 from offbeat.engines.traffic import Payload
 from offbeat.scenario import network, traces
-from offbeat.scenario.counts import Counts
-from offbeat.scenario.delays import Changing, Constant, Traced
+from offbeat.scenario.counts import ExampleCounts
+from offbeat.scenario.delays import Changing, Constant, RecordedDelays
 from offbeat.scenario.network import NETWORKS, Bandwidth, Instant, Offset
 from offbeat.scenario.registry import summaries
 from offbeat.scenario.surroundings import SimulatedWorld
@@ -38,7 +38,7 @@ def written(folder: Path, text: str) -> str:
 
 def world(delays: Any, **settings: Any) -> SimulatedWorld:
     return SimulatedWorld(
-        delays=delays, counts=Counts([10, 10]), seed=0, steps=lambda client, work, examples: 3, **settings
+        delays=delays, counts=ExampleCounts([10, 10]), seed=0, steps=lambda client, work, examples: 3, **settings
     )
 
 
@@ -46,7 +46,7 @@ def world(delays: Any, **settings: Any) -> SimulatedWorld:
 
 
 def test_a_recorded_pace_holds_from_its_time_on(tmp_path: Path) -> None:
-    law = Traced(path=written(tmp_path, GOOD))
+    law = RecordedDelays(path=written(tmp_path, GOOD))
     w = world(law)
     assert w.trip(0, 0, LocalWork(), 10, started=0.0) == Trip(6.0, 6.0)  # 3 steps of 2 s
     # from 7 on: 1.5 steps until 10, the other 1.5 at 4 s; at 7 one would have guessed 6
@@ -59,9 +59,9 @@ def test_a_recorded_pace_holds_from_its_time_on(tmp_path: Path) -> None:
 
 def test_columns_nobody_asks_for_may_be_missing(tmp_path: Path) -> None:
     path = written(tmp_path, "client,t,mbps\n0,0,5\n")
-    network.Traced(path=path).covers([0])
+    network.RecordedBandwidth(path=path).covers([0])
     with pytest.raises(DataError, match="no column 'seconds_per_step'; it has 'client', 't', 'mbps'"):
-        Traced(path=path).covers([0])
+        RecordedDelays(path=path).covers([0])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_columns_nobody_asks_for_may_be_missing(tmp_path: Path) -> None:
 )
 def test_a_trace_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Traced(path=written(tmp_path, text)).covers(range(2))
+        RecordedDelays(path=written(tmp_path, text)).covers(range(2))
 
 
 def test_available_is_yes_or_no(tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ def test_available_is_yes_or_no(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read the trace .*missing\.csv: No such file"):
-        Traced(path=str(tmp_path / "missing.csv")).covers([0])
+        RecordedDelays(path=str(tmp_path / "missing.csv")).covers([0])
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(DataError, match=r"cannot read the trace .*binary\.csv"):
-        Traced(path=str(tmp_path / "binary.csv")).covers([0])
+        RecordedDelays(path=str(tmp_path / "binary.csv")).covers([0])
 
 
 def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DataError, match="needs pyarrow: pip install pyarrow, or save the trace as CSV"):
-        Traced(path=str(tmp_path / "trace.parquet")).covers([0])
+        RecordedDelays(path=str(tmp_path / "trace.parquet")).covers([0])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_parquet_that_breaks_while_it_is_read_is_refused(tmp_path, monkeypatch, 
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
     (tmp_path / "trace.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=told):
-        Traced(path=str(tmp_path / "trace.parquet")).covers([0])
+        RecordedDelays(path=str(tmp_path / "trace.parquet")).covers([0])
 
 
 def test_a_parquet_file_is_read_like_a_csv_file(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_parquet_file_is_read_like_a_csv_file(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"client": [0, 0, 1], "t": [0.0, 10.0, 0.0], "seconds_per_step": [2.0, 4.0, 0.5]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "trace.parquet")
-    law = Traced(path=str(tmp_path / "trace.parquet"))
+    law = RecordedDelays(path=str(tmp_path / "trace.parquet"))
     assert (law.expected(0, 0, steps=1), law.pace(0, 1, 0.0)) == (3.0, 1.0)
 
 
@@ -177,13 +177,13 @@ def test_a_job_is_download_training_and_upload() -> None:
 
 
 def test_a_recorded_bandwidth_changes_under_way(tmp_path: Path) -> None:
-    law = network.Traced(path=written(tmp_path, GOOD))
+    law = network.RecordedBandwidth(path=written(tmp_path, GOOD))
     # 40 Mbit from 8 on: 16 at 8 Mbit/s until 10, then 24 at 4 Mbit/s
     assert law.transfer(0, 0, 5_000_000, 8.0, up=False) == pytest.approx(2 + 6)
 
 
 def test_a_network_that_collapses_was_not_to_be_expected(tmp_path: Path) -> None:
-    law = network.Traced(path=written(tmp_path, "client,t,mbps\n0,0,8\n0,5,0.01\n"))
+    law = network.RecordedBandwidth(path=written(tmp_path, "client,t,mbps\n0,0,8\n0,5,0.01\n"))
     w = world(Constant(mean=10.0, jitter=0.0), network=law, payload=lambda work: (1_000_000, 1_000_000))
     # 1 s down and 10 s of training; then 8 Mbit take 800 s, where at dispatch one would have guessed 1
     trip = w.trip(0, 0, LocalWork(), 10, 0.0)

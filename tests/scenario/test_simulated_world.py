@@ -13,7 +13,7 @@ from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.surroundings import Surroundings, Trip
 from offbeat.scenario.availability import Always
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Constant, Groups, Uniform
 from offbeat.scenario.surroundings import SimulatedWorld
 
@@ -25,7 +25,7 @@ class ThreeGradients(LocalRule):
 
 def test_a_trip_takes_what_the_delays_say() -> None:
     delays = Uniform(low=5.0, high=50.0, jitter=0.2)
-    world: Surroundings = SimulatedWorld(delays=delays, counts=Counts.constant(4, 10), seed=7)
+    world: Surroundings = SimulatedWorld(delays=delays, counts=ExampleCounts.constant(4, 10), seed=7)
     trip = world.trip(2, 3, LocalWork(), 10, started=100.0)
     assert trip.expected == delays.expected(7, 2, steps=1)
     assert trip.duration == delays.seconds(7, 2, 3, steps=1)
@@ -36,7 +36,7 @@ def test_a_trip_takes_what_the_delays_say() -> None:
 def test_a_rule_with_three_gradients_a_step_takes_three_times_as_long() -> None:
     for unit, steps in (("job", None), ("step", lambda client, work, num_examples: num_examples // 5)):
         world = SimulatedWorld(
-            delays=Constant(mean=2.0, jitter=0.0, unit=unit), counts=Counts([10]), seed=1, steps=steps
+            delays=Constant(mean=2.0, jitter=0.0, unit=unit), counts=ExampleCounts([10]), seed=1, steps=steps
         )
         per_job = 2.0 if unit == "job" else 2.0 * 2
         assert world.trip(0, 0, LocalWork(), 10, 0.0) == Trip(per_job, per_job)
@@ -45,7 +45,9 @@ def test_a_rule_with_three_gradients_a_step_takes_three_times_as_long() -> None:
 
 def test_a_response_time_is_what_it_is_whatever_the_rule_costs() -> None:
     world = SimulatedWorld(
-        delays=Groups(period=10.0, shares=(0.0, 1.0, 0.0), jitter=0.0, unit="response"), counts=Counts([10]), seed=1
+        delays=Groups(period=10.0, shares=(0.0, 1.0, 0.0), jitter=0.0, unit="response"),
+        counts=ExampleCounts([10]),
+        seed=1,
     )
     for work in (LocalWork(), LocalWork(rule=ThreeGradients()), LocalWork(steps=50, rule=ThreeGradients())):
         assert world.trip(0, 0, work, 10, 0.0) == Trip(30.0, 30.0)  # three periods of ten seconds
@@ -53,11 +55,11 @@ def test_a_response_time_is_what_it_is_whatever_the_rule_costs() -> None:
 
 def test_delays_per_step_need_the_steps() -> None:
     with pytest.raises(ConfigError, match="delays per step need to know the steps"):
-        SimulatedWorld(delays=Constant(unit="step"), counts=Counts([1]), seed=1)
+        SimulatedWorld(delays=Constant(unit="step"), counts=ExampleCounts([1]), seed=1)
 
 
 def test_clients_are_always_available_and_hold_all_their_data() -> None:
-    world = SimulatedWorld(delays=Constant(), counts=Counts([4, 9]), seed=1)
+    world = SimulatedWorld(delays=Constant(), counts=ExampleCounts([4, 9]), seed=1)
     assert world.next_available(0, 12.5) == Always().next_available(1, 0, 12.5) == 12.5
     assert world.num_examples(1, 0, now=0.0) == 9
     with pytest.raises(DataError, match="no data for client 2: there are 2 clients"):
@@ -65,11 +67,11 @@ def test_clients_are_always_available_and_hold_all_their_data() -> None:
 
 
 def test_counts_are_a_mapping() -> None:
-    counts = Counts([3, 1, 2])
+    counts = ExampleCounts([3, 1, 2])
     assert dict(counts) == {0: 3, 1: 1, 2: 2}
     assert counts == {0: 3, 1: 1, 2: 2} == counts
-    assert counts == Counts(np.array([3, 1, 2]))
-    assert counts != Counts([3, 1, 3])
+    assert counts == ExampleCounts(np.array([3, 1, 2]))
+    assert counts != ExampleCounts([3, 1, 3])
     assert (len(counts), sum(counts.values()), 2 in counts, 3 in counts, -1 in counts, "0" in counts) == (
         3,
         6,
@@ -87,7 +89,7 @@ def test_counts_are_a_mapping() -> None:
 
 def test_counts_cannot_be_changed_from_outside() -> None:
     values = np.array([3, 1])
-    counts = Counts(values)
+    counts = ExampleCounts(values)
     values[0] = 99
     assert counts[0] == 3
     with pytest.raises(ValueError, match="read-only"):
@@ -95,20 +97,20 @@ def test_counts_cannot_be_changed_from_outside() -> None:
 
 
 def test_a_million_clients_cost_four_bytes_each_or_less() -> None:
-    assert Counts(np.arange(1_000_000))._values.nbytes == 4_000_000
-    constant = Counts.constant(1_000_000, 20)
+    assert ExampleCounts(np.arange(1_000_000))._values.nbytes == 4_000_000
+    constant = ExampleCounts.constant(1_000_000, 20)
     assert (len(constant), constant[999_999], constant._values.base is not None) == (1_000_000, 20, True)
-    assert repr(constant) == "Counts(1000000 clients, 20 examples each)"
-    assert constant == Counts.constant(1_000_000, 20)
-    assert Counts([2**40])[0] == 2**40
+    assert repr(constant) == "ExampleCounts(1000000 clients, 20 examples each)"
+    assert constant == ExampleCounts.constant(1_000_000, 20)
+    assert ExampleCounts([2**40])[0] == 2**40
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Counts([]), "no clients"),
-        (lambda: Counts([4, -2]), "client 1 has -2 examples"),
-        (lambda: Counts.constant(0, 5), "0 clients: at least one"),
+        (lambda: ExampleCounts([]), "no clients"),
+        (lambda: ExampleCounts([4, -2]), "client 1 has -2 examples"),
+        (lambda: ExampleCounts.constant(0, 5), "0 clients: at least one"),
     ],
 )
 def test_impossible_counts_are_refused(make: object, message: str) -> None:

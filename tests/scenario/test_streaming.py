@@ -22,7 +22,7 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.engines.until import Until
 from offbeat.experiment import build, files
 from offbeat.experiment.config import Experiment
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.digits import Digits
 from offbeat.scenario.delays import Constant
@@ -216,7 +216,7 @@ def test_what_has_no_classes_cannot_come_class_by_class() -> None:
 
 
 def test_the_simulated_world_tells_what_has_arrived() -> None:
-    world = SimulatedWorld(delays=Constant(), counts=Counts([8, 16]), seed=0, streaming=HALF)
+    world = SimulatedWorld(delays=Constant(), counts=ExampleCounts([8, 16]), seed=0, streaming=HALF)
     assert [world.num_examples(1, n, 0.0) for n in range(3)] == [8, 10, 12]
     with pytest.raises(DataError, match="no data for client 2"):
         world.num_examples(2, 0, 0.0)

@@ -524,10 +524,10 @@ def test_with_everything_switched_off_it_is_weighted_asynchronous_sgd_by_hand() 
     assert engine.model.tolist() == [-0.890625]  # x = .75, y = 3.1875: -1.5 + 10/40 of 2.4375
 
 
-@pytest.mark.parametrize("mood", ["calm", "losses", "newcomers", "refusals"])
+@pytest.mark.parametrize("pattern", ["calm", "losses", "newcomers", "refusals"])
 @pytest.mark.parametrize("seed", range(2))
-def test_with_everything_switched_off_it_is_fedasyncs_delta_form_weighted_by_examples(mood: str, seed: int) -> None:
-    given, script = tiny_world(buffers=True, seed=seed), random_script(mood, seed, length=60)
+def test_with_everything_switched_off_it_is_fedasyncs_delta_form_weighted_by_examples(pattern: str, seed: int) -> None:
+    given, script = tiny_world(buffers=True, seed=seed), random_script(pattern, seed, length=60)
     plain = FedAsync(
         alpha=1.0,
         mode="delta",

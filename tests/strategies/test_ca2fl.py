@@ -10,7 +10,7 @@ from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import ClientReady, Commit, Note, UpdateArrived
 from offbeat.core.strategies.ca2fl import CA2FL
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.testing import MOODS, CopyingStore, ScriptedEngine, hand_world, play, random_script, tiny_world
+from offbeat.testing import PATTERNS, CopyingStore, ScriptedEngine, hand_world, play, random_script, tiny_world
 
 TWO = {0: 10, 1: 30}
 FOUR = {0: 10, 1: 10, 2: 10, 3: 10}
@@ -202,11 +202,11 @@ def test_where_every_buffer_holds_everybody_once_all_steps_are_fedbuffs() -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("mood", MOODS)
-def test_it_is_the_rule_written_down_naively_on_any_script(mood: str, seed: int) -> None:
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_it_is_the_rule_written_down_naively_on_any_script(pattern: str, seed: int) -> None:
     """Every cache in a table, all of them added up in every step; no sums are carried on."""
     world = tiny_world(seed=seed)
-    log = play(CA2FL(k=3, lr=0.5), random_script(mood, seed, length=80), world).log
+    log = play(CA2FL(k=3, lr=0.5), random_script(pattern, seed, length=80), world).log
     known, table = set(world.clients), {client: torch.zeros_like(world.model) for client in world.clients}
     w, h, news = world.model, torch.zeros_like(world.model), []
     for entry in log:

@@ -192,7 +192,7 @@ def report(engine: ScriptedEngine, client: int, G: Sequence[float], at: float, l
     engine.arrive(client, base - lr * torch.tensor(G, dtype=base.dtype), at=at, **how)
 
 
-def flying(engine: ScriptedEngine) -> list[int]:
+def at_work(engine: ScriptedEngine) -> list[int]:
     return sorted(engine.ledger.busy)
 
 
@@ -222,7 +222,7 @@ def test_active_clients_are_sent_the_stragglers_mean_and_stragglers_the_active_m
     assert close(engine.model, [1, 1])
     assert (basis(engine, 0), basis(engine, 1)) == (pytest.approx([-1, 2]), pytest.approx([-1, 2]))
     assert basis(engine, 2) == pytest.approx([0.5, 0.5])
-    assert flying(engine) == [0, 1, 2]
+    assert at_work(engine) == [0, 1, 2]
 
 
 def test_the_step_is_the_mean_over_all_caches_new_and_old() -> None:
@@ -424,7 +424,7 @@ def test_a_newcomer_is_served_at_the_next_tick_as_a_straggler_and_counts_from_wh
     assert close(engine.model, [-6])
     report(engine, 0, [6], at=1.2)
     engine.join(5, at=1.5)
-    assert flying(engine) == []
+    assert at_work(engine) == []
     engine.advance(2.0)
     assert close(engine.model, [-9])  # -6 - 6 / 2
     assert (basis(engine, 0), basis(engine, 5)) == ([0], pytest.approx([6]))
@@ -448,7 +448,7 @@ def test_in_the_sum_of_means_stragglers_that_never_reported_count_as_zero_too() 
 def test_while_the_epoch_is_measured_reports_wait_and_all_they_brought_is_in_the_first_step() -> None:
     engine = started(FedOGD(lr_local=0.1, lr_global=1.0), [0])
     report(engine, 2, [3], at=1.0)
-    assert (flying(engine), engine.ledger.version) == ([0, 1], 0)
+    assert (at_work(engine), engine.ledger.version) == ([0, 1], 0)
     report(engine, 0, [6], at=4.0)  # the median of three
     engine.advance()
     assert (close(engine.model, [-3]), engine.timers) == (True, {"epoch": 8.0})
@@ -464,7 +464,7 @@ def test_a_newcomer_during_the_measurement_does_not_lose_what_was_reported() -> 
     report(engine, 2, [3], at=1.0)
     engine.join(3, at=2.0)
     engine.advance()
-    assert (flying(engine), engine.ledger.version) == ([0, 1, 3], 0)
+    assert (at_work(engine), engine.ledger.version) == ([0, 1, 3], 0)
     report(engine, 0, [6], at=4.0)
     engine.advance()
     assert engine.state.epochs.length == 4.0  # of 1, 4 and two that are still out: the second
@@ -478,14 +478,14 @@ def test_when_nobody_is_left_the_clock_stops() -> None:
     assert engine.stands_still
     engine.ready(0, at=7.25)
     engine.advance(8.0)
-    assert (flying(engine), engine.ledger.version) == ([0], 1)  # what it had reported is in the step now taken
+    assert (at_work(engine), engine.ledger.version) == ([0], 1)  # what it had reported is in the step now taken
 
 
 def test_at_most_so_many_are_in_flight_and_waiting_for_a_seat_makes_no_straggler() -> None:
     engine = started(FedOGD(lr_local=0.1, epoch=1.0, concurrency=2), [0], dict.fromkeys(range(4), 10))
     for t in range(1, 12):
-        assert len(flying(engine)) == 2
-        for client in flying(engine):
+        assert len(at_work(engine)) == 2
+        for client in at_work(engine):
             report(engine, client, [1], at=t - 0.5)
         engine.advance(float(t))
     assert engine.state.active == dict.fromkeys(engine.state.active, True)

@@ -36,7 +36,7 @@ def tiers(engine: ScriptedEngine) -> list[list[int]]:
     return [list(tier.members) for tier in engine.state.tiers]
 
 
-def flying(engine: ScriptedEngine) -> list[int]:
+def at_work(engine: ScriptedEngine) -> list[int]:
     return sorted(engine.ledger.busy)
 
 
@@ -132,16 +132,16 @@ def test_a_tier_is_the_mean_of_its_own_clients_weighted_by_examples_and_all_are_
 
 def test_a_tier_samples_among_its_own() -> None:
     engine = profiled(FedAT(tiers=2, sample=1), [0], FOUR, {k: (k + 1.0, [4]) for k in range(4)})
-    assert [sum(client in tier for client in flying(engine)) for tier in tiers(engine)] == [1, 1]
+    assert [sum(client in tier for client in at_work(engine)) for tier in tiers(engine)] == [1, 1]
     half = profiled(FedAT(tiers=1, sample=0.5), [0], FOUR, {k: (k + 1.0, [4]) for k in range(4)})
-    assert len(flying(half)) == 2
+    assert len(at_work(half)) == 2
 
 
 def test_tiers_draw_their_samples_apart_from_each_other() -> None:
     alike = 0
     for seed in range(40):
         engine = profiled(FedAT(tiers=2, sample=1), [0], FOUR, {k: (k + 1.0, [4]) for k in range(4)}, seed=seed)
-        alike += flying(engine) in ([0, 2], [1, 3])  # both the first, or both the second of their tier
+        alike += at_work(engine) in ([0, 2], [1, 3])  # both the first, or both the second of their tier
     assert 8 <= alike <= 32  # half of 40 expected, 4 standard deviations are 12.6
 
 
@@ -187,19 +187,19 @@ def test_a_client_lost_while_it_is_measured_is_measured_later_and_then_joins() -
     engine.arrive(1, [8], at=4.0)
     engine.advance()
     assert (engine.model.tolist(), tiers(engine)) == ([6], [[0], [1]])
-    assert flying(engine) == [0, 1, 2]  # 2 since 2 s
+    assert at_work(engine) == [0, 1, 2]  # 2 since 2 s
     engine.arrive(2, [100], at=5.0)  # 3 s: nearer to 4 s than to 1 s
     assert (rejected(engine), tiers(engine)) == ([2], [[0], [1, 2]])
-    assert flying(engine) == [0, 1]  # the round of its tier is open; it takes part in the next
+    assert at_work(engine) == [0, 1]  # the round of its tier is open; it takes part in the next
     engine.arrive(1, [8], at=8.0)
     engine.advance()
-    assert flying(engine) == [0, 1, 2]
+    assert at_work(engine) == [0, 1, 2]
 
 
 def test_a_newcomer_is_measured_at_once_and_joins_the_tier_of_nearest_speed() -> None:
     engine = fast_and_slow()
     engine.join(2, at=5.0, num_examples=10)
-    assert flying(engine) == [0, 1, 2]
+    assert at_work(engine) == [0, 1, 2]
     engine.arrive(2, [50], at=7.0)  # 2 s: nearer to 1 s than to 4 s
     assert tiers(engine) == [[0, 2], [1]]
     engine.arrive(0, [11], at=8.0)
@@ -233,7 +233,7 @@ def test_a_tier_round_nobody_answers_changes_nothing() -> None:
     engine.refuse(0, at=5.0)
     engine.advance()
     assert (engine.ledger.version, engine.state.tiers[0].count) == (1, 0)
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
 
 
 def test_a_lost_member_does_not_hold_up_its_tier() -> None:
@@ -272,15 +272,15 @@ def test_tiers_are_cut_anew_by_mean_durations_and_jobs_under_way_count_where_the
     assert engine.model.tolist() == [7]  # T = (1, 1)
     assert tiers(engine) == [[0, 2], [3, 1]]
     engine.advance()
-    assert flying(engine) == [0, 2, 3]  # 0 in a round of its own; 2 and 3 since 8 s; 1 waits for the second tier
+    assert at_work(engine) == [0, 2, 3]  # 0 in a round of its own; 2 and 3 since 8 s; 1 waits for the second tier
     engine.arrive(2, [1], at=15.0)
     engine.arrive(3, [5], at=16.0)  # w^(2) = (1 + 5) / 2: 2 was sent out by the second tier
     assert engine.state.tiers[1].model.tolist() == [3]
     engine.advance()
-    assert flying(engine) == [0, 1, 3]
+    assert at_work(engine) == [0, 1, 3]
     engine.arrive(0, [6], at=17.0)
     engine.advance()
-    assert flying(engine) == [0, 1, 2, 3]
+    assert at_work(engine) == [0, 1, 2, 3]
 
 
 def test_where_the_number_of_tiers_grows_the_new_ones_share_what_the_old_one_had() -> None:
@@ -305,7 +305,7 @@ def test_where_two_tiers_become_one_it_goes_on_with_what_the_second_had() -> Non
     engine.arrive(1, [10], at=9.0)  # the second tier's round, which goes on, in which 1 was alone
     assert engine.model.tolist() == [10]
     engine.advance()
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
 
 
 def two_tiers_become_one(**settings: Any) -> ScriptedEngine:
@@ -320,11 +320,11 @@ def two_tiers_become_one(**settings: Any) -> ScriptedEngine:
 def test_where_a_tier_is_dropped_its_jobs_under_way_count_where_its_members_are_now() -> None:
     engine = two_tiers_become_one()
     engine.advance()
-    assert flying(engine) == [0]  # the round goes on; 1 takes part in the next
+    assert at_work(engine) == [0]  # the round goes on; 1 takes part in the next
     engine.arrive(0, [100], at=5.0)
     assert (rejected(engine), engine.model.tolist()) == ([], [100])  # alone in its round, in the only tier
     engine.advance()
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
 
 
 def test_where_a_tier_is_dropped_what_it_had_heard_counts_too() -> None:
@@ -335,7 +335,7 @@ def test_where_a_tier_is_dropped_what_it_had_heard_counts_too() -> None:
     engine.arrive(2, [8])  # 1 s: (3 + 1) / 2 = 2 s, twice the 1 s of client 0: one tier
     assert tiers(engine) == [[0, 1, 2]]
     engine.advance()
-    assert flying(engine) == [1]
+    assert at_work(engine) == [1]
     engine.arrive(1, [7], at=5.0)  # (10 * 5 + 30 * 7) / 40 = 6.5
     assert (rejected(engine), engine.model.tolist()) == ([], [6.5])
 

@@ -19,7 +19,7 @@ def opened(strategy: FedAvg, model: list[float], clients: dict[int, int], **worl
     return engine
 
 
-def flying(engine: ScriptedEngine) -> list[int]:
+def at_work(engine: ScriptedEngine) -> list[int]:
     return sorted(engine.ledger.busy)
 
 
@@ -86,7 +86,7 @@ def test_a_round_in_which_nobody_answers_keeps_the_model_and_its_version() -> No
     engine.advance()
     assert engine.model is engine.world.model
     assert not any(isinstance(action, Commit) for entry in engine.log for action in entry.actions)
-    assert flying(engine) == [0, 1]  # the next round, with the same model
+    assert at_work(engine) == [0, 1]  # the next round, with the same model
 
 
 def test_at_the_deadline_whoever_answered_counts_and_the_late_are_rejected() -> None:
@@ -102,7 +102,7 @@ def test_at_the_deadline_whoever_answered_counts_and_the_late_are_rejected() -> 
     engine.arrive(0, [6], at=7.0)
     engine.advance()
     assert engine.model.tolist() == [6]
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
 
 
 def test_an_update_at_the_very_deadline_counts() -> None:
@@ -129,14 +129,14 @@ def test_an_old_deadline_does_not_close_the_next_round() -> None:
     engine.arrive(0, [4], at=3.0)
     engine.arrive(1, [8], at=4.0)
     engine.advance(8.9)  # the second round opened at 4 s and may last until 9 s
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
     assert engine.ledger.version == 1
     assert engine.timers == {"deadline": 9.0}
 
 
 def test_over_selection_asks_more_and_closes_when_enough_have_answered() -> None:
     engine = opened(FedAvg(sample=2, over_select=0.5), [0], {0: 10, 1: 10, 2: 10})
-    assert flying(engine) == [0, 1, 2]  # ceil(2 * 1.5) = 3
+    assert at_work(engine) == [0, 1, 2]  # ceil(2 * 1.5) = 3
     engine.arrive(2, [6], at=1.0)
     engine.arrive(0, [2], at=2.0)
     assert engine.model.tolist() == [4]
@@ -147,12 +147,12 @@ def test_over_selection_asks_more_and_closes_when_enough_have_answered() -> None
 
 def test_a_sample_is_that_many_clients_and_the_rest_wait() -> None:
     engine = opened(FedAvg(sample=2), [0], FOUR)
-    first = flying(engine)
+    first = at_work(engine)
     assert len(first) == 2
     for client, at in zip(first, (1.0, 2.0), strict=True):
         engine.arrive(client, [4], at=at)
     engine.advance()
-    assert len(flying(engine)) == 2
+    assert len(at_work(engine)) == 2
 
 
 def test_the_slowest_client_has_its_chance_in_every_round() -> None:
@@ -162,7 +162,7 @@ def test_the_slowest_client_has_its_chance_in_every_round() -> None:
         engine = ScriptedEngine(FedAvg(sample=2), hand_world([0], FOUR, seed=seed))
         engine.start()
         engine.advance()
-        fast, slow = flying(engine)
+        fast, slow = at_work(engine)
         engine.arrive(fast, [1], at=1.0)
         engine.arrive(slow, [1], at=2.0)
         engine.advance()
@@ -172,12 +172,12 @@ def test_the_slowest_client_has_its_chance_in_every_round() -> None:
 
 def test_a_share_grows_with_the_newcomers() -> None:
     engine = opened(FedAvg(sample=0.5), [0], {0: 10, 1: 10})
-    assert len(flying(engine)) == 1
+    assert len(at_work(engine)) == 1
     engine.join(2, at=1.0)
     engine.join(3)
-    engine.arrive(flying(engine)[0], [1], at=2.0)
+    engine.arrive(at_work(engine)[0], [1], at=2.0)
     engine.advance()
-    assert len(flying(engine)) == 2  # half of four
+    assert len(at_work(engine)) == 2  # half of four
 
 
 def test_every_member_gets_the_same_tensor_and_the_work_asked_for() -> None:

@@ -20,7 +20,7 @@ def started(strategy: FedBuff, model: list[float], clients: dict[int, int] = TWO
     return engine
 
 
-def flying(engine: ScriptedEngine) -> list[int]:
+def at_work(engine: ScriptedEngine) -> list[int]:
     return sorted(engine.ledger.busy)
 
 
@@ -123,10 +123,10 @@ def test_two_steps_may_come_from_one_instant() -> None:
 def test_an_excluded_client_waits_for_the_step_and_then_gets_the_new_model() -> None:
     engine = started(FedBuff(k=2, exclude_buffered=True), [0], THREE)
     engine.arrive(0, [2], at=1.0)
-    assert flying(engine) == [1, 2]
+    assert at_work(engine) == [1, 2]
     engine.arrive(1, [4], at=2.0)
     assert engine.model.tolist() == [3]
-    assert flying(engine) == [0, 1, 2]
+    assert at_work(engine) == [0, 1, 2]
     sent = {ticket.client: (ticket.base_version, ticket.started) for ticket in engine.ledger.open.values()}
     assert sent == {2: (0, 0.0), 0: (1, 2.0), 1: (1, 2.0)}
 
@@ -138,7 +138,7 @@ def test_when_nobody_else_can_answer_the_step_is_taken_with_what_is_there() -> N
     assert engine.ledger.version == 0
     engine.advance()  # the instant is over, and nobody came
     assert (engine.model.tolist(), engine.ledger.version) == ([3], 1)  # two updates, divided by two
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
 
 
 def test_a_stall_by_loss_is_a_stall_too() -> None:
@@ -147,7 +147,7 @@ def test_a_stall_by_loss_is_a_stall_too() -> None:
     engine.lose(1, at=2.0, reachable=False)
     engine.advance()
     assert engine.model.tolist() == [2]
-    assert flying(engine) == [0]
+    assert at_work(engine) == [0]
 
 
 def test_somebody_who_comes_in_the_same_instant_averts_the_stall() -> None:
@@ -157,7 +157,7 @@ def test_somebody_who_comes_in_the_same_instant_averts_the_stall() -> None:
     engine.ready(1)
     engine.advance()
     assert engine.ledger.version == 0
-    assert flying(engine) == [1]
+    assert at_work(engine) == [1]
     engine.arrive(1, [4], at=3.0)
     assert engine.model.tolist() == [3]
 
@@ -167,9 +167,9 @@ def test_an_excluded_client_that_left_is_served_when_it_is_back() -> None:
     engine.arrive(0, [2], at=1.0, reachable=False)
     engine.arrive(1, [4], at=2.0)
     assert engine.ledger.version == 1
-    assert flying(engine) == [1, 2]
+    assert at_work(engine) == [1, 2]
     engine.ready(0, at=3.0)
-    assert flying(engine) == [0, 1, 2]
+    assert at_work(engine) == [0, 1, 2]
 
 
 def test_a_rejected_update_does_not_exclude_its_client() -> None:
@@ -177,7 +177,7 @@ def test_a_rejected_update_does_not_exclude_its_client() -> None:
     engine.arrive(0, [2], at=1.0)
     engine.arrive(1, [4], at=2.0)
     assert engine.ledger.version == 1
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
 
 
 # ---------------------------------------------------------------- concurrency
@@ -197,10 +197,10 @@ def test_at_most_so_many_clients_are_in_flight(exclude: bool) -> None:
 def test_with_one_seat_excluded_clients_still_stall_and_step() -> None:
     engine = started(FedBuff(k=3, concurrency=1, exclude_buffered=True), [0])
     for at in (1.0, 2.0):
-        engine.arrive(flying(engine)[0], [6], at=at)
+        engine.arrive(at_work(engine)[0], [6], at=at)
         engine.advance()
     assert (engine.model.tolist(), engine.ledger.version) == ([6], 1)
-    assert len(flying(engine)) == 1
+    assert len(at_work(engine)) == 1
 
 
 @pytest.mark.parametrize(

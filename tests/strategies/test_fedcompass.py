@@ -42,7 +42,7 @@ def steps(engine: ScriptedEngine, client: int) -> int | None:
     return engine.ledger.open[engine.ledger.busy[client]].work.steps
 
 
-def flying(engine: ScriptedEngine) -> dict[int, int | None]:
+def at_work(engine: ScriptedEngine) -> dict[int, int | None]:
     """Who is at work, with how many steps."""
     return {client: steps(engine, client) for client in sorted(engine.ledger.busy)}
 
@@ -70,7 +70,7 @@ FIVE = dict.fromkeys(range(1, 6), 10)
 def figure_1(strategy: FedCompass) -> ScriptedEngine:
     """In minutes: clients 1..5 answer their first 20 steps at 2, 4, 5, 8, 10, so S = .1, .2, .25, .4, .5."""
     engine = started(strategy, [0.0], FIVE)
-    assert flying(engine) == dict.fromkeys(range(1, 6), 20)
+    assert at_work(engine) == dict.fromkeys(range(1, 6), 20)
     for client, at in zip(range(1, 6), [2.0, 4.0, 5.0, 8.0, 10.0], strict=True):
         engine.arrive(client, at=at)
     return engine
@@ -95,7 +95,7 @@ def test_the_schedule_of_figure_1() -> None:
     for client in (1, 2, 3):
         engine.arrive(client, at=12.0)
     assert engine.ledger.version == version + 1
-    assert flying(engine) == {1: 100, 2: 50, 3: 40, 4: 35, 5: 24}  # (22 - 12) / .1, .2, .25
+    assert at_work(engine) == {1: 100, 2: 50, 3: 40, 4: 35, 5: 24}  # (22 - 12) / .1, .2, .25
     assert groups(engine) == {2: (22.0, 24.8, [4, 5, 1, 2, 3], [])}
     assert engine.timers == pytest.approx({"group 2": 24.8})
     sent = [action.client for action in engine.log[-1].actions if isinstance(action, Dispatch)]
@@ -103,7 +103,7 @@ def test_the_schedule_of_figure_1() -> None:
     for client in range(1, 6):
         engine.arrive(client, at=22.0)
     assert engine.ledger.version == version + 2
-    assert flying(engine) == {1: 100, 2: 50, 3: 40, 4: 25, 5: 20}  # all in one group from now on: T_a = 32
+    assert at_work(engine) == {1: 100, 2: 50, 3: 40, 4: 25, 5: 20}  # all in one group from now on: T_a = 32
     assert groups(engine) == {3: (32.0, 34.0, [1, 2, 3, 4, 5], [])}
 
 
@@ -178,7 +178,7 @@ def two_known(strategy: FedCompass, model: list[float] | None = None, **world: b
     zero = [0.0] * len(engine.world.model)
     answer(engine, 0, zero, at=1.0)
     answer(engine, 1, zero, at=2.0)
-    assert (engine.ledger.version, flying(engine)) == (2, {0: 4, 1: 1})
+    assert (engine.ledger.version, at_work(engine)) == (2, {0: 4, 1: 1})
     assert groups(engine) == {1: (5.0, 7.0, [0, 1], [])}
     return engine
 
@@ -186,10 +186,10 @@ def two_known(strategy: FedCompass, model: list[float] | None = None, **world: b
 def test_whoever_is_in_time_waits_for_the_others_and_then_all_get_the_new_model() -> None:
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [-4.0], at=4.0)  # u = 0: 1 * 1/2 * 4
-    assert (flying(engine), engine.model.tolist(), engine.ledger.version) == ({0: 4}, [0], 2)
+    assert (at_work(engine), engine.model.tolist(), engine.ledger.version) == ({0: 4}, [0], 2)
     answer(engine, 0, [-8.0], at=5.0)  # u = 1: 1/2 * 1/2 * 8
     assert (engine.model.tolist(), engine.ledger.version) == ([4], 3)  # 2 + 2: a sum, not a mean
-    assert flying(engine) == {0: 4, 1: 2}  # T_a = 9: (9 - 5) / 2
+    assert at_work(engine) == {0: 4, 1: 2}  # T_a = 9: (9 - 5) / 2
     assert {job.base_version for job in engine.ledger.open.values()} == {3}
     assert engine.timers == {"group 2": 11.0}  # group 1's is cancelled
 
@@ -198,13 +198,13 @@ def test_at_the_latest_time_the_group_goes_on_without_the_missing_whose_update_g
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 0, [-8.0], at=5.0)  # u = 1: 2
     engine.advance(6.999)
-    assert (flying(engine), engine.ledger.version) == ({1: 1}, 2)
+    assert (at_work(engine), engine.ledger.version) == ({1: 1}, 2)
     engine.advance(7.0)
-    assert (engine.model.tolist(), flying(engine)) == ([2], {0: 4, 1: 1})  # group 2: T_a = 11, T_max = 13
+    assert (engine.model.tolist(), at_work(engine)) == ([2], {0: 4, 1: 1})  # group 2: T_a = 11, T_max = 13
     answer(engine, 1, [-8.0], at=8.0)  # late, u = 1: 2 into the general buffer; 6 s for one step now
     assert (engine.model.tolist(), engine.ledger.version) == ([2], 3)
     # (11 - 8) / 6 = 0 steps: no group fits; client 0 can be back at 11 + 4: (15 - 8) / 6 = 1 step
-    assert (flying(engine), groups(engine)[3]) == ({0: 4, 1: 1}, (14.0, 17.0, [1], []))
+    assert (at_work(engine), groups(engine)[3]) == ({0: 4, 1: 1}, (14.0, 17.0, [1], []))
     # the current model, though nothing has changed
     assert engine.ledger.open[engine.ledger.busy[1]].base is engine.model
     answer(engine, 0, [-4.0], at=11.0)  # u = 0: 2
@@ -225,7 +225,7 @@ def test_an_arrival_at_exactly_the_latest_time_goes_before_the_timer() -> None:
 def test_a_timer_that_finds_nobody_changes_nothing_and_the_general_buffer_waits() -> None:
     engine = two_known(FedCompass(**SHORT))
     engine.advance(7.0)
-    assert (engine.ledger.version, flying(engine), engine.state.schedule.groups) == (2, {0: 4, 1: 1}, {})
+    assert (engine.ledger.version, at_work(engine), engine.state.schedule.groups) == (2, {0: 4, 1: 1}, {})
     answer(engine, 1, [-4.0], at=8.0)  # late, u = 0: 2. Six seconds a step: group 2, 4 steps, T_a = 32
     answer(engine, 0, [-8.0], at=9.0)  # late, u = 1: 2. Two seconds a step: (32 - 9) / 2 = 11 > 4: group 3, T_a = 17
     assert (engine.model.tolist(), engine.ledger.version) == ([0], 2)
@@ -247,12 +247,12 @@ def test_a_client_that_slows_down_is_late_once_and_then_gets_what_it_can_do() ->
     engine.arrive(3)  # client 2 has become ten times slower: its 40 steps take 80 minutes, until 84
     assert groups(engine)[1] == (12.0, 14.0, [2], [1, 3])
     engine.advance(14.0)
-    assert flying(engine) == {1: 80, 2: 40, 3: 32, 4: 35, 5: 24}  # (22 - 14) / .1, / .25
+    assert at_work(engine) == {1: 80, 2: 40, 3: 32, 4: 35, 5: 24}  # (22 - 14) / .1, / .25
     for at in (22.0, 32.0, 42.0, 52.0, 62.0, 72.0, 82.0):  # the others go on without it
         engine.move(at)
         for client in (1, 3, 4, 5):
             engine.arrive(client)
-    assert flying(engine) == {1: 100, 2: 40, 3: 40, 4: 25, 5: 20}
+    assert at_work(engine) == {1: 100, 2: 40, 3: 40, 4: 25, 5: 20}
     engine.arrive(2, at=84.0)  # S = 2: (92 - 84) / 2 = 4 < 20; (92 + 10 - 84) / 2 = 9, raised to 20: T_a = 124
     assert (steps(engine, 2), len(engine.state.schedule.groups)) == (20, 2)
     assert engine.state.general.count == 1
@@ -261,10 +261,10 @@ def test_a_client_that_slows_down_is_late_once_and_then_gets_what_it_can_do() ->
 def test_a_client_that_becomes_faster_waits_and_is_given_more() -> None:
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [0.0], at=2.5)  # half a second for its step
-    assert flying(engine) == {0: 4}
+    assert at_work(engine) == {0: 4}
     answer(engine, 0, [0.0], at=5.0)
     # it is the fastest now and opens the group: T_a = 5 + 4 * .5 = 7; (7 - 5) / 1 = 2
-    assert flying(engine) == {0: 2, 1: 4}
+    assert at_work(engine) == {0: 2, 1: 4}
 
 
 # ---------------------------------------------------------------- lost, leaving, coming back, new
@@ -275,7 +275,7 @@ def test_a_lost_member_is_waited_for_no_longer() -> None:
     answer(engine, 1, [-4.0], at=4.0)
     engine.lose(0, at=4.5, reachable=False)
     assert (engine.model.tolist(), engine.ledger.version) == ([2], 3)  # at once, not at 7
-    assert (flying(engine), engine.timers) == ({1: 4}, {"group 2": 16.5})  # 4.5 + 1.5 * 4 * 2
+    assert (at_work(engine), engine.timers) == ({1: 4}, {"group 2": 16.5})  # 4.5 + 1.5 * 4 * 2
 
 
 def test_a_group_whose_last_member_is_lost_is_dropped_with_its_timer() -> None:
@@ -285,19 +285,19 @@ def test_a_group_whose_last_member_is_lost_is_dropped_with_its_timer() -> None:
     engine.lose(1, at=3.5, reachable=False)
     assert (engine.state.schedule.groups, engine.timers, engine.ledger.version) == ({}, {}, 2)
     engine.back(1, at=20.0)  # its speed is known: it is assigned at once, with the most steps
-    assert (flying(engine), groups(engine)) == ({1: 4}, {2: (28.0, 32.0, [1], [])})
+    assert (at_work(engine), groups(engine)) == ({1: 4}, {2: (28.0, 32.0, [1], [])})
 
 
 def test_a_refused_member_is_given_work_again_at_once() -> None:
     engine = two_known(FedCompass(**SHORT))
     engine.refuse(0, at=4.0)  # T_a = 5 is one step away for it
-    assert (flying(engine), groups(engine), engine.ledger.version) == ({0: 1, 1: 1}, {1: (5.0, 7.0, [1, 0], [])}, 2)
+    assert (at_work(engine), groups(engine), engine.ledger.version) == ({0: 1, 1: 1}, {1: (5.0, 7.0, [1, 0], [])}, 2)
 
 
 def test_a_client_lost_in_its_first_job_is_measured_again() -> None:
     engine = started(FedCompass(**SHORT), [0.0])
     engine.lose(0, at=3.0)
-    assert (flying(engine), engine.state.schedule.speeds) == ({0: 1, 1: 1}, {})
+    assert (at_work(engine), engine.state.schedule.speeds) == ({0: 1, 1: 1}, {})
 
 
 def test_the_update_of_a_client_that_leaves_while_it_waits_counts_and_it_gets_work_when_it_is_back() -> None:
@@ -305,25 +305,25 @@ def test_the_update_of_a_client_that_leaves_while_it_waits_counts_and_it_gets_wo
     answer(engine, 1, [-4.0], at=4.0)
     engine.leave(1, at=4.5)
     answer(engine, 0, [-8.0], at=5.0)
-    assert (engine.model.tolist(), flying(engine)) == ([4], {0: 4})
+    assert (engine.model.tolist(), at_work(engine)) == ([4], {0: 4})
     engine.back(1, at=6.0)  # (9 - 6) / 2 = 1 step
-    assert flying(engine) == {0: 4, 1: 1}
+    assert at_work(engine) == {0: 4, 1: 1}
 
 
 def test_whoever_comes_back_while_its_group_is_still_open_goes_on_waiting() -> None:
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [-4.0], at=4.0, reachable=False)
     engine.back(1, at=4.5)
-    assert flying(engine) == {0: 4}
+    assert at_work(engine) == {0: 4}
     engine.lose(0, at=4.75, reachable=False)  # the only one who was still at work
-    assert (engine.model.tolist(), flying(engine)) == ([2], {1: 4})
+    assert (engine.model.tolist(), at_work(engine)) == ([2], {1: 4})
 
 
 def test_the_last_to_arrive_may_leave_at_once_and_the_others_go_on() -> None:
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [-4.0], at=4.0)
     answer(engine, 0, [-8.0], at=5.0, reachable=False)
-    assert (engine.model.tolist(), flying(engine)) == ([4], {1: 4})
+    assert (engine.model.tolist(), at_work(engine)) == ([4], {1: 4})
 
 
 def test_a_vanished_client_holds_up_nobody_and_what_it_sends_after_its_ticket_expired_is_the_engines() -> None:
@@ -333,14 +333,14 @@ def test_a_vanished_client_holds_up_nobody_and_what_it_sends_after_its_ticket_ex
         engine.advance(at + 2.0)  # the first group ends at its T_max, later ones are client 0's own
     assert engine.ledger.version == 4
     engine.expire(1, at=12.0)
-    assert (engine.state.schedule.member, flying(engine)) == ({0: 3}, {0: 4})
+    assert (engine.state.schedule.member, at_work(engine)) == ({0: 3}, {0: 4})
 
 
 def test_a_newcomer_is_measured_first_and_makes_everybodys_weight_smaller() -> None:
     engine = two_known(FedCompass(**SHORT))
     engine.join(2, at=3.0)
     engine.join(3)
-    assert flying(engine) == {0: 4, 1: 1, 2: 1, 3: 1}
+    assert at_work(engine) == {0: 4, 1: 1, 2: 1, 3: 1}
     assert set(engine.state.schedule.member) == {0, 1}
     answer(engine, 2, [-12.0], at=3.5)  # sent version 2: u = 0: 12 / 4 at once
     assert (engine.model.tolist(), engine.ledger.version) == ([3], 3)
@@ -352,7 +352,7 @@ def test_two_who_arrive_at_one_instant_are_two_versions_when_they_are_new_and_on
     answer(engine, 0, [-4.0], at=1.0)
     answer(engine, 1, [-4.0])
     assert (engine.model.tolist(), engine.ledger.version) == ([3], 2)  # 2, then u = 1: 1
-    assert flying(engine) == {0: 4, 1: 4}
+    assert at_work(engine) == {0: 4, 1: 4}
     answer(engine, 0, [-4.0], at=5.0)
     answer(engine, 1, [-4.0])
     assert (engine.model.tolist(), engine.ledger.version) == ([6], 3)  # u = 1, 0: 1 + 2
@@ -408,7 +408,7 @@ def test_averaged_speeds_change_slowly() -> None:
     answer(engine, 1, [0.0], at=3.0)  # one second for its step, two before
     answer(engine, 0, [0.0], at=5.0)
     assert engine.state.schedule.speeds == pytest.approx({0: 1.0, 1: 0.1 * 2 + 0.9 * 1})
-    assert flying(engine) == {0: 4, 1: 3}  # T_a = 9: (9 - 5) / 1.1 = 3.6
+    assert at_work(engine) == {0: 4, 1: 3}  # T_a = 9: (9 - 5) / 1.1 = 3.6
 
 
 def test_the_discount_may_be_taken_when_the_group_is_aggregated() -> None:
@@ -445,14 +445,14 @@ def test_an_update_over_the_limit_of_staleness_is_rejected_but_its_client_has_ar
     assert rejected == [Reject(0, 2, "staleness 2 is over 1")]
     answer(engine, 1, [-6.0], at=6.0)  # sent version 2: u = 1: 1/2 * 1/3 * 6
     assert (engine.model.tolist(), engine.ledger.version) == ([1], 4)
-    assert sorted(flying(engine)) == [0, 1]  # both go on
+    assert sorted(at_work(engine)) == [0, 1]  # both go on
 
 
 def test_a_group_of_rejected_updates_changes_nothing_and_lets_its_members_go() -> None:
     engine = two_known_and_a_third_version(FedCompass(**SHORT, max_staleness=1))
     answer(engine, 0, [-8.0], at=5.0)
     engine.lose(1, at=6.0, reachable=False)
-    assert (engine.model.tolist(), engine.ledger.version, flying(engine)) == ([0], 3, {0: 4})
+    assert (engine.model.tolist(), engine.ledger.version, at_work(engine)) == ([0], 3, {0: 4})
 
 
 def test_at_most_so_many_clients_are_in_flight_and_everybody_has_a_turn() -> None:
@@ -580,7 +580,7 @@ def two_buffers(**settings: Any) -> ScriptedEngine:
     answer(engine, 2, zero, at=4.0)  # S = 4: (5 + 4 - 4) / 4 = 1 step: group 2, T_a = 8, T_max = 10
     engine.join(3, at=4.0)
     answer(engine, 3, zero, at=5.0)  # S = 1: joins group 2 with 8 - 5 = 3 steps, on version 4
-    assert (engine.ledger.version, flying(engine)) == (4, {0: 4, 1: 1, 2: 1, 3: 3})
+    assert (engine.ledger.version, at_work(engine)) == (4, {0: 4, 1: 1, 2: 1, 3: 3})
     engine.arrive(1, [12, 4, 9], at=6.0)  # u = 2: 1/3 * 1/4 * 12 = 1
     engine.arrive(3, [8, 8, 7], at=6.5)  # u = 0: 1/4 * 8 = 2
     assert (engine.model.tolist(), engine.ledger.version) == ([0, 2, 5], 4)

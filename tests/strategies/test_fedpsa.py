@@ -42,7 +42,7 @@ def noted(engine: ScriptedEngine, key: str) -> list[float]:
     return [note.values[key] for note in notes if key in note.values]
 
 
-def flying(engine: ScriptedEngine) -> list[int]:
+def at_work(engine: ScriptedEngine) -> list[int]:
     return sorted(engine.ledger.busy)
 
 
@@ -349,11 +349,11 @@ def test_a_client_gets_the_current_model_at_once_and_may_fill_the_buffer_alone()
 def test_an_excluded_client_waits_for_the_step_and_a_stall_steps_with_what_is_there() -> None:
     engine = started(FedPSA(buffer=3, queue=2, exclude_buffered=True, gamma=1.0, delta=1.0), [1, 0])
     engine.arrive(0, [2, 0], at=1.0)
-    assert flying(engine) == [1]
+    assert at_work(engine) == [1]
     engine.arrive(1, [0, 1], at=2.0)
     assert engine.ledger.version == 0
     engine.advance()  # nobody else can answer
-    assert (engine.ledger.version, flying(engine)) == (1, [0, 1])
+    assert (engine.ledger.version, at_work(engine)) == (1, [0, 1])
     assert sum(noted(engine, "weight")) == pytest.approx(1, abs=1e-15)  # over the two that are there
 
 

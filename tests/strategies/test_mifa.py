@@ -24,7 +24,7 @@ def opened(strategy: Mifa, model: list[float], clients: dict[int, int] = TWO, **
     return engine
 
 
-def flying(engine: ScriptedEngine) -> list[int]:
+def at_work(engine: ScriptedEngine) -> list[int]:
     return sorted(engine.ledger.busy)
 
 
@@ -46,7 +46,7 @@ def test_who_is_away_counts_with_its_last_gradient() -> None:
     # G_0 = (2, 0), G_1 = (6, -4): 0 - .5 * (8, -4) / 2
     assert (engine.model.tolist(), engine.ledger.version) == ([-2, 1], 1)
     engine.advance()
-    assert flying(engine) == [0]
+    assert at_work(engine) == [0]
     engine.arrive(0, [-1, 1], at=3.0)
     # G_0 = (-2 + 1, 1 - 1) / .5 = (-2, 0), G_1 as it was: (-2, 1) - .5 * (4, -4) / 2
     assert (engine.model.tolist(), engine.ledger.version) == ([-3, 2], 2)
@@ -117,7 +117,7 @@ def test_a_round_nobody_answers_takes_no_step() -> None:
     engine.lose(0, at=3.0)
     engine.lose(1, at=4.0)
     engine.advance()
-    assert (engine.model.tolist(), flying(engine)) == ([-2], [0, 1])
+    assert (engine.model.tolist(), at_work(engine)) == ([-2], [0, 1])
 
 
 def test_a_newcomer_counts_in_n_from_when_it_appears() -> None:
@@ -127,7 +127,7 @@ def test_a_newcomer_counts_in_n_from_when_it_appears() -> None:
     engine.arrive(1, [-2], at=2.0)
     assert engine.model.tolist() == [-1]  # G = 2, 4 and nothing yet: - .5 * 6 / 3
     engine.advance()
-    assert flying(engine) == [0, 1, 2]
+    assert at_work(engine) == [0, 1, 2]
     engine.arrive(2, [-2], at=3.0)
     engine.arrive(0, [-1], at=4.0)
     engine.arrive(1, [-1], at=5.0)
@@ -198,7 +198,7 @@ def test_no_step_before_everybody_has_been_available_once() -> None:
     engine.arrive(0, [-2], at=2.0)
     engine.advance()
     assert committed(engine) == []  # client 1 came, but was not asked yet
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
     assert all(job.base is engine.world.model for job in engine.ledger.open.values())  # w_0 still
     engine.arrive(1, [-3], at=3.0)
     engine.arrive(0, [-1], at=4.0)
@@ -263,10 +263,10 @@ def test_at_every_tick_there_is_a_step_with_what_is_in_the_table() -> None:
     engine.advance(1.0)
     assert committed(engine) == []  # nothing was ever heard
     engine.arrive(0, [-1], at=1.5)
-    assert flying(engine) == [1]  # it waits for the tick
+    assert at_work(engine) == [1]  # it waits for the tick
     engine.advance(2.0)
     assert committed(engine) == [[-0.5]]  # G_0 = 2
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
     engine.advance(3.0)
     assert committed(engine) == [[-0.5], [-1]]  # nobody was heard: the same step again
     engine.arrive(0, [-0.5], at=4.0)  # exactly at the tick; it was sent -.5, so G_0 = 0

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts import memory
+from offbeat.core.parts import reuse
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Note, Reject, UpdateArrived, World
 from offbeat.core.snapshot import pack, pack_state
@@ -21,7 +21,7 @@ from offbeat.core.strategies.orthofl import OrthoFL
 from offbeat.core.vector import Layout
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.testing import (
-    MOODS,
+    PATTERNS,
     Entry,
     ScriptedEngine,
     hand_world,
@@ -139,12 +139,12 @@ def test_without_calibration_clients_are_sent_the_moving_average() -> None:
     assert len(engine.state.snapshots) == len(engine.state.replies) == 0  # nothing is kept
 
 
-@pytest.mark.parametrize("mood", MOODS)
+@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(
     "limits", [{}, {"concurrency": 2}, {"concurrency": 1, "max_staleness": 1}, {"max_staleness": 0}]
 )
-def test_without_calibration_it_is_fedasync_bit_for_bit(mood: str, limits: dict[str, int]) -> None:
-    script, world = random_script(mood, seed=7, length=60), tiny_world(clients=4, buffers=True)
+def test_without_calibration_it_is_fedasync_bit_for_bit(pattern: str, limits: dict[str, int]) -> None:
+    script, world = random_script(pattern, seed=7, length=60), tiny_world(clients=4, buffers=True)
     orthofl = play(OrthoFL(beta=0.7, a=0.3, calibrate=False, **limits), script, world).log
     fedasync = play(FedAsync(alpha=0.7, staleness=Polynomial(a=0.3), rho=0.0, **limits), script, world).log
     assert identical([without_notes(entry) for entry in orthofl], fedasync)
@@ -314,12 +314,12 @@ def in_turns() -> tuple[ScriptedEngine, int, int]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"reference": "chain"}, {"moving_average": False}])
-@pytest.mark.parametrize("mood", MOODS)
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_in_every_script_a_reply_differs_from_the_update_by_something_orthogonal_to_it(
-    mood: str, settings: dict[str, object]
+    pattern: str, settings: dict[str, object]
 ) -> None:
     world = tiny_world(clients=4, buffers=True, in_the_middle=True)
-    log = play(OrthoFL(**settings), random_script(mood, seed=3, length=60), world).log
+    log = play(OrthoFL(**settings), random_script(pattern, seed=3, length=60), world).log
     calibrated = 0
     for entry, after in pairwise(log):
         event = entry.event
@@ -476,7 +476,7 @@ def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
 
 def test_used_memory_never_shows_through_in_a_model_somebody_holds() -> None:
     made = torch.Generator().manual_seed(0)
-    size = 2 * memory.LARGE // 8
+    size = 2 * reuse.LARGE // 8
     world = World(
         model=torch.zeros(size, dtype=torch.float64),
         layout=layout_of([("w", (size,), "param")]),

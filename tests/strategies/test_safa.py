@@ -35,7 +35,7 @@ def second_round(**settings: Any) -> ScriptedEngine:
     return engine
 
 
-def flying(engine: ScriptedEngine) -> list[int]:
+def at_work(engine: ScriptedEngine) -> list[int]:
     return sorted(engine.ledger.busy)
 
 
@@ -60,7 +60,7 @@ def test_the_first_round_waits_for_everybody_and_weighs_by_examples() -> None:
     engine.arrive(0, [4, 0], at=1.0)
     engine.advance(1.5)
     # a quota of 1 is met, but caches begin with everybody's model
-    assert (engine.ledger.version, flying(engine)) == (0, [1])
+    assert (engine.ledger.version, at_work(engine)) == (0, [1])
     engine.arrive(1, [0, 8], at=2.0)
     engine.advance()
     # (10 * 4 + 30 * 0) / 40 = 1; (10 * 0 + 30 * 8) / 40 = 6
@@ -304,7 +304,7 @@ def test_a_rejected_client_that_was_the_last_at_work_begins_the_next_round() -> 
 def test_a_tolerable_client_goes_on_from_its_own_model() -> None:
     engine = second_round()
     engine.lose(2, at=4.0)
-    assert flying(engine) == [0, 1]  # it waits for the next round
+    assert at_work(engine) == [0, 1]  # it waits for the next round
     engine.arrive(1, [0], at=5.0)
     engine.advance()
     assert engine.model.tolist() == [4]
@@ -356,7 +356,7 @@ def test_the_model_of_a_client_that_stays_away_is_replaced_by_w_when_it_is_depre
     engine.advance()
     assert engine.model.tolist() == [5]  # (11 + 0 + 4) / 3
     engine.ready(2, at=7.0)
-    assert flying(engine) == [0, 1]  # in the middle of a round nobody is asked,
+    assert at_work(engine) == [0, 1]  # in the middle of a round nobody is asked,
     engine.arrive(1, [100], at=8.0)  # but for one that was deprecated at work
     assert (rejected(engine), sent(engine, 1)) == ([1], [5])
     engine.arrive(1, [4], at=9.0)
@@ -368,7 +368,7 @@ def test_the_model_of_a_client_that_stays_away_is_replaced_by_w_when_it_is_depre
 def test_a_newcomer_waits_for_the_next_round_and_counts_once_it_answered() -> None:
     engine = second_round()
     engine.join(3, at=4.0, num_examples=30)
-    assert flying(engine) == [0, 1, 2]
+    assert at_work(engine) == [0, 1, 2]
     engine.arrive(1, [0], at=5.0)
     engine.advance()
     assert (engine.model.tolist(), sent(engine, 3)) == ([4], [4])
@@ -386,7 +386,7 @@ def test_a_round_in_which_nobody_answers_keeps_the_model_and_the_next_one_begins
     engine.refuse(1, at=2.0)
     engine.advance()
     assert (engine.model is engine.world.model, engine.ledger.version) == (True, 0)
-    assert flying(engine) == [0, 1]
+    assert at_work(engine) == [0, 1]
 
 
 def test_when_everybody_is_gone_the_next_to_come_begins_a_round() -> None:
@@ -397,7 +397,7 @@ def test_when_everybody_is_gone_the_next_to_come_begins_a_round() -> None:
     assert (engine.model.tolist(), engine.stands_still) == ([7], True)
     engine.ready(0, at=9.0)
     engine.advance()
-    assert (flying(engine), sent(engine, 0)) == ([0], [7])
+    assert (at_work(engine), sent(engine, 0)) == ([0], [7])
 
 
 def test_what_was_bypassed_counts_even_when_nobody_is_picked() -> None:
@@ -434,9 +434,13 @@ def test_with_everybody_picked_in_every_round_it_is_fedavg(settings: dict[str, A
     torch.testing.assert_close(ours.model, theirs.model, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("mood", ["calm", "losses", "newcomers"])
-def test_the_running_sum_is_the_sum_over_all_caches_and_no_bit_depends_on_the_store(mood: str) -> None:
-    strategy, script, world = Safa(lag=1, sample=2, cap=4.0), random_script(mood, 3, length=300), tiny_world(clients=5)
+@pytest.mark.parametrize("pattern", ["calm", "losses", "newcomers"])
+def test_the_running_sum_is_the_sum_over_all_caches_and_no_bit_depends_on_the_store(pattern: str) -> None:
+    strategy, script, world = (
+        Safa(lag=1, sample=2, cap=4.0),
+        random_script(pattern, 3, length=300),
+        tiny_world(clients=5),
+    )
     engine = play(strategy, script, world)
     state = engine.state
     whole = sum(state.caches[client] * state.total.weights[client] for client in state.caches)

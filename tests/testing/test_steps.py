@@ -6,7 +6,7 @@ from offbeat.core.draws import below
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import ClientLost, ClientReady, UpdateArrived
 from offbeat.core.strategies import REGISTRY
-from offbeat.testing import MOODS, Step, check, play, random_script, read, show, shrink, tiny_world
+from offbeat.testing import PATTERNS, Step, check, play, random_script, read, show, shrink, tiny_world
 
 FEDASYNC = REGISTRY["fedasync"]()
 
@@ -17,9 +17,9 @@ def heard(script: str, clients: int = 3) -> list[tuple[float, int]]:
     return [(entry.event.now, entry.event.client) for entry in engine.log if isinstance(entry.event, UpdateArrived)]
 
 
-@pytest.mark.parametrize("mood", MOODS)
-def test_the_text_of_a_script_reads_back(mood: str) -> None:
-    script = random_script(mood, seed=5)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_text_of_a_script_reads_back(pattern: str) -> None:
+    script = random_script(pattern, seed=5)
     assert read(show(script)) == script
 
 
@@ -39,7 +39,7 @@ def test_an_unknown_step_is_answered_with_the_nearest() -> None:
 
 
 def test_every_mood_adds_up_to_a_hundred() -> None:
-    assert {mood: sum(parts.values()) for mood, parts in MOODS.items()} == dict.fromkeys(MOODS, 100)
+    assert {pattern: sum(parts.values()) for pattern, parts in PATTERNS.items()} == dict.fromkeys(PATTERNS, 100)
 
 
 def test_scripts_of_one_seed_are_the_same_and_of_two_are_not() -> None:
@@ -71,10 +71,10 @@ def test_a_client_that_is_gone_answers_no_more_until_it_is_back() -> None:
     assert heard("lose+leave 0\nwait 1\narrive 0\nwait 1\nback 0\nwait 1\narrive 0", clients=1) == [(4.0, 0)]
 
 
-@pytest.mark.parametrize("mood", MOODS)
+@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", REGISTRY)
-def test_any_part_of_a_script_is_again_a_script(mood: str, name: str) -> None:
-    script = random_script(mood, seed=2)
+def test_any_part_of_a_script_is_again_a_script(pattern: str, name: str) -> None:
+    script = random_script(pattern, seed=2)
     for n in range(12):
         part = tuple(step for i, step in enumerate(script) if below(2, n, "part", i))
         play(REGISTRY[name](), part)

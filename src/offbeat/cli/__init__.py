@@ -104,12 +104,12 @@ def _memory(error: Exception) -> str | None:
     """How much was asked for, in brackets, if an error is about memory; None if it is not."""
     import re
 
-    told = f"{type(error).__name__}: {error}".lower()
+    message = f"{type(error).__name__}: {error}".lower()
     if not isinstance(error, (MemoryError, OverflowError, RuntimeError, TypeError, ValueError)) or not any(
-        w in told for w in TOO_LARGE
+        w in message for w in TOO_LARGE
     ):
         return None
-    asked = re.search(r"allocate (\d\S* \w+)", told)
+    asked = re.search(r"allocate (\d\S* \w+)", message)
     return f" ({asked[1]})" if asked else ""
 
 

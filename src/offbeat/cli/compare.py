@@ -22,7 +22,7 @@ from offbeat.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from offbeat.experiment.compare import Comparison
+    from offbeat.experiment.comparison import Comparison
 
 
 def compare(
@@ -46,7 +46,7 @@ def compare(
     Also writes a figure (PNG) and a self-contained page (HTML) into the folder.
     """
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment.compare import Comparison
+    from offbeat.experiment.comparison import Comparison
 
     use_data(data)
     if (source is None) == (resume is None):
@@ -69,7 +69,7 @@ def execute(comparison: Comparison, jobs: int | None, as_json: bool, reference: 
     from offbeat.cli.output import runs_progress, say
     from offbeat.cli.show import print_comparison
     from offbeat.core.errors import RunError
-    from offbeat.experiment import compare as comparing
+    from offbeat.experiment import comparison as comparing
     from offbeat.experiment.run import Unfinished
 
     comparison.checked(reference)
@@ -102,7 +102,7 @@ def _create(
 
     from offbeat.core.errors import unknown
     from offbeat.experiment import build
-    from offbeat.experiment import compare as comparing
+    from offbeat.experiment import comparison as comparing
 
     _refuse_per_run(changes or [])
     preset = load(source, changes, until, scale)
@@ -119,9 +119,9 @@ def _create(
 
 def _say_moved(comparison: Comparison) -> None:
     """Each way of being on another machine once, however many runs began there."""
-    told = [run.moved() for name in comparison.strategies() for run in comparison.runs(name)]
-    for moved in dict.fromkeys(filter(None, told)):
-        typer.echo(f"{comparison.folder}: of {told.count(moved)} runs, {moved}", err=True)
+    moves = [run.moved() for name in comparison.strategies() for run in comparison.runs(name)]
+    for moved in dict.fromkeys(filter(None, moves)):
+        typer.echo(f"{comparison.folder}: of {moves.count(moved)} runs, {moved}", err=True)
 
 
 def _refuse_per_run(changes: list[str]) -> None:

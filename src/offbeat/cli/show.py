@@ -10,7 +10,7 @@ import typer
 from offbeat.cli.options import Json, Reference
 
 if TYPE_CHECKING:
-    from offbeat.experiment.compare import Comparison
+    from offbeat.experiment.comparison import Comparison
     from offbeat.experiment.metrics import Summary
     from offbeat.experiment.run import Run
 
@@ -22,7 +22,7 @@ def show(
 ) -> None:
     """Show what a run amounts to, finished or not."""
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment.compare import MANIFEST, Comparison
+    from offbeat.experiment.comparison import MANIFEST, Comparison
     from offbeat.experiment.run import Run
     from offbeat.experiment.simulate import SUMMARY
 

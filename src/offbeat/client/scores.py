@@ -16,12 +16,12 @@ from torch import Tensor
 AT_ONCE = 1024  # examples whose pairs are looked at together
 
 
-class Counts(NamedTuple):
+class Confusion(NamedTuple):
     """For each class or label, in float64."""
 
-    right: Tensor  # said to be it, and it is: true positives
-    said: Tensor
-    true: Tensor
+    hits: Tensor  # predicted, and it is: true positives
+    predicted: Tensor
+    actual: Tensor
 
 
 def ratio(part: Tensor, whole: Tensor) -> Tensor:
@@ -29,28 +29,28 @@ def ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole == 0, torch.zeros_like(part), part / whole.masked_fill(whole == 0, 1))
 
 
-def recalls(counts: Counts) -> Tensor:
+def recalls(counts: Confusion) -> Tensor:
     """The share of each class that is recognised; nan for classes that do not occur."""
-    return torch.where(counts.true > 0, ratio(counts.right, counts.true), torch.full_like(counts.right, nan))
+    return torch.where(counts.actual > 0, ratio(counts.hits, counts.actual), torch.full_like(counts.hits, nan))
 
 
-def balanced_accuracy(counts: Counts) -> float:
+def balanced_accuracy(counts: Confusion) -> float:
     """The mean recall of the classes that occur."""
     return float(recalls(counts).nanmean())
 
 
-def macro_precision(counts: Counts) -> float:
-    """The mean over classes that occur or are said to."""
-    return float(ratio(counts.right, counts.said)[_met(counts)].mean())
+def macro_precision(counts: Confusion) -> float:
+    """The mean over classes that occur or are predicted."""
+    return float(ratio(counts.hits, counts.predicted)[_met(counts)].mean())
 
 
-def macro_f1(counts: Counts) -> float:
-    """F1 = 2 right / (said + true), the mean over classes that occur or are said to."""
-    return float(ratio(2 * counts.right, counts.said + counts.true)[_met(counts)].mean())
+def macro_f1(counts: Confusion) -> float:
+    """F1 = 2 hits / (predicted + actual), the mean over classes that occur or are predicted."""
+    return float(ratio(2 * counts.hits, counts.predicted + counts.actual)[_met(counts)].mean())
 
 
-def _met(counts: Counts) -> Tensor:
-    return counts.said + counts.true > 0
+def _met(counts: Confusion) -> Tensor:
+    return counts.predicted + counts.actual > 0
 
 
 def smape(outputs: Tensor, y: Tensor) -> Tensor:

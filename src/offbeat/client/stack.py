@@ -192,17 +192,17 @@ class Stack:
             return {}
         job = self._job
         assert isinstance(job.lr, Tensor)
-        told = {
+        given = {
             "base": job.base,
             "start": job.start,
             "lr": job.lr.squeeze(-1),
             "extras": dict(job.extras),
             "memory": dict(job.memory),
         }
-        return {name: tree_map(lambda held: held.index_select(0, rows), held) for name, held in told.items()}
+        return {name: tree_map(lambda held: held.index_select(0, rows), held) for name, held in given.items()}
 
     def _loss(
-        self, params: Buffers, buffers: Buffers, x: Tensor, y: Tensor, key: Tensor, told: dict[str, Any]
+        self, params: Buffers, buffers: Buffers, x: Tensor, y: Tensor, key: Tensor, given: dict[str, Any]
     ) -> tuple[Tensor, Buffers]:
         """Of one client, and its buffers afterwards: everything here is mapped over the stack."""
         self._masks.turn(key)
@@ -212,7 +212,7 @@ class Stack:
                 raise ProtocolError(
                     f"{type(self._rule).__name__} has a loss on features, but the model never called its head"
                 )
-            own = self._rule.loss(LocalJob(layout=self._layout, **told), outputs, self._seen, y)
+            own = self._rule.loss(LocalJob(layout=self._layout, **given), outputs, self._seen, y)
         return (self._trainer.task.loss(outputs, y) if own is None else own), self._after
 
     @contextmanager

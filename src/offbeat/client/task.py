@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, one_hot
 
 from offbeat.client import scores
-from offbeat.client.scores import Counts
+from offbeat.client.scores import Confusion
 from offbeat.core.errors import DataError
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, y) -> the mean loss of the batch, a scalar
@@ -65,10 +65,10 @@ class Classification:
         return cross_entropy(outputs, y) if self.criterion is None else self.criterion(outputs, y)
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
-        said, classes = outputs.argmax(1), outputs.shape[1]
-        hit = said == y
+        predicted, classes = outputs.argmax(1), outputs.shape[1]
+        hit = predicted == y
         means = torch.stack([self.loss(outputs, y).double(), hit.double().mean()])
-        return _row(y, means, *(_count(labels, classes) for labels in (said[hit], said, y)))
+        return _row(y, means, *(_count(labels, classes) for labels in (predicted[hit], predicted, y)))
 
     def scores(self, rows: Tensor) -> list[float]:
         counts = self.counts(rows)
@@ -79,8 +79,8 @@ class Classification:
             scores.macro_precision(counts),
         ]
 
-    def counts(self, rows: Tensor) -> Counts:
-        return Counts(*rows[:, 3:].sum(0).chunk(3))
+    def counts(self, rows: Tensor) -> Confusion:
+        return Confusion(*rows[:, 3:].sum(0).chunk(3))
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,16 @@ class MultiLabel:
         return binary_cross_entropy_with_logits(outputs, y) if self.criterion is None else self.criterion(outputs, y)
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
-        said = (_like(outputs, y) > 0).long()  # a probability of more than one half
-        counts = (_count(labels.flatten(), 2) for labels in (said[said == y], said, y.long()))
+        predicted = (_like(outputs, y) > 0).long()  # a probability of more than one half
+        counts = (_count(labels.flatten(), 2) for labels in (predicted[predicted == y], predicted, y.long()))
         return _row(y, self.loss(outputs, y).double().reshape(1), *counts)
 
     def scores(self, rows: Tensor) -> list[float]:
         """All decisions of all labels in one pot (micro averages), as ASO-Fed's numbers are."""
-        counts = Counts(*rows[:, 2:].sum(0).chunk(3))  # of no and yes
-        yes = Counts(*(count[1:] for count in counts))
-        precision, recall = scores.ratio(yes.right, yes.said), scores.ratio(yes.right, yes.true)
-        f1 = scores.ratio(2 * yes.right, yes.said + yes.true)
+        counts = Confusion(*rows[:, 2:].sum(0).chunk(3))  # of no and yes
+        yes = Confusion(*(count[1:] for count in counts))
+        precision, recall = scores.ratio(yes.hits, yes.predicted), scores.ratio(yes.hits, yes.actual)
+        f1 = scores.ratio(2 * yes.hits, yes.predicted + yes.actual)
         return [*_means(rows, 1), float(f1), float(precision), float(recall), scores.balanced_accuracy(counts)]
 
 
@@ -145,8 +145,8 @@ class Segmentation:
         return 1 - scores.dice(outputs.softmax(1), _places(y, outputs.shape[1]).to(outputs.dtype)).mean()
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
-        said, classes = outputs.argmax(1), outputs.shape[1]
-        overlap = scores.dice(_places(said, classes).double(), _places(y, classes).double()).mean()
+        predicted, classes = outputs.argmax(1), outputs.shape[1]
+        overlap = scores.dice(_places(predicted, classes).double(), _places(y, classes).double()).mean()
         overlap = overlap.masked_fill(outputs.isnan().any(), nan)  # the largest of nan is whatever comes first
         return _row(y, torch.stack([self.loss(outputs, y).double(), overlap]))
 

@@ -58,11 +58,11 @@ def printable(text: object) -> str:
     """Text of clients and files as it may be printed: what would steer a terminal, or turn the line around, is shown
     instead.
     """
-    told = str(text)
+    plain = str(text)
     return (
-        told
-        if told.isprintable()
-        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told)
+        plain
+        if plain.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
     )
 
 
@@ -85,6 +85,6 @@ def plain_text(text: object, most: int = 500) -> str:
     return "".join(c if c.isprintable() else " " for c in whole)
 
 
-def told(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
     """An error in one line, also one that raises when asked what it says."""
     return f"{type(error).__name__}: {plain_text(error)}"

@@ -34,9 +34,7 @@ from offbeat.core.snapshot import Get, Put, Tree
 log = logging.getLogger("offbeat")
 T = TypeVar("T")
 
-FORMAT = 2
-# the first had no tally of the trace, its heap in the tree, and no model known to be finite: see `formats`
-READABLE = (1, 2)
+FORMAT = 3  # `formats` reads the earlier ones
 PACK = re.compile(r"\d+\.safetensors")
 SLACK = 1 << 20  # dead bytes that are not worth a rewrite
 
@@ -252,15 +250,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: its SHA-256 does not match")
     try:
         manifest: dict[str, Any] = json.loads(body)
-        known = manifest["format"] in READABLE
+        known = manifest["format"] in range(1, FORMAT + 1)
         whole = not known or _has_its_fields(manifest)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         known = whole = False
         manifest = {"format": "unknown"}
     if not known:
-        raise CheckpointError(
-            f"{path} has checkpoint format {manifest['format']}, this version reads {' and '.join(map(str, READABLE))}"
-        )
+        raise CheckpointError(f"{path} has checkpoint format {manifest['format']}, this version reads 1 to {FORMAT}")
     if not whole:
         raise CheckpointError(f"{path} is no checkpoint: its fields are others")
     return manifest

@@ -79,7 +79,7 @@ class Conversation:
     model: Tensor
     memories: dict[int, Mapping[str, Tensor]]
     kept: dict[int, Tensor]
-    told: dict[int, int] | None
+    claimed: dict[int, int] | None
     state: Any
 
 
@@ -113,7 +113,7 @@ class Coordinator:
         self.reason: str | None = None
         self._num_examples = num_examples or self._as_told
         # what clients said they have, if nobody else knows
-        self._told: dict[int, int] | None = {} if num_examples is None else None
+        self._claimed: dict[int, int] | None = {} if num_examples is None else None
         self._journal, self._heard = journal, heard
         self._asked = (-1, -1, -1.0), 0  # the last question for a client's examples, and its answer
         self._fired = (-1.0, 0)  # timers fired at this instant
@@ -139,8 +139,8 @@ class Coordinator:
             self._journal(("joined", (now, client, num_examples)))
         orders: list[Order] = []
         self.ledger.join(client, num_examples)
-        if self._told is not None:
-            self._told[client] = num_examples
+        if self._claimed is not None:
+            self._claimed[client] = num_examples
         self._asked = (client, self.ledger.jobs.get(client, 0), now), num_examples
         self.trace.add(now, "back", self.ledger.version, client)
         self._tell(ClientReady(now, client, num_examples), orders)
@@ -247,7 +247,7 @@ class Coordinator:
 
     def replay(self, facts: Iterable[Fact]) -> list[Order]:
         """Hear facts of a journal again; what followed then was carried out already, the host may book it."""
-        return [order for name, told in facts for order in getattr(self, name)(*told)]
+        return [order for name, values in facts for order in getattr(self, name)(*values)]
 
     def hand_over(self, strategy: Strategy, state: Any) -> None:
         """Go on with another object of the same strategy, and its state: as after a resume."""
@@ -313,10 +313,10 @@ class Coordinator:
 
     def _in_vain(self, what: str) -> None:
         """A job more that came to nothing: without an end in time the run might have none."""
-        self.progress.barren += 1
+        self.progress.since_accepted += 1
         endless = self.until is not None and self.until.seconds is None
         if endless and self.progress.hopeless(len(self.ledger.clients)):
-            self.end(f"{self.progress.barren} {what}")
+            self.end(f"{self.progress.since_accepted} {what}")
 
     # ------------------------------------------------------------ the strategy
 
@@ -384,7 +384,7 @@ class Coordinator:
 
     def _accept(self, event: Any, result: Result) -> None:
         self.progress.updates += 1
-        self.progress.barren = 0
+        self.progress.since_accepted = 0
         self.footing.accepted(event.ticket)
         if result.memory:
             self.memories[event.client] = result.memory
@@ -403,8 +403,8 @@ class Coordinator:
         return self._asked[1]
 
     def _as_told(self, client: int, index: int, now: float) -> int:
-        told = self._told or {}
-        return told[client] if client in told else self.ledger.clients[client]
+        claimed = self._claimed or {}
+        return claimed[client] if client in claimed else self.ledger.clients[client]
 
     # ------------------------------------------------------------ save and restore
 
@@ -417,7 +417,7 @@ class Coordinator:
             "model": pack(self.model, put),
             "memories": pack(self.memories, put),
             "kept": pack(self.traffic.kept, put),
-            "told": pack(self._told, put),
+            "claimed": pack(self._claimed, put),
             "state": pack_state(self.state, put),
         }
 
@@ -441,11 +441,12 @@ class Coordinator:
             model=model,
             memories=expect(dict, unpack(tree["memories"], get), "memories"),
             kept=expect(dict, unpack(tree["kept"], get), "kept"),
-            told=unpack(tree.get("told"), get),
+            claimed=unpack(tree.get("claimed"), get),
             state=unpack_state(self.strategy.init(self.world), tree["state"], get),
         )
 
     def restore(self, saved: Conversation) -> None:
         """Go on from there."""
         self.ledger, self.progress, self.model, self.footing = saved.ledger, saved.progress, saved.model, saved.footing
-        self.memories, self.traffic.kept, self._told, self.state = saved.memories, saved.kept, saved.told, saved.state
+        self.memories, self.traffic.kept = saved.memories, saved.kept
+        self._claimed, self.state = saved.claimed, saved.state

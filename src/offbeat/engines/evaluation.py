@@ -10,7 +10,7 @@ from math import ceil, inf, isfinite
 from offbeat.core.snapshot import Put, Tree, pack
 from offbeat.engines.coordinator import Coordinator
 from offbeat.engines.holdings import bytes_held
-from offbeat.engines.judge import Judge, Survey
+from offbeat.engines.judge import ClientSurvey, Judge
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 
@@ -34,7 +34,7 @@ class Evaluation:
         trace: Trace,
         *,
         every: float = inf,  # virtual seconds between points
-        survey: Survey | None = None,  # of the clients, each on its own examples: at the end, and
+        survey: ClientSurvey | None = None,  # of the clients, each on its own examples: at the end, and
         survey_every: int = 0,  # at every so many points
     ) -> None:
         self.measured = Measured()

@@ -1,4 +1,7 @@
-"""Checkpoints of earlier versions, read as if they were of this one."""
+"""Checkpoints of earlier formats, read as if they were of this one.
+
+1: no tally of the trace, the heap in the tree, no model known to be finite. 2: other names. 3: this one.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,28 @@ MEASURED = {
     "server_bytes": "server_bytes",
 }
 
+# what classes and their fields were called before format 3
+CLASSES = {"offbeat.core.parts.server_opt:Memory": "offbeat.core.parts.server_opt:Moments"}
+FIELDS = {
+    "offbeat.engines.progress:Progress": {"barren": "since_accepted"},
+    "offbeat.core.parts.selection:Seats": {"flying": "at_work"},
+    "offbeat.core.parts.epochs:Epochs": {"flying": "at_work"},
+}
+STATE = {"flying": "at_work"}  # of a strategy
+
 
 def upgraded(tree: Tree) -> Tree:
-    """Before format 2 what was measured stood with the progress."""
-    if "evaluation" in tree:
+    """The tree of a checkpoint of any format, in this one's words."""
+    if "evaluation" not in tree:
+        tree = _measured_apart(tree)
+    if "claimed" in tree:
         return tree
+    state = {STATE.get(name, name): value for name, value in tree["state"].items()}
+    return _renamed({**tree, "state": state, "claimed": tree.get("told")})
+
+
+def _measured_apart(tree: Tree) -> Tree:
+    """Before format 2 what was measured stood with the progress."""
     before = tree["progress"]["fields"]
     measured = {new: before[old] for old, new in MEASURED.items()}
     progress = {name: value for name, value in before.items() if name not in MEASURED}
@@ -25,3 +45,15 @@ def upgraded(tree: Tree) -> Tree:
         "progress": {**tree["progress"], "fields": progress},
         "evaluation": {"$class": "offbeat.engines.evaluation:Measured", "fields": measured},
     }
+
+
+def _renamed(tree: Tree) -> Tree:
+    if isinstance(tree, list):
+        return [_renamed(value) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "$class" not in tree:
+        return {name: _renamed(value) for name, value in tree.items()}
+    name = CLASSES.get(tree["$class"], tree["$class"])
+    names = FIELDS.get(name, {})
+    return {"$class": name, "fields": {names.get(k, k): _renamed(v) for k, v in tree["fields"].items()}}

@@ -26,7 +26,7 @@ Judged = tuple[Tensor, Tensor | None]  # a model, and the statistics to put into
 ModelOf = Callable[[int], Tensor]  # client -> the model it is to be judged by
 
 
-class Survey(Protocol):
+class ClientSurvey(Protocol):
     """Evaluates every client's model on the client's own examples."""
 
     @property

@@ -50,7 +50,7 @@ class Progress:
 
     updates: int = 0
     failures: int = 0
-    barren: int = 0  # refused or lost since the last update that was accepted
+    since_accepted: int = 0  # refused or lost since the last update that was accepted
     refusals: dict[int, int] = field(default_factory=dict)  # client -> refused in a row
     server_seconds: float = 0.0
 
@@ -68,7 +68,7 @@ class Progress:
 
     def hopeless(self, clients: int) -> bool:
         """Has nothing come of so many jobs in a row that nothing will?"""
-        return self.barren >= max(HOPELESS, 5 * clients)
+        return self.since_accepted >= max(HOPELESS, 5 * clients)
 
 
 @contextmanager

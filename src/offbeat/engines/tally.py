@@ -48,10 +48,10 @@ class Tally:
     def plain(self) -> dict[str, list[Any]]:
         return {table: [count, self._hashes[table].hexdigest()] for table, count in self._counts.items()}
 
-    def difference(self, told: Mapping[str, Any]) -> str | None:
-        """In words, what is not as it was told."""
+    def difference(self, stored: Mapping[str, Any]) -> str | None:
+        """In words, what is not as it was stored."""
         for table, (count, sha) in self.plain().items():
-            expected, expected_sha = told[table]
+            expected, expected_sha = stored[table]
             if count != expected:
                 return f"its table {table} has {count} rows where {expected} were written"
             if sha != expected_sha:

@@ -183,8 +183,8 @@ class Trace:
             statement = f"INSERT INTO {table} VALUES {','.join([one] * len(block))}"  # kept prepared by sqlite3
             self.db.execute(statement, tuple(chain.from_iterable(block)))
 
-    def check(self, seq: int, told: Mapping[str, Any] | None) -> Tally:
-        """The tally of the rows before `seq`, which must be the one that was told. Only reads: nothing on disk is
+    def check(self, seq: int, stored: Mapping[str, Any] | None) -> Tally:
+        """The tally of the rows before `seq`, which must be the one that was stored. Only reads: nothing on disk is
         changed.
 
         A checkpoint of an earlier format tells none; then the file must be sound, and no more is known of it."""
@@ -197,7 +197,7 @@ class Trace:
                 tally = sound_tally(db, seq)
         except sqlite3.Error as error:
             raise CheckpointError(f"{self.path} is damaged: {error}") from None
-        if told is not None and (wrong := tally.difference(told)):
+        if stored is not None and (wrong := tally.difference(stored)):
             raise CheckpointError(f"{self.path} does not reach or match it: {wrong}")
         return tally
 

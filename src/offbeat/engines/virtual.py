@@ -30,7 +30,7 @@ from offbeat.engines.evaluation import Evaluation, Measured
 from offbeat.engines.finite import finite
 from offbeat.engines.formats import upgraded
 from offbeat.engines.gate import Gate, Verdict, ticket_of
-from offbeat.engines.judge import Judge, Own, Survey
+from offbeat.engines.judge import ClientSurvey, Judge, Own
 from offbeat.engines.progress import Outcome, Status, rare_collection
 from offbeat.engines.tally import Tally
 from offbeat.engines.trace import Trace
@@ -58,7 +58,7 @@ class VirtualEngine:
         evaluate: Callable[[Tensor], Mapping[str, float]] = lambda model: {},
         own: Own | None = None,  # evaluates clients on their own test examples instead, and gives the mean
         every: float = inf,  # virtual seconds between evaluations
-        survey: Survey | None = None,  # of the clients, each on its own examples: at the end, and
+        survey: ClientSurvey | None = None,  # of the clients, each on its own examples: at the end, and
         survey_every: int = 0,  # at every so many evaluations
         gate: Gate | None = None,
         trace: Trace | None = None,

@@ -95,7 +95,7 @@ def study(experiment: Experiment, examples: int = 256, width: float = 0.1) -> Al
     made, data = build.setup(experiment), load(experiment.data)
     rows = torch.randperm(len(data.x_test), generator=draws.generator(experiment.seed, "alignment"))[:examples]
     held_out = Sensitivity(made.module, data.x_test[rows], data.y_test[rows], made.trainer.task)
-    engine = build.engine(made, replace(experiment, strategy=Watched(experiment.strategy, held_out.gradient)))
+    engine = build.engine(made, replace(experiment, strategy=AlignmentWatcher(experiment.strategy, held_out.gradient)))
     engine.run()
     return of(engine.trace.db, "align", width)
 
@@ -120,7 +120,7 @@ def _both(x: list[float], y: list[float]) -> tuple[float, float]:
     return float(stats.pearsonr(x, y).statistic), float(stats.spearmanr(x, y).statistic)
 
 
-class Watched:
+class AlignmentWatcher:
     """A strategy and somebody who looks on: the same answers, plus a note on how each update's gradient aligns with
     the server's.
     """

@@ -41,7 +41,7 @@ from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.experiment.heatmap import Held
 from offbeat.scenario import partition
 from offbeat.scenario.availability import Always
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.data import Dataset, load
 from offbeat.scenario.delays import Constant
 from offbeat.scenario.faults import spoiler
@@ -185,8 +185,8 @@ def _registered(surroundings: SimulatedWorld) -> Mapping[int, int]:
     if isinstance(surroundings.streaming, Static):
         return counts
     arrived = (surroundings.num_examples(client, 0, 0.0) for client in counts)
-    if isinstance(counts, Counts):
-        return Counts(np.fromiter(arrived, dtype=np.int64, count=len(counts)))
+    if isinstance(counts, ExampleCounts):
+        return ExampleCounts(np.fromiter(arrived, dtype=np.int64, count=len(counts)))
     return dict(zip(counts, arrived, strict=True))
 
 

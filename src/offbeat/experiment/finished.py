@@ -27,8 +27,8 @@ BESIDE = ("experiment.yaml", "world.json", "environment.json", "command.txt")
 def write(folder: Path, trace: Trace, model: bytes) -> None:
     """Before the model's file is: a run that has one has both."""
     sums = {name: _sum((folder / name).read_bytes()) for name in BESIDE if (folder / name).is_file()}
-    told = {"files": {**sums, MODEL: _sum(model)}, "rows": trace.tally.plain(), "facts": _facts(trace.db)}
-    write_whole(folder / NAME, sealed.dump(told))
+    stored = {"files": {**sums, MODEL: _sum(model)}, "rows": trace.tally.plain(), "facts": _facts(trace.db)}
+    write_whole(folder / NAME, sealed.dump(stored))
 
 
 def check(folder: Path, kept: bool) -> None:
@@ -36,21 +36,21 @@ def check(folder: Path, kept: bool) -> None:
     checksums.
     """
     try:
-        told = sealed.read(folder / NAME)
+        stored = sealed.read(folder / NAME)
     except FileNotFoundError:
         if kept:
             raise RunError(
-                f"{folder / NAME} is gone: whether this is what came out cannot be told; put it back"
+                f"{folder / NAME} is gone: whether this is what came out cannot be stored; put it back"
             ) from None
         _unchecked(folder)
         return
     try:
-        for name, sha in told["files"].items():
+        for name, sha in stored["files"].items():
             if _sum(_bytes(folder / name)) != sha:
                 raise _changed(folder / name)
         with closing(read_only(folder / TRACE)) as db:
-            wrong = sound_tally(db).difference(told["rows"])
-            if wrong is not None or _facts(db) != told["facts"]:
+            wrong = sound_tally(db).difference(stored["rows"])
+            if wrong is not None or _facts(db) != stored["facts"]:
                 raise _changed(folder / TRACE, wrong or "its facts are not those that were written")
     except sqlite3.Error as error:
         raise _changed(folder / TRACE, str(error)) from None

@@ -94,8 +94,8 @@ def check_experiment(path: Path, before: Experiment, now: Experiment) -> None:
     """Refuse an experiment file that was edited."""
     if before != now:
         found = list(_changes("", to_plain(before), to_plain(now)))
-        told = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        raise RunError(f"{path} changed since the run was made: {told}; put it back, or make a new run")
+        listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        raise RunError(f"{path} changed since the run was made: {listed}; put it back, or make a new run")
 
 
 def _changes(where: str, before: Any, now: Any) -> Iterator[str]:

@@ -39,17 +39,17 @@ def moved(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except RunError as error:
-        return f"{error}: whether it began on this machine cannot be told, and bits may differ"
+        return f"{error}: whether it began on this machine cannot be stored, and bits may differ"
     changed = [name for name in before if name in now and before[name] != now[name]]
     if not changed:
         return None
-    told = ", ".join(f"{name} {before[name]}" for name in changed)
-    return f"it began with {told}; here it is {', '.join(str(now[name]) for name in changed)}: bits may differ"
+    stored = ", ".join(f"{name} {before[name]}" for name in changed)
+    return f"it began with {stored}; here it is {', '.join(str(now[name]) for name in changed)}: bits may differ"
 
 
-def _decisive(told: dict[str, Any]) -> dict[str, str]:
+def _decisive(stored: dict[str, Any]) -> dict[str, str]:
     """What decides about the last bits."""
-    packages = told.get("packages")
+    packages = stored.get("packages")
     found = {"torch": packages.get("torch"), "numpy": packages.get("numpy")} if isinstance(packages, dict) else {}
-    found |= {name: told.get(name) for name in ("platform", "cpu")}
+    found |= {name: stored.get(name) for name in ("platform", "cpu")}
     return {name: str(value) for name, value in found.items() if value is not None}

@@ -185,11 +185,11 @@ def plain(summary: Summary) -> dict[str, Any]:
 
 def lines(summary: Summary) -> list[list[str]]:
     """Those of which there is anything to tell: label and number."""
-    told = values(summary)
+    found = values(summary)
     shown = [
-        (m.line.heading.format(metric=summary.headline), m.line.text(told[m.key]))
+        (m.line.heading.format(metric=summary.headline), m.line.text(found[m.key]))
         for m in MEASURES
-        if m.line and m.key in told
+        if m.line and m.key in found
     ]
     return [[label, text] for label, text in shown if text != NONE]
 
@@ -214,8 +214,8 @@ class Row:
 
     def plain(self) -> dict[str, Any]:
         numbers = {key: None if value != value else value for key, value in self.values.items()}
-        told = {"evaluated": self.evaluated, "warnings": list(self.warnings)}
-        return {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric, **numbers, **told}
+        words = {"evaluated": self.evaluated, "warnings": list(self.warnings)}
+        return {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric, **numbers, **words}
 
 
 def over_seeds(strategy: str, summaries: Sequence[Summary], compared: Mapping[str, float]) -> Row:

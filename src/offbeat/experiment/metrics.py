@@ -159,11 +159,11 @@ def spans(db: sqlite3.Connection, end: float) -> list[Span]:
 
 def directions(db: sqlite3.Connection) -> dict[str, bool]:
     """Of each metric whether higher is better; nothing of a run of before this was stored."""
-    told = db.execute("SELECT value FROM facts WHERE key = ?", (DIRECTIONS,)).fetchone()
+    stored = db.execute("SELECT value FROM facts WHERE key = ?", (DIRECTIONS,)).fetchone()
     try:
-        return {str(name): bool(higher) for name, higher in json.loads(told[0]).items()} if told else {}
+        return {str(name): bool(higher) for name, higher in json.loads(stored[0]).items()} if stored else {}
     except (ValueError, AttributeError, TypeError, RecursionError):
-        raise RunError(f"the trace's fact {DIRECTIONS} is damaged: {str(told[0])[:40]!r}") from None
+        raise RunError(f"the trace's fact {DIRECTIONS} is damaged: {str(stored[0])[:40]!r}") from None
 
 
 def time_to(db: sqlite3.Connection, target: Target | None) -> float | None:
@@ -233,8 +233,8 @@ def per_client(db: sqlite3.Connection, metric: str) -> dict[int, float]:
 
 def members(db: sqlite3.Connection, group: str) -> list[int]:
     """The clients of a group, as the run says at its end."""
-    told = db.execute("SELECT value FROM facts WHERE key = ?", (group,)).fetchone()
-    return [int(client) for client in told[0].split(",")] if told else []
+    stored = db.execute("SELECT value FROM facts WHERE key = ?", (group,)).fetchone()
+    return [int(client) for client in stored[0].split(",")] if stored else []
 
 
 def arrivals(db: sqlite3.Connection, clients: Sequence[int]) -> dict[int, list[float]]:

@@ -65,8 +65,8 @@ def _build(cls: type, tree: Mapping[str, Any], path: str) -> Any:
     try:
         return cls(**values)
     except OffbeatError as error:
-        told = not path or str(error).startswith(path)  # some settings name themselves in full
-        raise ConfigError(str(error) if told else f"{path}: {error}") from None
+        named = not path or str(error).startswith(path)  # some settings name themselves in full
+        raise ConfigError(str(error) if named else f"{path}: {error}") from None
 
 
 def _value(hint: Any, key: str, value: Any, path: str) -> Any:

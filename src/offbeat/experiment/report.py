@@ -8,7 +8,7 @@ from pathlib import Path
 from offbeat.core.errors import DataError, printable
 from offbeat.engines.until import Target
 from offbeat.experiment import build, figure, heatmap, measures, page, series
-from offbeat.experiment.compare import Comparison
+from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.measures import Row
 

@@ -225,9 +225,9 @@ def _resumable() -> Iterator[None]:
 
 def _seconds_so_far(trace: Trace) -> float:
     """Of the attempts before this one; a killed one did not get to say."""
-    told = trace.db.execute("SELECT value FROM facts WHERE key = ?", (SPENT,)).fetchone()
+    stored = trace.db.execute("SELECT value FROM facts WHERE key = ?", (SPENT,)).fetchone()
     try:
-        return float(told[0]) if told else 0.0
+        return float(stored[0]) if stored else 0.0
     except ValueError:
         return nan  # nobody knows any more
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.experiment import metrics
-from offbeat.experiment.compare import Comparison
+from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.metrics import Span
 

@@ -57,7 +57,7 @@ def study(experiment: Experiment, layer: str | None = None) -> Shifts:
     """The experiment is run (again); `layer` is the name of a weight, by default the last before the classifier."""
     made = build.setup(experiment)
     weight = _weight(made.layout, layer)
-    watched = Watched(experiment.strategy, weight)
+    watched = ShiftWatcher(experiment.strategy, weight)
     build.engine(made, replace(experiment, strategy=watched)).run()
     if not watched.seen:
         raise RunError("nothing was committed: there is no shift to look at")
@@ -78,7 +78,7 @@ def _weight(layout: Layout, name: str | None) -> Slice:
     return list(weights.values())[-2]
 
 
-class Watched:
+class ShiftWatcher:
     """A strategy and somebody who looks on: the same answers, and what each commit did to the layer."""
 
     def __init__(self, strategy: Strategy, weight: Slice) -> None:

@@ -98,8 +98,8 @@ class Simulation:
             self._copy_trace(out / "run.sqlite")
         except (OSError, sqlite3.Error) as error:
             raise RunError(f"cannot write to {out}: {getattr(error, 'strerror', None) or error}") from None
-        told = {"strategy": type(self.experiment.strategy).__name__, **self.summary.plain()}
-        write_whole(out / SUMMARY, json.dumps(told, indent=2, allow_nan=False).encode())
+        values = {"strategy": type(self.experiment.strategy).__name__, **self.summary.plain()}
+        write_whole(out / SUMMARY, json.dumps(values, indent=2, allow_nan=False).encode())
         write_whole(out / "model.safetensors", save(self.state_dict()))
         return out
 
@@ -118,13 +118,13 @@ class Simulation:
         s = self.summary
         shown = {name: s.metrics[name] for name in ("loss", s.headline) if name in s.metrics}
         measured = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
-        said = "".join(f"\n  warning: {line}" for line in s.warnings)
+        warnings = "".join(f"\n  warning: {line}" for line in s.warnings)
         return (
             f"{type(self.experiment.strategy).__name__}: {measured} after {s.seconds:.0f} virtual seconds\n"
             f"  {s.updates} updates, {s.versions} versions, staleness {s.staleness_mean:.1f} on average, at most "
             f"{s.staleness_max}\n"
             f"  clients idle {s.idle_share:.0%} of the time; refused {sum(s.refused.values())}, rejected "
-            f"{s.rejected}, lost {s.lost}{said}"
+            f"{s.rejected}, lost {s.lost}{warnings}"
         )
 
 
@@ -247,8 +247,8 @@ def _delays(given: Delays | float | Sequence[float], clients: list[int]) -> Dela
 def load_summary(folder: Path) -> tuple[str, Summary]:
     """The strategy and the numbers of a simulation that was saved, read off its trace again."""
     try:
-        told = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        strategy, clients = str(told["strategy"]), int(told["clients"])
+        stored = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        strategy, clients = str(stored["strategy"]), int(stored["clients"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{folder / SUMMARY} is not the summary of a simulation") from None
     with metrics.open_trace(folder / "run.sqlite") as db:

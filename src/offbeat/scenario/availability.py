@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario import traces
+from offbeat.scenario import recordings
 from offbeat.scenario.shares import among, require_share
 
 Span = tuple[float, float]
@@ -148,8 +148,8 @@ class Diurnal(Availability):
         )
         _lasting("diurnal", day=self.day)
         shortest = self.hours[0] * self.day / 24
-        told = f"{shortest:g} s of a day of {self.day:g} s"
-        require(shortest >= SHORTEST, f"diurnal: hours = {self.hours[0]} are {told}: at least {SHORTEST:g} s")
+        span = f"{shortest:g} s of a day of {self.day:g} s"
+        require(shortest >= SHORTEST, f"diurnal: hours = {self.hours[0]} are {span}: at least {SHORTEST:g} s")
 
     def window(self, seed: int, client: int, now: float) -> Window:
         hour = self.day / 24
@@ -200,7 +200,7 @@ class Churn(Availability):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced(Availability):
+class RecordedAvailability(Availability):
     """Recorded presence, client by client, from a CSV or Parquet file: columns client, t, available (0 or 1)."""
 
     path: str
@@ -210,8 +210,8 @@ class Traced(Availability):
         self._recorded.covers(clients)
 
     @cached_property
-    def _recorded(self) -> traces.Column:
-        return traces.column(self.path, traces.AVAILABLE)  # once: a file that changes does not change a run
+    def _recorded(self) -> recordings.Recording:
+        return recordings.column(self.path, recordings.AVAILABLE)  # once: a file that changes does not change a run
 
     @cached_property
     def _windows(self) -> dict[int, list[Window]]:
@@ -231,11 +231,11 @@ AVAILABILITY: dict[str, type[Availability]] = {
     "diurnal": Diurnal,
     "churn": Churn,
     "join_and_leave": JoinAndLeave,
-    "trace": Traced,
+    "trace": RecordedAvailability,
 }
 
 
-def _windows(series: traces.Series) -> Iterable[Window]:
+def _windows(series: recordings.Series) -> Iterable[Window]:
     """Runs of ones; the last value holds for ever."""
     start: float | None = None
     for t, available in zip(series.times, series.values, strict=True):

@@ -12,7 +12,7 @@ from offbeat.core.errors import DataError
 _WHOLE = (int, np.integer)
 
 
-class Counts(Mapping[int, int]):
+class ExampleCounts(Mapping[int, int]):
     """Client -> examples for the clients 0..n-1; cannot be changed."""
 
     __slots__ = ("_values",)
@@ -27,7 +27,7 @@ class Counts(Mapping[int, int]):
         self._values.setflags(write=False)
 
     @classmethod
-    def constant(cls, clients: int, examples: int) -> Counts:
+    def constant(cls, clients: int, examples: int) -> ExampleCounts:
         """The same number for all; one number is stored, however many clients there are."""
         if clients < 1:
             raise DataError(f"{clients} clients: at least one is needed")
@@ -36,11 +36,11 @@ class Counts(Mapping[int, int]):
         return counts
 
     @classmethod
-    def mapped(cls, counts: Mapping[int, int], to: Callable[[int, int], int]) -> Counts:
+    def mapped(cls, counts: Mapping[int, int], to: Callable[[int, int], int]) -> ExampleCounts:
         """What `to` makes of each count; it is asked once for every different one, with the first client that has
         it.
         """
-        values = counts._values if isinstance(counts, Counts) else np.array(list(counts.values()))
+        values = counts._values if isinstance(counts, ExampleCounts) else np.array(list(counts.values()))
         known, first, place = np.unique(values, return_index=True, return_inverse=True)
         made = [to(client, count) for client, count in zip(first.tolist(), known.tolist(), strict=True)]
         return cls.constant(len(values), made[0]) if len(made) == 1 else cls(np.array(made)[place])
@@ -63,7 +63,7 @@ class Counts(Mapping[int, int]):
         return len(self._values)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Counts):
+        if isinstance(other, ExampleCounts):
             return np.array_equal(self._values, other._values)
         return super().__eq__(other)
 
@@ -72,4 +72,4 @@ class Counts(Mapping[int, int]):
     def __repr__(self) -> str:
         low, high = int(self._values.min()), int(self._values.max())
         span = f"{low}" if low == high else f"{low} to {high}"
-        return f"Counts({len(self)} clients, {span} examples each)"
+        return f"ExampleCounts({len(self)} clients, {span} examples each)"

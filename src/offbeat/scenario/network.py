@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario import traces
+from offbeat.scenario import recordings
 from offbeat.scenario.delays.law import passing
 
 BITS = 8e-6  # megabits in a byte
@@ -89,7 +89,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class RecordedBandwidth:
     """Recorded megabits per second, client by client, from a CSV or Parquet file: columns client, t, mbps."""
 
     path: str
@@ -99,12 +99,12 @@ class Traced:
         self._recorded.covers(clients)
 
     @cached_property
-    def _paces(self) -> dict[int, traces.Series]:
+    def _paces(self) -> dict[int, recordings.Series]:
         return {}
 
     @cached_property
-    def _recorded(self) -> traces.Column:
-        return traces.column(self.path, traces.MBPS)  # once: a file that changes does not change a run
+    def _recorded(self) -> recordings.Recording:
+        return recordings.column(self.path, recordings.MBPS)  # once: a file that changes does not change a run
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         pace = self._pace(client)
@@ -113,12 +113,17 @@ class Traced:
     def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         return size * BITS * self._pace(client).at(at)
 
-    def _pace(self, client: int) -> traces.Series:
+    def _pace(self, client: int) -> recordings.Series:
         """Seconds a megabit, inverted once: a trace may be long."""
         if (pace := self._paces.get(client)) is None:
             series = self._recorded.of(client)
-            pace = self._paces[client] = traces.Series(series.times, tuple(1.0 / mbps for mbps in series.values))
+            pace = self._paces[client] = recordings.Series(series.times, tuple(1.0 / mbps for mbps in series.values))
         return pace
 
 
-NETWORKS: dict[str, type[Network]] = {"instant": Instant, "offset": Offset, "bandwidth": Bandwidth, "trace": Traced}
+NETWORKS: dict[str, type[Network]] = {
+    "instant": Instant,
+    "offset": Offset,
+    "bandwidth": Bandwidth,
+    "trace": RecordedBandwidth,
+}

@@ -20,11 +20,11 @@ By law, on random scripts of arrivals, losses, refusals and newcomers; what brea
 
 from offbeat.core.tell import plain, tell
 from offbeat.testing.checking import Finding, check, random_scripts, tiny_worlds
-from offbeat.testing.compare import identical, reloaded
+from offbeat.testing.equality import identical, reloaded
 from offbeat.testing.laws import LAWS, meaning
 from offbeat.testing.observing import Crashed, LawBroken
 from offbeat.testing.script import Entry, ScriptedEngine, ScriptError
-from offbeat.testing.steps import MOODS, Script, Step, play, random_script, read, show, shrink
+from offbeat.testing.steps import PATTERNS, Script, Step, play, random_script, read, show, shrink
 from offbeat.testing.worlds import (
     CopyingStore,
     TinyClients,
@@ -43,7 +43,7 @@ __all__ = [
     "Finding",
     "LAWS",
     "LawBroken",
-    "MOODS",
+    "PATTERNS",
     "Script",
     "ScriptError",
     "ScriptedEngine",

@@ -10,7 +10,7 @@ import torch
 from offbeat.core.protocol import Strategy, World
 from offbeat.testing.laws import LAWS, Law, meaning
 from offbeat.testing.observing import Case, Crashed, LawBroken, Observing, observe
-from offbeat.testing.steps import MOODS, Script, random_script, show, shrink
+from offbeat.testing.steps import PATTERNS, Script, random_script, show, shrink
 from offbeat.testing.worlds import tiny_world
 
 
@@ -47,9 +47,9 @@ def tiny_worlds(seed: int = 0) -> list[World]:
 
 
 def random_scripts(number: int, seed: int = 0, length: int = 24) -> list[Script]:
-    """Scripts of every mood in turn: calm, with losses, with newcomers, with refusals."""
-    moods = list(MOODS)
-    return [random_script(moods[n % len(moods)], seed + n // len(moods), length) for n in range(number)]
+    """Scripts of every pattern in turn: calm, with losses, with newcomers, with refusals."""
+    patterns = list(PATTERNS)
+    return [random_script(patterns[n % len(patterns)], seed + n // len(patterns), length) for n in range(number)]
 
 
 def check(
@@ -60,7 +60,7 @@ def check(
     worlds: Sequence[World] | None = None,
     laws: Mapping[str, Law] = LAWS,
 ) -> list[Finding]:
-    """One finding a law. Worlds are taken in turn, so that each mood meets each world."""
+    """One finding a law. Worlds are taken in turn, so that each pattern meets each world."""
     played = random_scripts(scripts, seed) if isinstance(scripts, int) else list(scripts)
     where = list(worlds) if worlds is not None else tiny_worlds(seed)
     broken, crashes = dict[str, Finding](), {name: list[Crashed]() for name in laws}

@@ -15,7 +15,7 @@ from torch import Tensor
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, Dispatch, Note, Reject, Strategy, UpdateArrived, World
 from offbeat.core.tell import tell
-from offbeat.testing.compare import fresh, identical, reloaded
+from offbeat.testing.equality import fresh, identical, reloaded
 from offbeat.testing.large import LargeClients, fields_of, not_finite
 from offbeat.testing.observing import Case, LawBroken, Observer, Observing, crashed, reason
 from offbeat.testing.script import Entry, ScriptedEngine

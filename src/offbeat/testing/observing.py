@@ -112,9 +112,9 @@ def observe(laws: Mapping[str, Observing], case: Case) -> dict[str, LawBroken]:
 
 def crashed(error: Exception) -> Crashed:
     """What is raised in its place, with the notes of where it happened."""
-    told = Crashed(reason(error))
-    told.__cause__ = error
-    return told
+    crashed = Crashed(reason(error))
+    crashed.__cause__ = error
+    return crashed
 
 
 def reason(error: Exception) -> str:

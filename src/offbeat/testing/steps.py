@@ -24,12 +24,12 @@ from offbeat.testing.worlds import tiny_world
 
 # kind -> (whom it concerns, place in the order of an instant)
 KINDS: Mapping[str, tuple[str, int]] = {
-    "arrive": ("flying", ARRIVE),  # the update arrives, the client can take work again
-    "arrive+leave": ("flying", ARRIVE),  # the update arrives, then the client is gone
-    "lose": ("flying", LOST),  # no answer (a crash, a job that raised); the client can take work again
-    "lose+leave": ("flying", LOST),  # no answer, and the client is gone
-    "expire": ("flying", LOST),  # the ticket times out; the client is not heard of until it is back
-    "refuse": ("flying", LOST),  # the admission gate refuses the update
+    "arrive": ("at work", ARRIVE),  # the update arrives, the client can take work again
+    "arrive+leave": ("at work", ARRIVE),  # the update arrives, then the client is gone
+    "lose": ("at work", LOST),  # no answer (a crash, a job that raised); the client can take work again
+    "lose+leave": ("at work", LOST),  # no answer, and the client is gone
+    "expire": ("at work", LOST),  # the ticket times out; the client is not heard of until it is back
+    "refuse": ("at work", LOST),  # the admission gate refuses the update
     "leave": ("idle", LOST),
     "back": ("away", READY),
     "join": ("nobody", READY),  # a newcomer
@@ -123,7 +123,7 @@ def happen(engine: ScriptedEngine, steps: Iterable[Step], at: float) -> None:
     ledger = engine.ledger
     known = sorted({*ledger.clients, *ledger.joined})
     concerned = {
-        "flying": [ledger.open[number].client for number in sorted(ledger.open)],
+        "at work": [ledger.open[number].client for number in sorted(ledger.open)],
         "idle": [client for client in known if ledger.idle(client)],
         "away": list(ledger.absent),
     }
@@ -163,7 +163,7 @@ def _one(engine: ScriptedEngine, kind: str, client: int) -> None:
 # ---------------------------------------------------------------- making and shrinking
 
 # how often each kind of step occurs, in parts of a hundred
-MOODS: Mapping[str, Mapping[str, int]] = {
+PATTERNS: Mapping[str, Mapping[str, int]] = {
     "calm": {"arrive": 100},
     "losses": {"arrive": 40, "lose": 11, "lose+leave": 9, "expire": 7, "arrive+leave": 7, "leave": 8, "back": 18},
     "newcomers": {"arrive": 65, "join": 13, "leave": 6, "lose+leave": 4, "back": 12},
@@ -172,16 +172,16 @@ MOODS: Mapping[str, Mapping[str, int]] = {
 WAITS = (0.25, 0.5, 1.0, 2.0, 8.0)
 
 
-def random_script(mood: str, seed: int, length: int = 24) -> Script:
+def random_script(pattern: str, seed: int, length: int = 24) -> Script:
     """A script of about `length` steps; about a third of them share an instant with the one before."""
-    if mood not in MOODS:
-        raise unknown("mood", mood, MOODS)
+    if pattern not in PATTERNS:
+        raise unknown("pattern", pattern, PATTERNS)
     steps: list[Step] = []
     for n in range(length):
-        if uniform(seed, f"{mood} instant", n) < 0.65:
-            steps.append(Step("wait", seconds=WAITS[below(len(WAITS), seed, f"{mood} wait", n)]))
-        kind = _kind(MOODS[mood], below(100, seed, f"{mood} kind", n))
-        steps.append(Step(kind) if kind == "join" else Step(kind, below(6, seed, f"{mood} pick", n)))
+        if uniform(seed, f"{pattern} instant", n) < 0.65:
+            steps.append(Step("wait", seconds=WAITS[below(len(WAITS), seed, f"{pattern} wait", n)]))
+        kind = _kind(PATTERNS[pattern], below(100, seed, f"{pattern} kind", n))
+        steps.append(Step(kind) if kind == "join" else Step(kind, below(6, seed, f"{pattern} pick", n)))
     return tuple(steps)
 
 
@@ -190,7 +190,7 @@ def _kind(parts: Mapping[str, int], drawn: int) -> str:
         drawn -= part
         if drawn < 0:
             return kind
-    raise AssertionError("the parts of a mood add up to a hundred")
+    raise AssertionError("the parts of a pattern add up to a hundred")
 
 
 def shrink(script: Sequence[Step], fails: Callable[[Script], bool], tries: int = 500) -> Script:

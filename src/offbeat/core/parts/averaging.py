@@ -14,7 +14,7 @@ from torch import Tensor
 
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.parts.server_opt import Memory, ServerOptimizer
+from offbeat.core.parts.server_opt import Moments, ServerOptimizer
 from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.vector import Layout
 
@@ -30,7 +30,7 @@ class Averaging:
     seed: int
     rounds: Round = field(default_factory=Round)
     answers: Buffer = field(default_factory=Buffer)
-    memory: Memory = field(default_factory=Memory)  # of the server optimizer
+    memory: Moments = field(default_factory=Moments)  # of the server optimizer
 
     @staticmethod
     def of(world: World) -> Averaging:

@@ -59,7 +59,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Move:
     """What an event means for the schedule."""
 
     place: Place | None = None  # of the update: its client's first, in time for its group, or late
@@ -71,7 +71,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Assignment:
     """What a client is to do."""
 
     steps: int
@@ -94,7 +94,7 @@ class Compass:
         require(self.speed in ("replace", "average"), f"speed = {self.speed!r}: 'replace' or 'average'")
         require(self.create in ("expected", "latest"), f"create = {self.create!r}: 'expected' or 'latest'")
 
-    def turn(self, schedule: Schedule, event: Event) -> Turn:
+    def turn(self, schedule: Schedule, event: Event) -> Move:
         """Book the event."""
         closed: int | None = None
         timers: list[Action] = []
@@ -120,13 +120,13 @@ class Compass:
                 _close(schedule, number)  # its timer is gone already
         ready = fastest_first(schedule, schedule.free)
         schedule.free.clear()
-        return Turn(closed=closed, ready=ready, timers=timers)
+        return Move(closed=closed, ready=ready, timers=timers)
 
-    def assign(self, schedule: Schedule, client: int, now: float) -> Task:
+    def assign(self, schedule: Schedule, client: int, now: float) -> Assignment:
         """How many steps the client gets, and the timer of the group it opens."""
         if client not in schedule.speeds:
             schedule.steps[client] = self.q_min
-            return Task(self.q_min)
+            return Assignment(self.q_min)
         number, q = self._join(schedule, schedule.speeds[client], now)
         timers: list[Action] = []
         if number is None:
@@ -134,9 +134,9 @@ class Compass:
             timers = [SetTimer(f"{KEY}{number}", schedule.groups[number].latest)]
         schedule.groups[number].away[client] = None
         schedule.member[client], schedule.steps[client] = number, q
-        return Task(q, number, timers)
+        return Assignment(q, number, timers)
 
-    def _arrive(self, schedule: Schedule, event: UpdateArrived) -> Turn:
+    def _arrive(self, schedule: Schedule, event: UpdateArrived) -> Move:
         client = event.client
         q = schedule.steps.get(client, max(event.steps, 1))  # as assigned; of work that was not ours, as done
         s = max((event.now - event.started) / q, SHORTEST)  # S_i := (T - T_start) / Q_i
@@ -145,20 +145,20 @@ class Compass:
         schedule.speeds[client] = s
         number = schedule.member.get(client)
         if number is None:
-            return Turn("first", steps=q)
+            return Move("first", steps=q)
         group = schedule.groups.get(number)
         if group is not None and event.now <= group.latest + TOLERANCE:
             del group.away[client]
             group.arrived[client] = False
             if group.away:
-                return Turn("group", number, q)
-            return Turn("group", number, q, closed=number, timers=_close(schedule, number))
+                return Move("group", number, q)
+            return Move("group", number, q, closed=number, timers=_close(schedule, number))
         del schedule.member[client]
         if group is not None:  # its timer is overdue, and fires for those who were in time
             del group.away[client]
             if not group.away and not group.arrived:
-                return Turn("late", number, q, closed=number, timers=_close(schedule, number))
-        return Turn("late", number, q)
+                return Move("late", number, q, closed=number, timers=_close(schedule, number))
+        return Move("late", number, q)
 
     def _join(self, schedule: Schedule, s: float, now: float) -> tuple[int | None, int]:
         """JOINGROUP: the open group that leaves time for the most steps; of equals the one created last."""

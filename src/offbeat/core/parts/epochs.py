@@ -44,7 +44,7 @@ class Epochs:
     draws: int = 0
     durations: list[float] = field(default_factory=list)  # of first jobs, until they tell the length
     waiting: dict[int, None] = field(default_factory=dict)  # can take work
-    flying: dict[int, int] = field(default_factory=dict)  # client -> tick at which it was sent work
+    at_work: dict[int, int] = field(default_factory=dict)  # client -> tick at which it was sent work
     # heard since the last tick -> tick at which it had been sent its work
     reports: dict[int, int] = field(default_factory=dict)
 
@@ -54,11 +54,11 @@ class Epochs:
             case ClientReady():
                 self.waiting[event.client] = None
             case UpdateArrived():
-                self.reports[event.client] = self.flying.pop(event.client, max(self.tick, 0))
+                self.reports[event.client] = self.at_work.pop(event.client, max(self.tick, 0))
                 if not self.length:
                     self.durations.append(event.now - event.started)
             case ClientLost():
-                (self.waiting if event.ticket is None else self.flying).pop(event.client, None)
+                (self.waiting if event.ticket is None else self.at_work).pop(event.client, None)
                 if event.client in self.reports:
                     self.reports[event.client] = AWAY
             case TimerFired(key=key) if key == TICK and self.due is not None:
@@ -82,19 +82,19 @@ class Epochs:
         """Whom to send work at this tick: all who wait, or as many as there is room for. To be called at every tick."""
         # while first jobs are measured, those who have done theirs wait on
         idle = list(self.waiting) if self.length else [client for client in self.waiting if client not in self.reports]
-        room = len(idle) if limit is None else limit - len(self.flying)
+        room = len(idle) if limit is None else limit - len(self.at_work)
         chosen = draws.sample(idle, room, seed, "selection", self.draws)
         self.draws += 1
         for client in chosen:
             del self.waiting[client]
-            self.flying[client] = self.passed
+            self.at_work[client] = self.passed
         if self.length:
             self.reports.clear()
         return chosen
 
     def timer(self, event: Event) -> list[Action]:
         """To be asked after every event, last."""
-        if not self.waiting and not self.flying:
+        if not self.waiting and not self.at_work:
             cancelled: list[Action] = [] if self.due is None else [CancelTimer(TICK)]
             self.due = None
             return cancelled
@@ -103,13 +103,13 @@ class Epochs:
         if self.length:
             self.due = max(self.tick + 1, _tick_from(event.now, self.length))
             return [SetTimer(TICK, self.due * self.length)]
-        if not self.flying or (isinstance(event, ClientReady) and event.client not in self.reports):
+        if not self.at_work or (isinstance(event, ClientReady) and event.client not in self.reports):
             self.due = 0  # first jobs are handed out when this instant is over
             return [SetTimer(TICK, event.now)]
         return []
 
     def _measure(self, now: float) -> None:
-        known, out = len(self.durations), len(self.flying)
+        known, out = len(self.durations), len(self.at_work)
         if known == 0 or known < out:
             return
         # jobs that take no time: any length will do
@@ -117,7 +117,7 @@ class Epochs:
         self.durations.clear()
         self.tick, self.due = max(1, _tick_from(now, self.length)) - 1, None
         self.passed = self.tick
-        for sent in (self.flying, self.reports):  # what was measured counts as sent one epoch before the first tick
+        for sent in (self.at_work, self.reports):  # what was measured counts as sent one epoch before the first tick
             sent.update({client: self.tick for client, tick in sent.items() if tick != AWAY})
 
 

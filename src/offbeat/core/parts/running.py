@@ -55,12 +55,12 @@ class RunningSum:
             self._renew_from(table)
 
     def _renew_from(self, table: MutableMapping[int, Tensor]) -> None:
-        if self.worn:
+        if self.needs_renewal:
             order = sorted(table)  # a store need not keep one
             self.renew((table[other] for other in order), (self.weights.get(other, 1.0) for other in order))
 
     @property
-    def worn(self) -> bool:
+    def needs_renewal(self) -> bool:
         """Is it time to add up anew?"""
         return self.removals > self.count
 

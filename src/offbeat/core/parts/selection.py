@@ -56,7 +56,7 @@ class Seats:
     """State of the selection; part of a strategy's state."""
 
     idle: Pool = field(default_factory=Pool)
-    flying: int = 0
+    at_work: int = 0
     draws: int = 0
     held: dict[int, bool] = field(default_factory=dict)  # not served until released -> is it ready?
 
@@ -73,7 +73,7 @@ def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tu
     """The clients to dispatch to now, and the timer that may be needed to choose them fairly."""
     match event:
         case UpdateArrived():
-            seats.flying -= 1
+            seats.at_work -= 1
         case ClientReady() if event.client in seats.held:
             seats.held[event.client] = True
             return [], []
@@ -84,7 +84,7 @@ def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tu
         case ClientLost(ticket=None):
             seats.idle.remove(event.client)
         case ClientLost():
-            seats.flying -= 1
+            seats.at_work -= 1
         case TimerFired(key=key) if key == SELECT and limit is not None:
             return _fill(seats, limit, seed), []
     return [], _select_soon(seats, limit, event.now)
@@ -104,7 +104,7 @@ def release(seats: Seats, limit: int | None, now: float) -> tuple[list[int], lis
 
 def stalled(seats: Seats) -> bool:
     """Only held clients are left: without a release nobody would ever answer again."""
-    return bool(seats.held) and seats.flying == 0 and len(seats.idle) == 0
+    return bool(seats.held) and seats.at_work == 0 and len(seats.idle) == 0
 
 
 def must_step(seats: Seats, event: Event, *, full: bool) -> bool:
@@ -119,7 +119,7 @@ def stall_timer(seats: Seats, event: Event) -> list[Action]:
 
 def _serve(seats: Seats, clients: list[int], limit: int | None, now: float) -> tuple[list[int], list[Action]]:
     if limit is None:
-        seats.flying += len(clients)
+        seats.at_work += len(clients)
         return clients, []
     for client in clients:
         seats.idle.add(client)
@@ -127,16 +127,16 @@ def _serve(seats: Seats, clients: list[int], limit: int | None, now: float) -> t
 
 
 def _select_soon(seats: Seats, limit: int | None, now: float) -> list[Action]:
-    wanted = limit is not None and seats.flying < limit and len(seats.idle) > 0
+    wanted = limit is not None and seats.at_work < limit and len(seats.idle) > 0
     return [SetTimer(SELECT, now)] if wanted else []
 
 
 def _fill(seats: Seats, limit: int, seed: int) -> list[int]:
     chosen: list[int] = []
-    while seats.flying < limit and len(seats.idle) > 0:
+    while seats.at_work < limit and len(seats.idle) > 0:
         chosen.append(seats.idle.draw(below(len(seats.idle), seed, "selection", seats.draws)))
         seats.draws += 1
-        seats.flying += 1
+        seats.at_work += 1
     return chosen
 
 

@@ -14,13 +14,13 @@ from offbeat.core.errors import require
 
 
 class ServerOptimizer(Protocol):
-    def step(self, memory: Memory, w: Tensor, d: Tensor) -> Tensor:
+    def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
         """The next model, a new tensor."""
         ...
 
 
 @dataclass(slots=True)
-class Memory:
+class Moments:
     """What an optimizer carries from step to step; part of a strategy's state."""
 
     first: Tensor | None = None
@@ -34,7 +34,7 @@ class Plain:
     def __post_init__(self) -> None:
         require(self.lr > 0, f"server lr = {self.lr}: must be positive")
 
-    def step(self, memory: Memory, w: Tensor, d: Tensor) -> Tensor:
+    def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
         return w.add(d, alpha=self.lr)
 
 
@@ -47,7 +47,7 @@ class Momentum:
     def __post_init__(self) -> None:
         require(0 <= self.mu < 1, f"server momentum mu = {self.mu}: must lie in [0, 1)")
 
-    def step(self, memory: Memory, w: Tensor, d: Tensor) -> Tensor:
+    def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
         memory.first = d.clone() if memory.first is None else memory.first.mul(self.mu).add_(d)
         return w + memory.first
 
@@ -68,7 +68,7 @@ class Adam:
             f"server Adam beta1 = {self.beta1}, beta2 = {self.beta2}: both lie in [0, 1)",
         )
 
-    def step(self, memory: Memory, w: Tensor, d: Tensor) -> Tensor:
+    def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
         m = (
             d.mul(1 - self.beta1)
             if memory.first is None

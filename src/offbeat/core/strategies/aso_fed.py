@@ -217,7 +217,7 @@ class AsoFed:
         return replace(self.work, lr=self._multiplier(state, client) * self.lr, rule=self._rule)
 
     def _told(self, state: State, event: UpdateArrived, p: float) -> dict[str, float]:
-        told = {
+        values = {
             "weight": p,
             "total": float(state.census.total),
             "duration": event.now - event.started,
@@ -225,5 +225,5 @@ class AsoFed:
         }
         layer = first_layer(state.layout)
         if layer is not None:
-            told["layer_norm"] = float(torch.linalg.vector_norm(state.model[layer.start : layer.stop]))
-        return told
+            values["layer_norm"] = float(torch.linalg.vector_norm(state.model[layer.start : layer.stop]))
+        return values

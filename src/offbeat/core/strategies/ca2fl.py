@@ -104,7 +104,7 @@ class CA2FL:
         state.buffer.add(state.layout, residual, 1.0, event.local)  # acc += Delta_i - h_i
         state.caches[client] = delta  # h_i := Delta_i
         state.total.add(delta)
-        if state.total.worn:
+        if state.total.needs_renewal:
             state.total.renew(state.caches[other] for other in sorted(state.caches))
         moved = _norm(state, delta)
         return Note({"residual": _norm(state, residual) / moved if moved > 0 else 0.0}, event.ticket)

@@ -229,8 +229,8 @@ class FedOGD:
             G[a:b] = event.local[a:b]
         state.caches[client] = G
         state.heard[client] = None
-        told = event.extras.get("projected")  # nothing is computed from it: a script of events may leave it out
-        projected = {} if told is None else dict(zip(("projected", "removed"), told.tolist(), strict=True))
+        sent = event.extras.get("projected")  # nothing is computed from it: a script of events may leave it out
+        projected = {} if sent is None else dict(zip(("projected", "removed"), sent.tolist(), strict=True))
         return [Note({"epochs": state.epochs.age(client) or 0, **projected}, event.ticket)]
 
     def _evict(self, state: State, client: int) -> None:
@@ -246,7 +246,7 @@ class FedOGD:
         state.active[client] = False
 
     def _classify(self, state: State) -> None:
-        for client in state.epochs.flying:  # sent work a tick ago or earlier: it takes more than one epoch
+        for client in state.epochs.at_work:  # sent work a tick ago or earlier: it takes more than one epoch
             self._demote(state, client)
             state.active.setdefault(client, False)
         for client in state.epochs.reports:
@@ -254,7 +254,7 @@ class FedOGD:
                 state.active[client] = state.epochs.age(client) == 1
             state.sum_of(client).add(state.caches[client])
         for side, running in ((True, state.sum_act), (False, state.sum_str)):
-            if running.worn:
+            if running.needs_renewal:
                 running.renew(state.caches[client] for client in state.caches if state.active[client] is side)
 
     def _tick(self, state: State) -> list[Action]:

@@ -22,7 +22,7 @@ from offbeat.core.about import About
 from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
-from offbeat.core.parts.server_opt import Memory, Plain
+from offbeat.core.parts.server_opt import Moments, Plain
 from offbeat.core.parts.staleness import Polynomial, Staleness, as_staleness
 from offbeat.core.parts.weights import Census, ClientWeight, check_weight
 from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Reject, UpdateArrived, World
@@ -96,7 +96,7 @@ class FedBuff:
         assert buffer.total is not None
         # K updates as a rule; fewer only where nobody else could answer
         mean = buffer.total if self.client_weight else buffer.total / buffer.count
-        model = Plain(lr=self.lr).step(Memory(), state.model, mean)  # w := w + eta_g A / K
+        model = Plain(lr=self.lr).step(Moments(), state.model, mean)  # w := w + eta_g A / K
         buffer.statistics.write(state.layout, model, state.model)
         state.model = model
         state.version += 1

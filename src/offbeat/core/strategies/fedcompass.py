@@ -43,9 +43,9 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.compass import Compass, Create, Schedule, Speed, Turn, fastest_first
+from offbeat.core.parts.compass import Compass, Create, Move, Schedule, Speed, fastest_first
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
-from offbeat.core.parts.server_opt import Memory, Momentum, Plain
+from offbeat.core.parts.server_opt import Moments, Momentum, Plain
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.parts.statistics import Contributions, Statistics, check_statistics
 from offbeat.core.parts.weights import Census, ClientWeight
@@ -85,7 +85,7 @@ class State:
     schedule: Schedule = field(default_factory=Schedule)
     piles: dict[int, Pile] = field(default_factory=dict)  # group -> its buffer
     general: Pile = field(default_factory=Pile)  # late updates: they go with the next group
-    momentum: Memory = field(default_factory=Memory)
+    momentum: Moments = field(default_factory=Moments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class FedCompass:
             actions += self._aggregate(state, turn.closed)
         return actions + self._serve(state, event, turn.ready)
 
-    def _absorb(self, state: State, event: UpdateArrived, turn: Turn) -> list[Action]:
+    def _absorb(self, state: State, event: UpdateArrived, turn: Move) -> list[Action]:
         u = state.version - event.base_version
         if self.max_staleness is not None and u > self.max_staleness:
             return [Reject(event.client, event.ticket, f"staleness {u} is over {self.max_staleness}")]
@@ -230,8 +230,8 @@ class FedCompass:
         chosen: list[int] = []
         actions: list[Action] = []
         # to those who count seats, a client that waits for its group becomes ready when the group lets it go
-        told = [ClientReady(event.now, client, 0) for client in ready]
-        for one in told if isinstance(event, ClientReady) else [event, *told]:
+        others = [ClientReady(event.now, client, 0) for client in ready]
+        for one in others if isinstance(event, ClientReady) else [event, *others]:
             clients, timers = next_clients(state.seats, one, self.concurrency, state.seed)
             chosen += clients
             actions += timers

@@ -89,7 +89,7 @@ class FedFa:
                 state.anchor = torch.add(state.anchor, oldest, alpha=1 / self.k)
         state.queue.append(Upload(event.client, event.base_version, vector))
         state.total.add(vector)
-        if state.total.worn:
+        if state.total.needs_renewal:
             state.total.renew(upload.vector for upload in state.queue)
 
     def _slide(self, state: State, event: UpdateArrived) -> list[Action]:

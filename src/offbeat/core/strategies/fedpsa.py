@@ -40,7 +40,7 @@ from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
-from offbeat.core.parts.server_opt import Memory, Plain
+from offbeat.core.parts.server_opt import Moments, Plain
 from offbeat.core.protocol import (
     Action,
     Commit,
@@ -266,7 +266,7 @@ class FedPSA:
         for update, weight in zip(updates, weights, strict=True):
             step.add_delta(state.layout, update.base, update.local, weight)  # sum_i Weight_i Delta w_i
         assert step.total is not None
-        model = Plain(lr=self.lr).step(Memory(), state.model, step.total)  # w_g := w_g + that
+        model = Plain(lr=self.lr).step(Moments(), state.model, step.total)  # w_g := w_g + that
         step.statistics.write(state.layout, model, state.model)
         state.model = model
         state.version += 1

@@ -1,5 +1,5 @@
 """
-Paper:    Luo et al., "GradMA: A Gradient-Memory-based Accelerated Federated Learning with Alleviated Catastrophic
+Paper:    Luo et al., "GradMA: A Gradient-Moments-based Accelerated Federated Learning with Alleviated Catastrophic
           Forgetting", CVPR 2023.
 Follows:  the authors' code (worker and server corrections); the paper's text was not at hand.
 Notation: x -> job.start; w -> w; g' , g^x , e -> the first three rows of G; g~ -> what Corrected.direction returns;

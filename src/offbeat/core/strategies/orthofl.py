@@ -37,8 +37,8 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.absence import Absences, check_evict
-from offbeat.core.parts.memory import new_vector
 from offbeat.core.parts.projection import add_orthogonal, remove_span_
+from offbeat.core.parts.reuse import new_vector
 from offbeat.core.parts.selection import Seats, check_limit, next_clients
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.protocol import (

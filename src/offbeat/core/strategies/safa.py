@@ -75,7 +75,7 @@ class State:
     ending: bool = False  # when this instant is over
     newcomers: dict[int, None] = field(default_factory=dict)
     idle: dict[int, None] = field(default_factory=dict)
-    flying: dict[int, None] = field(default_factory=dict)
+    at_work: dict[int, None] = field(default_factory=dict)
     # the last round a client answered in, or whose model before it was sent
     versions: dict[int, int] = field(default_factory=dict)
     late: dict[int, None] = field(default_factory=dict)  # became deprecated at work: to be rejected, and to be sent w
@@ -128,7 +128,7 @@ class Safa:
             case UpdateArrived():
                 actions = [self._receive(state, event)]
             case ClientLost():
-                (state.idle if event.ticket is None else state.flying).pop(event.client, None)
+                (state.idle if event.ticket is None else state.at_work).pop(event.client, None)
             case TimerFired(key=key) if key == ROUND:
                 return [*self._end(state), *self._begin(state, event.now)]
         if self._is_over(state) and not state.ending:
@@ -138,21 +138,21 @@ class Safa:
 
     def _is_over(self, state: State) -> bool:
         met = state.round > 0 and len(state.picks) >= state.quota
-        return met or (not state.flying and bool(state.idle or state.picks or state.bypass))
+        return met or (not state.at_work and bool(state.idle or state.picks or state.bypass))
 
     # ------------------------------------------------------------ within a round
 
     def _welcome(self, state: State, client: int) -> list[Action]:
         if client not in state.clients:
             state.newcomers[client] = None
-        if client in state.late and state.flying and not state.ending:
+        if client in state.late and state.at_work and not state.ending:
             return [self._dispatch(state, client)]
         state.idle[client] = None
         return []
 
     def _receive(self, state: State, event: UpdateArrived) -> Action:
         client = event.client
-        del state.flying[client]
+        del state.at_work[client]
         if client in state.late:
             return Reject(client, event.ticket, f"more than {self.lag} rounds behind")
         behind = state.round - 1 - state.versions[client]
@@ -187,13 +187,13 @@ class Safa:
         for client in list(state.bypass)[:missing]:
             state.picks[client] = None
             self._cache(state, client, state.bypassed.pop(client), state.bypass.pop(client))
-        told = {
+        values = {
             "round": state.round,
             "picks": len(state.picks),
             "bypassed": len(state.bypass),
-            "at_work": len(state.flying),
+            "at_work": len(state.at_work),
         }
-        actions: list[Action] = [Note(told)] if state.round >= 0 else []
+        actions: list[Action] = [Note(values)] if state.round >= 0 else []
         if state.changed:
             assert state.total.total is not None
             model = state.total.total / state.total.weight  # w := sum_i (n_i / n) c_i
@@ -209,25 +209,25 @@ class Safa:
         return actions
 
     def _begin(self, state: State, now: float) -> list[Action]:
-        if not state.idle and not state.flying:
+        if not state.idle and not state.at_work:
             return []  # the next to come begins the round
         state.round += 1
         state.quota = sample_size(self.sample, len(state.clients) + len(state.newcomers))
         deprecated = [client for client, v in state.versions.items() if state.round - 1 - v > self.lag]
         for client in deprecated:
             self._force(state, client)
-            if client in state.flying:
+            if client in state.at_work:
                 state.late[client] = None
         dispatches = [self._dispatch(state, client) for client in sorted(state.idle)]
         tolerable = sum(state.versions[client] != state.round - 1 for client in state.idle)
-        told = {"deprecated": len(deprecated), "synchronised": len(dispatches) - tolerable, "tolerable": tolerable}
+        values = {"deprecated": len(deprecated), "synchronised": len(dispatches) - tolerable, "tolerable": tolerable}
         state.idle.clear()
         cap: list[Action] = [] if self.cap is None else [SetTimer(ROUND, now + self.cap)]
-        return [Note(told), *cap, *dispatches]
+        return [Note(values), *cap, *dispatches]
 
     def _dispatch(self, state: State, client: int) -> Dispatch:
         """Deprecated: c_i := w, and w. Latest: w. Otherwise, tolerable: c_i."""
-        state.flying[client] = None
+        state.at_work[client] = None
         latest = state.versions.get(client) == state.round - 1
         if client in state.late:
             del state.late[client]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from offbeat.core.errors import told
+from offbeat.core.errors import in_words
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.engines.workers import Answer
 
@@ -32,4 +32,4 @@ class Inline:
         except MemoryError:
             raise  # the machine's trouble, not this client's
         except Exception as error:
-            return Failure(job.ticket, told(error))
+            return Failure(job.ticket, in_words(error))

@@ -24,7 +24,7 @@ MOST = 250_000_000  # bytes of an archive's 60,000 pictures and their names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Files:
     """One of the two layouts of a set: its folder, its files, its archive."""
 
     folder: str
@@ -35,14 +35,14 @@ class Layout:
 
 
 CIFAR10 = (
-    Layout(
+    Files(
         folder="cifar-10-batches-bin",
         train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
         test="test_batch.bin",
         archive="cifar-10-binary.tar.gz",
         checksum="c32a1d4ab5d03f1284b67883e8d87530",
     ),
-    Layout(
+    Files(
         folder="cifar-10-batches-py",
         train=tuple(f"data_batch_{i}" for i in range(1, 6)),
         test="test_batch",
@@ -51,14 +51,14 @@ CIFAR10 = (
     ),
 )
 CIFAR100 = (
-    Layout(
+    Files(
         folder="cifar-100-binary",
         train=("train.bin",),
         test="test.bin",
         archive="cifar-100-binary.tar.gz",
         checksum="03b5dce01913d631647c71ecec9e9cb8",
     ),
-    Layout(
+    Files(
         folder="cifar-100-python",
         train=("train",),
         test="test",
@@ -84,7 +84,7 @@ class Cifar100:
         return _load("cifar100", CIFAR100, 100)
 
 
-def _load(name: str, layouts: tuple[Layout, ...], classes: int, names: tuple[str, ...] = ()) -> Dataset:
+def _load(name: str, layouts: tuple[Files, ...], classes: int, names: tuple[str, ...] = ()) -> Dataset:
     here = data_root() / name
     # a folder that is there, else an archive that is there, else the first layout's archive is fetched
     layout = next((l for l in layouts if (here / l.folder).is_dir()), None) or next(

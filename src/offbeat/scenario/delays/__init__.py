@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offbeat.scenario.delays.changing import Changing, Traced
+from offbeat.scenario.delays.changing import Changing, RecordedDelays
 from offbeat.scenario.delays.devices import Devices
 from offbeat.scenario.delays.law import SHORTEST, Delays, Paced, Unit
 from offbeat.scenario.delays.spread import (
@@ -32,7 +32,7 @@ __all__ = [
     "Normal",
     "Paced",
     "PerClient",
-    "Traced",
+    "RecordedDelays",
     "Uniform",
     "Unit",
 ]
@@ -49,5 +49,5 @@ DELAYS: dict[str, type[Delays]] = {
     "devices": Devices,
     "per_client": PerClient,
     "changing": Changing,
-    "trace": Traced,
+    "trace": RecordedDelays,
 }

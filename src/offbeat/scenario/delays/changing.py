@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import isfinite
 
 from offbeat.core.errors import require
-from offbeat.scenario import traces
+from offbeat.scenario import recordings
 from offbeat.scenario.delays.law import Delays, Paced, Unit, passing, positive
 from offbeat.scenario.delays.spread import Uniform
 from offbeat.scenario.shares import among, require_share
@@ -88,7 +88,7 @@ class Changing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class RecordedDelays:
     """Recorded seconds per local step, client by client, from a CSV or Parquet file: columns client, t,
     seconds_per_step.
 
@@ -107,10 +107,10 @@ class Traced:
         self._recorded.covers(clients)
 
     @cached_property
-    def _recorded(self) -> traces.Column:
-        return traces.column(self.path, traces.SECONDS)  # once: a file that changes does not change a run
+    def _recorded(self) -> recordings.Recording:
+        return recordings.column(self.path, recordings.SECONDS)  # once: a file that changes does not change a run
 
-    def _series(self, client: int) -> traces.Series:
+    def _series(self, client: int) -> recordings.Series:
         return self._recorded.of(client)
 
     def mean_of(self, seed: int, client: int) -> float:

@@ -187,8 +187,9 @@ def load(module: nn.Module, path: Path, last: str) -> None:
     ]
     wrong = [name for name, t in stored.items() if name not in own or own[name].shape != t.shape]
     if missing or wrong:
-        told = f"it lacks {missing[0]!r}" if missing else f"its {wrong[0]!r} does not fit"
+        reason = f"it lacks {missing[0]!r}" if missing else f"its {wrong[0]!r} does not fit"
         raise DataError(
-            f"{path} holds the weights of another model: {told} ({len(missing)} missing, {len(wrong)} that do not fit)"
+            f"{path} holds the weights of another model: {reason} ({len(missing)} missing, {len(wrong)} that do not "
+            "fit)"
         )
     module.load_state_dict(stored, strict=False)

@@ -84,7 +84,7 @@ class MainClass:
     """Clients of equal size that hold mostly one class, or a few, and a little of all others (Fed-OGD).
 
     Client i has the main classes main·i, main·i + 1, … (counted round); a class that is not main is held in equal
-    small parts. Counts are rounded down, so some examples are nobody's, as in the paper's code.
+    small parts. ExampleCounts are rounded down, so some examples are nobody's, as in the paper's code.
     """
 
     share: float = 0.95  # of a client's data, all its main classes together; the paper's 2 × 40 % is 0.8

@@ -13,7 +13,7 @@ from torch import Tensor
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
 from offbeat.core.rows import Rows
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.partition.dealing import Floats, Ints, one_class_each
 
 MOST = 10_000_000  # clients: more do not fit into the memory of a process
@@ -46,9 +46,9 @@ class Draws:
         if high > len(labels):
             raise DataError(f"draws: {high} examples a client, there are {len(labels)}: lower size")
         if low == high:
-            counts = Counts.constant(clients, high)
+            counts = ExampleCounts.constant(clients, high)
         else:
-            counts = Counts(
+            counts = ExampleCounts(
                 np.random.default_rng(draws.bits(seed, "partition")).integers(low, high, clients, endpoint=True)
             )
         if self.alpha is None:
@@ -58,12 +58,12 @@ class Draws:
         return Rows(counts, partial(_mixed, counts, members, self.alpha, seed))
 
 
-def _any(counts: Counts, examples: int, seed: int, client: int) -> Tensor:
+def _any(counts: ExampleCounts, examples: int, seed: int, client: int) -> Tensor:
     rng = np.random.default_rng(draws.bits(seed, "partition", client))
     return torch.from_numpy(np.sort(rng.choice(examples, counts[client], replace=False, shuffle=False)))
 
 
-def _mixed(counts: Counts, members: list[Ints], alpha: float, seed: int, client: int) -> Tensor:
+def _mixed(counts: ExampleCounts, members: list[Ints], alpha: float, seed: int, client: int) -> Tensor:
     rng = np.random.default_rng(draws.bits(seed, "partition", client))
     mix = rng.dirichlet(np.full(len(members), alpha))
     wanted = _of_classes(rng, mix, np.array([len(own) for own in members]), counts[client])

@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
 from offbeat.core.rows import Rows, each
-from offbeat.scenario.counts import Counts
+from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.partition.dealing import cut
 
 
@@ -61,7 +61,7 @@ class Split:
         if not isinstance(rows, Rows):
             return each(rows, change)
         return rows.then(
-            change, Counts.mapped(rows.counts, lambda client, held: getattr(self._sizes(client, held), part))
+            change, ExampleCounts.mapped(rows.counts, lambda client, held: getattr(self._sizes(client, held), part))
         )
 
     def _one(self, part: str, seed: int, client: int, rows: Tensor) -> Tensor:

@@ -37,13 +37,13 @@ class Comparison:
         """The runs and the reference."""
         path = self.folder / MANIFEST
         try:
-            told: dict[str, Any] = json.loads(path.read_text())
+            stored: dict[str, Any] = json.loads(path.read_text())
             entries = [
                 {"strategy": printable(e["strategy"]), "seed": int(e["seed"]), "folder": self._below(e["folder"])}
-                for e in told["runs"]
+                for e in stored["runs"]
             ]
-            names = [str(e["strategy"]) for e in told["runs"]]
-            reference = told.get("reference", REFERENCE if REFERENCE in names else names[0])
+            names = [str(e["strategy"]) for e in stored["runs"]]
+            reference = stored.get("reference", REFERENCE if REFERENCE in names else names[0])
             if reference not in names:
                 raise ValueError(f"its reference is {reference!r}")
             return entries, printable(reference)

@@ -46,7 +46,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Recording:
     """One column of a trace, client by client."""
 
     path: str
@@ -63,7 +63,7 @@ class Column:
             self.of(client)
 
 
-def column(path: str, name: str) -> Column:
+def column(path: str, name: str) -> Recording:
     """A column of a trace file; the file is read again when it was changed."""
     try:
         changed = Path(path).stat().st_mtime_ns
@@ -73,7 +73,7 @@ def column(path: str, name: str) -> Column:
 
 
 @lru_cache(maxsize=16)
-def _column(path: str, name: str, changed: int) -> Column:
+def _column(path: str, name: str, changed: int) -> Recording:
     times: dict[int, list[float]] = {}
     values: dict[int, list[float]] = {}
     for line, row in _rows(path, name):
@@ -96,7 +96,7 @@ def _column(path: str, name: str, changed: int) -> Column:
         values.setdefault(client, []).append(value)
     if not times:
         raise DataError(f"trace {path}: no rows")
-    return Column(path, name, {client: Series(tuple(times[client]), tuple(values[client])) for client in times})
+    return Recording(path, name, {client: Series(tuple(times[client]), tuple(values[client])) for client in times})
 
 
 def _value(cell: Any, name: str, where: str) -> float:
