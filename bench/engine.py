@@ -17,8 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import simpy
 import torch
 from torch import nn
 
@@ -59,23 +62,41 @@ def null_engine(clients: int, updates: int, trace: Trace, strategy: FedAsync) ->
 
 
 def rate(updates: int = 100_000, repeats: int = 7) -> None:
-    """Updates a second with null training: FedAsync, 10 parameters, 1,000 clients, gate and trace on."""
-    rates, walls = [], []
+    """Updates a second with null training: FedAsync, 10 parameters, 1,000 clients, gate and trace on. In turn with it,
+    as many bare timeouts of SimPy by 1,000 processes: what an update costs in these carries over to other machines.
+    """
+    rates, walls, costs = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for i in range(repeats):
             trace = Trace(Path(folder) / f"{i}.sqlite")
             engine = null_engine(1_000, updates, trace, FedAsync())
-            began, wall = time.process_time(), time.perf_counter()
-            engine.run()
-            rates.append(updates / (time.process_time() - began))
+            wall = time.perf_counter()
+            took = cpu(engine.run)
             walls.append(updates / (time.perf_counter() - wall))
             trace.close()
+            rates.append(updates / took)
+            costs.append(took / cpu(partial(timeouts, 1_000, updates)))
     low, high = interval(rates)
     print(
         f"rate: {statistics.median(rates):,.0f} updates per second of CPU (median of {repeats}; 95 % interval "
         f"{low:,.0f} to {high:,.0f});"
         f" {statistics.median(walls):,.0f} by the clock on the wall"
     )
+    low, high = interval(costs)
+    print(f"simpy: an update costs {statistics.median(costs):.1f} bare timeouts of SimPy ({low:.1f} to {high:.1f})")
+
+
+def timeouts(processes: int, number: int) -> None:
+    """So many timeouts, by processes that do nothing but wait."""
+    environment = simpy.Environment()
+
+    def wait(pause: float) -> Iterator[simpy.Event]:
+        for _ in range(number // processes):
+            yield environment.timeout(pause)
+
+    for i in range(processes):
+        environment.process(wait(10.0 + 90.0 * i / processes))
+    environment.run()
 
 
 def memory(clients: int = 1_000_000) -> None:

@@ -42,8 +42,9 @@ def test_the_engine_is_measured(monkeypatch, capsys):
     engine.memory(clients=2_000)
     engine.million(clients=2_000, updates=20)
     engine.overhead(jobs=2)
-    rate, memory, million, overhead = capsys.readouterr().out.splitlines()
+    rate, simpy, memory, million, overhead = capsys.readouterr().out.splitlines()
     assert re.match(r"rate: [\d,]+ updates per second of CPU \(median of 1;", rate)
+    assert re.match(r"simpy: an update costs [\d.]+ bare timeouts of SimPy", simpy)
     assert re.match(r"memory: \d+ MB in all with 2,000 clients, 1,000 in flight", memory)
     assert re.match(r"million: \d+ MB in all with 2,000 clients of an experiment .*, 20 updates in [\d.]+ s", million)
     assert re.match(r"overhead: engine / plain loop = \d+\.\d+ \(median of 1;", overhead)
@@ -54,10 +55,10 @@ def test_a_server_step_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(step, "STEPS", 2)
     monkeypatch.setattr(step, "MODELS", step.MODELS[:1])
     step.main(["fedavg", "orthofl", "fedbuff"])
-    told = capsys.readouterr().out
-    assert "LeNet5: 44,426 parameters in 10 tensors" in told
-    assert re.search(r"orthofl +pass +[\d.]+ ms +update +[\d.]+ ms", told)
-    assert "skipped" not in told
+    printed = capsys.readouterr().out
+    assert "LeNet5: 44,426 parameters in 10 tensors" in printed
+    assert re.search(r"orthofl +pass +[\d.]+ ms +update +[\d.]+ ms", printed)
+    assert "skipped" not in printed
 
 
 def test_the_table_of_all_methods_is_made(monkeypatch):
