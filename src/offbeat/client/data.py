@@ -7,7 +7,7 @@ is refused here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
@@ -124,6 +124,17 @@ class ClientData:
             return torch.cat([x for x, _ in self._pairs]), torch.cat([y for _, y in self._pairs])
         (x, y), rows = self._pairs[0], self._all_rows()
         return x.index_select(0, rows), y.index_select(0, rows)
+
+    def in_one_place(self) -> tuple[Pair, Callable[[int], Tensor]]:
+        """One pair of tensors with everything, and of each client the rows that are its own, as the host counts."""
+        if self._rows is None:
+            starts = list(accumulate(self._counts.values(), initial=0))
+            return self.pooled(), lambda client: torch.arange(*starts[(at := self._at(client)) : at + 2])
+        if isinstance(self._rows, Tensor):
+            flat = self._rows.cpu()
+            return self._pairs[0], lambda client: flat[self._starts[(at := self._at(client))] : self._starts[at + 1]]
+        rows = self._rows
+        return self._pairs[0], lambda client: rows[self._at(client)]
 
     def merged(self) -> ClientData:
         """One client, 0, that holds everything, client after client."""

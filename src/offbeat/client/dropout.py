@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError
 
-_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
-_SERVED = (nn.Dropout, *_CHANNELS)
+CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
+SERVED = (nn.Dropout, *CHANNELS)
 _STEP, _PLACE = -7046029254386353131, -4658895280553007687  # odd: multiples of them do not meet for a long time
 _CALL = -3335678366873096957
 _MIX = (-4658895280553007687, -7723592293110705685)  # of splitmix64
@@ -28,7 +28,7 @@ class Masks:
     """`key` is the noise of this step: a whole number, or under vmap one for each client of a stack."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._sites = [m for m in module.modules() if type(m) in _SERVED]  # a subclass may do something else
+        self._sites = [m for m in module.modules() if type(m) in SERVED]  # a subclass may do something else
         self._key = torch.zeros((), dtype=torch.int64)
         self._calls = [0] * len(self._sites)
 
@@ -56,11 +56,10 @@ class Masks:
         if not site.training or p == 0:
             return x
         shape = tuple(x.shape)
-        if isinstance(site, _CHANNELS):
-            channels = 2 if x.dim() >= (2 + _CHANNELS.index(type(site)) + 1) else 1
+        if isinstance(site, CHANNELS):
+            channels = 2 if x.dim() >= (2 + CHANNELS.index(type(site)) + 1) else 1
             shape = (*shape[:channels], *(1 for _ in shape[channels:]))
-        place = (number + 1) * _PLACE + self._call(number) * _CALL
-        kept = uniform(self._key + _wrapped(place), shape) >= p
+        kept = uniform(self._key + noise_at(number, self._call(number)), shape) >= p
         return torch.where(kept, x, 0.0) / (1 - p) if p < 1 else x * 0.0
 
     def _call(self, number: int) -> int:
@@ -76,6 +75,11 @@ class Masks:
                 "which call is repeated cannot be told; use a layer for each"
             )
         return 0
+
+
+def noise_at(site: int, call: int) -> int:
+    """What is added to a step's noise at this dropout layer, the so-manyth of the model, in its so-manyth call."""
+    return _wrapped((site + 1) * _PLACE + call * _CALL)
 
 
 def step_keys(noise: Tensor, steps: Tensor | int) -> Tensor:

@@ -46,7 +46,7 @@ class StackTrainer:
 
     def __call__(self, jobs: Sequence[Job]) -> list[Result]:
         found: dict[int, Result] = {}
-        for group in _alike(jobs):
+        for group in alike(jobs):
             found |= {result.ticket: result for result in self._train(group)}
         return [found[job.ticket] for job in jobs]
 
@@ -67,17 +67,17 @@ class StackTrainer:
             return results
 
 
-def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
+def alike(jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs that can be stacked: one rule, the same number of phases, extras of the same names and shapes."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         extras = tuple((name, tuple(extra.shape)) for name, extra in sorted(job.work.extras.items()))
         slices = tuple(phase.slices for phase in (job.work.rule or PLAIN).phases(job.work))
-        groups.setdefault((_named(job.work.rule), slices, extras), []).append(job)
+        groups.setdefault((named(job.work.rule), slices, extras), []).append(job)
     return list(groups.values())
 
 
-def _named(rule: LocalRule | None) -> Any:
+def named(rule: LocalRule | None) -> Any:
     """Equal rules are one; a rule that cannot be hashed is only itself."""
     try:
         hash(rule)

@@ -54,6 +54,7 @@ def _renamed(tree: Tree) -> Tree:
         return tree
     if "$class" not in tree:
         return {name: _renamed(value) for name, value in tree.items()}
-    name = CLASSES.get(tree["$class"], tree["$class"])
+    name = str(tree["$class"])
+    name = CLASSES.get(name, name)
     names = FIELDS.get(name, {})
     return {"$class": name, "fields": {names.get(k, k): _renamed(v) for k, v in tree["fields"].items()}}

@@ -1,0 +1,216 @@
+"""Training of a stack as one program on a device: memory that stays, one step that is recorded and played again.
+
+What a step needs (which examples, how many, rates, the noise of dropout) is put into fixed places for many steps at
+once; the step finds its own by a counter on the device, so that playing it again takes nothing from the host. On a
+GPU the step is captured as a CUDA graph, elsewhere it is called. Batches shorter than the longest are filled up, and
+what fills them has no weight: this needs a loss that is a mean over examples and a model in which these do not meet,
+so BatchNorm is not for this form. Clients that are done move no further, since their rate is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from offbeat.client.dropout import step_keys
+from offbeat.client.layers import Params
+from offbeat.client.training import Training
+from offbeat.core.jobs import column, stacked_carry, stacked_job
+from offbeat.core.protocol import LocalJob, LocalRule
+from offbeat.core.vector import Layout
+
+SEGMENT = 64  # steps whose examples are put in place at once
+
+Forward = Callable[[Params, Tensor, Tensor | None], Tensor]
+Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of single examples -> the loss of each
+
+
+class Program:
+    """One form of stack: so many clients, batches of so many examples, one rule. `run` trains up to so many jobs."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        losses: Losses,
+        pair: tuple[Tensor, Tensor],  # all examples there are, on the device
+        layout: Layout,
+        training: Training,
+        rule: LocalRule,
+        clients: int,
+        batch: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._forward, self._losses, self._layout, self._rule = forward, losses, layout, rule
+        self._x, self._y = pair
+        self._training, self.clients, self.batch = training, clients, batch
+        device = self._x.device
+
+        def counts(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        self._rows, self._sizes = counts(SEGMENT, clients, batch), counts(SEGMENT, clients)
+        self._noise, self._places = counts(clients), torch.arange(batch, device=device)
+        self._at, self._step = counts(1), counts(1)  # of this segment, of the job
+        self._lr = torch.zeros((clients, 1), dtype=dtype, device=device)
+        self._graph: Any = None
+        self._job: LocalJob | None = None  # stacked, in fixed places
+        self._carry: Any = None
+        self.w = torch.zeros((clients, layout.num_params), dtype=dtype, device=device)
+        self._moments = [torch.zeros_like(self.w) for _ in range(_moments(training))]
+
+    def run(
+        self, jobs: Sequence[LocalJob], carries: Sequence[Any], rates: Sequence[float], noise: Sequence[int], plans: Any
+    ) -> tuple[Tensor, Any]:
+        """Where the jobs end, one row each, and the carry of the stack. `plans`: rows and sizes of each job's steps."""
+        filled = [*range(len(jobs)), *[0] * (self.clients - len(jobs))]  # who is too few is the first, standing still
+        self._enter([jobs[i] for i in filled], [carries[i] for i in filled], [rates[i] for i in filled])
+        self._noise.copy_(torch.tensor([noise[i] for i in filled]))
+        steps = max(len(sizes) for _, sizes in plans)
+        for first in range(0, steps, SEGMENT):
+            self._put(plans, first)
+            if self._graph is None:
+                self._record()
+            for _ in range(min(SEGMENT, steps - first)):
+                self._graph()
+        return self.w, self._carry
+
+    def _enter(self, jobs: list[LocalJob], carries: list[Any], rates: list[float]) -> None:
+        job, carry = stacked_job(jobs), stacked_carry(carries)
+        if self._job is None:
+            self._job, self._carry = job, carry
+        else:
+            held, given = _tensors(self._job), _tensors(job)
+            for place, value in zip(held, given, strict=True):
+                place.copy_(value)
+            self._carry = _copied(self._carry, carry)
+        self.w.copy_(self._job.start)
+        self._lr.copy_(column(rates, self.w))
+        self._step.zero_()
+        for moment in self._moments:
+            moment.zero_()
+
+    def _put(self, plans: Sequence[tuple[Tensor, Tensor]], first: int) -> None:
+        """The examples of the next steps."""
+        rows = torch.zeros(self._rows.shape, dtype=torch.int64)
+        sizes = torch.zeros(self._sizes.shape, dtype=torch.int64)  # none: the client is done
+        for i, (chosen, many) in enumerate(plans):
+            n = min(SEGMENT, len(many) - first)
+            if n > 0:
+                rows[:n, i] = chosen[first : first + n]
+                sizes[:n, i] = many[first : first + n]
+        self._rows.copy_(rows)
+        self._sizes.copy_(sizes)
+        self._at.zero_()
+
+    # ------------------------------------------------------------ one step
+
+    def _once(self) -> None:
+        assert self._job is not None
+        job, rule = self._job, self._rule
+        chosen = self._rows.index_select(0, self._at).view(-1)
+        sizes = self._sizes.index_select(0, self._at).view(-1, 1)
+        active = (sizes > 0).to(self.w.dtype)
+        x = self._x.index_select(0, chosen).view(self.clients, self.batch, *self._x.shape[1:])
+        y = self._y.index_select(0, chosen).view(self.clients, self.batch, *self._y.shape[1:])
+        weights = (self._places < sizes) / sizes.clamp(min=1).to(self.w.dtype)  # none for what fills a batch up
+        keys = step_keys(self._noise, self._step)
+
+        def gradient(point: Tensor) -> Tensor:
+            leaf = point.detach().requires_grad_()
+            params = {s.name: leaf[:, s.start : s.stop].view(-1, *s.shape) for s in self._layout.of_kind("param")}
+            with torch.enable_grad():
+                outputs = self._forward(params, x, keys)
+                each = self._losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(self.clients, self.batch)
+                (grad,) = torch.autograd.grad((each * weights).sum(), leaf)
+            return grad
+
+        d, after = rule.direction(job, self.w, gradient, self._carry)
+        self._move(d, self._lr * active)
+        self._carry = _copied(self._carry, after, active)
+        self._at.add_(1)
+        self._step.add_(1)
+
+    def _move(self, d: Tensor, lr: Tensor) -> None:
+        """The optimizers of client/optimizers.py, for a rate that is zero for those who are done."""
+        training, w = self._training, self.w
+        decay = training.weight_decay
+        if training.optimizer == "sgd":
+            if decay:
+                d = d.add(w, alpha=decay)
+            if self._moments:
+                d = self._moments[0].mul_(training.momentum).add_(d)
+            w.addcmul_(d, lr, value=-1)
+            return
+        mean, square = self._moments
+        if decay and training.optimizer == "adamw":
+            w.mul_(1 - lr * decay)
+        elif decay:
+            d = d.add(w, alpha=decay)
+        mean.lerp_(d, 1 - BETA1)
+        square.mul_(BETA2).addcmul_(d, d, value=1 - BETA2)
+        number = (self._step + 1).double()
+        unbias, unbias_square = 1 - BETA1**number, (1 - BETA2**number).sqrt()
+        deviation = square.sqrt().div_(unbias_square.to(w.dtype)).add_(EPS)
+        w.addcdiv_(mean * (lr / unbias.to(w.dtype)), deviation, value=-1)
+
+    def _record(self) -> None:
+        """Capture the step, where the device can; it is tried before, which must leave no trace."""
+        if self.w.device.type != "cuda":
+            self._graph = self._once
+            return
+        kept = [tensor.clone() for tensor in self._moving()]
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._once()
+            self._once()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._once()
+        for tensor, value in zip(self._moving(), kept, strict=True):
+            tensor.copy_(value)
+        self._graph = graph.replay
+
+    def _moving(self) -> list[Tensor]:
+        """What a step changes."""
+        carried = [leaf for leaf in tree_flatten(self._carry)[0] if isinstance(leaf, Tensor)]
+        return [self.w, self._at, self._step, *self._moments, *carried]
+
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+def _moments(training: Training) -> int:
+    if training.optimizer == "sgd":
+        return 1 if training.momentum else 0
+    return 2
+
+
+def _tensors(job: LocalJob) -> list[Tensor]:
+    lr = [job.lr] if isinstance(job.lr, Tensor) else []
+    return [job.base, job.start, *lr, *job.extras.values(), *job.memory.values()]
+
+
+def _copied(into: Any, values: Any, active: Tensor | None = None) -> Any:
+    """The places of `into`, with these values (of those who are active); what is no tensor has to stay what it is."""
+    places, shape = tree_flatten(into)
+    given, other = tree_flatten(values)
+    if shape != other:
+        raise CannotRecord("its rule's carry changes its form")
+    for place, value in zip(places, given, strict=True):
+        if not isinstance(place, Tensor):
+            if place != value:
+                raise CannotRecord("its rule counts in plain numbers")
+        elif place is not value:
+            moves = None if active is None else active.view(-1, *(1,) * (place.dim() - 1)) > 0
+            place.copy_(value if moves is None else torch.where(moves, value, place))
+    return tree_unflatten(places, shape)
+
+
+class CannotRecord(Exception):
+    """Why a step cannot be played again."""

@@ -1,0 +1,178 @@
+"""Programs that are recorded once and played again train as each client would alone. On a CPU the same step is called
+where a GPU plays its graph; bench/gpu.py compares the two on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ragged import RULES, SIZES, agree, jobs_of, trainer_of
+from torch import Tensor, nn
+
+from offbeat.client.convolution import Geometry, avg_pool, convolve, max_pool
+from offbeat.client.data import ClientData
+from offbeat.client.device import DeviceTrainer
+from offbeat.client.layers import NotStacked, stacked
+from offbeat.client.program import SEGMENT
+from offbeat.client.training import Trainer, Training
+from offbeat.core.protocol import LocalJob, LocalRule
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True))
+        self.around = nn.Conv2d(1, 4, 1)
+        self.last = nn.Sequential(nn.Dropout2d(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.relu(self.first(x) + self.around(x)))
+        return out
+
+
+MODELS: dict[str, Any] = {
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)),
+    "pooled": lambda: nn.Sequential(
+        nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 3, 2, bias=False), nn.Tanh(),
+        nn.AvgPool2d(2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 4, bias=False),
+    ),
+    "strided": lambda: nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(27, 4)
+    ),
+    "residual": Residual,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "training",
+    [
+        Training(batch=8, epochs=2),
+        Training(batch=8, steps=9, momentum=0.9, weight_decay=0.01),
+        Training(batch=16, epochs=1, optimizer="adam", lr=0.01, weight_decay=0.1),
+        Training(batch=64, epochs=3, optimizer="adamw", lr=0.01, weight_decay=0.1),
+    ],
+    ids=["sgd", "momentum", "adam", "adamw"],
+)
+def test_every_layer_and_optimizer_trains_as_alone(model: str, training: Training, caplog: Any) -> None:
+    trainer = trainer_of(training, MODELS[model]())
+    jobs = jobs_of(trainer, None)
+    found = DeviceTrainer(trainer)
+    for _ in range(2):  # the second time with what was recorded
+        agree(found(jobs), [trainer(job) for job in jobs])
+        agree(found(jobs[:3]), [trainer(job) for job in jobs[:3]])
+    assert not caplog.records, caplog.text
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name not in ("head, then body",)])
+def test_every_rule_trains_as_alone(name: str, caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), MODELS["pooled"]())
+    jobs = jobs_of(trainer, *RULES[name])
+    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs], 1e-11)
+
+
+def test_long_jobs_are_put_in_place_segment_by_segment(caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, steps=2 * SEGMENT + 3), MODELS["linear"]())
+    jobs = jobs_of(trainer, None)
+    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs])
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_stacks_are_no_larger_than_they_may_be(most: int) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), MODELS["pooled"]())
+    jobs = jobs_of(trainer, None)
+    agree(DeviceTrainer(trainer, most=most)(jobs), [trainer(job) for job in jobs])
+
+
+def test_too_little_memory_makes_smaller_stacks_which_is_said_once(monkeypatch: Any, caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
+    jobs = jobs_of(trainer, None)
+    found = DeviceTrainer(trainer)
+    train = found._train
+
+    def poor(rule: LocalRule, some: Any) -> Any:
+        if len(some) > 2:
+            raise torch.OutOfMemoryError
+        return train(rule, some)
+
+    monkeypatch.setattr(found, "_train", poor)
+    for _ in range(2):
+        agree(found(jobs), [trainer(job) for job in jobs])
+    assert [record.getMessage() for record in caplog.records] == [
+        "no memory for stacks of 5 clients: 2 are trained at a time"
+    ]
+
+
+def test_what_has_no_stacked_form_is_trained_otherwise_and_said(caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2))  # with BatchNorm
+    jobs = jobs_of(trainer, None)
+    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs])
+    assert [record.getMessage() for record in caplog.records] == [
+        "steps are not recorded as one program: BatchNorm sees all examples of a batch"
+    ]
+
+
+class Counting(LocalRule):
+    """Counts its steps in a plain number, which a graph would never change."""
+
+    def begin(self, job: LocalJob) -> int:
+        return 0
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Any, carry: int) -> tuple[Tensor, int]:
+        return grad(w) / (carry + 1), carry + 1
+
+
+def test_a_rule_that_cannot_be_recorded_is_trained_otherwise_and_said(caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
+    jobs = jobs_of(trainer, Counting())
+    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs])
+    assert "steps of Counting are not recorded: its rule counts in plain numbers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2)), "a convolution in groups"),
+        (nn.Sequential(nn.MaxPool2d(3, stride=2)), "windows overlap"),
+        (nn.LSTM(3, 4), "LSTM"),
+        (nn.Sequential(nn.BatchNorm1d(3)), "0 is a BatchNorm1d"),
+    ],
+)
+def test_other_layers_have_no_stacked_form(module: nn.Module, why: str) -> None:
+    with pytest.raises(NotStacked, match=why):
+        stacked(module)
+
+
+def test_clients_without_a_common_table_of_examples_train_too() -> None:
+    trainer = trainer_of(Training(batch=8, epochs=1), MODELS["linear"]())
+    x, y = trainer.data.pooled()
+    starts = [sum(SIZES[:i]) for i in range(len(SIZES))]
+    rows = [torch.arange(start, start + size).flip(0) for start, size in zip(starts, SIZES, strict=True)]
+    shared = Trainer(trainer.binding, ClientData.shared(x, y, rows), trainer.training)
+    jobs = jobs_of(shared, None)
+    agree(DeviceTrainer(shared)(jobs), [shared(job) for job in jobs])
+
+
+def test_a_convolution_by_hand() -> None:
+    """Two clients, one picture of 2 x 2, a kernel of 1 x 2: [1 2; 3 4] * [1 10] = [21; 43], * [2 0] = [2; 6]."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(1, 1, 2, 2, 1).expand(2, 1, 2, 2, 1)
+    weight = torch.tensor([[1.0, 10.0], [2.0, 0.0]]).view(2, 1, 1, 1, 2)
+    out = convolve(x, weight, torch.tensor([[0.0], [1.0]]), Geometry((1, 2)))
+    assert out.flatten().tolist() == [21.0, 43.0, 3.0, 7.0]
+
+
+def test_pooling_by_hand() -> None:
+    x = torch.tensor([[1.0, 5.0, 9.0], [5.0, 2.0, 9.0]]).view(1, 1, 2, 3, 1).requires_grad_()
+    out = max_pool(x, (2, 2))
+    assert out.flatten().tolist() == [5.0]
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert grad.flatten().tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]  # the first of the two fives; the rest is cut off
+    assert avg_pool(x.detach(), (2, 2)).flatten().tolist() == [13.0 / 4]
+
+
+def test_work_with_phases_is_trained_otherwise() -> None:
+    trainer = trainer_of(Training(batch=8, epochs=1))
+    jobs = jobs_of(trainer, *RULES["head, then body"])
+    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs], 1e-11)
