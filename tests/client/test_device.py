@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offbeat.client.convolution import Geometry, avg_pool, convolve, max_pool
 from offbeat.client.data import ClientData
-from offbeat.client.device import DeviceTrainer
+from offbeat.client.device import DeviceTrainer, rounded
 from offbeat.client.layers import NotStacked, stacked
 from offbeat.client.program import SEGMENT
 from offbeat.client.training import Trainer, Training
@@ -86,7 +86,7 @@ def test_stacks_are_no_larger_than_they_may_be(most: int) -> None:
     agree(DeviceTrainer(trainer, most=most)(jobs), [trainer(job) for job in jobs])
 
 
-def test_too_little_memory_makes_smaller_stacks_which_is_said_once(monkeypatch: Any, caplog: Any) -> None:
+def test_too_little_memory_makes_smaller_stacks_which_is_said(monkeypatch: Any, caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
     jobs = jobs_of(trainer, None)
     found = DeviceTrainer(trainer)
@@ -101,8 +101,16 @@ def test_too_little_memory_makes_smaller_stacks_which_is_said_once(monkeypatch: 
     for _ in range(2):
         agree(found(jobs), [trainer(job) for job in jobs])
     assert [record.getMessage() for record in caplog.records] == [
-        "no memory for stacks of 5 clients: 2 are trained at a time"
+        "no memory for stacks of 5 clients: 3 are trained at a time",
+        "no memory for stacks of 3 clients: 2 are trained at a time",
     ]
+
+
+def test_sizes_of_stacks_are_few() -> None:
+    assert [rounded(n) for n in (1, 7, 8, 15, 16, 17, 50, 64, 65, 500, 1000)] == [
+        1, 7, 8, 15, 16, 18, 52, 64, 72, 512, 1024,
+    ]  # fmt: skip
+    assert len({rounded(n) for n in range(1, 1025)}) == 8 + 7 * 8
 
 
 def test_what_has_no_stacked_form_is_trained_otherwise_and_said(caplog: Any) -> None:

@@ -10,7 +10,8 @@ Pictures are (clients, examples, height, width, channels) here: what a matrix pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import sys
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+log = logging.getLogger("offbeat")
 
 PART = 512  # patches at least in a part of the gradient's sum
 WIDE = 1 << 15  # entries of the weights from which on one product keeps the device busy
@@ -56,7 +59,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         clients, examples, height, width, _ = x.shape
-        columns = _fused(patches, x)(x, geometry)
+        columns = _kernels(x.device.type).patches(x, geometry)
         flat = weight.flatten(3).transpose(2, 3).flatten(2)  # (clients, out, kernel x channels)
         if bias is None:
             out = torch.bmm(columns, flat.transpose(1, 2))
@@ -78,7 +81,7 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             gb = grad.sum(1)
         if ctx.needs_input_grad[0]:
-            gx = _fused(put_back, grad)(torch.bmm(grad, flat), inputs, ctx.geometry)
+            gx = _kernels(grad.device.type).put_back(torch.bmm(grad, flat), inputs, ctx.geometry)
         return gx, gw, gb, None
 
 
@@ -122,20 +125,12 @@ def put_back(columns: Tensor, shape: torch.Size, g: Geometry) -> Tensor:
     columns = columns.view(clients, examples, high, wide, *g.kernel, channels)
     all_high, all_wide = height + 2 * g.padding[0], width + 2 * g.padding[1]
     places = [(a, b) for a in range(g.kernel[0]) for b in range(g.kernel[1])]
-    if g.stride == (1, 1):  # a sum that a compiler can fuse
-        total = None
-        for a, b in places:
-            top, left = a * g.dilation[0], b * g.dilation[1]
-            moved = pad(columns[:, :, :, :, a, b], (0, 0, left, all_wide - wide - left, top, all_high - high - top))
-            total = moved if total is None else total + moved
-        assert total is not None
-    else:
-        total = columns.new_zeros((clients, examples, all_high, all_wide, channels))
-        for a, b in places:
-            top, left = a * g.dilation[0], b * g.dilation[1]
-            rows = slice(top, top + g.stride[0] * (high - 1) + 1, g.stride[0])
-            cols = slice(left, left + g.stride[1] * (wide - 1) + 1, g.stride[1])
-            total[:, :, rows, cols] += columns[:, :, :, :, a, b]
+    total = columns.new_zeros((clients, examples, all_high, all_wide, channels))
+    for a, b in places:
+        top, left = a * g.dilation[0], b * g.dilation[1]
+        rows = slice(top, top + g.stride[0] * (high - 1) + 1, g.stride[0])
+        cols = slice(left, left + g.stride[1] * (wide - 1) + 1, g.stride[1])
+        total[:, :, rows, cols] += columns[:, :, :, :, a, b]
     return total[:, :, g.padding[0] : g.padding[0] + height, g.padding[1] : g.padding[1] + width]
 
 
@@ -144,7 +139,7 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, side: tuple[int, int]) -> Tensor:
-        out = _fused(_largest, x)(x, side)
+        out: Tensor = _kernels(x.device.type).largest(x, side)
         ctx.save_for_backward(x, out)
         ctx.side = side
         return out
@@ -152,14 +147,14 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         x, out = ctx.saved_tensors
-        return _fused(_to_the_first, x)(x, out, grads[0], ctx.side), None
+        return _kernels(x.device.type).to_the_first(x, out, grads[0], ctx.side), None
 
 
-def _largest(x: Tensor, side: tuple[int, int]) -> Tensor:
+def largest(x: Tensor, side: tuple[int, int]) -> Tensor:
     return _windows(x, side).amax((3, 5))
 
 
-def _to_the_first(x: Tensor, out: Tensor, grad: Tensor, side: tuple[int, int]) -> Tensor:
+def to_the_first(x: Tensor, out: Tensor, grad: Tensor, side: tuple[int, int]) -> Tensor:
     windows = _windows(x, side)
     free = torch.ones_like(out, dtype=torch.bool)
     rows = []
@@ -182,12 +177,14 @@ def _windows(x: Tensor, side: tuple[int, int]) -> Tensor:
     return whole.reshape(clients, examples, high, side[0], wide, side[1], channels)
 
 
-def _fused(work: Callable[..., Tensor], like: Tensor) -> Callable[..., Tensor]:
-    """The same in one pass over memory where the device has a compiler for it."""
-    return _compiled(work) if like.device.type == "cuda" else work
-
-
 @cache
-def _compiled(work: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    compiled: Callable[..., Tensor] = torch.compile(work, dynamic=False)
-    return compiled
+def _kernels(device: str) -> Any:
+    """Whose functions to call: this file's, or the same in one pass over memory each where a GPU has a compiler."""
+    if device == "cuda":
+        try:
+            from offbeat.client import kernels
+
+            return kernels
+        except ImportError:
+            log.warning("Triton is not installed: convolutions of stacks take several passes over memory")
+    return sys.modules[__name__]

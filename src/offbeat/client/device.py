@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
@@ -20,7 +21,7 @@ from offbeat.client.data import ClientData
 from offbeat.client.gradient import overrides
 from offbeat.client.layers import NotStacked, stacked
 from offbeat.client.plan import Plan
-from offbeat.client.program import CannotRecord, Losses, Program
+from offbeat.client.program import CannotRecord, Losses, Program, Steps
 from offbeat.client.stack import StackTrainer, alike, named
 from offbeat.client.task import Classification, Regression, Task
 from offbeat.client.training import Trainer
@@ -29,14 +30,14 @@ from offbeat.core.protocol import LocalRule
 
 log = logging.getLogger("offbeat")
 
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+MOST = 1024  # clients in a stack
 KEPT = 16  # programs
 
 
 class DeviceTrainer:
     """train(jobs) -> results, in order."""
 
-    def __init__(self, trainer: Trainer, most: int = SIZES[-1]) -> None:
+    def __init__(self, trainer: Trainer, most: int = MOST) -> None:
         self._trainer, self._most = trainer, most
         self._others = StackTrainer(trainer)
         self._programs: dict[Any, Program] = {}
@@ -81,7 +82,7 @@ class DeviceTrainer:
                 torch.cuda.empty_cache()
                 if len(some) == 1:
                     raise
-                self._most = max(size for size in SIZES if size <= (len(some) + 1) // 2)
+                self._most = (len(some) + 1) // 2
                 log.warning("no memory for stacks of %d clients: %d are trained at a time", len(some), self._most)
                 jobs = some + jobs
             except CannotRecord as why:
@@ -108,7 +109,7 @@ class DeviceTrainer:
         return results
 
     def _program(self, rule: LocalRule, clients: int, batch: int, like: Any) -> Program:
-        size = next((size for size in SIZES if size >= clients), clients)
+        size = min(rounded(clients), self._most)
         shapes = tuple((name, tuple(t.shape)) for name, t in (*like.extras.items(), *like.memory.items()))
         key = named(rule), size, batch, shapes
         program = self._programs.pop(key, None)
@@ -133,28 +134,34 @@ class DeviceTrainer:
         return program
 
 
+def rounded(clients: int) -> int:
+    """The next of a few sizes, an eighth more at most: so that few programs do for stacks of every size."""
+    unit = 1 << max(0, clients.bit_length() - 4)
+    return -(-clients // unit) * unit
+
+
 class Examples:
     """All examples of all clients in one place on the device, and where each client's are."""
 
     def __init__(self, data: ClientData) -> None:
         self.pair, self._rows = data.in_one_place()
 
-    def of(self, plan: Plan, batch: int) -> tuple[Tensor, Tensor]:
-        """(rows of each step, filled up to a batch; how many there are) of a plan of one phase."""
+    def of(self, plan: Plan, batch: int) -> Steps:
+        """The steps of a plan of one phase."""
         own = self._rows(plan.job.client)
-        rows, sizes = [], []
+        chosen, sizes = np.zeros((plan.steps, batch), dtype=np.int64), np.zeros(plan.steps, dtype=np.int64)
+        step = 0
         for positions, many, _ in plan.epochs(0):
-            flat = own.index_select(0, positions)
-            full = torch.zeros((len(many), batch), dtype=torch.int64)
-            whole = next((i for i, size in enumerate(many) if size != batch), len(many))
-            full[:whole] = flat[: whole * batch].view(whole, batch)
+            rows = own.index_select(0, positions).numpy()
+            whole = len(rows) // batch if many[0] == batch else 0
+            chosen[step : step + whole] = rows[: whole * batch].reshape(whole, batch)
             at = whole * batch
             for i in range(whole, len(many)):
-                full[i, : many[i]] = flat[at : at + many[i]]
+                chosen[step + i, : many[i]] = rows[at : at + many[i]]
                 at += many[i]
-            rows.append(full)
-            sizes += many
-        return torch.cat(rows), torch.tensor(sizes)
+            sizes[step : step + len(many)] = many
+            step += len(many)
+        return chosen, sizes
 
 
 def losses(task: Task) -> Losses:

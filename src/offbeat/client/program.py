@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -27,6 +28,8 @@ SEGMENT = 64  # steps whose examples are put in place at once
 
 Forward = Callable[[Params, Tensor, Tensor | None], Tensor]
 Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of single examples -> the loss of each
+Whole = np.ndarray[Any, np.dtype[np.int64]]
+Steps = tuple[Whole, Whole]  # of a job: the rows of each step, filled up to a batch, and how many there are
 
 
 class Program:
@@ -63,18 +66,24 @@ class Program:
         self._moments = [torch.zeros_like(self.w) for _ in range(_moments(training))]
 
     def run(
-        self, jobs: Sequence[LocalJob], carries: Sequence[Any], rates: Sequence[float], noise: Sequence[int], plans: Any
+        self,
+        jobs: Sequence[LocalJob],
+        carries: Sequence[Any],
+        rates: Sequence[float],
+        noise: Sequence[int],
+        plans: Sequence[Steps],
     ) -> tuple[Tensor, Any]:
-        """Where the jobs end, one row each, and the carry of the stack. `plans`: rows and sizes of each job's steps."""
+        """Where the jobs end, one row each, and the carry of the stack."""
         filled = [*range(len(jobs)), *[0] * (self.clients - len(jobs))]  # who is too few is the first, standing still
         self._enter([jobs[i] for i in filled], [carries[i] for i in filled], [rates[i] for i in filled])
         self._noise.copy_(torch.tensor([noise[i] for i in filled]))
         steps = max(len(sizes) for _, sizes in plans)
         for first in range(0, steps, SEGMENT):
-            self._put(plans, first)
+            some = min(SEGMENT, steps - first)
+            self._put(plans, first, some)
             if self._graph is None:
                 self._record()
-            for _ in range(min(SEGMENT, steps - first)):
+            for _ in range(some):
                 self._graph()
         return self.w, self._carry
 
@@ -93,17 +102,17 @@ class Program:
         for moment in self._moments:
             moment.zero_()
 
-    def _put(self, plans: Sequence[tuple[Tensor, Tensor]], first: int) -> None:
+    def _put(self, plans: Sequence[Steps], first: int, steps: int) -> None:
         """The examples of the next steps."""
-        rows = torch.zeros(self._rows.shape, dtype=torch.int64)
-        sizes = torch.zeros(self._sizes.shape, dtype=torch.int64)  # none: the client is done
+        rows = np.zeros((steps, self.clients, self.batch), dtype=np.int64)
+        sizes = np.zeros((steps, self.clients), dtype=np.int64)  # none: the client is done
         for i, (chosen, many) in enumerate(plans):
-            n = min(SEGMENT, len(many) - first)
+            n = min(steps, len(many) - first)
             if n > 0:
                 rows[:n, i] = chosen[first : first + n]
                 sizes[:n, i] = many[first : first + n]
-        self._rows.copy_(rows)
-        self._sizes.copy_(sizes)
+        self._rows[:steps].copy_(torch.from_numpy(rows))
+        self._sizes[:steps].copy_(torch.from_numpy(sizes))
         self._at.zero_()
 
     # ------------------------------------------------------------ one step
