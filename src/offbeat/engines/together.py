@@ -1,0 +1,49 @@
+"""Many runs side by side, with one worker: each goes on until it needs a result, then what all of them need is asked
+for at once.
+
+Which jobs are computed together follows from the events of the runs and their order alone. A run that fails leaves
+the others going.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from offbeat.core.threads import one_thread
+from offbeat.engines.progress import Outcome, rare_collection
+from offbeat.engines.virtual import VirtualEngine
+from offbeat.engines.workers.pool import Pool
+
+Ended = Callable[[int, Outcome | Exception], None]  # (run, what became of it)
+
+
+def run_together(engines: Mapping[int, VirtualEngine], pool: Pool, ended: Ended) -> None:
+    """`ended` is called for each run as it ends. The pool is closed afterwards, whatever happens."""
+    waiting: dict[int, int] = {}  # run -> the ticket it needs
+    going = dict(engines)
+    try:
+        with one_thread(), rare_collection():
+            while going:
+                for run in list(going):
+                    if run not in waiting:
+                        _go_on(run, going, waiting, pool, ended)
+                for run, answers in pool.collect(waiting).items() if waiting else ():
+                    if run in going:
+                        going[run].provide(answers)
+                waiting.clear()
+    finally:
+        pool.close()
+
+
+def _go_on(run: int, going: dict[int, VirtualEngine], waiting: dict[int, int], pool: Pool, ended: Ended) -> None:
+    try:
+        ticket = going[run].advance()
+        if ticket is not None:
+            waiting[run] = ticket
+            return
+        outcome: Outcome | Exception = going[run].finish()
+    except Exception as error:
+        outcome = error
+    del going[run]
+    pool.leave(run)
+    ended(run, outcome)
