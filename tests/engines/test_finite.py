@@ -132,7 +132,7 @@ def test_a_checkpoint_of_it_is_not_written_and_a_resumed_run_ends_the_same(tmp_p
     whole = engine_of(Spoiling(at=20)).run()
     trace, folder = Trace(tmp_path / "run.sqlite"), tmp_path / "checkpoint"
     engine = engine_of(Spoiling(at=20), trace=trace, checkpoints=Checkpoints(folder), checkpoint_every=1e9)
-    engine.surroundings.trip = stopping(engine, engine.surroundings.trip)  # type: ignore[method-assign]
+    engine.presence.surroundings.trip = stopping(engine, engine.presence.surroundings.trip)  # type: ignore[method-assign]
     assert engine.run().reason == "interrupted"
     assert engine.coordinator.progress.updates == 18
     written = sorted(path.name for path in folder.iterdir())

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from offbeat.core.contract import contract_of
-from offbeat.core.errors import CheckpointError, RunError
 from offbeat.core.jobs import STATISTICS, Job, Result
 from offbeat.core.ledger import Ledger, in_order
 from offbeat.core.protocol import (
@@ -42,9 +40,10 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
-from offbeat.core.snapshot import Get, Put, Tree, described, expect, pack, pack_state, unpack, unpack_state
+from offbeat.core.snapshot import Get, Put, Tree
 from offbeat.core.tell import tell
 from offbeat.engines import finite
+from offbeat.engines.conversation import Conversation
 from offbeat.engines.finite import Footing
 from offbeat.engines.gate import Gate, Verdict
 from offbeat.engines.progress import Progress
@@ -67,20 +66,6 @@ Order = Job | SetTimer | CancelTimer | Offer
 Fact = tuple[str, tuple[Any, ...]]  # the name of a method below, and what it was told
 Hear = Callable[[Event, Sequence[Any]], None]
 NumExamples = Callable[[int, int, float], int]  # (client, index of its next job, now) -> how many it has
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """A conversation as a checkpoint holds it."""
-
-    ledger: Ledger
-    progress: Progress
-    footing: Footing
-    model: Tensor
-    memories: dict[int, Mapping[str, Tensor]]
-    kept: dict[int, Tensor]
-    claimed: dict[int, int] | None
-    state: Any
 
 
 class Coordinator:
@@ -409,44 +394,26 @@ class Coordinator:
     # ------------------------------------------------------------ save and restore
 
     def save(self, put: Put) -> Tree:
-        return {
-            "strategy": repr(self.strategy),
-            **self.ledger.save(put),
-            "progress": pack(self.progress, put),
-            "footing": pack(self.footing, put),
-            "model": pack(self.model, put),
-            "memories": pack(self.memories, put),
-            "kept": pack(self.traffic.kept, put),
-            "claimed": pack(self._claimed, put),
-            "state": pack_state(self.state, put),
-        }
+        return self._conversation().save(self.strategy, put)
 
     def read(self, tree: Tree, get: Get) -> Conversation:
         """A saved conversation of this strategy in this world. Nothing here is changed."""
-        if not described(self.strategy, tree["strategy"]):
-            raise RunError(f"the checkpoint is of {tree['strategy']}, not of {self.strategy!r}")
-        model = unpack(tree["model"], get)
-        if not isinstance(model, Tensor) or model.shape != self.model.shape or model.dtype != self.model.dtype:
-            raise CheckpointError("it does not hold what it should: its model has another shape")
-        ledger = self.ledger.restored(tree, get)
-        progress = expect(Progress, unpack(tree["progress"], get), "progress")
-        # before format 2 models were not looked at
-        footing = (
-            unpack(tree["footing"], get) if "footing" in tree else Footing.on(model, ledger.version, progress.updates)
-        )
-        return Conversation(
-            ledger=ledger,
-            progress=progress,
-            footing=expect(Footing, footing, "footing"),
-            model=model,
-            memories=expect(dict, unpack(tree["memories"], get), "memories"),
-            kept=expect(dict, unpack(tree["kept"], get), "kept"),
-            claimed=unpack(tree.get("claimed"), get),
-            state=unpack_state(self.strategy.init(self.world), tree["state"], get),
-        )
+        return self._conversation().read(tree, get, self.strategy, self.world)
 
     def restore(self, saved: Conversation) -> None:
         """Go on from there."""
         self.ledger, self.progress, self.model, self.footing = saved.ledger, saved.progress, saved.model, saved.footing
         self.memories, self.traffic.kept = saved.memories, saved.kept
         self._claimed, self.state = saved.claimed, saved.state
+
+    def _conversation(self) -> Conversation:
+        return Conversation(
+            self.ledger,
+            self.progress,
+            self.footing,
+            self.model,
+            self.memories,
+            self.traffic.kept,
+            self._claimed,
+            self.state,
+        )

@@ -25,12 +25,14 @@ from offbeat.core.threads import one_thread
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock, Due
-from offbeat.engines.coordinator import Conversation, Coordinator, Offer, Order
+from offbeat.engines.conversation import Conversation
+from offbeat.engines.coordinator import Coordinator, Offer, Order
 from offbeat.engines.evaluation import Evaluation, Measured
 from offbeat.engines.finite import finite
 from offbeat.engines.formats import upgraded
 from offbeat.engines.gate import Gate, Verdict, ticket_of
 from offbeat.engines.judge import ClientSurvey, Judge, Own
+from offbeat.engines.presence import Presence
 from offbeat.engines.progress import Outcome, Status, rare_collection
 from offbeat.engines.tally import Tally
 from offbeat.engines.trace import Trace
@@ -73,15 +75,15 @@ class VirtualEngine:
         )
         judge = Judge(evaluate, self.coordinator.contract, world.layout, own)
         self.evaluation = Evaluation(judge, until, self.trace, every=every, survey=survey, survey_every=survey_every)
-        self.surroundings, self.worker, self.until, self.timeout = surroundings, worker, until, timeout
+        self.worker, self.until, self.timeout = worker, until, timeout
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
         self.clock = Clock()
+        self.presence = Presence(surroundings, self.clock, self.coordinator.ledger)
         self.interrupt = False
         self._watch = watch
         self._horizon = until.seconds if until.seconds is not None else inf
         self._verdicts: dict[int, Verdict] = {}  # computed and judged, not yet due
         self._waiting: Due | None = None  # the arrival whose result was asked for
-        self._leaving: dict[int, float] = {}  # idle clients -> when they leave, where that is known
         self._waits = self._stride = 1  # for results, until the trace looks at the clock again
         self._started = False
         self._cadence: Cadence | None = None  # begins with the run
@@ -180,15 +182,10 @@ class VirtualEngine:
     def _start(self) -> None:
         self._started = True
         self.clock.push(0.0, EVALUATE, NOBODY)
-        clients = self.coordinator.world.clients
-        away = {
-            client: when for client in in_order(clients) if (when := self.surroundings.next_available(client, 0.0)) > 0
-        }
-        for client, when in away.items():
-            self._expect(client, when)
-        self._carry_out(self.coordinator.begin(0.0, away))
-        for client in in_order(clients):
-            self._watch_idle(client)
+        clients = in_order(self.coordinator.world.clients)
+        self._carry_out(self.coordinator.begin(0.0, self.presence.away(clients)))
+        for client in clients:
+            self.presence.watch(client)
 
     def _run_out(self) -> None:
         self._ended = OVER if self.clock.over else "seconds"
@@ -235,9 +232,9 @@ class VirtualEngine:
         if ticket not in run.ledger.open:  # each ticket is consumed once
             run.strayed(now, client, ticket, "duplicate")
             return
-        back = self.surroundings.next_available(client, now)
+        back = self.presence.back(client, now)
         self._carry_out(run.answered(now, ticket, self._verdicts.pop(ticket), back))
-        self._watch_idle(client)
+        self.presence.watch(client)
         if self._watch is not None and run.progress.updates % OFTEN == 0:
             self._look()
 
@@ -246,41 +243,29 @@ class VirtualEngine:
         run, now = self.coordinator, self.clock.now
         self._verdicts.pop(ticket, None)  # of a worker that answers what it was not asked
         job = run.ledger.open[ticket]
-        trip = self.surroundings.trip(client, job.index, job.work, job.num_examples, job.started)
+        trip = self.presence.trip(job)
         if trip.crashes:
-            self._carry_out(run.expired(now, ticket, trip.why, self.surroundings.next_available(client, now)))
+            self._carry_out(run.expired(now, ticket, trip.why, self.presence.back(client, now)))
         else:  # it still trains; what it sends then comes too late
             sent = job.started + trip.duration
             if trip.again is not None:
                 self.clock.push(sent + trip.again, ARRIVE, client, ticket)
             self._carry_out(run.expired(now, ticket, trip.why, sent), late=ticket)
-        self._watch_idle(client)
+        self.presence.watch(client)
 
     def _leave(self, client: int) -> None:
         """The time at which an idle client would leave; if it was sent work meanwhile, that job has its own fate."""
-        del self._leaving[client]
-        now = self.clock.now
-        if not self.coordinator.ledger.idle(client):
-            return
-        back = self.surroundings.next_available(client, now)
-        if back > now:
-            self._expect(client, back)
-            self._carry_out(self.coordinator.left(now, client))
-        else:
-            self._watch_idle(client)
+        if self.presence.leaves(client):
+            self._carry_out(self.coordinator.left(self.clock.now, client))
 
     def _come_back(self, client: int, late: int) -> None:
         """The time at which a client was to be back; with it may come an answer whose ticket is dead."""
         run, now = self.coordinator, self.clock.now
         if late != NOBODY:
             run.strayed(now, client, late, "late")
-        when = self.surroundings.next_available(client, now)
-        if when > now:
-            self._expect(client, when)
-            return
-        examples = self.surroundings.num_examples(client, run.ledger.jobs.get(client, 0), now)
-        self._carry_out(run.joined(now, client, examples))
-        self._watch_idle(client)
+        if self.presence.is_back(client):
+            self._carry_out(run.joined(now, client, self.presence.num_examples(client)))
+            self.presence.watch(client)
 
     # ------------------------------------------------------------ orders
 
@@ -291,7 +276,7 @@ class VirtualEngine:
             elif isinstance(order, SetTimer):
                 self.clock.set_timer(order.key, order.at)
             elif isinstance(order, Offer):
-                self._expect(order.client, order.not_before, late)
+                self.presence.expect(order.client, order.not_before, late)
             else:
                 self.clock.cancel_timer(order.key)
 
@@ -300,7 +285,7 @@ class VirtualEngine:
         computes it.
         """
         clock, client, now = self.clock, job.client, job.started
-        trip = self.surroundings.trip(client, job.index, job.work, job.num_examples, now)
+        trip = self.presence.trip(job)
         if not (trip.duration >= 0 and isfinite(trip.duration)):
             raise RunError(
                 f"client {client} would take {trip.duration} s for its job {job.index}: durations are finite, 0 or more"
@@ -315,22 +300,6 @@ class VirtualEngine:
             clock.push(due + trip.again, ARRIVE, client, job.ticket)
         if due <= self._horizon:
             self.worker.submit(job, due)
-
-    def _expect(self, client: int, when: float, late: int = NOBODY) -> None:
-        """The client is to be back then, if it can be reached."""
-        if isfinite(when) and late == NOBODY:
-            when = self.surroundings.next_available(client, when)
-        if isfinite(when):
-            self.clock.push(when, READY, client, late)
-
-    def _watch_idle(self, client: int) -> None:
-        """One event a client at most, and none for those who stay: a million who are always there cost nothing."""
-        if client in self._leaving or not self.coordinator.ledger.idle(client):
-            return
-        at = self.surroundings.leaves(client, self.clock.now)
-        if isfinite(at):
-            self._leaving[client] = at
-            self.clock.push(at, LOST, client)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -351,7 +320,7 @@ class VirtualEngine:
         self.coordinator.restore(saved.conversation)
         self.evaluation.restore(saved.measured)
         self.clock, self._verdicts = saved.clock, saved.verdicts
-        self._leaving = {who: at for at, kind, who, ticket in self.clock.heap if kind == LOST and ticket == NOBODY}
+        self.presence = self.presence.restored(self.clock, self.coordinator.ledger)
         self._started = True
         self.trace.cut(saved.seq, saved.tally)
         waiting = {ticket: job for ticket, job in self.coordinator.ledger.open.items() if ticket not in self._verdicts}
