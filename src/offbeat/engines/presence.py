@@ -19,6 +19,7 @@ class Presence:
     def __init__(self, surroundings: Surroundings, clock: Clock, ledger: Ledger) -> None:
         self.surroundings, self._clock, self._ledger = surroundings, clock, ledger
         self._leaving: dict[int, float] = {}  # idle clients -> when they leave, where that is known
+        self.back = surroundings.next_available  # (client, now): when it can be reached; now, if it is there
 
     def restored(self, clock: Clock, ledger: Ledger) -> Presence:
         """The same world, as a saved clock knows it."""
@@ -32,10 +33,6 @@ class Presence:
     def num_examples(self, client: int) -> int:
         """What the client has now, for its next job."""
         return self.surroundings.num_examples(client, self._ledger.jobs.get(client, 0), self._clock.now)
-
-    def back(self, client: int, now: float) -> float:
-        """When the client can be reached: now, if it is there."""
-        return self.surroundings.next_available(client, now)
 
     def away(self, clients: Iterable[int]) -> list[int]:
         """Those who are not there at the start; they are expected."""

@@ -129,10 +129,10 @@ class VirtualEngine:
 
     def provide(self, answers: Sequence[Answer]) -> None:
         """Results of the worker, of the ticket that was needed and of any others."""
-        run, verdicts = self.coordinator, self._verdicts
-        for answer, verdict in zip(answers, run.judge(answers), strict=True):
+        verdicts, waited_for = self._verdicts, self.coordinator.ledger.open
+        for answer, verdict in zip(answers, self.coordinator.judge(answers), strict=True):
             number = verdict.ticket if type(verdict) is Result else ticket_of(answer)
-            if number is not None and number in run.ledger.open:  # nobody's ticket is nobody's answer
+            if number is not None and number in waited_for:  # nobody's ticket is nobody's answer
                 verdicts.setdefault(number, verdict)
         if self._waiting is not None and self._waiting[3] not in verdicts:
             verdicts[self._waiting[3]] = "failed: the worker gave no answer"
@@ -234,7 +234,8 @@ class VirtualEngine:
             return
         back = self.presence.back(client, now)
         self._carry_out(run.answered(now, ticket, self._verdicts.pop(ticket), back))
-        self.presence.watch(client)
+        if client not in run.ledger.busy:  # as a rule it has its next job already
+            self.presence.watch(client)
         if self._watch is not None and run.progress.updates % OFTEN == 0:
             self._look()
 
