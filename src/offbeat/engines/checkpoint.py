@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -78,8 +79,8 @@ class Written:
 class Checkpoints:
     """The checkpoints of one run, in one folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
+        self.folder, self._device = folder, device  # where tensors are put that were read
         # of the last two, the older first; by id of the tensor
         self._lines: tuple[dict[int, Written], dict[int, Written]] = ({}, {})
         self._home: dict[int, str] = {}  # tensor number -> pack
@@ -218,7 +219,7 @@ class Checkpoints:
         try:
             loaded = load(data)
             # own memory: one live tensor must not keep a whole pack
-            return {number: loaded[str(number)].clone() for number in numbers}
+            return {number: loaded[str(number)].to(self._device, copy=True) for number in numbers}
         except (SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{path} is not the pack the checkpoint wants: {type(error).__name__}: {error}"

@@ -186,6 +186,9 @@ class Gate:
         return Result(result.ticket, result.local, result.num_examples, result.steps, extras, memory)
 
     def _squared_norms(self, vectors: list[Tensor]) -> list[float]:
+        if vectors and vectors[0].device.type != "cpu":  # one transfer for all of them: waiting is what costs there
+            squares: list[float] = torch.stack([_square(v) for v in vectors]).tolist()
+            return squares
         if not vectors or vectors[0].numel() > TOGETHER:
             return [_squared_norm(v) for v in vectors]
         stacked = torch.stack(vectors)
@@ -223,9 +226,14 @@ def _plain(vector: Tensor) -> Tensor:
 
 
 def _squared_norm(vector: Tensor) -> float:
+    return float(_square(vector))
+
+
+def _square(vector: Tensor) -> Tensor:
     if vector.dtype in (torch.float32, torch.float64):
-        return torch.dot(vector, vector).item()
-    return float(torch.linalg.vector_norm(vector, dtype=_wide(vector.dtype)).square())
+        return torch.dot(vector, vector)
+    norm: Tensor = torch.linalg.vector_norm(vector, dtype=_wide(vector.dtype))
+    return norm.square()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
