@@ -11,31 +11,32 @@ Checked:  tests/strategies/test_fedavg.py (hand-worked), the laws, FedBuff(k=all
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
 from offbeat.core.parts.averaging import Averaging, average
 from offbeat.core.parts.rounds import Rounds
+from offbeat.core.parts.selection import Sample
 from offbeat.core.protocol import Action, Event, LocalWork, World
+from offbeat.core.settings import Extra, Seconds, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
-    sample: int | float | None = None  # clients a round: a number, a share of all, or everybody
-    deadline: float | None = None  # seconds; a round closes then with whoever answered
-    over_select: float = 0.0  # ask (1 + this) times as many, close when `sample` have answered
+    sample: Sample = None  # clients a round: a number, a share of all, or everybody
+    deadline: Seconds | None = None  # a round closes then with whoever answered
+    over_select: Extra = 0.0  # ask (1 + this) times as many, close when `sample` have answered
     work: LocalWork = LocalWork()
 
-    def __post_init__(self) -> None:
-        self._rounds()
-
+    @cached_property
     def _rounds(self) -> Rounds:
         return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
     def init(self, world: World) -> Averaging:
-        return Averaging.of(world)
+        return Averaging.of(world, clients=world.clients)
 
     def on_event(self, state: Averaging, event: Event) -> list[Action]:
-        return average(state, event, self._rounds(), self.work)  # w := sum_k n_k w_k / sum_k n_k
+        return average(state, event, self._rounds, self.work)  # w := sum_k n_k w_k / sum_k n_k

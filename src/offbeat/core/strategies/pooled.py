@@ -14,22 +14,14 @@ Checked:  tests/strategies/test_local_and_global.py (hand-worked; equal to a pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.parts.selection import Seats, next_clients
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, UpdateArrived, World
-
-
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    seed: int
-    seats: Seats = field(default_factory=Seats)
+from offbeat.core.parts.selection import Seated, serve
+from offbeat.core.protocol import Action, Event, LocalWork, UpdateArrived, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +31,12 @@ class Global:
 
     work: LocalWork = LocalWork()
 
-    def init(self, world: World) -> State:
-        return State(model=world.model, version=0, seed=world.seed)
+    def init(self, world: World) -> Seated:
+        return Seated.of(world)
 
-    def on_event(self, state: State, event: Event) -> list[Action]:
-        actions: list[Action] = []
-        if isinstance(event, UpdateArrived):
-            state.model = event.local
-            state.version += 1
-            actions = [Commit(state.model)]
-        clients, timers = next_clients(state.seats, event, 1, state.seed)
-        return [*actions, *timers, *(Dispatch(client, state.model, self.work) for client in clients)]
+    def on_event(self, state: Seated, event: Event) -> list[Action]:
+        actions: list[Action] = [state.publish(event.local)] if isinstance(event, UpdateArrived) else []
+        return actions + serve(state, event, 1, self.work)
 
-    def model_for(self, state: State, client: int) -> Tensor:
+    def model_for(self, state: Seated, client: int) -> Tensor:
         return state.model

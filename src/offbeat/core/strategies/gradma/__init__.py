@@ -29,20 +29,20 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require, require_whole
-from offbeat.core.parts.absence import Absences, check_evict
+from offbeat.core.errors import require
+from offbeat.core.parts.absence import Absences, EvictAfter
 from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.nnqp import gram_of, solve, solve_three
 from offbeat.core.parts.rounds import Round, Rounds
+from offbeat.core.parts.selection import Sample
+from offbeat.core.parts.server import ServerState
 from offbeat.core.protocol import (
     Action,
-    Commit,
     Dispatch,
     Event,
     Gradient,
@@ -53,6 +53,8 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
+from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, Settings, UpToOne, least
+from offbeat.core.strategies.gradma.nnqp import gram_of, solve, solve_three
 from offbeat.core.vector import Layout
 
 
@@ -66,9 +68,7 @@ def _sizes(layout: Layout) -> list[int]:
 
 @dataclass(frozen=True)
 class Corrected(LocalRule):
-    """Steps that undo neither the last one nor the global model's own gradient, and do not go further from that
-    model.
-    """
+    """Steps that undo neither the last one nor the global model's own gradient, and lead no further from that model."""
 
     cost: ClassVar[float] = 3.0
     rho: float = 0.0
@@ -90,13 +90,9 @@ class Corrected(LocalRule):
 # ---------------------------------------------------------------- the server half
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
+@dataclass(slots=True, kw_only=True)
+class State(ServerState):
     clients: Mapping[int, int]
-    seed: int
     deltas: MutableMapping[int, Tensor]  # D_i, params only; a client that is remembered but not here has D_i = 0
     rounds: Round = field(default_factory=Round)
     members: dict[int, None] = field(default_factory=dict)  # of the last round opened
@@ -106,44 +102,37 @@ class State:
     absences: Absences = field(default_factory=Absences)
 
 
+LocalRate = Annotated[
+    float | None,
+    Must("must be positive and finite, or none for the training section's", lambda lr: lr > 0 and isfinite(lr)),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class GradMA:
+class GradMA(Settings):
     about: ClassVar[About] = About("synchronous", keeps="a decayed sum of its deltas (beta2 > 0)", uploads="model")
 
-    beta1: float = 0.9  # momentum
-    beta2: float = 0.0  # what is left of a remembered delta after a round
-    lr_global: float = 1.0  # gamma_g
-    lr_local: float | None = 0.01  # gamma_l; None: the training section's
-    memory_num: int = 100  # clients remembered
-    rho: float = 0.0  # the least cosine with a row that a correction asks for, as a share of ||x|| / ||x~||
+    beta1: BelowOne = 0.9  # momentum
+    beta2: UpToOne = 0.0  # what is left of a remembered delta after a round
+    lr_global: Rate = 1.0  # gamma_g
+    lr_local: LocalRate = 0.01  # gamma_l; None: the training section's
+    memory_num: Annotated[int, WHOLE, least(0, "must be 0 or more")] = 100  # clients remembered
+    rho: BelowOne = 0.0  # the least cosine with a row that a correction asks for, as a share of ||x|| / ||x~||
     worker: bool = True  # False: GradMA-S, plain local steps
     server: bool = True  # False: GradMA-W, no momentum and no memory
-    evict_after: float | None = None  # seconds a lost client is remembered; None: until others need its place
-    sample: int | float | None = None
-    deadline: float | None = None
+    evict_after: EvictAfter = None  # seconds a lost client is remembered; None: until others need its place
+    sample: Sample = None
+    deadline: Seconds | None = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta1 < 1, f"beta1 = {self.beta1}: must lie in [0, 1)")
-        require(0 <= self.beta2 <= 1, f"beta2 = {self.beta2}: must lie in [0, 1]")
-        require(
-            self.lr_global > 0 and isfinite(self.lr_global),
-            f"lr_global = {self.lr_global}: must be positive and finite",
-        )
+        super().__post_init__()
         lr = self.lr_local
-        require(
-            lr is None or (lr > 0 and isfinite(lr)),
-            f"lr_local = {lr}: must be positive and finite, or none for the training section's",
-        )
         wrong = f"work.lr = {self.work.lr}: clients train with lr_local = {lr}; give one of them"
         require(lr is None or self.work.lr in (None, lr), wrong)
-        require_whole(memory_num=self.memory_num)
-        require(self.memory_num >= 0, f"memory_num = {self.memory_num}: must be 0 or more")
-        check_evict(self.evict_after)
-        require(0 <= self.rho < 1, f"rho = {self.rho}: must lie in [0, 1)")
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: gradma's clients have a rule of their own")
-        self._rounds()
 
+    @cached_property
     def _rounds(self) -> Rounds:
         return Rounds(sample=self.sample, deadline=self.deadline)
 
@@ -153,19 +142,12 @@ class GradMA:
         return replace(self.work, lr=self.work.lr if self.lr_local is None else self.lr_local, rule=rule)
 
     def init(self, world: World) -> State:
-        return State(
-            model=world.model,
-            version=0,
-            layout=world.layout,
-            clients=world.clients,
-            seed=world.seed,
-            deltas=world.store("deltas"),
-        )
+        return State.of(world, clients=world.clients, deltas=world.store("deltas"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         for client in state.absences.hear(event, self.evict_after, unless=state.members.__contains__):
             self._evict(state, client)
-        turn = self._rounds().turn(state.rounds, event, state.clients, state.seed)
+        turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
         if turn.counts:
             assert isinstance(event, UpdateArrived)
@@ -219,9 +201,7 @@ class GradMA:
         # w := w - gamma_g m~
         model = state.layout.with_trainable(state.model, torch.sub(w, step, alpha=self.lr_global))
         answers.statistics.write(state.layout, model, state.model)
-        state.model = model
-        state.version += 1
-        return [*actions, Commit(model)]
+        return [*actions, state.publish(model)]
 
     def _correct(self, state: State, m: Tensor) -> tuple[Tensor, Note]:
         """m~: the nearest to m that goes, in no tensor, against what a remembered client did."""

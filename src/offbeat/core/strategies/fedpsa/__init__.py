@@ -25,127 +25,31 @@ Checked:  tests/strategies/test_fedpsa.py (spec vectors, reduction to FedBuff), 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from math import sqrt
+from functools import cached_property
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from offbeat.core import draws
 from offbeat.core.about import About
-from offbeat.core.errors import ConfigError, require, require_whole
+from offbeat.core.errors import ConfigError, require
 from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.selection import Seats, check_limit, hold, must_step, next_clients, release, stall_timer
+from offbeat.core.parts.selection import Concurrency, Seated, hold, must_step, serve
 from offbeat.core.parts.server_opt import Moments, Plain
-from offbeat.core.protocol import (
-    Action,
-    Commit,
-    Dispatch,
-    Event,
-    LocalJob,
-    LocalRule,
-    LocalWork,
-    Note,
-    UpdateArrived,
-    World,
-)
-from offbeat.core.vector import Layout, largest_norm
+from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.settings import WHOLE, NonNegative, Positive, Settings, above, least
+from offbeat.core.strategies.fedpsa.sketch import Calibration, Fisher, GaussianSketch, Signal, Sketched
+from offbeat.core.vector import Layout
 
-Signal = Literal["sensitivity", "parameters"]
-Fisher = Literal["sample", "batch"]
-Calibration = Literal["gaussian", "real"]
-
-BLOCK = 2**18  # entries of R made at once: 1 MiB
 HOTTEST = 1e100  # of M_cur / M_0: weights are all alike long before
-# blocks kept in memory: all of R up to a million parameters at k = 16; beyond, the rest is made anew each time
-KEPT = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sketcher:
-    """How a model becomes a sketch: what is measured (signal, fisher), on which batch (calibration), and the projection
-    R.
-
-    One value, held by the strategy; client and server are given the same one, so only the seed of R ever travels.
-    """
-
-    k: int = 16
-    signal: Signal = "sensitivity"
-    fisher: Fisher = "sample"
-    calibration: Calibration = "gaussian"
-    calibration_size: int = 32
-
-    def __post_init__(self) -> None:
-        require(self.k >= 1, f"sketch = {self.k}: a sketch has at least 1 entry")
-        require(
-            self.signal in ("sensitivity", "parameters"), f"signal = {self.signal!r}: 'sensitivity' or 'parameters'"
-        )
-        require(self.fisher in ("sample", "batch"), f"fisher = {self.fisher!r}: 'sample' or 'batch'")
-        require(self.calibration in ("gaussian", "real"), f"calibration = {self.calibration!r}: 'gaussian' or 'real'")
-        require(self.calibration_size >= 1, f"calibration_size = {self.calibration_size}: at least 1 example")
-
-    def sketch(self, s: Tensor, seed: int) -> Tensor:
-        """s~ = R s for the last dimension of s; R has entries N(0, 1/k) and is never whole in memory."""
-        longest = largest_norm(s.dtype)
-        s = s if s.dtype == torch.float64 else s.float()  # half precision would drown the sum in rounding
-        width = max(1, BLOCK // self.k)
-        sketch = s.new_zeros(*s.shape[:-1], self.k)
-        for j, part in enumerate(torch.split(s, width, dim=-1)):
-            make = _kept if j < KEPT else _block
-            sketch += part @ make(seed, self.k, j, part.shape[-1], s.device).to(s.dtype).T
-        return _fit_to_send(sketch, longest)
-
-
-def _fit_to_send(sketch: Tensor, longest: float) -> Tensor:
-    """Only its direction is asked for: what the gate would call too large is scaled, what is beyond all numbers is
-    zero.
-    """
-    peak = sketch.abs().amax(-1, keepdim=True)
-    sketch = torch.where(peak > longest / sketch.shape[-1], sketch / peak, sketch)
-    return torch.where(sketch.isfinite().all(-1, keepdim=True), sketch, 0.0)
-
-
-def _block(seed: int, k: int, j: int, width: int, device: torch.device) -> Tensor:
-    """Columns of R. Drawn in double and rounded: torch's float32 normals depend on the instruction set, and all must
-    share R.
-    """
-    drawn = torch.randn(k, width, generator=draws.generator(seed, "sketch", j), dtype=torch.float64)
-    return drawn.div_(sqrt(k)).float().to(device)
-
-
-_kept = lru_cache(maxsize=KEPT)(_block)
-
-
-# ---------------------------------------------------------------- the client half
-
-
-@dataclass(frozen=True)
-class Sketched(LocalRule):
-    """Plain local training; the sketch of the trained model goes along with it."""
-
-    k: int
-
-    def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        if job.probe is None:
-            raise ConfigError("fedpsa's clients sketch their model: the trainer was given no probe")
-        return {"sketch": job.probe(local)}, {}
-
-    def uploads(self, layout: Layout) -> Mapping[str, int]:
-        return {"sketch": self.k}
-
-
-# ---------------------------------------------------------------- the server half
 
 
 @dataclass(slots=True)
 class Waiting:
-    """An update in the buffer: its weight is known when the buffer is full. The tensors are those that arrived, no
-    copies.
-    """
+    """An update in the buffer, no copy: its weight is known when the buffer is full."""
 
     ticket: int
     base: Tensor
@@ -153,57 +57,46 @@ class Waiting:
     kappa: float
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(Seated):
     probe: Callable[[Tensor], Tensor]
     sketch: Tensor  # s~_g, of the current model
     norms: deque[float]  # Q: ||Delta w||^2 of the last updates
     first: float | None = None  # M_0: the mean of Q when it was full for the first time
-    seats: Seats = field(default_factory=Seats)
     buffer: list[Waiting] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPSA:
+class FedPSA(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model, sketch of its sensitivity")
 
-    buffer: int = 5  # updates per step
-    queue: int = 50  # updates the thermometer looks at
-    gamma: float = 5.0
-    delta: float = 0.5  # the lowest temperature
+    buffer: Annotated[int, WHOLE, least(1, "it holds at least 1 update")] = 5  # updates per step
+    queue: Annotated[int, WHOLE, least(1, "it holds at least 1 norm")] = 50  # updates the thermometer looks at
+    gamma: NonNegative = 5.0
+    # the lowest temperature
+    delta: Annotated[float, above(0, "must be positive, or the temperature could fall to 0")] = 0.5
     sketch: int = 16
     thermometer: bool = True
-    temperature: float = 1.0  # with thermometer=False
+    temperature: Positive = 1.0  # with thermometer=False
     signal: Signal = "sensitivity"
     calibration: Calibration = "gaussian"
     calibration_size: int = 32
     fisher: Fisher = "sample"
-    lr: float = 1.0  # server learning rate
+    lr: Positive = 1.0  # server learning rate
     exclude_buffered: bool = False
-    concurrency: int | None = None
+    concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        require_whole(buffer=self.buffer, queue=self.queue)
-        require(self.buffer >= 1, f"buffer = {self.buffer}: it holds at least 1 update")
-        require(self.queue >= 1, f"queue = {self.queue}: it holds at least 1 norm")
-        require(self.gamma >= 0, f"gamma = {self.gamma}: must be 0 or more")
-        require(self.delta > 0, f"delta = {self.delta}: must be positive, or the temperature could fall to 0")
-        require(self.temperature > 0, f"temperature = {self.temperature}: must be positive")
-        require(self.lr > 0, f"lr = {self.lr}: must be positive")
+        super().__post_init__()
         require(self.work.rule is None, f"fedpsa has a client rule of its own: it cannot take {self.work.rule!r}")
-        check_limit(self.concurrency)
         _ = self.sketcher  # it checks its own settings
 
     @property
-    def sketcher(self) -> Sketcher:
+    def sketcher(self) -> GaussianSketch:
         """Whoever builds the world makes World.probe from it."""
         size = self.calibration_size
-        return Sketcher(
+        return GaussianSketch(
             k=self.sketch, signal=self.signal, fisher=self.fisher, calibration=self.calibration, calibration_size=size
         )
 
@@ -217,27 +110,21 @@ class FedPSA:
                 "fedpsa compares sketches of models: World.probe is None, make it from the strategy's `sketcher`"
             )
         sketch, norms = world.probe(world.model), deque[float](maxlen=self.queue)
-        return State(world.model, 0, world.layout, world.seed, world.probe, sketch, norms)
+        return State.of(world, probe=world.probe, sketch=sketch, norms=norms)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        clients, timers = next_clients(state.seats, event, self.concurrency, state.seed)
-        actions: list[Action] = []
-        if isinstance(event, UpdateArrived):
-            actions.append(self._collect(state, event))
-        if must_step(state.seats, event, full=len(state.buffer) >= self.buffer):
+        actions: list[Action] = [self._collect(state, event)] if isinstance(event, UpdateArrived) else []
+        stepped = must_step(state.seats, event, full=len(state.buffer) >= self.buffer)
+        if stepped:
             actions += self._step(state)
-            released, more = release(state.seats, self.concurrency, event.now)
-            clients, timers = clients + released, timers + more
-        else:
-            timers = timers + stall_timer(state.seats, event)
-        return [*actions, *timers, *(Dispatch(client, state.model, self._sketched) for client in clients)]
+        return actions + serve(state, event, self.concurrency, self._sketched, stepped=stepped)
 
     def _collect(self, state: State, event: UpdateArrived) -> Action:
         # the gate lets no upload through without its sketch; an engine without a gate may leave it to the server
         sketch = event.extras["sketch"] if "sketch" in event.extras else state.probe(event.local)
         # in double: sensitivities shrink as training goes on, and their squares must not vanish
-        # kappa_i = cos(s~_i, s~_g)
-        kappa = cosine(sketch.to("cpu", torch.float64), state.sketch.to("cpu", torch.float64))
+        s_i, s_g = (s.to("cpu", torch.float64) for s in (sketch, state.sketch))
+        kappa = cosine(s_i, s_g)  # kappa_i = cos(s~_i, s~_g)
         delta = state.layout.trainable(event.local) - state.layout.trainable(event.base)
         m = float(delta @ delta)  # m_i = ||Delta w_i||^2
         if self.thermometer:
@@ -268,15 +155,11 @@ class FedPSA:
         assert step.total is not None
         model = Plain(lr=self.lr).step(Moments(), state.model, step.total)  # w_g := w_g + that
         step.statistics.write(state.layout, model, state.model)
-        state.model = model
-        state.version += 1
-        state.sketch = state.probe(model)
+        commit, state.sketch = state.publish(model), state.probe(model)
         moved = state.layout.trainable(step.total)
-        notes = [
-            Note(_told(state.layout, u, w, moved, len(updates)), u.ticket)
-            for u, w in zip(updates, weights, strict=True)
-        ]
-        return [*([] if temp is None else [Note({"temperature": temp})]), *notes, Commit(model)]
+        weighted = zip(updates, weights, strict=True)
+        notes = [Note(_told(state.layout, u, w, moved, len(updates)), u.ticket) for u, w in weighted]
+        return [*([] if temp is None else [Note({"temperature": temp})]), *notes, commit]
 
 
 def softmax(kappas: list[float], temp: float | None) -> list[float]:
@@ -294,8 +177,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 def _told(layout: Layout, update: Waiting, weight: float, moved: Tensor, count: int) -> dict[str, float]:
-    """What is logged of an update when its buffer steps: its weight, and how well it agrees with the others of its
-    buffer.
+    """What is logged of an update when its buffer steps: its weight, and how well it agrees with the others in it.
 
     The others, because any update agrees with a step it is a large part of: that would only measure its norm.
     """
