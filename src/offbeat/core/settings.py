@@ -60,7 +60,7 @@ Extra = Annotated[float, finite(0, "must be 0 or more, and finite")]
 
 
 class Settings:
-    """A frozen dataclass whose annotations are checked; whoever has more to check calls this first."""
+    """A frozen dataclass whose annotations are checked; one with more to check calls this first, a slotted one `check`."""
 
     def __post_init__(self) -> None:
         check(self)

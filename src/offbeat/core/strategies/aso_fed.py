@@ -16,12 +16,16 @@ Deviates: 1. eq. (6) shrinks the first layer at every step until nothing is left
           3. "previous gradients" are those of the previous local step; they outlive the job. w_k^t is the download, so
              the proximal term acts from the second local step on.
           4. the paper says neither log of what nor when durations count: natural log of seconds, dispatch to accepted
-             arrival, the mean over all of a client's completed jobs; 1 before the first.
+             arrival, the mean over all of a client's completed jobs; 1 before the first. Lost and refused jobs do not
+             count.
           5. the paper prints "element [i, j] in column [j]" but sums over j: axis=1, attention over the inputs of a
              unit.
           6. data grows (scenario/streaming) by a share of the client's own data at each of its jobs; the paper counts
              server iterations.
-          7. epochs and batch are the experiment's (the paper: 2 epochs), the optimizer is meant to be plain SGD.
+          7. epochs and batch are the experiment's (the paper: 2 epochs), the rate is the strategy's own: training.lr
+             and its decay do not count. The optimizer is meant to be plain SGD.
+          8. N' counts all registered clients, also those that have not reported.
+          9. statistics (the paper has none) are mixed as values with weight n'_k / N'; counters take the maximum.
 Checked:  tests/strategies/test_aso_fed.py (hand-worked), the laws; beta = lam = 0 without feature and dynamic step is
           weighted async SGD.
 """

@@ -12,7 +12,7 @@ Deviates: 1. neither the paper's text nor its code was at hand; the rule is read
              it. The caches of the lost are kept, or given up after evict_after seconds: h_i = 0 from then on, and in h
              from the next step on.
           4. k=10 as in FedBuff; FLGo takes a tenth of the clients. The paper tunes eta; 1 is FLGo's.
-          5. statistics are the mean of the buffer's: they have no cache.
+          5. statistics are the mean of the buffer's, counters take the maximum: they have no cache.
 Checked:  tests/strategies/test_ca2fl.py (hand-worked), the laws, FedBuff without discount while every buffer holds
           everybody once.
 """

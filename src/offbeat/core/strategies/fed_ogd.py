@@ -20,6 +20,9 @@ Deviates: 1. G = (base - local) / eta_l: with the printed sign the server would 
              share of all heard.
           8. the official code projects always, and on no basis at all; project="always" is the ablation "traditional
              OGD".
+          9. momentum and all else about local training is the experiment's; only the rate is the strategy's, since G is
+             divided by it: training.lr and its decay do not count.
+          10. there is no limit on staleness: keeping old gradients is the method.
 Checked:  tests/strategies/test_fed_ogd.py (spec vectors, every variant, zero bases reduce to MIFA's cache), the laws.
 """
 

@@ -7,8 +7,8 @@ Deviates: 1. u counts versions between dispatch and arrival, so a fresh update h
           2. mode="delta" is not in the paper: w + alpha_t p_k (local - base), what APPFL and FedCompass's baseline call
              FedAsync.
           3. updates arriving at one instant are mixed one by one, by client id; FLGo averages them.
-          4. statistics="replace" is APPFL's too, in the delta form: omega = 1 instead of alpha_t p_k, the server has
-             the last client's.
+          4. statistics are mixed as values with omega = alpha_t (delta form: alpha_t p_k), counters take the maximum.
+             statistics="replace" is APPFL's, in the delta form: omega = 1, the server has the last client's.
           5. no server-side limit on staleness by default (max_staleness rejects).
 Checked:  tests/strategies/test_fedasync.py (hand-worked), the laws, FedBuff(k=1) reduces to mode="delta" while nothing
           is stale.

@@ -8,7 +8,7 @@ Deviates: 1. neither paper nor code was at hand: the rule is taken from descript
              tier weighs as often as its mirror image was updated: after the very first update, unless the middle tier
              made it, w is still w_0. smooth=1 adds 1 to every count.
           2. speeds are measured (parts.profile): first jobs are one FedAvg round, then tiers are cut. Tier models begin
-             with its result.
+             with its result, all T_m at 0.
           3. tiers are of about equal size, or with `ratio` as few as keep speeds within that ratio inside a tier
              (FedCompass's setting).
           4. a newcomer joins the tier of the client nearest in speed. A tier without members does not exist; one whose
@@ -17,7 +17,11 @@ Deviates: 1. neither paper nor code was at hand: the rule is taken from descript
              the m-th; where their number changes, of the one at the same place in between. Jobs under way still count
              in the round they were sent out for; the open round of a tier that is dropped goes on in the tier that has
              most of its members now, its deadline from the cut on.
-          6. a tier round in which nobody answers changes nothing. deadline holds for tier rounds and for profiling.
+          6. a tier round in which nobody answers changes nothing, T_m included. deadline holds for tier rounds and for
+             profiling.
+          7. statistics are averaged inside a tier by examples, between tiers with the weights of the parameters;
+             counters take the maximum.
+          8. what is sent is not compressed.
 Checked:  tests/strategies/test_fedat.py (hand-worked), the laws, one tier reduces to FedAvg.
 """
 

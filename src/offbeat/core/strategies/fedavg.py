@@ -2,9 +2,11 @@
 Paper:    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 Follows:  Algorithm 1 (FederatedAveraging), server half.
 Notation: S_t -> the round's members; n_k -> num_examples; w_k -> local; C -> sample.
-Deviates: 1. weights are normalised over those who answered, not over all clients; nobody answering keeps w.
+Deviates: 1. weights are normalised over those who answered, not over all clients; nobody answering keeps w, and counts
+             no version.
           2. sample=None (everybody) by default; papers that sample say so in their preset.
           3. deadline and over-selection are the usual production options, off by default.
+          4. statistics are averaged with the same weights, counters take the maximum.
 Checked:  tests/strategies/test_fedavg.py (hand-worked), the laws, FedBuff(k=all, exclude_buffered) reduces to it.
 """
 

@@ -7,6 +7,10 @@ Deviates: 1. the buffer is divided by K, not by the sum of the staleness weights
           2. client_weight is not in the paper: lr * sum of s(u) p_k delta, not divided by K, as APPFL ships it.
           3. exclude_buffered is FLGo's: a client whose update waits in the buffer is not served until the step. When
              nobody else can answer any more, the step is taken with what is there, or the run would stand still.
+          4. what is in the buffer when a run ends is not applied.
+          5. statistics are the mean over the buffer, weighted like the deltas, and replace the server's; counters take
+             the maximum.
+          6. max_staleness is ours, off by default: a rejected update takes no place in the buffer.
 Checked:  tests/strategies/test_fedbuff.py (hand-worked), the laws, reductions to FedAsync's delta form and to FedAvg.
 """
 

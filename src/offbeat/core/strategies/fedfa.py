@@ -9,7 +9,7 @@ Deviates: 1. neither the paper's text nor its code was at hand; the rule is read
              the window: what falls out of the queue has moved it for good. With an anchor that stays, w would return to
              w_0 as deltas get small.
           4. k=5 is ours (FedPSA's buffer, in whose tables FedFa appears).
-          5. statistics are the mean of the queue's, as values, in both variants.
+          5. statistics are the mean of the queue's, as values, in both variants; counters take the maximum.
 Checked:  tests/strategies/test_fedfa.py (hand-worked), the laws, k=1 is FedAsync with alpha=1 and no discount, in both
           its modes.
 """

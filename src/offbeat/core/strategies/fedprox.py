@@ -9,7 +9,7 @@ Deviates: 1. neither the paper's text nor its code was at hand; what follows is 
           3. mu=0.1 is FLGo's; the paper tunes it among 0.001, 0.01, 0.1 and 1, and the papers that compare with it do
              not say.
           4. how much a client trains is what `work` says: gamma-inexact answers of stragglers, cut short by the server,
-             are not modelled.
+             are not modelled; a deadline rejects who is late.
           5. the pull acts on trainable entries only, and is part of the gradient handed to the optimizer: momentum sees
              it.
 Checked:  tests/strategies/test_fedprox.py (hand-worked), the laws, mu=0 is FedAvg bit for bit.

@@ -19,7 +19,11 @@ Deviates: 1. the paper's text was not at hand, only its code. There eta_t falls 
              that nobody answers takes no step. With `epoch`, steps are Fed-OGD's ticks (parts.epochs), and a tick
              without answers repeats the last step.
           6. average="heard" divides by the answers in the table, as FLGo and Fed-OGD's authors do.
-          7. statistics are the mean over the table, of those who have answered.
+          7. statistics are the mean over the table, of those who have answered; counters take the maximum.
+          8. Fed-OGD's paper prints MIFA as minus the mean of the active plus the mean of the memory: that is not MIFA,
+             and not done here.
+          9. local training is the experiment's but for the rate; with momentum or Adam G_i is not a sum of gradients,
+             but still the way the client went.
 Checked:  tests/strategies/test_mifa.py (hand-worked), the laws, everybody available is FedAvg with equal weights, and
           with `epoch` Fed-OGD without anything to project on.
 """

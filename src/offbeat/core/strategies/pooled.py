@@ -3,8 +3,8 @@ Paper:    Chen et al., "Asynchronous Online Federated Learning for Edge Devices 
           (its Global).
 Follows:  section V.B: all training data in one place, one machine, mini-batches, the same architecture.
 Notation: w -> model.
-Deviates: 1. the paper does not say how fast that machine is: it takes the mean seconds per step of the clients, without
-             any network. The experiment builds that world of one client because of `pooled`.
+Deviates: 1. the paper does not say how fast that machine is: it takes the mean seconds per step of the clients, with
+             their jitter and without any network. The experiment builds that world of one client because of `pooled`.
           2. given a world of several clients all the same, the model goes from one to the next, one at a time, drawn
              uniformly.
           3. one job is what the training section says, an epoch being one over all data; each one is committed.

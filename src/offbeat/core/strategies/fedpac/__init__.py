@@ -21,6 +21,7 @@ Deviates: 1. momentum 0.5 and weight decay 5e-4 of the code are the experiment's
           7. the loss is cross entropy, whatever the task's; features are taken in evaluation mode; passes for them take
              no virtual time.
           8. uploaded n_y are scaled down where they add up to more than the examples the client trained on.
+          9. deadline and over_select are ours, as in FedAvg: late answers are rejected and change no head.
 Checked:  tests/strategies/test_fedpac.py (hand-worked, against SLSQP, reduces to FedAvg),
           tests/client/test_features.py, the laws.
 """

@@ -15,9 +15,14 @@ Deviates: 1. uniform weights are decided step by step: exactly while M_0 is unse
              model may meet that after a poisoned step); M_0 = 0 makes the ratio 1, and no ratio is over 1e100.
           5. without the thermometer Temp is `temperature` from the first step on: the paper does not say what replaces
              it.
-          6. lr, a server rate, is not in the paper (1 is its rule); exclude_buffered is FLGo's, with FedBuff's way out
-             of a stall.
+          6. lr, a server rate, is not in the paper (1 is its rule); exclude_buffered is FLGo's: not served before the
+             step, with FedBuff's way out of a stall.
           7. the sketch is not charged in virtual time: some 32 gradients once a job.
+          8. sensitivities are taken in eval mode, over trainable entries only, with the BatchNorm statistics of the
+             model measured.
+          9. R has entries N(0, 1/k), rounded to float32, so that all machines draw the same.
+          10. calibration="real" draws training examples from all clients, which a simulation can do and a deployment
+              should not.
 Checked:  tests/strategies/test_fedpsa.py (spec vectors, reduction to FedBuff), tests/client/test_sensitivity.py, the
           laws.
 """

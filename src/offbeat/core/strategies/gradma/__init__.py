@@ -5,9 +5,9 @@ Follows:  the authors' code (worker and server corrections); the paper's text wa
 Notation: x -> job.start; w -> w; g' , g^x , e -> the first three rows of G; g~ -> what Corrected.direction returns;
           gamma_l, gamma_g -> lr_local, lr_global; beta_1, beta_2 -> beta1, beta2; D_i -> state.deltas[i]; m~ ->
           state.momentum; c(i) -> state.chosen[i].
-Deviates: 1. both programs are solved exactly, up to the rounding of Gram matrices (parts.nnqp); the code has an
+Deviates: 1. both programs are solved exactly, up to the rounding of Gram matrices (nnqp.py); the code has an
              interior-point method. A row of zeros is left out, and so is one so short that its square underflows;
-             otherwise its length does not matter.
+             otherwise its length does not matter. Without a solution the vector is used as it is.
           2. rho is a margin, <x~, row> >= rho ||x|| ||row||, as in the code; one rho for both halves, the code has two.
           3. a round is those who answered: acc is normalised over them, and a round nobody answers changes nothing,
              decay included.
@@ -19,6 +19,8 @@ Deviates: 1. both programs are solved exactly, up to the rounding of Gram matric
           6. sample=None (everybody) by default; the code samples 10 of 100, takes 5 steps on batches of 64.
           7. worker=False, server=False are the code's GradMA-S and GradMA-W, the latter without server momentum as
              there; but there it keeps the previous iterate from job to job, here every job begins with none.
+          8. only the gradient at w moves the statistics of BatchNorm; they are averaged by examples, counters take the
+             maximum, and neither is in a program.
 Checked:  tests/strategies/test_gradma.py (hand-worked, both halves; reduces to FedAvg and FedAvgM),
           tests/core/test_nnqp.py, the laws.
 """
@@ -210,12 +212,10 @@ class GradMA(Settings):
         for size in _sizes(state.layout) if rows else []:
             here = slice(at, at := at + size)
             z = solve(gram_of((*rows, m), here.start, here.stop), self.rho)  # min_{z >= 0} 1/2 z^T DD^T z + z^T D m
-            if z is None:
-                failures += 1  # m as it is
-                continue
-            active = [(row, z_i) for row, z_i in zip(rows, z.tolist(), strict=True) if z_i > 0]
+            active = [] if z is None else [(D_i, z_i) for D_i, z_i in zip(rows, z.tolist(), strict=True) if z_i > 0]
             for D_i, z_i in active:
-                tilde[here].add_(D_i[here], alpha=z_i)  # m~ = m + D^T z
+                tilde[here].add_(D_i[here], alpha=z_i)  # m~ = m + D^T z; without a solution m as it is
+            failures += z is None
             corrected += bool(active)
         length = float(torch.linalg.vector_norm(m))
         share = float(torch.linalg.vector_norm(tilde - m)) / length if length > 0 else 0.0

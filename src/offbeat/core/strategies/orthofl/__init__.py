@@ -18,8 +18,11 @@ Deviates: 1. calibration comes before aggregation, as in Algorithm 1: D is what 
              layer by layer, leaves d~ of this one's d; a chain G := G + d~ is what clients are sent, the moving average
              W is evaluated.
           5. a layer is one param slice, weight and bias apart. Where a client did not move, the whole shift is kept.
-          6. statistics of a calibrated reply are the client's own; in W they are mixed with beta_t.
+          6. statistics of a calibrated reply are the client's own; in W they are mixed with beta_t, or replaced with
+             moving_average=False; counters take the maximum.
           7. max_staleness is not in the paper (off by default); it counts from tau, and a refused client starts anew.
+          8. staleness counts from tau, not from the dispatch: with concurrency a reply may wait for a seat while others
+             go on.
 Checked:  tests/strategies/test_orthofl.py (spec vectors, every ablation, calibrate=False is FedAsync bit for bit), the
           laws, tests/core/test_projection.py (orthogonal in every layer, and nothing closer is), bench/server_step.py.
 """
