@@ -12,8 +12,8 @@ from offbeat.core.parts.selection import Concurrency, Sample
 from offbeat.core.parts.staleness import MaxStaleness, Staleness
 from offbeat.core.settings import (
     WHOLE,
+    Amount,
     BelowOne,
-    Extra,
     Positive,
     Rate,
     Seconds,
@@ -33,7 +33,7 @@ class Everything(Settings):
     below_one: BelowOne = 0.5
     positive: Positive = inf
     rate: Rate = 1.0
-    extra: Extra = 0.0
+    amount: Amount = 0.0
     epoch: Seconds | None = None
     k: Annotated[int, WHOLE, least(1, "the buffer holds at least 1 update")] = 1
     smooth: Annotated[int, one_of(0, 1)] = 0
@@ -55,7 +55,7 @@ class Everything(Settings):
         ("below_one", 1.0, "must lie in [0, 1)"),
         ("positive", 0.0, "must be positive"),
         ("rate", inf, "must be positive and finite"),
-        ("extra", inf, "must be 0 or more, and finite"),
+        ("amount", inf, "must be 0 or more, and finite"),
         *[("epoch", value, "must be a positive number of seconds") for value in (0.0, -1.0, inf, nan)],
         ("k", 0, "the buffer holds at least 1 update"),
         ("k", 1.0, "must be a whole number"),

@@ -56,11 +56,11 @@ Rate = Annotated[float, Must("must be positive and finite", lambda x: x > 0 and 
 NonNegative = Annotated[float, least(0, "must be 0 or more")]
 Seconds = Annotated[float, Must("must be a positive number of seconds", lambda x: x > 0 and isfinite(x))]
 Exponent = Annotated[float, least(0, "must be 0 or more (a negative one would reward staleness)")]
-Extra = Annotated[float, finite(0, "must be 0 or more, and finite")]
+Amount = Annotated[float, finite(0, "must be 0 or more, and finite")]
 
 
 class Settings:
-    """A frozen dataclass whose annotations are checked; one with more to check calls this first, a slotted one `check`."""
+    """A frozen dataclass whose annotations are checked; one with more to check calls this first (slotted: `check`)."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -34,8 +34,7 @@ def average(
     """Answer an event; without an optimizer the mean of a round is the next model, to the last bit."""
     turn = rounds.turn(state.rounds, event, state.clients, state.seed)
     actions = turn.actions
-    if turn.counts:
-        assert isinstance(event, UpdateArrived)
+    if turn.counts and isinstance(event, UpdateArrived):
         state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
     if turn.closes:
         actions = [*_close(state, optimizer), *actions]

@@ -24,7 +24,7 @@ from offbeat.core.protocol import (
     TimerFired,
     UpdateArrived,
 )
-from offbeat.core.settings import Extra, Seconds, check
+from offbeat.core.settings import Amount, Seconds, check
 
 OPEN, DEADLINE = "round", "deadline"
 
@@ -59,7 +59,7 @@ class Turn:
 class Rounds:
     sample: Sample = None
     deadline: Seconds | None = None  # after the round opened
-    over_select: Extra = 0.0  # sample (1 + this) times as many, close when `sample` are heard
+    over_select: Amount = 0.0  # sample (1 + this) times as many, close when `sample` are heard
     key: str = ""  # where several rounds go on side by side: tells their timers and draws apart
 
     def __post_init__(self) -> None:

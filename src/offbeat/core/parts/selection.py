@@ -96,13 +96,16 @@ class Seated(ServerState):
 
 def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, stepped: bool = False) -> list[Action]:
     """Book the event, and send the model to whoever gets work now; after a buffer's step also to those it held."""
-    clients, timers = next_clients(state.seats, event, limit, state.seed)
+    seats = state.seats
+    clients, actions = next_clients(seats, event, limit, state.seed)
     if stepped:
-        released, more = release(state.seats, limit, event.now)
-        clients, timers = clients + released, timers + more
-    if state.seats.held:
-        timers = timers + stall_timer(state.seats, event)
-    return [*timers, *[Dispatch(client, state.model, work) for client in clients]]
+        released, more = release(seats, limit, event.now)
+        clients, actions = clients + released, actions + more
+    if seats.held:
+        actions = actions + stall_timer(seats, event)
+    for client in clients:  # no comprehension: it would cost more than the work it does
+        actions.append(Dispatch(client, state.model, work))
+    return actions
 
 
 def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tuple[list[int], list[Action]]:

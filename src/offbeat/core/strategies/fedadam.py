@@ -22,7 +22,7 @@ from offbeat.core.parts.rounds import Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_opt import Adam
 from offbeat.core.protocol import Action, Event, LocalWork, World
-from offbeat.core.settings import Extra, Seconds, Settings
+from offbeat.core.settings import Amount, Seconds, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class FedAdam(Settings):
     tau: float = 1e-3  # how far it adapts: the larger, the more like plain momentum
     sample: Sample = None
     deadline: Seconds | None = None
-    over_select: Extra = 0.0
+    over_select: Amount = 0.0
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:

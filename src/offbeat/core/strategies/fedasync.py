@@ -57,11 +57,8 @@ class FedAsync(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.mode == "delta" or self.client_weight is None, "client_weight counts only with mode='delta'")
-        only = (
-            f"statistics = {self.statistics!r} counts only with mode='delta': where the client's model is mixed "
-            "in, so are they"
-        )
-        require(self.mode == "delta" or self.statistics == "mix", only)
+        only = "counts only with mode='delta': where the client's model is mixed in, so are they"
+        require(self.mode == "delta" or self.statistics == "mix", f"statistics = {self.statistics!r} {only}")
         object.__setattr__(self, "staleness", as_staleness(self.staleness))
         _ = self._pulled  # refuses a pull that cannot be meant now, not at the first client
 

@@ -53,7 +53,7 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
-from offbeat.core.settings import WHOLE, Extra, Seconds, Settings, finite, least, one_of
+from offbeat.core.settings import WHOLE, Amount, Seconds, Settings, finite, least, one_of
 
 TIERS = 5
 
@@ -92,7 +92,7 @@ class State(ServerState):
 class FedAT(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")  # beyond a model per tier
 
-    lam: Extra = 0.4  # lambda, the pull towards what a client was sent
+    lam: Amount = 0.4  # lambda, the pull towards what a client was sent
     # slowest / fastest inside a tier at most; then `tiers` does not count
     ratio: Annotated[float | None, finite(1, "slowest / fastest, a finite factor of 1 or more")] = None
     tiers: Annotated[int | None, WHOLE, least(1, "at least 1 tier")] = TIERS

@@ -21,7 +21,7 @@ from offbeat.core.parts.averaging import Averaging, average
 from offbeat.core.parts.rounds import Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.protocol import Action, Event, LocalWork, World
-from offbeat.core.settings import Extra, Seconds, Settings
+from offbeat.core.settings import Amount, Seconds, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class FedAvg(Settings):
 
     sample: Sample = None  # clients a round: a number, a share of all, or everybody
     deadline: Seconds | None = None  # a round closes then with whoever answered
-    over_select: Extra = 0.0  # ask (1 + this) times as many, close when `sample` have answered
+    over_select: Amount = 0.0  # ask (1 + this) times as many, close when `sample` have answered
     work: LocalWork = LocalWork()
 
     @cached_property

@@ -24,7 +24,7 @@ from offbeat.core.parts.rounds import Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_opt import Momentum
 from offbeat.core.protocol import Action, Event, LocalWork, World
-from offbeat.core.settings import BelowOne, Extra, Seconds, Settings
+from offbeat.core.settings import Amount, BelowOne, Seconds, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class FedAvgM(Settings):
     mu: BelowOne = 0.9  # server momentum
     sample: Sample = None
     deadline: Seconds | None = None
-    over_select: Extra = 0.0
+    over_select: Amount = 0.0
     work: LocalWork = LocalWork()
 
     @cached_property

@@ -29,7 +29,7 @@ from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.rounds import Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
-from offbeat.core.settings import Extra, NonNegative, Seconds, Settings
+from offbeat.core.settings import Amount, NonNegative, Seconds, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class FedProx(Settings):
     mu: NonNegative = 0.1  # the pull towards what the client was sent
     sample: Sample = None
     deadline: Seconds | None = None
-    over_select: Extra = 0.0
+    over_select: Amount = 0.0
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:

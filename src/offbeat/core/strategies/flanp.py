@@ -74,20 +74,16 @@ class FLANP(Settings):
         profiling = profile_turn(state.profile, event, self.deadline)
         turn: Turn | Profiled = self._turn(state, event) if profiling.passes else profiling
         actions = turn.actions
-        if turn.counts:
-            assert isinstance(event, UpdateArrived)
+        if turn.counts and isinstance(event, UpdateArrived):
             state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
         if profiling.closes:
-            actions = [*self._average(state), *self._begin(state, event.now), *actions]
+            state.bench, state.profile.idle = state.profile.idle, {}
+            actions = [*self._average(state), SetTimer(OPEN, event.now), *actions]
         elif turn.closes:
             actions = [*self._close(state), *actions]
         if isinstance(event, UpdateArrived):
             actions = [*actions, Note({"seconds": event.now - event.started}, event.ticket)]
         return actions + [Dispatch(client, state.model, self.work) for client in turn.chosen]
-
-    def _begin(self, state: State, now: float) -> list[Action]:
-        state.bench, state.profile.idle = state.profile.idle, {}
-        return [SetTimer(OPEN, now)]
 
     def _turn(self, state: State, event: Event) -> Turn:
         if isinstance(event, ClientLost) and event.ticket is None:

@@ -85,11 +85,10 @@ class Mifa(Settings):
     decay: bool = False  # eta / (1 + t)
     # no step before everybody has been available once; or begin with a table of zeros
     wait: Literal["fdu", "no_wait"] = "fdu"
-    patience: Annotated[int, WHOLE, least(0, "must be 0 or more rounds")] = (
-        10  # with "fdu", rounds that a client which never came is waited for
-    )
+    # with "fdu", rounds that a client which never came is waited for
+    patience: Annotated[int, WHOLE, least(0, "must be 0 or more rounds")] = 10
     average: Literal["all", "heard"] = "all"  # divide by all clients known, or by those in the table
-    epoch: Seconds | None = None  # seconds between steps, as Fed-OGD's; None: rounds
+    epoch: Seconds | None = None  # between steps, as Fed-OGD's; None: rounds
     deadline: Seconds | None = None  # a round closes then with whoever answered
     evict_after: EvictAfter = None  # seconds a lost client's gradient is kept; None: for ever
     work: LocalWork = LocalWork()
@@ -124,8 +123,7 @@ class Mifa(Settings):
             chosen = state.epochs.serve(None, state.seed) if ticks else []
             return [*actions, *self._dispatch(state, chosen), *state.epochs.timer(event)]
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
-        if turn.counts:
-            assert isinstance(event, UpdateArrived)
+        if turn.counts and isinstance(event, UpdateArrived):
             self._remember(state, event)
         actions = self._step(state) if turn.closes and state.heard else []
         return [*actions, *turn.actions, *self._dispatch(state, turn.chosen)]

@@ -45,7 +45,7 @@ from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server import ServerState
 from offbeat.core.protocol import Action, Dispatch, Event, LocalWork, Note, UpdateArrived, World
-from offbeat.core.settings import Extra, NonNegative, Positive, Seconds, Settings, above, least
+from offbeat.core.settings import Amount, NonNegative, Positive, Seconds, Settings, above, least
 from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody
 from offbeat.core.strategies.fedpac.simplex import weights
 
@@ -90,7 +90,7 @@ class FedPAC(Settings):
     combine: bool = True  # False: every client keeps the head it trained
     sample: Sample = None  # clients a round: a number, a share of all, or everybody
     deadline: Seconds | None = None  # a round closes then with whoever answered
-    over_select: Extra = 0.0  # ask (1 + this) times as many, close when `sample` have answered
+    over_select: Amount = 0.0  # ask (1 + this) times as many, close when `sample` have answered
     evict_after: EvictAfter = None  # seconds a lost client's head and class means are kept; None: for ever
     work: LocalWork = LocalWork()
 
@@ -117,8 +117,7 @@ class FedPAC(Settings):
                 kept.pop(client, None)
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
-        if turn.counts:
-            assert isinstance(event, UpdateArrived)
+        if turn.counts and isinstance(event, UpdateArrived):
             head = Halves.of(state.layout, self.head).head_of(state.layout, event.local)
             state.average.add(state.layout, event.local, float(event.num_examples), event.local)
             state.answers.append(Answer(event.client, event.ticket, event.num_examples, head, event.extras))

@@ -59,6 +59,11 @@ from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, Settings
 from offbeat.core.strategies.gradma.nnqp import gram_of, solve, solve_three
 from offbeat.core.vector import Layout
 
+LocalRate = Annotated[
+    float | None,
+    Must("must be positive and finite, or none for the training section's", lambda lr: lr > 0 and isfinite(lr)),
+]
+
 
 def _sizes(layout: Layout) -> list[int]:
     """Of the tensors: each has a program of its own."""
@@ -104,12 +109,6 @@ class State(ServerState):
     absences: Absences = field(default_factory=Absences)
 
 
-LocalRate = Annotated[
-    float | None,
-    Must("must be positive and finite, or none for the training section's", lambda lr: lr > 0 and isfinite(lr)),
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class GradMA(Settings):
     about: ClassVar[About] = About("synchronous", keeps="a decayed sum of its deltas (beta2 > 0)", uploads="model")
@@ -151,8 +150,7 @@ class GradMA(Settings):
             self._evict(state, client)
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
-        if turn.counts:
-            assert isinstance(event, UpdateArrived)
+        if turn.counts and isinstance(event, UpdateArrived):
             self._receive(state, event)
         if turn.closes:
             actions = [*self._close(state), *actions]
