@@ -15,8 +15,8 @@ from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.core.strategies.fed_ogd import Orthogonal, OrthogonalDifference
-from offbeat.core.strategies.fedpac import HeadThenBody, Split
-from offbeat.core.strategies.fedpsa import Sketched
+from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody
+from offbeat.core.strategies.fedpsa.sketch import Sketched
 from offbeat.core.strategies.gradma import Corrected
 from offbeat.core.vector import Layout, flatten
 
@@ -117,7 +117,7 @@ def vectors(count: int, seed: int) -> Tensor:
 
 
 BODY = ("body.0.weight", *(f"body.{layer}.{kind}" for layer in (1, 5) for kind in ("weight", "bias")))
-SPLIT = Split("head", ("head.weight", "head.bias"), BODY, 4, 6)
+SPLIT = Halves("head", ("head.weight", "head.bias"), BODY, 4, 6)
 RULES: dict[str, Any] = {
     "plain": (None, None, None),
     "proximal": (Proximal(mu=0.3), None, None),

@@ -18,7 +18,7 @@ from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
-from offbeat.core.strategies.fedpsa import Sketched, Sketcher
+from offbeat.core.strategies.fedpsa.sketch import GaussianSketch, Sketched
 from offbeat.core.vector import Layout, flatten
 
 
@@ -220,13 +220,13 @@ def test_real_examples_come_with_their_labels_each_at_most_once() -> None:
 
 
 def probe_of(module: nn.Module, data: ClientData, **settings: object) -> Probe:
-    return make_probe(Sketcher(k=3, calibration_size=8, **settings), module, data, Classification(), seed=4)
+    return make_probe(GaussianSketch(k=3, calibration_size=8, **settings), module, data, Classification(), seed=4)
 
 
 def test_a_probe_is_the_sketch_of_the_sensitivity_on_the_shared_batch() -> None:
     module = nn.Linear(2, 5)
     for kind, batch in (("gaussian", noise_batch), ("real", real_batch)):
-        expected = Sketcher(k=3).sketch(Sensitivity(module, *batch(shards(), 8, 4))(flatten(module)), 4)
+        expected = GaussianSketch(k=3).sketch(Sensitivity(module, *batch(shards(), 8, 4))(flatten(module)), 4)
         assert torch.equal(probe_of(module, shards(), calibration=kind)(flatten(module)), expected)
 
 
@@ -234,7 +234,7 @@ def test_the_parameters_themselves_may_be_sketched_and_need_no_data() -> None:
     module = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5))
     vector = flatten(module)
     probe = probe_of(module, shards(), signal="parameters")
-    assert torch.equal(probe(vector), Sketcher(k=3).sketch(vector[: 15 + 10], 4))  # statistics do not enter
+    assert torch.equal(probe(vector), GaussianSketch(k=3).sketch(vector[: 15 + 10], 4))  # statistics do not enter
 
 
 @pytest.mark.parametrize("settings", [{}, {"signal": "parameters"}, {"fisher": "batch"}, {"calibration": "real"}])
@@ -248,7 +248,7 @@ def test_a_stack_of_clients_and_a_pickled_probe_give_the_same_bits(settings: dic
 
 def test_regression_is_probed_too() -> None:
     module = nn.Linear(2, 1)
-    probe = make_probe(Sketcher(k=3), module, shards(torch.float32), Regression(), seed=0)
+    probe = make_probe(GaussianSketch(k=3), module, shards(torch.float32), Regression(), seed=0)
     assert probe(flatten(module)).shape == (3,)
 
 

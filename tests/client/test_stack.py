@@ -18,7 +18,7 @@ from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import STATISTICS, Job, Result
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import Gradient, LocalJob, LocalRule
-from offbeat.core.strategies.fedpsa import Sketched
+from offbeat.core.strategies.fedpsa.sketch import Sketched
 
 
 @pytest.fixture

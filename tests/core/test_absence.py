@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from math import inf, nan
-
 import pytest
 import torch
 
-from offbeat.core.errors import ConfigError
-from offbeat.core.parts.absence import Absences, check_evict
+from offbeat.core.parts.absence import Absences
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.protocol import ClientLost, ClientReady, TimerFired, UpdateArrived
 
@@ -75,9 +72,3 @@ def test_what_is_dropped_leaves_the_sum_of_the_table() -> None:
     running.drop(table, 7)  # never there
     running.drop(table, 1)
     assert (table, running.total, running.weight) == ({}, None, 0.0)
-
-
-@pytest.mark.parametrize("evict_after", [0.0, -1.0, inf, nan])
-def test_limits_that_cannot_be_meant_are_refused(evict_after: float) -> None:
-    with pytest.raises(ConfigError, match="evict_after = "):
-        check_evict(evict_after)

@@ -13,7 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts.compass import Compass, Group, Move, Schedule
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
@@ -24,6 +23,7 @@ from offbeat.core.protocol import (
     TimerFired,
     UpdateArrived,
 )
+from offbeat.core.strategies.fedcompass.compass import Compass, Group, Move, Schedule
 
 NOTHING = torch.zeros(0)
 EPS = 1e-6

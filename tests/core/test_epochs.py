@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.core.errors import ConfigError
-from offbeat.core.parts.epochs import Epochs, _tick_from, check_epoch
+from offbeat.core.parts.epochs import Epochs, _tick_from
 from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, TimerFired, UpdateArrived, World
 from offbeat.testing import ScriptedEngine, hand_world
 
@@ -254,12 +253,6 @@ def test_the_next_tick_is_the_first_one_that_is_not_over(now: float, length: flo
     k = _tick_from(now, length)
     assert k * length >= now
     assert k == 0 or (k - 1) * length < now
-
-
-@pytest.mark.parametrize("epoch", [0.0, -1.0, float("inf"), float("nan")])
-def test_an_epoch_is_a_positive_number_of_seconds(epoch: float) -> None:
-    with pytest.raises(ConfigError, match="epoch"):
-        check_epoch(epoch)
 
 
 def test_work_sent_at_a_tick_that_came_late_does_not_look_old() -> None:

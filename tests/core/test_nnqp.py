@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import optimize
 from torch import Tensor
 
-from offbeat.core.parts import nnqp
-from offbeat.core.parts.nnqp import gram_of, solve, solve_three
+from offbeat.core.strategies.gradma import nnqp
+from offbeat.core.strategies.gradma.nnqp import gram_of, solve, solve_three
 
 
 def matrix(*rows: tuple[float, ...]) -> Tensor:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.core.parts import projection
-from offbeat.core.parts.projection import add_orthogonal, orthonormal, remove_span_
+from offbeat.core.strategies.orthofl import projection
+from offbeat.core.strategies.orthofl.projection import add_orthogonal, orthonormal, remove_span_
 from offbeat.core.vector import Layout
 from offbeat.testing import layout_of
 

@@ -2,14 +2,11 @@
 
 import pytest
 
-from offbeat.core.errors import ConfigError
 from offbeat.core.parts.selection import (
     SELECT,
     STALLED,
     Pool,
     Seats,
-    check_limit,
-    check_sample,
     hold,
     must_step,
     next_clients,
@@ -204,14 +201,3 @@ def test_released_clients_compete_for_seats_where_there_is_a_limit() -> None:
 )
 def test_sample_sizes(sample: int | float | None, known: int, size: int) -> None:
     assert sample_size(sample, known) == size
-
-
-@pytest.mark.parametrize("sample", [0, -1, 0.0, 1.5, -0.2])
-def test_a_sample_of_nobody_or_of_more_than_all_is_refused(sample: int | float) -> None:
-    with pytest.raises(ConfigError, match="sample"):
-        check_sample(sample)
-
-
-def test_a_limit_of_no_client_is_refused() -> None:
-    with pytest.raises(ConfigError, match="concurrency = 0"):
-        check_limit(0)

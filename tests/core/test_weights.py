@@ -2,8 +2,7 @@
 
 import pytest
 
-from offbeat.core.errors import ConfigError
-from offbeat.core.parts.weights import Census, check_weight
+from offbeat.core.parts.weights import Census
 from offbeat.core.protocol import ClientLost, ClientReady
 
 
@@ -42,8 +41,3 @@ def test_the_world_is_not_changed_by_counting() -> None:
     clients = {0: 10}
     Census.of(clients, "equal").hear(ClientReady(0.0, 1, 5), "equal")
     assert clients == {0: 10}
-
-
-def test_a_weight_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'size'"):
-        check_weight("size")

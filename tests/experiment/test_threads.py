@@ -17,8 +17,8 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from offbeat.core.parts.simplex import simplex_minimum
 from offbeat.core.strategies import REGISTRY
+from offbeat.core.strategies.fedpac.simplex import simplex_minimum
 from offbeat.engines.until import Until
 from offbeat.experiment import build
 from offbeat.experiment import run as runs

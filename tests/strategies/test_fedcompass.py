@@ -15,10 +15,10 @@ from torch import Tensor
 
 from offbeat.core.draws import uniform
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts.compass import Group
 from offbeat.core.protocol import Commit, Dispatch, LocalWork, Note, Reject, Strategy, UpdateArrived, World
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedcompass import FedCompass
+from offbeat.core.strategies.fedcompass.compass import Group
 from offbeat.core.surroundings import Trip
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine

@@ -18,10 +18,11 @@ from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.parts.proximal import Proximal
-from offbeat.core.parts.simplex import simplex_minimum, without_small
 from offbeat.core.protocol import Dispatch, LocalJob, LocalWork, Note, Phase, Reject, World
 from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.fedpac import FedPAC, HeadThenBody, Split, weights
+from offbeat.core.strategies.fedpac import FedPAC
+from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody
+from offbeat.core.strategies.fedpac.simplex import simplex_minimum, weights, without_small
 from offbeat.core.vector import Layout, flatten
 from offbeat.engines.gate import Gate
 from offbeat.testing import ScriptedEngine, layout_of
@@ -382,7 +383,7 @@ def test_a_hundred_clients_with_few_examples_apart_are_all_solved() -> None:
 # ---------------------------------------------------------------- the client half
 
 LAYOUT = layout_of([("body.weight", (2, 1), "param"), ("head.weight", (3, 2), "param")])
-RULE = HeadThenBody(Split.of(LAYOUT, None), lam=0.5, head_epochs=1, head_lr=0.1)
+RULE = HeadThenBody(Halves.of(LAYOUT, None), lam=0.5, head_epochs=1, head_lr=0.1)
 
 
 def job(features: Any = None, **sent: Tensor) -> LocalJob:
@@ -456,7 +457,7 @@ ONE = ClientData.own([(torch.tensor([[1.0]], dtype=torch.float64), torch.tensor(
 
 
 def test_a_job_trains_the_head_and_then_the_body() -> None:
-    rule = HeadThenBody(Split.of(Layout.of(one_feature()), None), lam=0.5, head_epochs=1, head_lr=0.1)
+    rule = HeadThenBody(Halves.of(Layout.of(one_feature()), None), lam=0.5, head_epochs=1, head_lr=0.1)
     told = {"prototypes": torch.tensor([[3.0], [0]]).double(), "known": vector(1, 0)}
     work = LocalWork(rule=rule, lr=0.01, extras=told)
     base = vector(1, 0, 0)
@@ -494,10 +495,10 @@ class Classifier(nn.Module):
 
 def test_the_head_is_the_last_module_with_parameters_unless_named() -> None:
     layout = Layout.of(Classifier())
-    assert Split.of(layout, None) == Split(
+    assert Halves.of(layout, None) == Halves(
         "body", ("body.weight", "body.bias"), tuple(s.name for s in list(layout.of_kind("param"))[:4]), 4, 5
     )
-    named = Split.of(layout, "classifier")
+    named = Halves.of(layout, "classifier")
     assert (named.body, named.classes, named.width) == (("body.weight", "body.bias"), 2, 4)
     model = flatten(Classifier())
     head = named.head_of(layout, model)
@@ -510,7 +511,7 @@ def test_the_head_is_the_last_module_with_parameters_unless_named() -> None:
 def test_a_named_head_is_the_one_whose_features_are_looked_at() -> None:
     x, y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
     module = Classifier()
-    rule = HeadThenBody(Split.of(Layout.of(module), "classifier"), lam=1.0, head_epochs=1, head_lr=0.1)
+    rule = HeadThenBody(Halves.of(Layout.of(module), "classifier"), lam=1.0, head_epochs=1, head_lr=0.1)
     told = {"prototypes": torch.zeros(2, 4), "known": torch.ones(2)}
     result = Trainer(module, ClientData.own([(x, y)]), Training(steps=2, batch=12))(
         Job(0, 0, 0, flatten(module), 0, LocalWork(rule=rule, extras=told), 12, {}, 0)
@@ -547,7 +548,7 @@ def test_a_head_may_be_a_convolution_or_flatten_what_enters_it(convolution: bool
         told = {"prototypes": torch.randn(3, 8).double(), "known": vector(1, 0, 1)}
     base, results = flatten(flat), []  # weights of a convolution lie in memory as the flattened picture does
     for model, name in ((module, None if convolution else "head"), (flat, None)):
-        rule = HeadThenBody(Split.of(Layout.of(model), name), lam=0.5, head_epochs=1, head_lr=0.1)
+        rule = HeadThenBody(Halves.of(Layout.of(model), name), lam=0.5, head_epochs=1, head_lr=0.1)
         assert (rule.split.classes, rule.split.width) == (3, 8)
         trainer = Trainer(model, data, Training(steps=2, batch=9))
         results.append(trainer(Job(0, 0, 0, base, 0, LocalWork(rule=rule, extras=told), 9, {}, 0)))
@@ -569,9 +570,9 @@ def test_a_model_without_a_body_is_refused() -> None:
 def test_a_head_that_does_not_exist_or_fit_is_refused() -> None:
     layout = Layout.of(Classifier())
     with pytest.raises(ConfigError, match="unknown head 'bodi': did you mean 'body'"):
-        Split.of(layout, "bodi")
+        Halves.of(layout, "bodi")
     with pytest.raises(ConfigError, match="has no weight matrix"):
-        Split.of(layout_of([("a.weight", (2, 2), "param"), ("norm.weight", (2,), "param")]), None)
+        Halves.of(layout_of([("a.weight", (2, 2), "param"), ("norm.weight", (2,), "param")]), None)
     with pytest.raises(
         ConfigError, match=r"features \(3, 4\) with labels \(3,\) torch.int64: one vector of 2 enters the head"
     ):

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note
-from offbeat.core.strategies import fedpsa
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.core.strategies.fedpsa import FedPSA, Sketched, Sketcher, cosine, softmax
+from offbeat.core.strategies.fedpsa import FedPSA, cosine, softmax
+from offbeat.core.strategies.fedpsa import sketch as sketching
+from offbeat.core.strategies.fedpsa.sketch import GaussianSketch, Sketched
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, read, tiny_layout, tiny_world
 
 TWO = {0: 10, 1: 30}
@@ -233,7 +234,7 @@ def job_of(base: Tensor, probe: Callable[[Tensor], Tensor] | None) -> LocalJob:
 
 def test_the_client_half_works_on_a_stack_of_clients() -> None:
     def probe(vector: Tensor) -> Tensor:
-        return Sketcher(k=4).sketch(vector.abs(), seed=3)
+        return GaussianSketch(k=4).sketch(vector.abs(), seed=3)
 
     rule, stack = Sketched(k=4), torch.arange(27.0).reshape(3, 9)
     together, memory = rule.end(job_of(stack, probe), stack, None)
@@ -256,22 +257,22 @@ def test_the_clients_of_a_world_upload_the_sketch_of_what_they_trained() -> None
 # ---------------------------------------------------------------- the projection
 
 
-def columns(sketcher: Sketcher, d: int, seed: int = 0) -> Tensor:
+def columns(sketcher: GaussianSketch, d: int, seed: int = 0) -> Tensor:
     """R, column by column: the sketches of the unit vectors."""
     return sketcher.sketch(torch.eye(d, dtype=torch.float64), seed).T
 
 
 def test_the_sketch_is_linear_and_its_matrix_depends_on_the_seed_alone() -> None:
-    r = columns(Sketcher(k=4), 10)
+    r = columns(GaussianSketch(k=4), 10)
     s = torch.arange(10, dtype=torch.float64) - 3
-    torch.testing.assert_close(Sketcher(k=4).sketch(s, 0), r @ s, rtol=1e-12, atol=1e-12)
-    assert torch.equal(columns(Sketcher(k=4, fisher="batch", calibration="real"), 10), r)
-    assert not torch.equal(columns(Sketcher(k=4), 10, seed=1), r)
+    torch.testing.assert_close(GaussianSketch(k=4).sketch(s, 0), r @ s, rtol=1e-12, atol=1e-12)
+    assert torch.equal(columns(GaussianSketch(k=4, fisher="batch", calibration="real"), 10), r)
+    assert not torch.equal(columns(GaussianSketch(k=4), 10, seed=1), r)
 
 
 def test_the_entries_have_mean_zero_and_variance_one_over_k() -> None:
     k, d = 8, 5000
-    r = columns(Sketcher(k=k), d)
+    r = columns(GaussianSketch(k=k), d)
     # 40 000 draws: the mean has a deviation of 1 / √(8 * 40 000) = .0018, the variance of √2 / (8 * 200) = .0009
     assert abs(r.mean().item()) < 5 * 0.0018
     assert abs(r.var().item() - 1 / k) < 5 * 0.0009
@@ -280,38 +281,38 @@ def test_the_entries_have_mean_zero_and_variance_one_over_k() -> None:
 def test_a_wide_sketch_keeps_cosines() -> None:
     a = torch.arange(1.0, 201.0).double()
     b = torch.where(torch.arange(200) % 2 == 0, a, 0.0)
-    sketcher = Sketcher(k=4000)
+    sketcher = GaussianSketch(k=4000)
     # the deviation of a cosine in k dimensions is about 1 / √k = .016
     assert cosine(sketcher.sketch(a, 5), sketcher.sketch(b, 5)) == pytest.approx(cosine(a, b), abs=5 * 0.016)
 
 
 @pytest.mark.parametrize("kept", [0, 2, 64])
 def test_the_matrix_is_made_in_blocks_and_some_of_them_are_kept(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    monkeypatch.setattr(fedpsa, "BLOCK", 12)
+    monkeypatch.setattr(sketching, "BLOCK", 12)
     made: list[tuple[int, int]] = []
-    block = fedpsa._block
+    block = sketching._block
 
     def counting(seed: int, k: int, j: int, width: int, device: torch.device) -> Tensor:
         made.append((j, width))
         return block(seed, k, j, width, device)
 
-    monkeypatch.setattr(fedpsa, "_block", counting)
-    monkeypatch.setattr(fedpsa, "KEPT", kept)
-    fedpsa._kept.cache_clear()
-    sketch = Sketcher(k=4).sketch(torch.ones(10), 7)
+    monkeypatch.setattr(sketching, "_block", counting)
+    monkeypatch.setattr(sketching, "KEPT", kept)
+    sketching._kept.cache_clear()
+    sketch = GaussianSketch(k=4).sketch(torch.ones(10), 7)
     expected = [(0, 3), (1, 3), (2, 3), (3, 1)]  # 12 entries a block: 3 columns of 4
     assert made == [(j, width) for j, width in expected if j >= kept]
-    assert fedpsa._kept.cache_info().currsize == min(kept, 4)
-    assert torch.equal(Sketcher(k=4).sketch(torch.ones(10), 7), sketch)
+    assert sketching._kept.cache_info().currsize == min(kept, 4)
+    assert torch.equal(GaussianSketch(k=4).sketch(torch.ones(10), 7), sketch)
     whole = torch.cat([block(7, 4, j, width, torch.device("cpu")) for j, width in expected], dim=1)
     torch.testing.assert_close(sketch, whole.sum(1))
-    fedpsa._kept.cache_clear()
+    sketching._kept.cache_clear()
 
 
 def test_a_sketch_of_half_precision_is_summed_in_single() -> None:
-    sketch = Sketcher(k=4).sketch(torch.ones(1000, dtype=torch.bfloat16), 0)
+    sketch = GaussianSketch(k=4).sketch(torch.ones(1000, dtype=torch.bfloat16), 0)
     assert sketch.dtype == torch.float32
-    assert torch.equal(sketch, Sketcher(k=4).sketch(torch.ones(1000), 0))
+    assert torch.equal(sketch, GaussianSketch(k=4).sketch(torch.ones(1000), 0))
 
 
 # ---------------------------------------------------------------- clients that come and go

@@ -22,7 +22,7 @@ from offbeat.client.randomness import generators, seeded
 from offbeat.client.task import Loss, Task, as_task
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError
-from offbeat.core.strategies.fedpsa import Fisher, Sketcher
+from offbeat.core.strategies.fedpsa.sketch import Fisher, GaussianSketch
 from offbeat.core.vector import Layout
 
 Tensors = dict[str, Tensor]
@@ -122,7 +122,7 @@ class Probe:
     """probe(model) -> its sketch. Clients and server hold the same one, so their sketches can be compared."""
 
     def __init__(
-        self, layout: Layout, sketcher: Sketcher, seed: int, signal: Callable[[Tensor], Tensor] | None = None
+        self, layout: Layout, sketcher: GaussianSketch, seed: int, signal: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self._layout, self._sketcher, self._seed = layout, sketcher, seed
         self._signal = signal or layout.trainable  # without a signal the parameters themselves are sketched
@@ -137,7 +137,7 @@ class Probe:
         return self._sketcher.sketch(self._signal(vector), self._seed)
 
 
-def make_probe(sketcher: Sketcher, module: nn.Module, data: ClientData, task: Task, seed: int) -> Probe:
+def make_probe(sketcher: GaussianSketch, module: nn.Module, data: ClientData, task: Task, seed: int) -> Probe:
     """The probe a strategy's sketcher asks for, on this module and data of this kind."""
     layout = Layout.of(module)
     if sketcher.signal == "parameters":

@@ -21,9 +21,19 @@ class About:
 
 def paper_of(strategy: type) -> str:
     """The first field of the file the strategy stands in; empty where a file has none."""
+    return " ".join(_field(strategy, "Paper").split())
+
+
+def deviations_of(strategy: type) -> list[str]:
+    """The numbered items of the field Deviates; its page has the same."""
+    _, *items = re.split(r"(?:\A|\n)\s+\d+\. ", _field(strategy, "Deviates"))
+    return [" ".join(item.split()) for item in items]
+
+
+def _field(strategy: type, name: str) -> str:
     text = sys.modules[strategy.__module__].__doc__ or ""
-    field = re.search(r"^Paper:(.*?)(?=^\w+:|\Z)", text, re.DOTALL | re.MULTILINE)
-    return " ".join(field[1].split()) if field else ""
+    field = re.search(rf"^{name}:(.*?)(?=^\w+:|\Z)", text, re.DOTALL | re.MULTILINE)
+    return field[1] if field else ""
 
 
 def year_of(paper: str) -> int | None:

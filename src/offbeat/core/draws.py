@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from math import exp, log
+from math import log
 from statistics import NormalDist
 
 import torch
@@ -32,10 +32,6 @@ def uniform(seed: int, purpose: str, *counters: int) -> float:
 def normal(seed: int, purpose: str, *counters: int) -> float:
     # uniform, without a call more for every job
     return _NORMAL.inv_cdf(((bits(seed, purpose, *counters) >> 11) + 0.5) * _SCALE)
-
-
-def lognormal(seed: int, purpose: str, *counters: int, median: float, sigma: float) -> float:
-    return median * exp(sigma * normal(seed, purpose, *counters))
 
 
 def exponential(seed: int, purpose: str, *counters: int, mean: float) -> float:

@@ -40,12 +40,6 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def require_whole(**settings: object) -> None:
-    """Check that hyper-parameters that count something are whole numbers; None is whoever's default it is."""
-    for name, value in settings.items():
-        require(value is None or type(value) is int, f"{name} = {value!r}: must be a whole number")
-
-
 def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(choices)
@@ -55,15 +49,11 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
 
 
 def printable(text: object) -> str:
-    """Text of clients and files as it may be printed: what would steer a terminal, or turn the line around, is shown
-    instead.
-    """
+    """Text of clients and files as it may be printed: what would steer a terminal, or turn the line, is spelled out."""
     plain = str(text)
-    return (
-        plain
-        if plain.isprintable()
-        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
-    )
+    if plain.isprintable():
+        return plain
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
 
 
 def kind(values: Tensor) -> str:
@@ -72,9 +62,7 @@ def kind(values: Tensor) -> str:
 
 
 def plain_text(text: object, most: int = 500) -> str:
-    """Text from anywhere as one line that can be stored and printed: no lone surrogates, no control characters, no
-    end to wait for.
-    """
+    """Text from anywhere as one line to store and print: no lone surrogates, no control characters, not too long."""
     try:
         # by name: a str of another class may have a mind of its own
         whole = str.encode(str(text)[:most], errors="replace").decode()

@@ -16,7 +16,14 @@ MEASURED = {
 }
 
 # what classes and their fields were called before format 3
-CLASSES = {"offbeat.core.parts.server_opt:Memory": "offbeat.core.parts.server_opt:Moments"}
+CLASSES = {
+    "offbeat.core.parts.server_opt:Memory": "offbeat.core.parts.server_opt:Moments",
+    "offbeat.core.parts.compass:Group": "offbeat.core.strategies.fedcompass.compass:Group",
+    "offbeat.core.parts.compass:Schedule": "offbeat.core.strategies.fedcompass.compass:Schedule",
+    "offbeat.core.strategies.fedpac:HeadThenBody": "offbeat.core.strategies.fedpac.halves:HeadThenBody",
+    "offbeat.core.strategies.fedpac:Split": "offbeat.core.strategies.fedpac.halves:Halves",
+    "offbeat.core.strategies.fedpsa:Sketched": "offbeat.core.strategies.fedpsa.sketch:Sketched",
+}
 FIELDS = {
     "offbeat.engines.progress:Progress": {"barren": "since_accepted"},
     "offbeat.core.parts.selection:Seats": {"flying": "at_work"},

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Annotated
 
-from offbeat.core.errors import require
 from offbeat.core.protocol import ClientLost, ClientReady, Event, UpdateArrived
+from offbeat.core.settings import Must
 
-
-def check_evict(evict_after: float | None) -> None:
-    fine = evict_after is None or (evict_after > 0 and isfinite(evict_after))
-    require(fine, f"evict_after = {evict_after}: must be a positive number of seconds, or none to keep what is cached")
+# seconds what is cached of a lost client is kept; None: for ever
+EvictAfter = Annotated[
+    float | None,
+    Must("must be a positive number of seconds, or none to keep what is cached", lambda s: s > 0 and isfinite(s)),
+]
 
 
 def _anybody(client: int) -> bool:
@@ -32,9 +34,7 @@ class Absences:
     since: dict[int, float] = field(default_factory=dict)  # client -> when it was lost; those lost first come first
 
     def hear(self, event: Event, evict_after: float | None, unless: Callable[[int], bool] = _anybody) -> list[int]:
-        """Book the event; whose caches are to be given up now. `unless`: not yet, what it sent last is still to be
-        used.
-        """
+        """Book the event; whose caches are given up now. `unless`: not yet, what it sent last is still to be used."""
         if evict_after is None:
             return []
         gone = self._gone(event.now - evict_after, unless)

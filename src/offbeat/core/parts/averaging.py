@@ -10,31 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.rounds import Round, Rounds
+from offbeat.core.parts.server import ServerState
 from offbeat.core.parts.server_opt import Moments, ServerOptimizer
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Note, UpdateArrived, World
-from offbeat.core.vector import Layout
+from offbeat.core.protocol import Action, Dispatch, Event, LocalWork, Note, UpdateArrived
 
 
-@dataclass(slots=True)
-class Averaging:
+@dataclass(slots=True, kw_only=True)
+class Averaging(ServerState):
     """The whole state of such a method."""
 
-    model: Tensor
-    version: int
-    layout: Layout
     clients: Mapping[int, int]
-    seed: int
     rounds: Round = field(default_factory=Round)
     answers: Buffer = field(default_factory=Buffer)
     memory: Moments = field(default_factory=Moments)  # of the server optimizer
-
-    @staticmethod
-    def of(world: World) -> Averaging:
-        return Averaging(model=world.model, version=0, layout=world.layout, clients=world.clients, seed=world.seed)
 
 
 def average(
@@ -43,8 +34,7 @@ def average(
     """Answer an event; without an optimizer the mean of a round is the next model, to the last bit."""
     turn = rounds.turn(state.rounds, event, state.clients, state.seed)
     actions = turn.actions
-    if turn.counts:
-        assert isinstance(event, UpdateArrived)
+    if turn.counts and isinstance(event, UpdateArrived):
         state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
     if turn.closes:
         actions = [*_close(state, optimizer), *actions]
@@ -63,6 +53,4 @@ def _close(state: Averaging, optimizer: ServerOptimizer | None) -> list[Action]:
         lengths = (torch.linalg.vector_norm(state.layout.trainable(v)) for v in (d, model - w))
         notes = [Note(dict(zip(("d", "step"), map(float, lengths), strict=True)))]
     answers.statistics.write(state.layout, model, w)  # averaged, whatever the optimizer made of them
-    state.model = model
-    state.version += 1
-    return [Commit(model), *notes]
+    return [state.publish(model), *notes]

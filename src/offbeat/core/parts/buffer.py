@@ -22,9 +22,7 @@ class Buffer:
     statistics: Contributions = field(default_factory=Contributions)
 
     def add(self, layout: Layout, vector: Tensor, weight: float, local: Tensor, share: float | None = None) -> None:
-        """Add weight * vector; `local` is the client's model, whose statistics count with the same weight, or with
-        `share`.
-        """
+        """Add weight * vector; the statistics of `local`, the client's model, count as much, or with `share`."""
         if self.total is None:
             self.total = vector * weight
         else:

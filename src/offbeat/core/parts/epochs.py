@@ -10,10 +10,9 @@ first tick.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil, isfinite
+from math import ceil
 
 from offbeat.core import draws
-from offbeat.core.errors import require
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
@@ -27,10 +26,6 @@ from offbeat.core.protocol import (
 
 TICK = "epoch"
 AWAY = -1  # "sent" of a report whose client left since: long ago
-
-
-def check_epoch(epoch: float | None) -> None:
-    require(epoch is None or (epoch > 0 and isfinite(epoch)), f"epoch = {epoch}: must be a positive number of seconds")
 
 
 @dataclass(slots=True)
@@ -72,9 +67,7 @@ class Epochs:
         return False
 
     def age(self, client: int) -> int | None:
-        """How many epochs a report took (1: it came at the first tick it could come at); None: its client left
-        since.
-        """
+        """How many epochs a report took (1: it came at the first tick it could); None: its client left since."""
         sent = self.reports[client]
         return None if sent == AWAY else max(1, (self.tick if self.due is None else self.due) - sent)
 

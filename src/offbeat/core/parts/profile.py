@@ -98,9 +98,7 @@ def _arrive(profile: Profile, event: UpdateArrived, deadline: float | None) -> P
 
 
 def _expect(profile: Profile, event: ClientReady, deadline: float | None) -> list[Action]:
-    """Wait for this client, unless somebody was heard already: else those who keep coming could put off the end for
-    ever.
-    """
+    """Wait for this client, unless somebody was heard already: those who keep coming must not put off the end."""
     if profile.closed or profile.seconds:
         return []
     profile.expected[event.client] = None

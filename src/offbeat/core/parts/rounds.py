@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil, inf, isfinite
+from math import ceil
 
 from offbeat.core.draws import sample
-from offbeat.core.errors import require
-from offbeat.core.parts.selection import check_sample, sample_size
+from offbeat.core.parts.selection import Sample, sample_size
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
@@ -25,6 +24,7 @@ from offbeat.core.protocol import (
     TimerFired,
     UpdateArrived,
 )
+from offbeat.core.settings import Amount, Seconds, check
 
 OPEN, DEADLINE = "round", "deadline"
 
@@ -57,16 +57,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    sample: int | float | None = None
-    deadline: float | None = None  # seconds after the round opened
-    over_select: float = 0.0  # sample (1 + this) times as many, close when `sample` are heard
+    sample: Sample = None
+    deadline: Seconds | None = None  # after the round opened
+    over_select: Amount = 0.0  # sample (1 + this) times as many, close when `sample` are heard
     key: str = ""  # where several rounds go on side by side: tells their timers and draws apart
 
     def __post_init__(self) -> None:
-        check_sample(self.sample)
-        fine = self.deadline is None or (self.deadline > 0 and isfinite(self.deadline))
-        require(fine, f"deadline = {self.deadline}: must be a positive number of seconds")
-        require(0 <= self.over_select < inf, f"over_select = {self.over_select}: must be 0 or more, and finite")
+        check(self)
 
     def turn(self, rounds: Round, event: Event, clients: Mapping[int, object], seed: int) -> Turn:
         """Book the event; `clients` are those known at the start."""

@@ -38,9 +38,7 @@ class RunningSum:
             self.total.sub_(vector, alpha=weight)
 
     def put(self, table: MutableMapping[int, Tensor], client: int, vector: Tensor, weight: float = 1.0) -> None:
-        """table[client] := vector, where this is the weighted sum of the whole table: two passes, however long that
-        is.
-        """
+        """table[client] := vector, where this is the weighted sum of the whole table: two passes, whatever its size."""
         if client in table:
             self.remove(table[client], self.weights[client])
         table[client] = vector

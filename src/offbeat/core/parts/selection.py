@@ -9,12 +9,38 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Annotated
 
 from offbeat.core.draws import below
-from offbeat.core.errors import require, require_whole
-from offbeat.core.protocol import Action, ClientLost, ClientReady, Event, SetTimer, TimerFired, UpdateArrived
+from offbeat.core.parts.server import ServerState
+from offbeat.core.protocol import (
+    Action,
+    ClientLost,
+    ClientReady,
+    Dispatch,
+    Event,
+    LocalWork,
+    SetTimer,
+    TimerFired,
+    UpdateArrived,
+)
+from offbeat.core.settings import WHOLE, Must, least
 
 SELECT, STALLED = "select", "stalled"
+
+# clients in flight at once
+Concurrency = Annotated[int | None, WHOLE, least(1, "at least 1 client in flight, or none for no limit")]
+# clients a round: a number, a share of those known, or all of them
+Sample = Annotated[
+    int | float | None,
+    Must("a share lies in (0, 1]; a number of clients is a whole number", lambda s: not _share(s) or 0 < s <= 1),
+    Must("must be a whole number", lambda s: _share(s) or type(s) is int),
+    Must("at least 1 client a round", lambda s: _share(s) or s >= 1),
+]
+
+
+def _share(sample: object) -> bool:
+    return isinstance(sample, float)
 
 
 @dataclass(slots=True)
@@ -61,12 +87,25 @@ class Seats:
     held: dict[int, bool] = field(default_factory=dict)  # not served until released -> is it ready?
 
 
-def check_limit(concurrency: int | None) -> None:
-    require_whole(concurrency=concurrency)
-    require(
-        concurrency is None or concurrency >= 1,
-        f"concurrency = {concurrency}: at least 1 client in flight, or none for no limit",
-    )
+@dataclass(slots=True, kw_only=True)
+class Seated(ServerState):
+    """The state of a method that serves clients one by one."""
+
+    seats: Seats = field(default_factory=Seats)
+
+
+def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, stepped: bool = False) -> list[Action]:
+    """Book the event, and send the model to whoever gets work now; after a buffer's step also to those it held."""
+    seats = state.seats
+    clients, actions = next_clients(seats, event, limit, state.seed)
+    if stepped:
+        released, more = release(seats, limit, event.now)
+        clients, actions = clients + released, actions + more
+    if seats.held:
+        actions = actions + stall_timer(seats, event)
+    for client in clients:  # no comprehension: it would cost more than the work it does
+        actions.append(Dispatch(client, state.model, work))
+    return actions
 
 
 def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tuple[list[int], list[Action]]:
@@ -145,11 +184,3 @@ def sample_size(sample: int | float | None, known: int) -> int:
     if sample is None:
         return known
     return max(1, ceil(sample * known - 1e-9)) if isinstance(sample, float) else sample
-
-
-def check_sample(sample: int | float | None) -> None:
-    if isinstance(sample, float):
-        require(0 < sample <= 1, f"sample = {sample}: a share lies in (0, 1]; a number of clients is a whole number")
-    else:
-        require_whole(sample=sample)
-        require(sample is None or sample >= 1, f"sample = {sample}: at least 1 client a round")

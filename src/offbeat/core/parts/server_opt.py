@@ -69,11 +69,8 @@ class Adam:
         )
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        m = (
-            d.mul(1 - self.beta1)
-            if memory.first is None
-            else memory.first.mul(self.beta1).add_(d, alpha=1 - self.beta1)
-        )
+        new = 1 - self.beta1
+        m = d.mul(new) if memory.first is None else memory.first.mul(self.beta1).add_(d, alpha=new)
         s = d.new_full(d.shape, self.tau**2) if memory.second is None else memory.second
         s = s.mul(self.beta2).addcmul_(d, d, value=1 - self.beta2)
         memory.first, memory.second = m, s

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from offbeat.core.errors import require, unknown
+from offbeat.core.protocol import Action, Reject, UpdateArrived
+from offbeat.core.settings import least
+
+# versions an update may be old; None: any number
+MaxStaleness = Annotated[int | None, least(0, "0 or more")]
 
 
 class Staleness(Protocol):
@@ -76,3 +81,8 @@ def as_staleness(value: Staleness | str) -> Staleness:
         raise unknown("staleness", value, STALENESS)
     made: Staleness = STALENESS[value]()
     return made
+
+
+def too_old(event: UpdateArrived, u: int, most: int | None) -> list[Action]:
+    """The refusal of an update that is older than it may be, if it is."""
+    return [] if most is None or u <= most else [Reject(event.client, event.ticket, f"staleness {u} is over {most}")]

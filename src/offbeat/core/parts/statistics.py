@@ -15,15 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import require
 from offbeat.core.vector import Layout
 
 # with the method's weight, or with omega = 1 and all contributors alike (what APPFL does)
 Statistics = Literal["mix", "replace"]
-
-
-def check_statistics(statistics: str) -> None:
-    require(statistics in ("mix", "replace"), f"statistics = {statistics!r}: 'mix' or 'replace'")
 
 
 def mix(layout: Layout, new: Tensor, server: Tensor, local: Tensor, omega: float) -> None:
@@ -38,9 +33,7 @@ def mix(layout: Layout, new: Tensor, server: Tensor, local: Tensor, omega: float
 
 
 def own(layout: Layout, vector: Tensor, local: Tensor) -> None:
-    """Write a client's own statistics into the vector of its direction (not published yet): they are values in any
-    case.
-    """
+    """Write a client's own statistics, as values, into the vector of its direction (not published yet)."""
     for a, b in (*layout.buffers, *layout.counters):
         vector[a:b] = local[a:b]
 
@@ -66,9 +59,7 @@ class Contributions:
 
     @staticmethod
     def of(layout: Layout, table: Mapping[int, Tensor], weights: Mapping[int, float]) -> Contributions:
-        """The weighted mean over a table of clients. One pass over all of it, so not asked for where there are no
-        statistics.
-        """
+        """The weighted mean over a table of clients; no pass over it where there are no statistics."""
         found = Contributions()
         for client in () if layout.plain else sorted(table):
             found.add(layout, table[client], weights[client])

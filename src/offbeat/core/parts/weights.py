@@ -6,16 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from offbeat.core.errors import require
 from offbeat.core.protocol import ClientReady, Event, UpdateArrived
 
 ClientWeight = Literal["examples", "equal"]
-
-
-def check_weight(client_weight: str | None) -> None:
-    require(
-        client_weight in (None, "examples", "equal"), f"client_weight = {client_weight!r}: 'examples', 'equal' or None"
-    )
 
 
 @dataclass(slots=True)

@@ -16,12 +16,16 @@ Deviates: 1. eq. (6) shrinks the first layer at every step until nothing is left
           3. "previous gradients" are those of the previous local step; they outlive the job. w_k^t is the download, so
              the proximal term acts from the second local step on.
           4. the paper says neither log of what nor when durations count: natural log of seconds, dispatch to accepted
-             arrival, the mean over all of a client's completed jobs; 1 before the first.
+             arrival, the mean over all of a client's completed jobs; 1 before the first. Lost and refused jobs do not
+             count.
           5. the paper prints "element [i, j] in column [j]" but sums over j: axis=1, attention over the inputs of a
              unit.
           6. data grows (scenario/streaming) by a share of the client's own data at each of its jobs; the paper counts
              server iterations.
-          7. epochs and batch are the experiment's (the paper: 2 epochs), the optimizer is meant to be plain SGD.
+          7. epochs and batch are the experiment's (the paper: 2 epochs), the rate is the strategy's own: training.lr
+             and its decay do not count. The optimizer is meant to be plain SGD.
+          8. N' counts all registered clients, also those that have not reported.
+          9. statistics (the paper has none) are mixed as values with weight n'_k / N'; counters take the maximum.
 Checked:  tests/strategies/test_aso_fed.py (hand-worked), the laws; beta = lam = 0 without feature and dynamic step is
           weighted async SGD.
 """
@@ -30,8 +34,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import e, isfinite, log
-from typing import ClassVar, Literal
+from math import e, log
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,12 +43,11 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
-from offbeat.core.parts.selection import Seats, check_limit, next_clients
+from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.weights import Census
 from offbeat.core.protocol import (
     Action,
     ClientReady,
-    Commit,
     Dispatch,
     Event,
     Gradient,
@@ -55,10 +58,12 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
+from offbeat.core.settings import BelowOne, Must, Rate, Settings, finite
 from offbeat.core.vector import Layout, Slice
 
 Feature = Literal["view", "literal", "off"]
 Order = Literal["eq", "alg2"]
+Axis = Annotated[int, Must("1 (the inputs of a unit) or 0 (the units of an input)", (0, 1).__contains__)]
 Carry = tuple[Tensor, Tensor]  # (vprev, h)
 
 
@@ -67,9 +72,7 @@ Carry = tuple[Tensor, Tensor]  # (vprev, h)
 
 @dataclass(frozen=True)
 class DecayedGradients(LocalRule):
-    """Descend the surrogate s = f + (lam / 2) ||w - start||^2 along its gradient, balanced with decayed previous
-    ones.
-    """
+    """Descend the surrogate s = f + (lam / 2) ||w - start||^2 along its gradient, balanced with decayed older ones."""
 
     memory: ClassVar[tuple[str, ...]] = ("vprev", "h")
     beta: float
@@ -101,9 +104,7 @@ def first_layer(layout: Layout) -> Slice | None:
 
 
 def attend(a: Tensor, axis: int, keep_norm: bool) -> Tensor:
-    """The matrix with each entry weighted by attention along `axis`; `keep_norm`: every row (column) as long as
-    before.
-    """
+    """The matrix with each entry weighted by attention along `axis`; `keep_norm`: each row (column) as long as ever."""
     alpha = torch.softmax(a.abs(), dim=axis)  # alpha_ij = exp|a_ij| / sum_j exp|a_ij|
     new = alpha * a  # a_ij = alpha_ij * a_ij
     if not keep_norm:
@@ -123,46 +124,33 @@ class Past:
     seconds: float = 0.0  # dispatch to arrival, all jobs together
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor  # what was committed last
-    version: int
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(Seated):
     census: Census
     w: Tensor  # raw weights: with feature="view" never what is committed
     sent: Tensor  # what clients are sent: the model, and before the first Commit the view of the initial one
     past: dict[int, Past] = field(default_factory=dict)
-    seats: Seats = field(default_factory=Seats)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsoFed:
+class AsoFed(Settings):
     about: ClassVar[About] = About("asynchronous", keeps="nothing", uploads="model")
 
-    beta: float = 0.001  # decay of the previous gradients, in [0, 1)
-    lam: float = 1.0  # the client's proximal pull
-    lr: float = 0.001  # eta-bar, the learning rate of a client that answers fast
+    beta: BelowOne = 0.001  # decay of the previous gradients
+    lam: Annotated[float, finite(0, "must be 0 or more")] = 1.0  # the client's proximal pull
+    lr: Rate = 0.001  # eta-bar, the learning rate of a client that answers fast
     dynamic_step: bool = True  # slow clients take larger steps; False is ASO-Fed(-D)
     feature: Feature = "view"  # attention on the first layer; "off" is ASO-Fed(-F)
     h_order: Order = "eq"
-    axis: int = 1  # attention over the inputs of a unit; 0: over the units of an input
-    concurrency: int | None = None
+    axis: Axis = 1  # what attention goes over
+    concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 1, f"beta = {self.beta}: must lie in [0, 1)")
-        require(self.lam >= 0 and isfinite(self.lam), f"lam = {self.lam}: must be 0 or more")
-        require(self.lr > 0 and isfinite(self.lr), f"lr = {self.lr}: must be positive and finite")
-        require(self.feature in ("view", "literal", "off"), f"feature = {self.feature!r}: 'view', 'literal' or 'off'")
-        require(self.h_order in ("eq", "alg2"), f"h_order = {self.h_order!r}: 'eq' or 'alg2'")
-        require(self.axis in (0, 1), f"axis = {self.axis}: 1 (the inputs of a unit) or 0 (the units of an input)")
-        require(
-            self.work.lr is None,
-            f"work.lr = {self.work.lr}: ASO-Fed sets the rate of each job from its own lr, leave this out",
-        )
+        super().__post_init__()
+        wrong = "ASO-Fed sets the rate of each job from its own lr, leave this out"
+        require(self.work.lr is None, f"work.lr = {self.work.lr}: {wrong}")
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: ASO-Fed has a rule of its own")
-        check_limit(self.concurrency)
 
     @cached_property
     def _rule(self) -> DecayedGradients:
@@ -171,7 +159,7 @@ class AsoFed:
     def init(self, world: World) -> State:
         census = Census.of(world.clients, "examples")
         sent = self._attended(world.layout, world.model) if self.feature == "view" else world.model
-        return State(world.model, 0, world.layout, world.seed, census, w=world.model, sent=sent)
+        return State.of(world, census=census, w=world.model, sent=sent)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         self._count(state, event)
@@ -192,10 +180,10 @@ class AsoFed:
         p = state.census.weight(event.client, "examples")  # n'_k / N'
         w = torch.sub(state.w, event.base - event.local, alpha=p)  # w^(t+1) = w^t - (n'_k / N') (w_k^t - w_k^(t+1))
         statistics.mix(state.layout, w, state.w, event.local, p)
-        state.model = state.sent = self._attended(state.layout, w)
-        state.w = state.model if self.feature == "literal" else w
-        state.version += 1
-        return [Note(self._told(state, event, p), event.ticket), Commit(state.model)]
+        state.sent = self._attended(state.layout, w)
+        state.w = state.sent if self.feature == "literal" else w
+        commit = state.publish(state.sent)
+        return [Note(self._told(state, event, p), event.ticket), commit]
 
     def _attended(self, layout: Layout, w: Tensor) -> Tensor:
         """Feature learning on the first layer, as a new tensor; biases and all other layers stay."""

@@ -12,7 +12,7 @@ Deviates: 1. neither the paper's text nor its code was at hand; the rule is read
              it. The caches of the lost are kept, or given up after evict_after seconds: h_i = 0 from then on, and in h
              from the next step on.
           4. k=10 as in FedBuff; FLGo takes a tenth of the clients. The paper tunes eta; 1 is FLGo's.
-          5. statistics are the mean of the buffer's: they have no cache.
+          5. statistics are the mean of the buffer's, counters take the maximum: they have no cache.
 Checked:  tests/strategies/test_ca2fl.py (hand-worked), the laws, FedBuff without discount while every buffer holds
           everybody once.
 """
@@ -21,64 +21,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require, require_whole
-from offbeat.core.parts.absence import Absences, check_evict
+from offbeat.core.parts.absence import Absences, EvictAfter
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.running import RunningSum
-from offbeat.core.parts.selection import Seats, check_limit, next_clients
-from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, LocalWork, Note, UpdateArrived, World
-from offbeat.core.vector import Layout
+from offbeat.core.parts.selection import Concurrency, Seated, serve
+from offbeat.core.protocol import Action, ClientReady, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.settings import WHOLE, Rate, Settings, least
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(Seated):
     clients: Mapping[int, int]  # known at the start
     caches: MutableMapping[int, Tensor]  # client -> its last delta
     newcomers: dict[int, None] = field(default_factory=dict)
     total: RunningSum = field(default_factory=RunningSum)  # of the caches as they are now: a step never reads them all
     h: Tensor | None = None  # their mean over all clients at the last step; None: 0
     buffer: Buffer = field(default_factory=Buffer)
-    seats: Seats = field(default_factory=Seats)
     absences: Absences = field(default_factory=Absences)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CA2FL:
+class CA2FL(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="its last delta", uploads="model")
 
-    k: int = 10  # updates per step
-    lr: float = 1.0  # server learning rate
-    evict_after: float | None = None  # seconds a lost client's cache is kept; None: for ever
-    concurrency: int | None = None
+    k: Annotated[int, WHOLE, least(1, "the buffer holds at least 1 update")] = 10  # updates per step
+    lr: Rate = 1.0  # server learning rate
+    evict_after: EvictAfter = None  # seconds a lost client's cache is kept; None: for ever
+    concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 
-    def __post_init__(self) -> None:
-        require_whole(k=self.k)
-        require(self.k >= 1, f"k = {self.k}: the buffer holds at least 1 update")
-        require(self.lr > 0 and isfinite(self.lr), f"lr = {self.lr}: must be positive and finite")
-        check_evict(self.evict_after)
-        check_limit(self.concurrency)
-
     def init(self, world: World) -> State:
-        return State(
-            model=world.model,
-            version=0,
-            layout=world.layout,
-            seed=world.seed,
-            clients=world.clients,
-            caches=world.store("deltas"),
-        )
+        return State.of(world, clients=world.clients, caches=world.store("deltas"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
@@ -90,8 +69,7 @@ class CA2FL:
             actions.append(self._collect(state, event))
             if state.buffer.count == self.k:
                 actions += self._step(state)
-        clients, timers = next_clients(state.seats, event, self.concurrency, state.seed)
-        return [*actions, *timers, *(Dispatch(client, state.model, self.work) for client in clients)]
+        return actions + serve(state, event, self.concurrency, self.work)
 
     def _collect(self, state: State, event: UpdateArrived) -> Action:
         client = event.client
@@ -119,17 +97,10 @@ class CA2FL:
         model = torch.add(state.model, v, alpha=self.lr)  # w := w + eta v_t
         buffer.statistics.write(state.layout, model, state.model)
         N = len(state.clients) + len(state.newcomers)
-        note = Note(
-            {
-                "h": 0.0 if state.h is None else _norm(state, state.h),
-                "v": _norm(state, v),
-                "cached": state.total.count / N,
-            }
-        )
+        h = 0.0 if state.h is None else _norm(state, state.h)
+        note = Note({"h": h, "v": _norm(state, v), "cached": state.total.count / N})
         state.h = state.total.total / N  # h_{t+1} = 1/N sum_i h_i
-        state.model = model
-        state.version += 1
-        return [Commit(model), note]
+        return [state.publish(model), note]
 
 
 def _norm(state: State, vector: Tensor) -> float:

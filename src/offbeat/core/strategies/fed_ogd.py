@@ -20,6 +20,9 @@ Deviates: 1. G = (base - local) / eta_l: with the printed sign the server would 
              share of all heard.
           8. the official code projects always, and on no basis at all; project="always" is the ablation "traditional
              OGD".
+          9. momentum and all else about local training is the experiment's; only the rate is the strategy's, since G is
+             divided by it: training.lr and its decay do not count.
+          10. there is no limit on staleness: keeping old gradients is the method.
 Checked:  tests/strategies/test_fed_ogd.py (spec vectors, every variant, zero bases reduce to MIFA's cache), the laws.
 """
 
@@ -28,7 +31,6 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isfinite
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -36,17 +38,16 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts.absence import Absences, check_evict
-from offbeat.core.parts.epochs import Epochs, check_epoch
-from offbeat.core.parts.projection import NEGLIGIBLE
+from offbeat.core.parts.absence import Absences, EvictAfter
+from offbeat.core.parts.epochs import Epochs
 from offbeat.core.parts.running import RunningSum
-from offbeat.core.parts.selection import check_limit
-from offbeat.core.parts.statistics import Contributions
+from offbeat.core.parts.selection import Concurrency
+from offbeat.core.parts.server import ServerState
+from offbeat.core.parts.statistics import Contributions, own
 from offbeat.core.protocol import (
     Action,
     ClientLost,
     ClientReady,
-    Commit,
     Dispatch,
     Event,
     Gradient,
@@ -57,7 +58,10 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
+from offbeat.core.settings import Rate, Seconds, Settings
 from offbeat.core.vector import Layout
+
+NEGLIGIBLE = 1e-12  # squared, an element: a basis as short as that has no direction
 
 # ---------------------------------------------------------------- the client half
 
@@ -84,7 +88,7 @@ class Orthogonal(LocalRule):
     def begin(self, job: LocalJob) -> Carry:
         b = job.extras["basis"]
         squared = torch.linalg.vecdot(b, b).unsqueeze(-1)
-        # a basis this small has no direction; in float64 that is one whose square has no inverse
+        # in float64 only one whose square has no inverse
         nothing = max(0.0 if b.dtype == torch.float64 else NEGLIGIBLE * b.shape[-1], 1.0 / torch.finfo(b.dtype).max)
         inverse = torch.where(squared > nothing, 1.0 / squared, 0.0)
         nothing_yet = torch.zeros_like(squared)
@@ -116,8 +120,7 @@ class OrthogonalDifference(Orthogonal):
         G = (job.start - job.layout.trainable(local)) / job.lr
         sent = job.start - job.lr * (G - previous)
         local.copy_(job.layout.with_trainable(local, sent))  # in place: what the client trained must not leave it
-        # not G itself: what rounding took from this upload is made up for by the next one, so it cannot pile up in the
-        # server's sum
+        # not G itself: the next upload makes up for this one's rounding, so it cannot pile up in the server's sum
         extras, _ = super().end(job, local, carry)
         return extras, {"previous": previous + (job.start - sent) / job.lr}
 
@@ -125,12 +128,8 @@ class OrthogonalDifference(Orthogonal):
 # ---------------------------------------------------------------- the server half
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(ServerState):
     clients: Mapping[int, int]  # known at the start
     caches: MutableMapping[int, Tensor]  # client -> G in the params, its own values in the statistics
     epochs: Epochs
@@ -146,44 +145,30 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedOGD:
+class FedOGD(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="its last gradient", uploads="model")
 
-    lr_local: float = 0.01  # eta_l, the rate clients train with
-    lr_global: float = 0.003  # eta_g
-    epoch: float | None = None  # seconds between server steps; None: the median of the clients' first jobs
+    lr_local: Rate = 0.01  # eta_l, the rate clients train with
+    lr_global: Rate = 0.003  # eta_g
+    epoch: Seconds | None = None  # between server steps; None: the median of the clients' first jobs
     cache: bool = True  # False: only what was reported in this epoch counts
     project: Literal["conflict", "always"] = "conflict"
     combine: Literal["mean", "sum_of_means"] = "mean"
     upload: Literal["gradient", "difference"] = "gradient"
-    evict_after: float | None = None  # seconds a lost client's cache is kept; None: for ever
-    concurrency: int | None = None
+    evict_after: EvictAfter = None  # seconds a lost client's cache is kept; None: for ever
+    concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        for name in ("lr_local", "lr_global"):
-            value = getattr(self, name)
-            require(value > 0 and isfinite(value), f"{name} = {value}: must be positive and finite")
-        check_epoch(self.epoch)
-        require(self.project in ("conflict", "always"), f"project = {self.project!r}: 'conflict' or 'always'")
-        require(self.combine in ("mean", "sum_of_means"), f"combine = {self.combine!r}: 'mean' or 'sum_of_means'")
-        require(self.upload in ("gradient", "difference"), f"upload = {self.upload!r}: 'gradient' or 'difference'")
-        require(
-            self.cache or self.upload == "gradient",
-            "upload = 'difference' adds to running means: it needs cache = True",
-        )
-        check_evict(self.evict_after)
-        wrong = (
-            f"evict_after = {self.evict_after}: the server has caches only with cache = True and upload = 'gradient'"
-        )
-        require(self.evict_after is None or (self.cache and self.upload == "gradient"), wrong)
+        super().__post_init__()
+        wrong = "upload = 'difference' adds to running means: it needs cache = True"
+        require(self.cache or self.upload == "gradient", wrong)
+        wrong = "the server has caches only with cache = True and upload = 'gradient'"
+        fine = self.evict_after is None or (self.cache and self.upload == "gradient")
+        require(fine, f"evict_after = {self.evict_after}: {wrong}")
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: fed_ogd's clients have a rule of their own")
-        wrong = (
-            f"work.lr = {self.work.lr}: clients train with lr_local = {self.lr_local}, since G = (base - local) "
-            "/ lr_local"
-        )
-        require(self.work.lr in (None, self.lr_local), wrong)
-        check_limit(self.concurrency)
+        wrong = f"clients train with lr_local = {self.lr_local}, since G = (base - local) / lr_local"
+        require(self.work.lr in (None, self.lr_local), f"work.lr = {self.work.lr}: {wrong}")
 
     @cached_property
     def _work(self) -> LocalWork:
@@ -191,15 +176,8 @@ class FedOGD:
         return replace(self.work, lr=self.lr_local, rule=rule(always=self.project == "always"))
 
     def init(self, world: World) -> State:
-        return State(
-            model=world.model,
-            version=0,
-            layout=world.layout,
-            seed=world.seed,
-            clients=world.clients,
-            caches=world.store("gradients"),
-            epochs=Epochs(self.epoch or 0.0),
-        )
+        caches, epochs = world.store("gradients"), Epochs(self.epoch or 0.0)
+        return State.of(world, clients=world.clients, caches=caches, epochs=epochs)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
@@ -225,8 +203,7 @@ class FedOGD:
         if client in state.caches:
             state.sum_of(client).remove(state.caches[client])
         G = torch.sub(event.base, event.local).div_(self.lr_local)  # G_k = (w^t - w_k) / eta_l
-        for a, b in (*state.layout.buffers, *state.layout.counters):
-            G[a:b] = event.local[a:b]
+        own(state.layout, G, event.local)
         state.caches[client] = G
         state.heard[client] = None
         sent = event.extras.get("projected")  # nothing is computed from it: a script of events may leave it out
@@ -295,14 +272,11 @@ class FedOGD:
             return []  # nothing was reported yet, or without caches, in this epoch
         model = torch.sub(state.model, step, alpha=self.lr_global)  # w^{t+1} = w^t - eta_g Delta w^t
         statistics = Contributions()
-        if not state.layout.plain:
-            for client in state.caches:
-                statistics.add(state.layout, state.caches[client], 1.0)
+        for client in () if state.layout.plain else state.caches:
+            statistics.add(state.layout, state.caches[client], 1.0)
         share = len(state.epochs.reports) / len(state.heard) if self.upload == "difference" else 1.0
         statistics.write(state.layout, model, state.model, share)
-        state.model = model
-        state.version += 1
-        return [Commit(model)]
+        return [state.publish(model)]
 
     def _note(self, state: State, n_act: int, n_str: int, b_act: Tensor, b_str: Tensor) -> Note:
         norms = float(torch.linalg.vector_norm(b_act)) * float(torch.linalg.vector_norm(b_str))

@@ -13,42 +13,47 @@ Checked:  tests/strategies/test_fedadam.py (hand-worked), the laws, beta1=beta2=
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
 from offbeat.core.parts.averaging import Averaging, average
 from offbeat.core.parts.rounds import Rounds
+from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_opt import Adam
 from offbeat.core.protocol import Action, Event, LocalWork, World
+from offbeat.core.settings import Amount, Seconds, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAdam:
+class FedAdam(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
     lr: float = 0.1  # the server's
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3  # how far it adapts: the larger, the more like plain momentum
-    sample: int | float | None = None
-    deadline: float | None = None
-    over_select: float = 0.0
+    sample: Sample = None
+    deadline: Seconds | None = None
+    over_select: Amount = 0.0
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        self._rounds()
-        self._adam()
+        super().__post_init__()
+        _ = self._adam  # checks its own settings
 
+    @cached_property
     def _rounds(self) -> Rounds:
         return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
+    @cached_property
     def _adam(self) -> Adam:
         return Adam(lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
 
     def init(self, world: World) -> Averaging:
-        return Averaging.of(world)
+        return Averaging.of(world, clients=world.clients)
 
     def on_event(self, state: Averaging, event: Event) -> list[Action]:
-        # d = sum_k n_k w_k / sum_k n_k - w; m := beta1 m + (1 - beta1) d; v := beta2 v + (1 - beta2) d^2; w := w + lr m
-        # / (sqrt v + tau)
-        return average(state, event, self._rounds(), self.work, self._adam())
+        # d = sum_k n_k w_k / sum_k n_k - w; m := beta1 m + (1 - beta1) d; v := beta2 v + (1 - beta2) d^2
+        # w := w + lr m / (sqrt v + tau)
+        return average(state, event, self._rounds, self.work, self._adam)

@@ -8,7 +8,7 @@ Deviates: 1. neither paper nor code was at hand: the rule is taken from descript
              tier weighs as often as its mirror image was updated: after the very first update, unless the middle tier
              made it, w is still w_0. smooth=1 adds 1 to every count.
           2. speeds are measured (parts.profile): first jobs are one FedAvg round, then tiers are cut. Tier models begin
-             with its result.
+             with its result, all T_m at 0.
           3. tiers are of about equal size, or with `ratio` as few as keep speeds within that ratio inside a tier
              (FedCompass's setting).
           4. a newcomer joins the tier of the client nearest in speed. A tier without members does not exist; one whose
@@ -17,7 +17,11 @@ Deviates: 1. neither paper nor code was at hand: the rule is taken from descript
              the m-th; where their number changes, of the one at the same place in between. Jobs under way still count
              in the round they were sent out for; the open round of a tier that is dropped goes on in the tier that has
              most of its members now, its deadline from the cut on.
-          6. a tier round in which nobody answers changes nothing. deadline holds for tier rounds and for profiling.
+          6. a tier round in which nobody answers changes nothing, T_m included. deadline holds for tier rounds and for
+             profiling.
+          7. statistics are averaged inside a tier by examples, between tiers with the weights of the parameters;
+             counters take the maximum.
+          8. what is sent is not compressed.
 Checked:  tests/strategies/test_fedat.py (hand-worked), the laws, one tier reduces to FedAvg.
 """
 
@@ -25,21 +29,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require, require_whole
+from offbeat.core.errors import require
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, cut_by_ratio, cut_into, nearest, profile_turn
 from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds
+from offbeat.core.parts.selection import Sample
+from offbeat.core.parts.server import ServerState
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
-    Commit,
     Dispatch,
     Event,
     LocalWork,
@@ -49,7 +53,7 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
-from offbeat.core.vector import Layout
+from offbeat.core.settings import WHOLE, Amount, Seconds, Settings, finite, least, one_of
 
 TIERS = 5
 
@@ -68,12 +72,8 @@ class Tier:
         return f" {self.number}"
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(ServerState):
     profile: Profile = field(default_factory=Profile)
     answers: Buffer = field(default_factory=Buffer)  # of the profiling round
     tiers: list[Tier] = field(default_factory=list)  # fastest first
@@ -89,39 +89,32 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAT:
+class FedAT(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")  # beyond a model per tier
 
-    lam: float = 0.4  # lambda, the pull towards what a client was sent
-    ratio: float | None = None  # slowest / fastest inside a tier at most; then `tiers` does not count
-    tiers: int | None = TIERS
-    smooth: int = 0  # 1: added to every count, so that no tier weighs nothing
-    sample: int | float | None = None  # clients a tier's round: a number, a share of the tier, or all
-    deadline: float | None = None
-    retier: int | None = None  # tiers are cut anew after so many tier rounds
+    lam: Amount = 0.4  # lambda, the pull towards what a client was sent
+    # slowest / fastest inside a tier at most; then `tiers` does not count
+    ratio: Annotated[float | None, finite(1, "slowest / fastest, a finite factor of 1 or more")] = None
+    tiers: Annotated[int | None, WHOLE, least(1, "at least 1 tier")] = TIERS
+    smooth: Annotated[int, one_of(0, 1)] = 0  # 1: added to every count, so that no tier weighs nothing
+    sample: Sample = None  # clients a tier's round: a number, a share of the tier, or all
+    deadline: Seconds | None = None
+    # tiers are cut anew after so many tier rounds
+    retier: Annotated[int | None, WHOLE, least(1, "at least 1 tier round, or none")] = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        require(self.lam >= 0 and isfinite(self.lam), f"lam = {self.lam}: must be 0 or more, and finite")
-        require_whole(tiers=self.tiers, retier=self.retier)
-        require(self.tiers is None or self.tiers >= 1, f"tiers = {self.tiers}: at least 1 tier")
-        require(
-            self.ratio is None or 1 <= self.ratio < float("inf"),
-            f"ratio = {self.ratio}: slowest / fastest, a finite factor of 1 or more",
-        )
+        super().__post_init__()
         one = self.tiers is not None if self.ratio is None else self.tiers in (None, TIERS)
         require(one, f"tiers = {self.tiers}, ratio = {self.ratio}: give one of the two")
-        require(self.smooth in (0, 1), f"smooth = {self.smooth}: 0 or 1")
-        require(self.retier is None or self.retier >= 1, f"retier = {self.retier}: at least 1 tier round, or none")
-        Rounds(sample=self.sample, deadline=self.deadline)
-        self._pulled  # noqa: B018 - work that cannot take the pull is refused now, not at the first dispatch
+        _ = self._pulled  # work that cannot take the pull is refused now, not at the first dispatch
 
     @cached_property
     def _pulled(self) -> LocalWork:
         return with_proximal(self.work, self.lam)  # f_k(w_k) + lambda / 2 ||w_k - w||^2
 
     def init(self, world: World) -> State:
-        return State(model=world.model, version=0, layout=world.layout, seed=world.seed)
+        return State.of(world)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         turn = profile_turn(state.profile, event, self.deadline)
@@ -149,13 +142,12 @@ class FedAT:
         mean = state.answers.mean(state.layout, state.model)
         assert mean is not None
         state.answers = Buffer()
-        state.model = mean
-        state.version += 1
+        commit = state.publish(mean)
         groups = self._cut(state)
         state.tiers = [self._tier(state, mean, 0) for _ in groups]
         self._settle(state, groups, state.profile.idle)
         state.profile.idle = {}
-        return [Commit(mean), self._spread(state), *self._open_soon(state, now)]
+        return [commit, self._spread(state), *self._open_soon(state, now)]
 
     def _tier(self, state: State, model: Tensor, count: int) -> Tier:
         state.created += 1
@@ -205,10 +197,8 @@ class FedAT:
         model = merged.total  # w = sum_m T_{M+1-m} / T w^(m)
         assert model is not None
         merged.statistics.write(state.layout, model, state.model)
-        state.model = model
-        state.version += 1
         m = next(place for place, t in enumerate(state.tiers) if t is tier)
-        return [Commit(model), Note({"tier": m + 1, "rounds": tier.count, "weight": weights[m]})]
+        return [state.publish(model), Note({"tier": m + 1, "rounds": tier.count, "weight": weights[m]})]
 
     def _retier(self, state: State, now: float) -> list[Action]:
         old, groups = state.tiers, self._cut(state)
@@ -225,9 +215,7 @@ class FedAT:
         return [self._spread(state), *actions, *self._open_soon(state, now)]
 
     def _hand_over(self, state: State, tier: Tier, now: float) -> list[Action]:
-        """A tier is dropped: what its open round has heard, and whom it waits for, count where most of its members
-        are now.
-        """
+        """A tier is dropped: what its open round has heard, and waits for, counts where most of its members are now."""
         if not tier.rounds.is_open:
             return []
         cancelled: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + tier.key)]

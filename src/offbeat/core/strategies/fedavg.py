@@ -2,40 +2,43 @@
 Paper:    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 Follows:  Algorithm 1 (FederatedAveraging), server half.
 Notation: S_t -> the round's members; n_k -> num_examples; w_k -> local; C -> sample.
-Deviates: 1. weights are normalised over those who answered, not over all clients; nobody answering keeps w.
+Deviates: 1. weights are normalised over those who answered, not over all clients; nobody answering keeps w, and counts
+             no version.
           2. sample=None (everybody) by default; papers that sample say so in their preset.
           3. deadline and over-selection are the usual production options, off by default.
+          4. statistics are averaged with the same weights, counters take the maximum.
 Checked:  tests/strategies/test_fedavg.py (hand-worked), the laws, FedBuff(k=all, exclude_buffered) reduces to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
 from offbeat.core.parts.averaging import Averaging, average
 from offbeat.core.parts.rounds import Rounds
+from offbeat.core.parts.selection import Sample
 from offbeat.core.protocol import Action, Event, LocalWork, World
+from offbeat.core.settings import Amount, Seconds, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
-    sample: int | float | None = None  # clients a round: a number, a share of all, or everybody
-    deadline: float | None = None  # seconds; a round closes then with whoever answered
-    over_select: float = 0.0  # ask (1 + this) times as many, close when `sample` have answered
+    sample: Sample = None  # clients a round: a number, a share of all, or everybody
+    deadline: Seconds | None = None  # a round closes then with whoever answered
+    over_select: Amount = 0.0  # ask (1 + this) times as many, close when `sample` have answered
     work: LocalWork = LocalWork()
 
-    def __post_init__(self) -> None:
-        self._rounds()
-
+    @cached_property
     def _rounds(self) -> Rounds:
         return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
     def init(self, world: World) -> Averaging:
-        return Averaging.of(world)
+        return Averaging.of(world, clients=world.clients)
 
     def on_event(self, state: Averaging, event: Event) -> list[Action]:
-        return average(state, event, self._rounds(), self.work)  # w := sum_k n_k w_k / sum_k n_k
+        return average(state, event, self._rounds, self.work)  # w := sum_k n_k w_k / sum_k n_k

@@ -15,36 +15,35 @@ Checked:  tests/strategies/test_fedavgm.py (hand-worked), the laws, mu=0 is FedA
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
 from offbeat.core.parts.averaging import Averaging, average
 from offbeat.core.parts.rounds import Rounds
+from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_opt import Momentum
 from offbeat.core.protocol import Action, Event, LocalWork, World
+from offbeat.core.settings import Amount, BelowOne, Seconds, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgM:
+class FedAvgM(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
-    mu: float = 0.9  # server momentum
-    sample: int | float | None = None
-    deadline: float | None = None
-    over_select: float = 0.0
+    mu: BelowOne = 0.9  # server momentum
+    sample: Sample = None
+    deadline: Seconds | None = None
+    over_select: Amount = 0.0
     work: LocalWork = LocalWork()
 
-    def __post_init__(self) -> None:
-        require(0 <= self.mu < 1, f"mu = {self.mu}: must lie in [0, 1)")
-        self._rounds()
-
+    @cached_property
     def _rounds(self) -> Rounds:
         return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
     def init(self, world: World) -> Averaging:
-        return Averaging.of(world)
+        return Averaging.of(world, clients=world.clients)
 
     def on_event(self, state: Averaging, event: Event) -> list[Action]:
         # d = sum_k n_k w_k / sum_k n_k - w; v := mu v + d; w := w + v
-        return average(state, event, self._rounds(), self.work, Momentum(mu=self.mu))
+        return average(state, event, self._rounds, self.work, Momentum(mu=self.mu))

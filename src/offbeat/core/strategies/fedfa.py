@@ -9,7 +9,7 @@ Deviates: 1. neither the paper's text nor its code was at hand; the rule is read
              the window: what falls out of the queue has moved it for good. With an anchor that stays, w would return to
              w_0 as deltas get small.
           4. k=5 is ours (FedPSA's buffer, in whose tables FedFa appears).
-          5. statistics are the mean of the queue's, as values, in both variants.
+          5. statistics are the mean of the queue's, as values, in both variants; counters take the maximum.
 Checked:  tests/strategies/test_fedfa.py (hand-worked), the laws, k=1 is FedAsync with alpha=1 and no discount, in both
           its modes.
 """
@@ -17,18 +17,17 @@ Checked:  tests/strategies/test_fedfa.py (hand-worked), the laws, k=1 is FedAsyn
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.running import RunningSum
-from offbeat.core.parts.selection import Seats, check_limit, next_clients
+from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.parts.statistics import Contributions, own
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, Note, UpdateArrived, World
-from offbeat.core.vector import Layout
+from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.settings import WHOLE, Settings, least
 
 
 @dataclass(slots=True)
@@ -38,44 +37,31 @@ class Upload:
     vector: Tensor  # the model, or the delta with the model's statistics
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(Seated):
     anchor: Tensor | None  # the model from before the window; None in a queue of models
     queue: list[Upload] = field(default_factory=list)  # the last k, oldest first: all the server keeps
     total: RunningSum = field(default_factory=RunningSum)
-    seats: Seats = field(default_factory=Seats)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFa:
+class FedFa(Settings):
     about: ClassVar[About] = About("asynchronous", keeps="nothing (k uploads in all)", uploads="model")
 
-    k: int = 5  # uploads in the window
+    k: Annotated[int, WHOLE, least(1, "the queue holds at least 1 upload")] = 5  # uploads in the window
     queue: Literal["models", "deltas"] = "models"
-    concurrency: int | None = None
+    concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 
-    def __post_init__(self) -> None:
-        require_whole(k=self.k)
-        require(self.k >= 1, f"k = {self.k}: the queue holds at least 1 upload")
-        require(self.queue in ("models", "deltas"), f"queue = {self.queue!r}: 'models' or 'deltas'")
-        check_limit(self.concurrency)
-
     def init(self, world: World) -> State:
-        anchor = world.model if self.queue == "deltas" else None
-        return State(model=world.model, version=0, layout=world.layout, seed=world.seed, anchor=anchor)
+        return State.of(world, anchor=world.model if self.queue == "deltas" else None)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
         if isinstance(event, UpdateArrived):
             self._push(state, event)
             actions = self._slide(state, event)
-        clients, timers = next_clients(state.seats, event, self.concurrency, state.seed)
-        return [*actions, *timers, *(Dispatch(client, state.model, self.work) for client in clients)]
+        return actions + serve(state, event, self.concurrency, self.work)
 
     def _push(self, state: State, event: UpdateArrived) -> None:
         vector = event.local
@@ -106,6 +92,4 @@ class FedFa:
         for upload in state.queue:
             statistics.add(state.layout, upload.vector, 1.0)
         statistics.write(state.layout, model, state.model)
-        state.model = model
-        state.version += 1
-        return [Commit(model), note]
+        return [state.publish(model), note]

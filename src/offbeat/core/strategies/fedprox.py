@@ -9,7 +9,7 @@ Deviates: 1. neither the paper's text nor its code was at hand; what follows is 
           3. mu=0.1 is FLGo's; the paper tunes it among 0.001, 0.01, 0.1 and 1, and the papers that compare with it do
              not say.
           4. how much a client trains is what `work` says: gamma-inexact answers of stragglers, cut short by the server,
-             are not modelled.
+             are not modelled; a deadline rejects who is late.
           5. the pull acts on trainable entries only, and is part of the gradient handed to the optimizer: momentum sees
              it.
 Checked:  tests/strategies/test_fedprox.py (hand-worked), the laws, mu=0 is FedAvg bit for bit.
@@ -24,28 +24,29 @@ from typing import ClassVar
 import torch
 
 from offbeat.core.about import About
-from offbeat.core.errors import require
 from offbeat.core.parts.averaging import Averaging, average
 from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.rounds import Rounds
+from offbeat.core.parts.selection import Sample
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.settings import Amount, NonNegative, Seconds, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProx:
+class FedProx(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
-    mu: float = 0.1  # the pull towards what the client was sent
-    sample: int | float | None = None
-    deadline: float | None = None
-    over_select: float = 0.0
+    mu: NonNegative = 0.1  # the pull towards what the client was sent
+    sample: Sample = None
+    deadline: Seconds | None = None
+    over_select: Amount = 0.0
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, f"mu = {self.mu}: must be 0 or more")
-        self._rounds()
-        with_proximal(self.work, self.mu)  # refuses work that cannot take the pull now, not at the first dispatch
+        super().__post_init__()
+        _ = self._pulled  # refuses work that cannot take the pull now, not at the first dispatch
 
+    @cached_property
     def _rounds(self) -> Rounds:
         return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
@@ -54,10 +55,10 @@ class FedProx:
         return with_proximal(self.work, self.mu)  # h_k(w) = F_k(w) + mu / 2 ||w - w^t||^2
 
     def init(self, world: World) -> Averaging:
-        return Averaging.of(world)
+        return Averaging.of(world, clients=world.clients)
 
     def on_event(self, state: Averaging, event: Event) -> list[Action]:
-        actions = average(state, event, self._rounds(), self._pulled)
+        actions = average(state, event, self._rounds, self._pulled)
         if isinstance(event, UpdateArrived):
             moved = torch.linalg.vector_norm(state.layout.trainable(torch.sub(event.local, event.base)))
             actions.append(Note({"drift": float(moved)}, event.ticket))  # ||w_k - w^t||, which mu is to keep short

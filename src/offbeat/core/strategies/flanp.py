@@ -20,21 +20,19 @@ Checked:  tests/strategies/test_flanp.py (hand-worked), the laws, n0 = all reduc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require, require_whole
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, Profiled, fastest, profile_turn
 from offbeat.core.parts.rounds import OPEN, Round, Rounds, Turn
-from offbeat.core.parts.selection import sample_size
+from offbeat.core.parts.selection import Sample, sample_size
+from offbeat.core.parts.server import ServerState
 from offbeat.core.protocol import (
     Action,
     ClientLost,
-    Commit,
     Dispatch,
     Event,
     LocalWork,
@@ -44,15 +42,11 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
-from offbeat.core.vector import Layout
+from offbeat.core.settings import WHOLE, Seconds, Settings, least
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(ServerState):
     profile: Profile = field(default_factory=Profile)
     answers: Buffer = field(default_factory=Buffer)
     rounds: Round = field(default_factory=Round)
@@ -64,42 +58,32 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FLANP:
+class FLANP(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
-    n0: int = 2  # clients of the first stage
-    max_rounds_per_stage: int = 10
-    sample: int | float | None = None  # clients a round: a number, a share of the stage, or all of it
-    deadline: float | None = None
+    n0: Annotated[int, WHOLE, least(1, "at least 1 client")] = 2  # clients of the first stage
+    max_rounds_per_stage: Annotated[int, WHOLE, least(1, "at least 1 round")] = 10
+    sample: Sample = None  # clients a round: a number, a share of the stage, or all of it
+    deadline: Seconds | None = None
     work: LocalWork = LocalWork()
 
-    def __post_init__(self) -> None:
-        require_whole(n0=self.n0, max_rounds_per_stage=self.max_rounds_per_stage)
-        require(self.n0 >= 1, f"n0 = {self.n0}: at least 1 client")
-        require(self.max_rounds_per_stage >= 1, f"max_rounds_per_stage = {self.max_rounds_per_stage}: at least 1 round")
-        Rounds(sample=self.sample, deadline=self.deadline)
-
     def init(self, world: World) -> State:
-        return State(model=world.model, version=0, layout=world.layout, seed=world.seed)
+        return State.of(world)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         profiling = profile_turn(state.profile, event, self.deadline)
         turn: Turn | Profiled = self._turn(state, event) if profiling.passes else profiling
         actions = turn.actions
-        if turn.counts:
-            assert isinstance(event, UpdateArrived)
+        if turn.counts and isinstance(event, UpdateArrived):
             state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
         if profiling.closes:
-            actions = [*self._average(state), *self._begin(state, event.now), *actions]
+            state.bench, state.profile.idle = state.profile.idle, {}
+            actions = [*self._average(state), SetTimer(OPEN, event.now), *actions]
         elif turn.closes:
             actions = [*self._close(state), *actions]
         if isinstance(event, UpdateArrived):
             actions = [*actions, Note({"seconds": event.now - event.started}, event.ticket)]
         return actions + [Dispatch(client, state.model, self.work) for client in turn.chosen]
-
-    def _begin(self, state: State, now: float) -> list[Action]:
-        state.bench, state.profile.idle = state.profile.idle, {}
-        return [SetTimer(OPEN, now)]
 
     def _turn(self, state: State, event: Event) -> Turn:
         if isinstance(event, ClientLost) and event.ticket is None:
@@ -119,11 +103,7 @@ class FLANP:
     def _average(self, state: State) -> list[Action]:
         answers, state.answers = state.answers, Buffer()
         mean = answers.mean(state.layout, state.model)  # w := sum_k n_k y_k / sum_k n_k
-        if mean is None:
-            return []  # nobody answered: keep w
-        state.model = mean
-        state.version += 1
-        return [Commit(mean)]
+        return [] if mean is None else [state.publish(mean)]  # nobody answered: keep w
 
     def _close(self, state: State) -> list[Action]:
         before = state.model

@@ -8,6 +8,8 @@ Deviates: 1. the paper's report is the mean over clients on each client's own te
              method is, and the mean is taken.
           2. there is no global model: nothing is ever committed, and what is exported is the initial model. With it
              every job's version stays 0, so that training.lr_decay never acts.
+          3. bytes and server memory are counted as zero: there is no server. The simulation holds the models in its
+             place.
 Checked:  tests/strategies/test_local_and_global.py (hand-worked), the laws.
 """
 

@@ -19,7 +19,11 @@ Deviates: 1. the paper's text was not at hand, only its code. There eta_t falls 
              that nobody answers takes no step. With `epoch`, steps are Fed-OGD's ticks (parts.epochs), and a tick
              without answers repeats the last step.
           6. average="heard" divides by the answers in the table, as FLGo and Fed-OGD's authors do.
-          7. statistics are the mean over the table, of those who have answered.
+          7. statistics are the mean over the table, of those who have answered; counters take the maximum.
+          8. Fed-OGD's paper prints MIFA as minus the mean of the active plus the mean of the memory: that is not MIFA,
+             and not done here.
+          9. local training is the experiment's but for the rate; with momentum or Adam G_i is not a sum of gradients,
+             but still the way the client went.
 Checked:  tests/strategies/test_mifa.py (hand-worked), the laws, everybody available is FedAvg with equal weights, and
           with `epoch` Fed-OGD without anything to project on.
 """
@@ -28,25 +32,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
-from typing import ClassVar, Literal
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require, require_whole
+from offbeat.core.errors import require
 from offbeat.core.parts import statistics
-from offbeat.core.parts.absence import Absences, check_evict
-from offbeat.core.parts.epochs import Epochs, check_epoch
+from offbeat.core.parts.absence import Absences, EvictAfter
+from offbeat.core.parts.epochs import Epochs
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.running import RunningSum
+from offbeat.core.parts.server import ServerState
 from offbeat.core.parts.statistics import Contributions
 from offbeat.core.protocol import (
     Action,
     ClientLost,
     ClientReady,
-    Commit,
     Dispatch,
     Event,
     LocalWork,
@@ -54,15 +58,11 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
-from offbeat.core.vector import Layout
+from offbeat.core.settings import WHOLE, Rate, Seconds, Settings, least
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(ServerState):
     clients: Mapping[int, int]  # known at the start
     table: MutableMapping[int, Tensor]  # G_i in the params, the client's own values in the statistics
     epochs: Epochs
@@ -78,36 +78,29 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mifa:
+class Mifa(Settings):
     about: ClassVar[About] = About("synchronous", keeps="its last gradient", uploads="model")
 
-    lr: float = 0.08  # eta: the rate clients train with, and that of the server's step
+    lr: Rate = 0.08  # eta: the rate clients train with, and that of the server's step
     decay: bool = False  # eta / (1 + t)
     # no step before everybody has been available once; or begin with a table of zeros
     wait: Literal["fdu", "no_wait"] = "fdu"
-    patience: int = 10  # with "fdu", rounds that a client which never came is waited for
+    # with "fdu", rounds that a client which never came is waited for
+    patience: Annotated[int, WHOLE, least(0, "must be 0 or more rounds")] = 10
     average: Literal["all", "heard"] = "all"  # divide by all clients known, or by those in the table
-    epoch: float | None = None  # seconds between steps, as Fed-OGD's; None: rounds
-    deadline: float | None = None  # seconds; a round closes then with whoever answered
-    evict_after: float | None = None  # seconds a lost client's gradient is kept; None: for ever
+    epoch: Seconds | None = None  # between steps, as Fed-OGD's; None: rounds
+    deadline: Seconds | None = None  # a round closes then with whoever answered
+    evict_after: EvictAfter = None  # seconds a lost client's gradient is kept; None: for ever
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        require(self.lr > 0 and isfinite(self.lr), f"lr = {self.lr}: must be positive and finite")
-        require(self.wait in ("fdu", "no_wait"), f"wait = {self.wait!r}: 'fdu' or 'no_wait'")
-        require_whole(patience=self.patience)
-        require(self.patience >= 0, f"patience = {self.patience}: must be 0 or more rounds")
-        require(self.average in ("all", "heard"), f"average = {self.average!r}: 'all' or 'heard'")
-        check_epoch(self.epoch)
-        check_evict(self.evict_after)
-        require(
-            self.epoch is None or self.deadline is None,
-            f"deadline = {self.deadline}: with epoch = {self.epoch} there are no rounds",
-        )
+        super().__post_init__()
+        neither = f"deadline = {self.deadline}: with epoch = {self.epoch} there are no rounds"
+        require(self.epoch is None or self.deadline is None, neither)
         wrong = f"work.lr = {self.work.lr}: clients train with lr = {self.lr}, since G = (base - local) / lr"
         require(self.work.lr in (None, self.lr), wrong)
-        self._rounds()
 
+    @cached_property
     def _rounds(self) -> Rounds:
         return Rounds(deadline=self.deadline)
 
@@ -115,16 +108,8 @@ class Mifa:
         return self.lr / (1 + t) if self.decay else self.lr
 
     def init(self, world: World) -> State:
-        return State(
-            model=world.model,
-            version=0,
-            layout=world.layout,
-            seed=world.seed,
-            clients=world.clients,
-            table=world.store("gradients"),
-            epochs=Epochs(self.epoch or 0.0),
-            waiting=self.wait == "fdu",
-        )
+        table, epochs = world.store("gradients"), Epochs(self.epoch or 0.0)
+        return State.of(world, clients=world.clients, table=table, epochs=epochs, waiting=self.wait == "fdu")
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         self._meet(state, event)
@@ -137,9 +122,8 @@ class Mifa:
             actions = self._step(state) if ticks else []
             chosen = state.epochs.serve(None, state.seed) if ticks else []
             return [*actions, *self._dispatch(state, chosen), *state.epochs.timer(event)]
-        turn = self._rounds().turn(state.rounds, event, state.clients, state.seed)
-        if turn.counts:
-            assert isinstance(event, UpdateArrived)
+        turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
+        if turn.counts and isinstance(event, UpdateArrived):
             self._remember(state, event)
         actions = self._step(state) if turn.closes and state.heard else []
         return [*actions, *turn.actions, *self._dispatch(state, turn.chosen)]
@@ -174,15 +158,11 @@ class Mifa:
     def _step(self, state: State) -> list[Action]:
         N = len(state.clients) + len(state.newcomers)
         eta, known = self._eta(state.version), state.total.count
-        note = Note(
-            {"heard": len(state.heard), "remembered": known - len(state.heard), "never_heard": N - known, "eta": eta}
-        )
-        state.heard = {}
+        heard, state.heard = len(state.heard), {}
+        note = Note({"heard": heard, "remembered": known - heard, "never_heard": N - known, "eta": eta})
         if self._still_waits(state) or state.total.total is None:
             return [note]
         over = N if self.average == "all" else known
         model = torch.sub(state.model, state.total.total, alpha=eta / over)  # w := w - eta_t 1/N sum_i G_i
         Contributions.of(state.layout, state.table, state.total.weights).write(state.layout, model, state.model)
-        state.model = model
-        state.version += 1
-        return [Commit(model), note]
+        return [state.publish(model), note]

@@ -3,8 +3,8 @@ Paper:    Chen et al., "Asynchronous Online Federated Learning for Edge Devices 
           (its Global).
 Follows:  section V.B: all training data in one place, one machine, mini-batches, the same architecture.
 Notation: w -> model.
-Deviates: 1. the paper does not say how fast that machine is: it takes the mean seconds per step of the clients, without
-             any network. The experiment builds that world of one client because of `pooled`.
+Deviates: 1. the paper does not say how fast that machine is: it takes the mean seconds per step of the clients, with
+             their jitter and without any network. The experiment builds that world of one client because of `pooled`.
           2. given a world of several clients all the same, the model goes from one to the next, one at a time, drawn
              uniformly.
           3. one job is what the training section says, an epoch being one over all data; each one is committed.
@@ -14,22 +14,14 @@ Checked:  tests/strategies/test_local_and_global.py (hand-worked; equal to a pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.parts.selection import Seats, next_clients
-from offbeat.core.protocol import Action, Commit, Dispatch, Event, LocalWork, UpdateArrived, World
-
-
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    seed: int
-    seats: Seats = field(default_factory=Seats)
+from offbeat.core.parts.selection import Seated, serve
+from offbeat.core.protocol import Action, Event, LocalWork, UpdateArrived, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +31,12 @@ class Global:
 
     work: LocalWork = LocalWork()
 
-    def init(self, world: World) -> State:
-        return State(model=world.model, version=0, seed=world.seed)
+    def init(self, world: World) -> Seated:
+        return Seated.of(world)
 
-    def on_event(self, state: State, event: Event) -> list[Action]:
-        actions: list[Action] = []
-        if isinstance(event, UpdateArrived):
-            state.model = event.local
-            state.version += 1
-            actions = [Commit(state.model)]
-        clients, timers = next_clients(state.seats, event, 1, state.seed)
-        return [*actions, *timers, *(Dispatch(client, state.model, self.work) for client in clients)]
+    def on_event(self, state: Seated, event: Event) -> list[Action]:
+        actions: list[Action] = [state.publish(event.local)] if isinstance(event, UpdateArrived) else []
+        return actions + serve(state, event, 1, self.work)
 
-    def model_for(self, state: State, client: int) -> Tensor:
+    def model_for(self, state: Seated, client: int) -> Tensor:
         return state.model

@@ -22,6 +22,9 @@ Deviates: 1. the paper's text was not at hand, only its code, which computes rou
           6. a tolerable client goes on from its c_i. In the code one that crashed goes on from what it was last sent.
           7. lag=5 as in the paper (the code's signature says 1). Statistics are averaged over the c_i, counters take
              the maximum.
+          8. n_i is what the client said it trained on when c_i was sent.
+          9. a round in which no c_i changed commits nothing; one without picks may commit, because of what was bypassed
+             before or of c_i := w.
 Checked:  tests/strategies/test_safa.py (hand-worked), the laws, with everybody picked in every round it is FedAvg.
 """
 
@@ -29,22 +32,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require, require_whole
-from offbeat.core.parts.absence import Absences, check_evict
+from offbeat.core.parts.absence import Absences, EvictAfter
 from offbeat.core.parts.running import RunningSum
-from offbeat.core.parts.selection import check_sample, sample_size
+from offbeat.core.parts.selection import Sample, sample_size
+from offbeat.core.parts.server import ServerState
 from offbeat.core.parts.statistics import Contributions
 from offbeat.core.protocol import (
     Action,
     ClientLost,
     ClientReady,
-    Commit,
     Dispatch,
     Event,
     LocalWork,
@@ -55,16 +56,13 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
-from offbeat.core.vector import Layout
+from offbeat.core.settings import WHOLE, Seconds, Settings, least
 
 ROUND = "round"  # the timer at which a round ends and the next one begins: when an instant is over, or at the cap
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
+@dataclass(slots=True, kw_only=True)
+class State(ServerState):
     clients: Mapping[int, int]  # known at the start
     caches: MutableMapping[int, Tensor]  # c_i, of those who have ever answered
     bypassed: MutableMapping[int, Tensor]  # what the clients in the bypass sent
@@ -86,41 +84,24 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Safa:
+class Safa(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="its last model", uploads="model")
     clients_keep: ClassVar[bool] = True  # a tolerable client goes on from what it sent: nothing has to travel
 
-    lag: int = 5  # rounds a client may be behind
-    sample: int | float | None = 0.3  # C, picks a round: a number, a share of all clients, or all of them
-    cap: float | None = None  # seconds a round lasts at most
-    evict_after: float | None = None  # seconds a lost client's model is kept; None: for ever
+    lag: Annotated[int, WHOLE, least(0, "must be 0 or more rounds")] = 5  # rounds a client may be behind
+    sample: Sample = 0.3  # C, picks a round: a number, a share of all clients, or all of them
+    cap: Seconds | None = None  # a round lasts at most
+    evict_after: EvictAfter = None  # seconds a lost client's model is kept; None: for ever
     work: LocalWork = LocalWork()
 
-    def __post_init__(self) -> None:
-        require_whole(lag=self.lag)
-        require(self.lag >= 0, f"lag = {self.lag}: must be 0 or more rounds")
-        check_sample(self.sample)
-        check_evict(self.evict_after)
-        require(
-            self.cap is None or (self.cap > 0 and isfinite(self.cap)),
-            f"cap = {self.cap}: must be a positive number of seconds",
-        )
-
     def init(self, world: World) -> State:
-        return State(
-            model=world.model,
-            version=0,
-            layout=world.layout,
-            clients=world.clients,
-            caches=world.store("models"),
-            bypassed=world.store("bypass"),
-        )
+        caches, bypassed = world.store("models"), world.store("bypass")
+        return State.of(world, clients=world.clients, caches=caches, bypassed=bypassed)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
-        for client in state.absences.hear(
-            event, self.evict_after, unless=lambda c: c in state.picks or c in state.bypass
-        ):
+        to_be_used = {**state.picks, **state.bypass} if self.evict_after is not None else {}
+        for client in state.absences.hear(event, self.evict_after, unless=to_be_used.__contains__):
             self._evict(state, client)
         match event:
             case ClientReady():
@@ -187,20 +168,15 @@ class Safa:
         for client in list(state.bypass)[:missing]:
             state.picks[client] = None
             self._cache(state, client, state.bypassed.pop(client), state.bypass.pop(client))
-        values = {
-            "round": state.round,
-            "picks": len(state.picks),
-            "bypassed": len(state.bypass),
-            "at_work": len(state.at_work),
-        }
-        actions: list[Action] = [Note(values)] if state.round >= 0 else []
+        told = {"picks": len(state.picks), "bypassed": len(state.bypass), "at_work": len(state.at_work)}
+        note = Note({"round": state.round, **told})
+        actions: list[Action] = [note] if state.round >= 0 else []
         if state.changed:
             assert state.total.total is not None
             model = state.total.total / state.total.weight  # w := sum_i (n_i / n) c_i
             Contributions.of(state.layout, state.caches, state.total.weights).write(state.layout, model, state.model)
-            state.model, state.changed = model, False
-            state.version += 1
-            actions.append(Commit(model))
+            state.changed = False
+            actions.append(state.publish(model))
         for client, n in state.bypass.items():
             # c_i := y_i of the others counts from the next round on
             self._cache(state, client, state.bypassed.pop(client), n)

@@ -18,8 +18,11 @@ Deviates: 1. calibration comes before aggregation, as in Algorithm 1: D is what 
              layer by layer, leaves d~ of this one's d; a chain G := G + d~ is what clients are sent, the moving average
              W is evaluated.
           5. a layer is one param slice, weight and bias apart. Where a client did not move, the whole shift is kept.
-          6. statistics of a calibrated reply are the client's own; in W they are mixed with beta_t.
+          6. statistics of a calibrated reply are the client's own; in W they are mixed with beta_t, or replaced with
+             moving_average=False; counters take the maximum.
           7. max_staleness is not in the paper (off by default); it counts from tau, and a refused client starts anew.
+          8. staleness counts from tau, not from the dispatch: with concurrency a reply may wait for a seat while others
+             go on.
 Checked:  tests/strategies/test_orthofl.py (spec vectors, every ablation, calibrate=False is FedAsync bit for bit), the
           laws, tests/core/test_projection.py (orthogonal in every layer, and nothing closer is), bench/server_step.py.
 """
@@ -36,32 +39,17 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
-from offbeat.core.parts.absence import Absences, check_evict
-from offbeat.core.parts.projection import add_orthogonal, remove_span_
-from offbeat.core.parts.reuse import new_vector
-from offbeat.core.parts.selection import Seats, check_limit, next_clients
-from offbeat.core.parts.staleness import Polynomial
-from offbeat.core.protocol import (
-    Action,
-    ClientLost,
-    Commit,
-    Dispatch,
-    Event,
-    LocalWork,
-    Note,
-    Reject,
-    UpdateArrived,
-    World,
-)
-from offbeat.core.vector import Layout
+from offbeat.core.parts.absence import Absences, EvictAfter
+from offbeat.core.parts.selection import Concurrency, Seated, next_clients
+from offbeat.core.parts.staleness import MaxStaleness, Polynomial, too_old
+from offbeat.core.protocol import Action, ClientLost, Dispatch, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.settings import Exponent, Settings, Share
+from offbeat.core.strategies.orthofl.projection import add_orthogonal, remove_span_
+from offbeat.core.strategies.orthofl.reuse import new_vector
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor  # W, evaluated
-    version: int  # t - 1
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(Seated):
     chain: Tensor | None  # the weights last sent to anybody after calibration; None where nothing is taken from them
     # W right after the client's last update: published tensors, shared where they are the same
     snapshots: MutableMapping[int, Tensor]
@@ -69,16 +57,15 @@ class State:
     replies: MutableMapping[int, Tensor]
     updates: MutableMapping[int, Tensor]  # pairwise: the last d of each client
     tau: dict[int, int] = field(default_factory=dict)  # the round of the client's last communication
-    seats: Seats = field(default_factory=Seats)
     absences: Absences = field(default_factory=Absences)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrthoFL:
+class OrthoFL(Settings):
     about: ClassVar[About] = About("asynchronous", keeps="the model of its last update", uploads="model")
 
-    beta: float = 0.6  # weight of a fresh update in the moving average, in (0, 1]
-    a: float = 0.5  # s^-a discounts an old one
+    beta: Share = 0.6  # weight of a fresh update in the moving average
+    a: Exponent = 0.5  # s^-a discounts an old one
     # False: clients are sent W, as in FedAsync ("w/o Calib."); projection and reference count only with True
     calibrate: bool = True
     moving_average: bool = True  # False: W is the last calibrated client's ("w/o MA")
@@ -86,44 +73,24 @@ class OrthoFL:
     projection: Literal["own", "pairwise"] = "own"
     # whose shift, with "own": the moving average's, or that of the weights last sent
     reference: Literal["ma", "chain"] = "ma"
-    first_alpha: float | None = None  # weight of the very first update in the moving average, instead of beta
-    evict_after: float | None = None  # with "pairwise": seconds a lost client's last update is kept; None: for ever
-    max_staleness: int | None = None
-    concurrency: int | None = None
+    first_alpha: Share | None = None  # weight of the very first update in the moving average, instead of beta
+    evict_after: EvictAfter = None  # with "pairwise": seconds a lost client's last update is kept; None: for ever
+    max_staleness: MaxStaleness = None
+    concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        require(0 < self.beta <= 1, f"beta = {self.beta}: must lie in (0, 1]")
-        require(self.a >= 0, f"a = {self.a}: must be 0 or more (a negative one would reward staleness)")
-        require(self.projection in ("own", "pairwise"), f"projection = {self.projection!r}: 'own' or 'pairwise'")
-        require(self.reference in ("ma", "chain"), f"reference = {self.reference!r}: 'ma' or 'chain'")
-        require(
-            self.first_alpha is None or 0 < self.first_alpha <= 1,
-            f"first_alpha = {self.first_alpha}: must lie in (0, 1]",
-        )
-        require(
-            self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more"
-        )
-        check_evict(self.evict_after)
+        super().__post_init__()
         wrong = f"evict_after = {self.evict_after}: only with projection = 'pairwise' is anything of the lost kept"
         require(self.evict_after is None or (self.calibrate and self.projection == "pairwise"), wrong)
-        check_limit(self.concurrency)
 
     @property
     def _chains(self) -> bool:
         return self.calibrate and (self.projection == "pairwise" or self.reference == "chain")
 
     def init(self, world: World) -> State:
-        return State(
-            model=world.model,
-            version=0,
-            layout=world.layout,
-            seed=world.seed,
-            chain=world.model if self._chains else None,
-            snapshots=world.store("snapshots"),
-            replies=world.store("replies"),
-            updates=world.store("updates"),
-        )
+        stores = {name: world.store(name) for name in ("snapshots", "replies", "updates")}
+        return State.of(world, chain=world.model if self._chains else None, **stores)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
@@ -159,12 +126,11 @@ class OrthoFL:
 
     def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
         client, Y, t = event.client, event.local, state.version + 1
-        # not from the version at dispatch, which may have waited for a free seat; who was not served by us holds a
-        # plain W
+        # not from the version at dispatch, which may have waited for a seat; who was not served by us holds a plain W
         s = t - state.tau.get(client, event.base_version)
-        if self.max_staleness is not None and s - 1 > self.max_staleness:
+        if refused := too_old(event, s - 1, self.max_staleness):
             self._forget(state, client)
-            return [Reject(client, event.ticket, f"staleness {s - 1} is over {self.max_staleness}")]
+            return refused
         notes = {"s": float(s)}
         C = self._calibrated(state, event, s, notes) if self.calibrate else Y  # before Y enters W
         if self.moving_average:
@@ -178,18 +144,15 @@ class OrthoFL:
             W = C if state.layout.plain else C.clone()  # C may be what was received
             statistics.mix(state.layout, W, state.model, Y, 1.0)
             C = W  # one tensor: it is committed, kept and sent
-        state.model = W
-        state.version = t
+        commit = state.publish(W)
         self._communicated(state, client)  # tau := t, W^(tau+) := W
         if self.calibrate:
             state.replies[client] = C
             state.chain = C if self._chains else None
-        return [Commit(W), Note(notes, event.ticket)]
+        return [commit, Note(notes, event.ticket)]
 
     def _calibrated(self, state: State, event: UpdateArrived, s: int, notes: dict[str, float]) -> Tensor:
-        """C := Y + D_perp, where D_perp is what the others did less what would undo, or repeat, this client's own
-        work.
-        """
+        """C := Y + D_perp: what the others did, less what would undo, or repeat, this client's own work."""
         Y, C, W = event.local, event.base, state.model
         if self.projection == "pairwise":
             return self._chained(state, event, notes)
@@ -212,6 +175,5 @@ class OrthoFL:
         before, after = (state.layout.trainable(v).norm().item() for v in (d, left))
         notes["kept"] = after / before if before > 0 else 0.0
         G = left.add_(G)  # G := G + d~
-        for a, b in (*state.layout.buffers, *state.layout.counters):
-            G[a:b] = Y[a:b]  # a reply keeps the client's own statistics
+        statistics.own(state.layout, G, Y)  # a reply keeps the client's own
         return G

@@ -17,17 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.core.parts.projection import BLOCK
-
+BLOCK = 1 << 18  # entries worked on at once, so that they stay in the caches
 MARGIN = 64  # of the rounding of a Gram matrix's entries: less than this is not a distance
 # the 8 active sets of three variables, none first: of equally good ones the smaller counts
 SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
 
 
 def gram_of(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
-    """The inner products of these entries of all rows, a block at a time: each row is read once and nothing long is
-    copied.
-    """
+    """The inner products of these entries of all rows: each row is read once, and nothing long is copied."""
     gram = rows[0].new_zeros(len(rows), len(rows))
     width = max(1, BLOCK // len(rows))
     for a in range(start, stop, width):

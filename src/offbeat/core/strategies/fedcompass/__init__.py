@@ -1,7 +1,7 @@
 """
 Paper:    Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices Using a
           Computing Power-Aware Scheduler", ICLR 2024.
-Follows:  Algorithm 1 (server and client), Algorithm 3 (GROUPAGGREGATE); Algorithm 2 (ASSIGNGROUP) is parts.compass. +M
+Follows:  Algorithm 1 (server and client), Algorithm 3 (GROUPAGGREGATE); Algorithm 2 (ASSIGNGROUP) is in compass.py. +M
           and +N (server momentum, normalised steps) are named in section 3 and follow the authors' code.
 Notation: Q_min, Q_max -> q_min, q_max; lambda -> latest; st(u) = alpha (u + 1)^-a -> alpha, a; p_i -> weights; mu ->
           mu; tau_g -> version; C[i].tau -> base_version; Delta_i -> -delta; G[g] -> schedule.groups; Delta-bar_g,
@@ -37,31 +37,19 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.compass import Compass, Create, Move, Schedule, Speed, fastest_first
-from offbeat.core.parts.selection import Seats, check_limit, next_clients
+from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.server_opt import Moments, Momentum, Plain
-from offbeat.core.parts.staleness import Polynomial
-from offbeat.core.parts.statistics import Contributions, Statistics, check_statistics
+from offbeat.core.parts.staleness import MaxStaleness, Polynomial, too_old
+from offbeat.core.parts.statistics import Contributions, Statistics
 from offbeat.core.parts.weights import Census, ClientWeight
-from offbeat.core.protocol import (
-    Action,
-    ClientReady,
-    Commit,
-    Dispatch,
-    Event,
-    LocalWork,
-    Note,
-    Reject,
-    UpdateArrived,
-    World,
-)
-from offbeat.core.vector import Layout
+from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.settings import BelowOne, Exponent, Settings, Share
+from offbeat.core.strategies.fedcompass.compass import Compass, Create, Move, Schedule, Speed, fastest_first
 
 
 @dataclass(slots=True)
@@ -74,14 +62,9 @@ class Pile:
     count: int = 0
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
-    seed: int
+@dataclass(slots=True, kw_only=True)
+class State(Seated):
     census: Census
-    seats: Seats = field(default_factory=Seats)
     schedule: Schedule = field(default_factory=Schedule)
     piles: dict[int, Pile] = field(default_factory=dict)  # group -> its buffer
     general: Pile = field(default_factory=Pile)  # late updates: they go with the next group
@@ -89,15 +72,15 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCompass:
+class FedCompass(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")
 
     q_min: int = 20  # fewest local steps; the first job of every client
     q_max: int = 100
     latest: float = 1.2  # lambda: a group waits this many times as long as expected
-    alpha: float = 0.9  # weight of a fresh update, in (0, 1]
-    a: float = 0.5  # exponent of the staleness discount
-    mu: float = 0.9  # server momentum; counts only with momentum=True
+    alpha: Share = 0.9  # weight of a fresh update
+    a: Exponent = 0.5  # exponent of the staleness discount
+    mu: BelowOne = 0.9  # server momentum; counts only with momentum=True
     momentum: bool = False  # +M
     normalized: bool = False  # +N
     weights: ClientWeight = "examples"  # p_i = n_i / n, or 1 / m
@@ -109,25 +92,14 @@ class FedCompass:
     # of BatchNorm: with the weights of the deltas; "replace": by the contributors' plain mean
     statistics: Statistics = "mix"
     flush_on_stop: bool = False  # apply what waits in buffers when the run ends
-    max_staleness: int | None = None
-    concurrency: int | None = None  # without a seat a client is in no group
+    max_staleness: MaxStaleness = None
+    concurrency: Concurrency = None  # without a seat a client is in no group
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha <= 1, f"alpha = {self.alpha}: must lie in (0, 1]")
-        require(self.a >= 0, f"a = {self.a}: must be 0 or more (a negative one would reward staleness)")
-        require(0 <= self.mu < 1, f"mu = {self.mu}: must lie in [0, 1)")
-        require(self.weights in ("examples", "equal"), f"weights = {self.weights!r}: 'examples' or 'equal'")
-        require(
-            self.max_staleness is None or self.max_staleness >= 0, f"max_staleness = {self.max_staleness}: 0 or more"
-        )
-        require(
-            self.discount in ("arrival", "aggregation"), f"discount = {self.discount!r}: 'arrival' or 'aggregation'"
-        )
-        check_statistics(self.statistics)
+        super().__post_init__()
         given = self.work.steps or self.work.epochs
         require(given is None, f"work: {given} steps or epochs: the scheduler sets the steps, between q_min and q_max")
-        check_limit(self.concurrency)
         _ = self._compass  # checks its own settings
 
     @cached_property
@@ -135,8 +107,7 @@ class FedCompass:
         return Compass(q_min=self.q_min, q_max=self.q_max, latest=self.latest, speed=self.speed, create=self.create)
 
     def init(self, world: World) -> State:
-        census = Census.of(world.clients, self.weights)
-        return State(model=world.model, version=0, layout=world.layout, seed=world.seed, census=census)
+        return State.of(world, census=Census.of(world.clients, self.weights))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         state.census.hear(event, self.weights)
@@ -150,8 +121,8 @@ class FedCompass:
 
     def _absorb(self, state: State, event: UpdateArrived, turn: Move) -> list[Action]:
         u = state.version - event.base_version
-        if self.max_staleness is not None and u > self.max_staleness:
-            return [Reject(event.client, event.ticket, f"staleness {u} is over {self.max_staleness}")]
+        if refused := too_old(event, u, self.max_staleness):
+            return refused
         p = state.census.weight(event.client, self.weights)  # over all clients known, never renormalised in a group
         st, speed = self._st(u), state.schedule.speeds[event.client]
         place = {"group": float(turn.group or 0), "late": float(turn.place == "late"), "steps": float(turn.steps)}
@@ -160,7 +131,7 @@ class FedCompass:
         if turn.place == "first" or turn.group is None:
             model = delta.mul_(st * p).add_(state.model)  # w := w - st(u) p_i Delta_i
             statistics.mix(state.layout, model, state.model, event.local, st * p if self.statistics == "mix" else 1.0)
-            return [note, self._commit(state, model)]
+            return [note, state.publish(model)]
         pile = state.general if turn.place == "late" else state.piles.setdefault(turn.group, Pile())
         if self.normalized:
             delta.div_(turn.steps)
@@ -209,22 +180,10 @@ class FedCompass:
         optimizer = Momentum(mu=self.mu) if self.momentum else Plain()  # m := mu m + d
         model = optimizer.step(state.momentum, state.model, d)  # w := w - (Delta-bar_g + Delta-bar); +M: w - m
         values.write(state.layout, model, state.model, omega if self.statistics == "mix" else 1.0)
-        counts = {"updates": float(sum(pile.count for pile in groups)), "late_updates": float(late.count)}
-        note = Note(
-            {
-                "group": float(number),
-                **counts,
-                "omega": omega,
-                "q_eff": q_eff,
-                "open_groups": float(len(state.schedule.groups)),
-            }
-        )
-        return [self._commit(state, model), note]
-
-    def _commit(self, state: State, model: Tensor) -> Action:
-        state.model = model
-        state.version += 1
-        return Commit(model)
+        updates, still_open = sum(pile.count for pile in groups), len(state.schedule.groups)
+        told = {"group": number, "updates": updates, "late_updates": late.count, "omega": omega, "q_eff": q_eff}
+        note = Note({name: float(value) for name, value in {**told, "open_groups": still_open}.items()})
+        return [state.publish(model), note]
 
     def _serve(self, state: State, event: Event, ready: list[int]) -> list[Action]:
         chosen: list[int] = []

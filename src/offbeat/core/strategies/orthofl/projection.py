@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.core.parts.reuse import new_vector
+from offbeat.core.parts.statistics import own
+from offbeat.core.strategies.orthofl.reuse import new_vector
 from offbeat.core.vector import Layout
 
 BLOCK = 1 << 18  # entries worked on at once: short layers share the calls, and long vectors stay in the caches
@@ -40,8 +41,7 @@ def add_orthogonal(layout: Layout, Y: Tensor, C: Tensor, now: Tensor, then: Tens
         for c, Dd, dd in _remove_along_(D, d, sizes):
             along, squared, removed = along + Dd, squared + dd, removed + c * Dd
         D.add_(Y_b)  # Y + D_perp
-    for a, b in (*layout.buffers, *layout.counters):
-        new[a:b] = Y[a:b]
+    own(layout, new, Y)
     return new, Overlap(along / squared if squared > 0 else 0.0, removed**0.5)
 
 

@@ -1,4 +1,4 @@
-"""The smallest value of a quadratic form over the simplex: which mixture of several costs least."""
+"""Whose heads help whom: for each client the mixture of heads that costs least, a quadratic form over the simplex."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ Matrix = NDArray[np.floating[Any]]
 
 SMALL = 1e-3  # weights under this count as zero
 KEPT = 0.01  # the least eigenvalue kept of a matrix that is not positive semidefinite
+
+
+def weights(h: Matrix, v: Matrix) -> list[Matrix | None]:
+    """For each of m clients its weights for the m heads, None without a solution. h: [m, classes * width], v: [m]."""
+    h = h - h.mean(0)  # only differences count below; what all have in common would leave its rounding in them
+    products = h @ h.T
+    rows: list[Matrix | None] = []
+    for i in range(len(v)):
+        # D_i[j, l] = sum_y <h_i - h_j, h_i - h_l>, multiplied out: one matrix product serves all clients
+        D = products[i, i] - products[i][:, None] - products[i][None, :] + products
+        rows.append(without_small(simplex_minimum(np.diag(v) + D)))
+    return rows
 
 
 def simplex_minimum(Q: Matrix) -> Matrix | None:

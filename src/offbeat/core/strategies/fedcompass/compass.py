@@ -2,7 +2,7 @@
 
 It knows speeds and times, never a tensor: a strategy asks `turn` what an event means (where an update belongs, which
 group is over, who is to be given work) and `assign` how many steps a client gets. What becomes of the updates is the
-strategy's affair, so that other rules can be scheduled in the same way.
+strategy's affair, so that other rules could be scheduled in the same way.
 
 A client's seconds per step are measured in its first job, of q_min steps and outside any group. From then on it joins
 an open group whose expected arrival time it meets with q_min..q_max steps, or opens one. A group is over when its last
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import floor, inf
-from typing import Literal
+from typing import Annotated, Literal
 
 from offbeat.core.errors import require
 from offbeat.core.protocol import (
@@ -27,6 +27,7 @@ from offbeat.core.protocol import (
     TimerFired,
     UpdateArrived,
 )
+from offbeat.core.settings import check, finite, least
 
 Speed = Literal["replace", "average"]
 Create = Literal["expected", "latest"]
@@ -81,18 +82,16 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Compass:
-    q_min: int = 20
+    q_min: Annotated[int, least(1, "at least 1 step")] = 20
     q_max: int = 100
-    latest: float = 1.2  # lambda: a group waits this many times as long as expected
+    # lambda: a group waits this many times as long as expected
+    latest: Annotated[float, finite(1, "a finite factor, 1 or more")] = 1.2
     speed: Speed = "replace"  # or "average": 0.1 old + 0.9 new
     create: Create = "expected"  # a new group follows an open one's T_a, or as in the authors' code its T_max
 
     def __post_init__(self) -> None:
-        require(self.q_min >= 1, f"q_min = {self.q_min}: at least 1 step")
+        check(self)
         require(self.q_max >= self.q_min, f"q_max = {self.q_max}: at least q_min = {self.q_min} steps")
-        require(1 <= self.latest < inf, f"latest = {self.latest}: a finite factor, 1 or more")
-        require(self.speed in ("replace", "average"), f"speed = {self.speed!r}: 'replace' or 'average'")
-        require(self.create in ("expected", "latest"), f"create = {self.create!r}: 'expected' or 'latest'")
 
     def turn(self, schedule: Schedule, event: Event) -> Move:
         """Book the event."""
@@ -170,9 +169,7 @@ class Compass:
         return best, most
 
     def _create(self, schedule: Schedule, s: float, now: float) -> tuple[int, int]:
-        """CREATEGROUP: due when the fastest of an open group could be back from its next q_max steps, to meet it
-        then.
-        """
+        """CREATEGROUP: due when the fastest of an open group could be back from its next q_max steps, to meet it."""
         q = -1
         for group in schedule.groups.values():
             over = group.expected if self.create == "expected" else group.latest

@@ -5,9 +5,9 @@ Follows:  the authors' code (worker and server corrections); the paper's text wa
 Notation: x -> job.start; w -> w; g' , g^x , e -> the first three rows of G; g~ -> what Corrected.direction returns;
           gamma_l, gamma_g -> lr_local, lr_global; beta_1, beta_2 -> beta1, beta2; D_i -> state.deltas[i]; m~ ->
           state.momentum; c(i) -> state.chosen[i].
-Deviates: 1. both programs are solved exactly, up to the rounding of Gram matrices (parts.nnqp); the code has an
+Deviates: 1. both programs are solved exactly, up to the rounding of Gram matrices (nnqp.py); the code has an
              interior-point method. A row of zeros is left out, and so is one so short that its square underflows;
-             otherwise its length does not matter.
+             otherwise its length does not matter. Without a solution the vector is used as it is.
           2. rho is a margin, <x~, row> >= rho ||x|| ||row||, as in the code; one rho for both halves, the code has two.
           3. a round is those who answered: acc is normalised over them, and a round nobody answers changes nothing,
              decay included.
@@ -19,6 +19,8 @@ Deviates: 1. both programs are solved exactly, up to the rounding of Gram matric
           6. sample=None (everybody) by default; the code samples 10 of 100, takes 5 steps on batches of 64.
           7. worker=False, server=False are the code's GradMA-S and GradMA-W, the latter without server momentum as
              there; but there it keeps the previous iterate from job to job, here every job begins with none.
+          8. only the gradient at w moves the statistics of BatchNorm; they are averaged by examples, counters take the
+             maximum, and neither is in a program.
 Checked:  tests/strategies/test_gradma.py (hand-worked, both halves; reduces to FedAvg and FedAvgM),
           tests/core/test_nnqp.py, the laws.
 """
@@ -29,20 +31,20 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.errors import require, require_whole
-from offbeat.core.parts.absence import Absences, check_evict
+from offbeat.core.errors import require
+from offbeat.core.parts.absence import Absences, EvictAfter
 from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.nnqp import gram_of, solve, solve_three
 from offbeat.core.parts.rounds import Round, Rounds
+from offbeat.core.parts.selection import Sample
+from offbeat.core.parts.server import ServerState
 from offbeat.core.protocol import (
     Action,
-    Commit,
     Dispatch,
     Event,
     Gradient,
@@ -53,7 +55,14 @@ from offbeat.core.protocol import (
     UpdateArrived,
     World,
 )
+from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, Settings, UpToOne, least
+from offbeat.core.strategies.gradma.nnqp import gram_of, solve, solve_three
 from offbeat.core.vector import Layout
+
+LocalRate = Annotated[
+    float | None,
+    Must("must be positive and finite, or none for the training section's", lambda lr: lr > 0 and isfinite(lr)),
+]
 
 
 def _sizes(layout: Layout) -> list[int]:
@@ -66,9 +75,7 @@ def _sizes(layout: Layout) -> list[int]:
 
 @dataclass(frozen=True)
 class Corrected(LocalRule):
-    """Steps that undo neither the last one nor the global model's own gradient, and do not go further from that
-    model.
-    """
+    """Steps that undo neither the last one nor the global model's own gradient, and lead no further from that model."""
 
     cost: ClassVar[float] = 3.0
     rho: float = 0.0
@@ -90,13 +97,9 @@ class Corrected(LocalRule):
 # ---------------------------------------------------------------- the server half
 
 
-@dataclass(slots=True)
-class State:
-    model: Tensor
-    version: int
-    layout: Layout
+@dataclass(slots=True, kw_only=True)
+class State(ServerState):
     clients: Mapping[int, int]
-    seed: int
     deltas: MutableMapping[int, Tensor]  # D_i, params only; a client that is remembered but not here has D_i = 0
     rounds: Round = field(default_factory=Round)
     members: dict[int, None] = field(default_factory=dict)  # of the last round opened
@@ -107,43 +110,30 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradMA:
+class GradMA(Settings):
     about: ClassVar[About] = About("synchronous", keeps="a decayed sum of its deltas (beta2 > 0)", uploads="model")
 
-    beta1: float = 0.9  # momentum
-    beta2: float = 0.0  # what is left of a remembered delta after a round
-    lr_global: float = 1.0  # gamma_g
-    lr_local: float | None = 0.01  # gamma_l; None: the training section's
-    memory_num: int = 100  # clients remembered
-    rho: float = 0.0  # the least cosine with a row that a correction asks for, as a share of ||x|| / ||x~||
+    beta1: BelowOne = 0.9  # momentum
+    beta2: UpToOne = 0.0  # what is left of a remembered delta after a round
+    lr_global: Rate = 1.0  # gamma_g
+    lr_local: LocalRate = 0.01  # gamma_l; None: the training section's
+    memory_num: Annotated[int, WHOLE, least(0, "must be 0 or more")] = 100  # clients remembered
+    rho: BelowOne = 0.0  # the least cosine with a row that a correction asks for, as a share of ||x|| / ||x~||
     worker: bool = True  # False: GradMA-S, plain local steps
     server: bool = True  # False: GradMA-W, no momentum and no memory
-    evict_after: float | None = None  # seconds a lost client is remembered; None: until others need its place
-    sample: int | float | None = None
-    deadline: float | None = None
+    evict_after: EvictAfter = None  # seconds a lost client is remembered; None: until others need its place
+    sample: Sample = None
+    deadline: Seconds | None = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta1 < 1, f"beta1 = {self.beta1}: must lie in [0, 1)")
-        require(0 <= self.beta2 <= 1, f"beta2 = {self.beta2}: must lie in [0, 1]")
-        require(
-            self.lr_global > 0 and isfinite(self.lr_global),
-            f"lr_global = {self.lr_global}: must be positive and finite",
-        )
+        super().__post_init__()
         lr = self.lr_local
-        require(
-            lr is None or (lr > 0 and isfinite(lr)),
-            f"lr_local = {lr}: must be positive and finite, or none for the training section's",
-        )
         wrong = f"work.lr = {self.work.lr}: clients train with lr_local = {lr}; give one of them"
         require(lr is None or self.work.lr in (None, lr), wrong)
-        require_whole(memory_num=self.memory_num)
-        require(self.memory_num >= 0, f"memory_num = {self.memory_num}: must be 0 or more")
-        check_evict(self.evict_after)
-        require(0 <= self.rho < 1, f"rho = {self.rho}: must lie in [0, 1)")
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: gradma's clients have a rule of their own")
-        self._rounds()
 
+    @cached_property
     def _rounds(self) -> Rounds:
         return Rounds(sample=self.sample, deadline=self.deadline)
 
@@ -153,22 +143,14 @@ class GradMA:
         return replace(self.work, lr=self.work.lr if self.lr_local is None else self.lr_local, rule=rule)
 
     def init(self, world: World) -> State:
-        return State(
-            model=world.model,
-            version=0,
-            layout=world.layout,
-            clients=world.clients,
-            seed=world.seed,
-            deltas=world.store("deltas"),
-        )
+        return State.of(world, clients=world.clients, deltas=world.store("deltas"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         for client in state.absences.hear(event, self.evict_after, unless=state.members.__contains__):
             self._evict(state, client)
-        turn = self._rounds().turn(state.rounds, event, state.clients, state.seed)
+        turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
-        if turn.counts:
-            assert isinstance(event, UpdateArrived)
+        if turn.counts and isinstance(event, UpdateArrived):
             self._receive(state, event)
         if turn.closes:
             actions = [*self._close(state), *actions]
@@ -219,9 +201,7 @@ class GradMA:
         # w := w - gamma_g m~
         model = state.layout.with_trainable(state.model, torch.sub(w, step, alpha=self.lr_global))
         answers.statistics.write(state.layout, model, state.model)
-        state.model = model
-        state.version += 1
-        return [*actions, Commit(model)]
+        return [*actions, state.publish(model)]
 
     def _correct(self, state: State, m: Tensor) -> tuple[Tensor, Note]:
         """m~: the nearest to m that goes, in no tensor, against what a remembered client did."""
@@ -230,12 +210,10 @@ class GradMA:
         for size in _sizes(state.layout) if rows else []:
             here = slice(at, at := at + size)
             z = solve(gram_of((*rows, m), here.start, here.stop), self.rho)  # min_{z >= 0} 1/2 z^T DD^T z + z^T D m
-            if z is None:
-                failures += 1  # m as it is
-                continue
-            active = [(row, z_i) for row, z_i in zip(rows, z.tolist(), strict=True) if z_i > 0]
+            active = [] if z is None else [(D_i, z_i) for D_i, z_i in zip(rows, z.tolist(), strict=True) if z_i > 0]
             for D_i, z_i in active:
-                tilde[here].add_(D_i[here], alpha=z_i)  # m~ = m + D^T z
+                tilde[here].add_(D_i[here], alpha=z_i)  # m~ = m + D^T z; without a solution m as it is
+            failures += z is None
             corrected += bool(active)
         length = float(torch.linalg.vector_norm(m))
         share = float(torch.linalg.vector_norm(tilde - m)) / length if length > 0 else 0.0

@@ -1,0 +1,130 @@
+"""FedPAC's model of two halves, a body all share and a head of one's own, and the client that trains them in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+
+from offbeat.core.errors import ConfigError, require, unknown
+from offbeat.core.protocol import LocalJob, LocalRule, LocalWork, Phase
+from offbeat.core.vector import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A model cut in two: a body everybody shares, and a head each client has its own of."""
+
+    module: str  # the head's name
+    head: tuple[str, ...]  # param slices
+    body: tuple[str, ...]
+    classes: int  # what leaves the head
+    width: int  # what enters it: features
+
+    @staticmethod
+    def of(layout: Layout, name: str | None) -> Halves:
+        params = list(layout.of_kind("param"))
+        module = params[-1].name.rpartition(".")[0] if name is None else name
+        head = [s for s in params if s.name.startswith(f"{module}.")]
+        if name is not None and not head:
+            raise unknown("head", name, {s.name.rpartition(".")[0] for s in params} - {""})
+        body = tuple(s.name for s in params if not s.name.startswith(f"{module}."))
+        if not head or not body:
+            what = f"all parameters belong to {module!r}" if head else "this one is a single layer"
+            raise ConfigError(
+                f"fedpac needs a model with a body and a head, {what}: use a model of at least two layers"
+            )
+        matrices = [s.shape for s in head if len(s.shape) >= 2]
+        require(bool(matrices), f"head = {module!r} has no weight matrix: features enter a linear layer; name the head")
+        return Halves(module, tuple(s.name for s in head), body, classes=matrices[-1][0], width=prod(matrices[0][1:]))
+
+    def ranges(self, layout: Layout) -> Iterator[tuple[int, int]]:
+        return ((s.start, s.stop) for s in layout.of_kind("param") if s.name in self.head)
+
+    def head_of(self, layout: Layout, model: Tensor) -> Tensor:
+        return torch.cat([model[a:b] for a, b in self.ranges(layout)])
+
+    def with_head(self, layout: Layout, model: Tensor, head: Tensor) -> Tensor:
+        """A copy of the model with this head; statistics of BatchNorm stay those of the model."""
+        out, at = model.clone(), 0
+        for a, b in self.ranges(layout):
+            out[a:b] = head[at : at + b - a]
+            at += b - a
+        return out
+
+
+# ---------------------------------------------------------------- the client half
+
+
+@dataclass(frozen=True)
+class HeadThenBody(LocalRule):
+    """First the head alone, then the body alone, whose features are pulled to the prototypes of their classes."""
+
+    split: Halves
+    lam: float
+    head_epochs: int
+    head_lr: float
+
+    @property
+    def head(self) -> str:
+        return self.split.module
+
+    def phases(self, work: LocalWork) -> tuple[Phase, ...]:
+        head = Phase(epochs=self.head_epochs, lr=self.head_lr, slices=self.split.head)
+        return head, Phase(steps=work.steps, epochs=work.epochs, lr=work.lr, slices=self.split.body)
+
+    def begin(self, job: LocalJob) -> dict[str, Tensor]:
+        f, y = self._features(job, job.base)  # of the body everybody was sent: h of different clients can be compared
+        n = y.shape[-1]
+        n_y, mu, rest = class_means(f, y, self.split.classes)
+        p = (n_y / n).unsqueeze(-1)
+        # V = (sum_y p_y tr E[f f^T | y] - sum_y p_y^2 ||mu_y||^2) / n, where tr E[f f^T | y] = E[||f - mu_y||^2 | y] +
+        # ||mu_y||^2: written so, no rounding makes it negative
+        v = (rest.square().sum((-1, -2)) / n + (p * (1 - p) * mu.square()).sum((-1, -2))) / n
+        return {"h": (p * mu).flatten(-2), "v": v.unsqueeze(-1)}  # h_y = p_y mu_y
+
+    def loss(self, job: LocalJob, outputs: Tensor, features: Tensor, y: Tensor) -> Tensor:
+        if outputs.shape[-1] != self.split.classes:
+            given = f"{self.split.classes} values leave the head {self.head!r}, and {outputs.shape[-1]} the model"
+            raise ConfigError(f"fedpac: {given}: it is not what comes last; name the head")
+        loss = cross_entropy(outputs, y)
+        if "prototypes" not in job.extras:  # the first round
+            return loss
+        f, c, known = features.flatten(1), job.extras["prototypes"][y], job.extras["known"][y].unsqueeze(-1) > 0
+        # no parameter of the head moves the features: in its own phase the second term has no gradient
+        return loss + self.lam * mse_loss(f, torch.where(known, c, f.detach()))  # CE + lambda MSE(f(x), c_y)
+
+    def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        n_y, mu, _ = class_means(*self._features(job, local), self.split.classes)
+        return {**carry, "means": mu.flatten(-2), "counts": n_y}, {}
+
+    def uploads(self, layout: Layout) -> Mapping[str, int]:
+        classes, each = self.split.classes, self.split.classes * self.split.width
+        return {"h": each, "v": 1, "means": each, "counts": classes}
+
+    def _features(self, job: LocalJob, model: Tensor) -> tuple[Tensor, Tensor]:
+        if job.features is None:
+            raise ConfigError("fedpac's clients look at their features: the trainer gives none")
+        f, y = job.features(model)
+        # one for each example, not one for each of its places
+        labels = not y.is_floating_point() and y.dim() == model.dim() < f.dim()
+        flat = f.flatten(y.dim()) if labels else f  # as a convolution sees its input, or a head that flattens it
+        if not labels or flat.shape != (*y.shape, self.split.width):
+            given = f"features {tuple(f.shape)} with labels {tuple(y.shape)} {y.dtype}"
+            raise ConfigError(
+                f"fedpac: {given}: one vector of {self.split.width} enters the head for each class label; name the head"
+            )
+        return flat, y
+
+
+def class_means(f: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """n_y [..., classes], mu_y [..., classes, width], f - mu_y like f; the mean of no examples is zero."""
+    of_class = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).to(f.dtype)
+    n_y = of_class.sum(-2)
+    mu = of_class.mT @ f / n_y.clamp(min=1).unsqueeze(-1)
+    return n_y, mu, f - of_class @ mu

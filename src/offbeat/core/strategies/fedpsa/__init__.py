@@ -1,0 +1,192 @@
+"""
+Paper:    Lu, Sun, Yang, Chen, Yin, Zhu, "FedPSA: Modeling Behavioral Staleness in Asynchronous Federated Learning",
+          arXiv 2026.
+Follows:  Algorithm 1; eq. 11-12 (sketch, kappa), 16-18 (thermometer), 19-20 (softmax, step). Eq. 8, the sensitivity,
+          needs a module and data: offbeat.client.sensitivity computes it, World.probe and LocalJob.probe bring its
+          sketch here.
+Notation: L_s -> buffer; L_q -> queue; gamma, delta -> same; k -> sketch; s~_i -> extras["sketch"]; s~_g ->
+          state.sketch; D_b -> calibration, calibration_size; Q -> state.norms; M_0 -> state.first; Delta w_i -> local -
+          base.
+Deviates: 1. uniform weights are decided step by step: exactly while M_0 is unset (Algorithm 1 never resets its scheme).
+          2. Temp is computed when the buffer steps, not at every upload (M_0 may not exist before).
+          3. |D_b| = 32, labels drawn uniformly once: the paper gives neither. Its Fisher "per-sample (or mini-batch)"
+             is per sample.
+          4. zero cases: a zero sketch has kappa 0, and so has one whose sensitivities overflow (a client with an honest
+             model may meet that after a poisoned step); M_0 = 0 makes the ratio 1, and no ratio is over 1e100.
+          5. without the thermometer Temp is `temperature` from the first step on: the paper does not say what replaces
+             it.
+          6. lr, a server rate, is not in the paper (1 is its rule); exclude_buffered is FLGo's: not served before the
+             step, with FedBuff's way out of a stall.
+          7. the sketch is not charged in virtual time: some 32 gradients once a job.
+          8. sensitivities are taken in eval mode, over trainable entries only, with the BatchNorm statistics of the
+             model measured.
+          9. R has entries N(0, 1/k), rounded to float32, so that all machines draw the same.
+          10. calibration="real" draws training examples from all clients, which a simulation can do and a deployment
+              should not.
+Checked:  tests/strategies/test_fedpsa.py (spec vectors, reduction to FedBuff), tests/client/test_sensitivity.py, the
+          laws.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from offbeat.core.about import About
+from offbeat.core.errors import ConfigError, require
+from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.selection import Concurrency, Seated, hold, must_step, serve
+from offbeat.core.parts.server_opt import Moments, Plain
+from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.settings import WHOLE, NonNegative, Positive, Settings, above, least
+from offbeat.core.strategies.fedpsa.sketch import Calibration, Fisher, GaussianSketch, Signal, Sketched
+from offbeat.core.vector import Layout
+
+HOTTEST = 1e100  # of M_cur / M_0: weights are all alike long before
+
+
+@dataclass(slots=True)
+class Waiting:
+    """An update in the buffer, no copy: its weight is known when the buffer is full."""
+
+    ticket: int
+    base: Tensor
+    local: Tensor
+    kappa: float
+
+
+@dataclass(slots=True, kw_only=True)
+class State(Seated):
+    probe: Callable[[Tensor], Tensor]
+    sketch: Tensor  # s~_g, of the current model
+    norms: deque[float]  # Q: ||Delta w||^2 of the last updates
+    first: float | None = None  # M_0: the mean of Q when it was full for the first time
+    buffer: list[Waiting] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPSA(Settings):
+    about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model, sketch of its sensitivity")
+
+    buffer: Annotated[int, WHOLE, least(1, "it holds at least 1 update")] = 5  # updates per step
+    queue: Annotated[int, WHOLE, least(1, "it holds at least 1 norm")] = 50  # updates the thermometer looks at
+    gamma: NonNegative = 5.0
+    # the lowest temperature
+    delta: Annotated[float, above(0, "must be positive, or the temperature could fall to 0")] = 0.5
+    sketch: int = 16
+    thermometer: bool = True
+    temperature: Positive = 1.0  # with thermometer=False
+    signal: Signal = "sensitivity"
+    calibration: Calibration = "gaussian"
+    calibration_size: int = 32
+    fisher: Fisher = "sample"
+    lr: Positive = 1.0  # server learning rate
+    exclude_buffered: bool = False
+    concurrency: Concurrency = None
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.work.rule is None, f"fedpsa has a client rule of its own: it cannot take {self.work.rule!r}")
+        _ = self.sketcher  # it checks its own settings
+
+    @property
+    def sketcher(self) -> GaussianSketch:
+        """Whoever builds the world makes World.probe from it."""
+        size = self.calibration_size
+        return GaussianSketch(
+            k=self.sketch, signal=self.signal, fisher=self.fisher, calibration=self.calibration, calibration_size=size
+        )
+
+    @cached_property
+    def _sketched(self) -> LocalWork:
+        return replace(self.work, rule=Sketched(k=self.sketch))
+
+    def init(self, world: World) -> State:
+        if world.probe is None:
+            raise ConfigError(
+                "fedpsa compares sketches of models: World.probe is None, make it from the strategy's `sketcher`"
+            )
+        sketch, norms = world.probe(world.model), deque[float](maxlen=self.queue)
+        return State.of(world, probe=world.probe, sketch=sketch, norms=norms)
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        actions: list[Action] = [self._collect(state, event)] if isinstance(event, UpdateArrived) else []
+        stepped = must_step(state.seats, event, full=len(state.buffer) >= self.buffer)
+        if stepped:
+            actions += self._step(state)
+        return actions + serve(state, event, self.concurrency, self._sketched, stepped=stepped)
+
+    def _collect(self, state: State, event: UpdateArrived) -> Action:
+        # the gate lets no upload through without its sketch; an engine without a gate may leave it to the server
+        sketch = event.extras["sketch"] if "sketch" in event.extras else state.probe(event.local)
+        # in double: sensitivities shrink as training goes on, and their squares must not vanish
+        s_i, s_g = (s.to("cpu", torch.float64) for s in (sketch, state.sketch))
+        kappa = cosine(s_i, s_g)  # kappa_i = cos(s~_i, s~_g)
+        delta = state.layout.trainable(event.local) - state.layout.trainable(event.base)
+        m = float(delta @ delta)  # m_i = ||Delta w_i||^2
+        if self.thermometer:
+            state.norms.append(m)
+            if state.first is None and len(state.norms) == self.queue:
+                state.first = fmean(state.norms)  # M_0
+        state.buffer.append(Waiting(event.ticket, event.base, event.local, kappa))
+        if self.exclude_buffered:
+            hold(state.seats, event.client)
+        return Note({"kappa": kappa, "squared_norm": m}, event.ticket)
+
+    def _temperature(self, state: State) -> float | None:
+        """None while the thermometer cannot be read yet."""
+        if not self.thermometer:
+            return self.temperature
+        if state.first is None:
+            return None
+        ratio = min(fmean(state.norms) / state.first, HOTTEST) if state.first > 0 else 1.0
+        return ratio * self.gamma + self.delta  # Temp = (M_cur / M_0) gamma + delta
+
+    def _step(self, state: State) -> list[Action]:
+        updates, state.buffer = state.buffer, []
+        temp = self._temperature(state)
+        weights = softmax([update.kappa for update in updates], temp)
+        step = Buffer()
+        for update, weight in zip(updates, weights, strict=True):
+            step.add_delta(state.layout, update.base, update.local, weight)  # sum_i Weight_i Delta w_i
+        assert step.total is not None
+        model = Plain(lr=self.lr).step(Moments(), state.model, step.total)  # w_g := w_g + that
+        step.statistics.write(state.layout, model, state.model)
+        commit, state.sketch = state.publish(model), state.probe(model)
+        moved = state.layout.trainable(step.total)
+        weighted = zip(updates, weights, strict=True)
+        notes = [Note(_told(state.layout, u, w, moved, len(updates)), u.ticket) for u, w in weighted]
+        return [*([] if temp is None else [Note({"temperature": temp})]), *notes, commit]
+
+
+def softmax(kappas: list[float], temp: float | None) -> list[float]:
+    """Weight_i = exp(kappa_i / Temp) / sum_j exp(kappa_j / Temp); without a temperature all alike."""
+    if temp is None:
+        return [1.0 / len(kappas)] * len(kappas)
+    weights: list[float] = torch.softmax(torch.tensor(kappas, dtype=torch.float64) / temp, dim=0).tolist()
+    return weights
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """0 where either is zero."""
+    norms = float(torch.linalg.vector_norm(a)) * float(torch.linalg.vector_norm(b))
+    return min(1.0, max(-1.0, float(a @ b) / norms)) if norms > 0 else 0.0
+
+
+def _told(layout: Layout, update: Waiting, weight: float, moved: Tensor, count: int) -> dict[str, float]:
+    """What is logged of an update when its buffer steps: its weight, and how well it agrees with the others in it.
+
+    The others, because any update agrees with a step it is a large part of: that would only measure its norm.
+    """
+    if count == 1:
+        return {"weight": weight}
+    delta = layout.trainable(update.local) - layout.trainable(update.base)
+    return {"weight": weight, "agreement": cosine(delta, moved.sub(delta, alpha=weight))}

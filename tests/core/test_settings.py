@@ -1,0 +1,105 @@
+"""Settings that say what they may be: one checker, and the words each annotation answers with."""
+
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Annotated, Literal
+
+import pytest
+
+from offbeat.core.errors import ConfigError
+from offbeat.core.parts.absence import EvictAfter
+from offbeat.core.parts.selection import Concurrency, Sample
+from offbeat.core.parts.staleness import MaxStaleness, Staleness
+from offbeat.core.settings import (
+    WHOLE,
+    Amount,
+    BelowOne,
+    Positive,
+    Rate,
+    Seconds,
+    Settings,
+    Share,
+    UpToOne,
+    check,
+    least,
+    one_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everything(Settings):
+    share: Share = 0.5
+    up_to_one: UpToOne = 0.5
+    below_one: BelowOne = 0.5
+    positive: Positive = inf
+    rate: Rate = 1.0
+    amount: Amount = 0.0
+    epoch: Seconds | None = None
+    k: Annotated[int, WHOLE, least(1, "the buffer holds at least 1 update")] = 1
+    smooth: Annotated[int, one_of(0, 1)] = 0
+    mode: Literal["mix", "delta", "off"] = "mix"
+    client_weight: Literal["examples", "equal"] | None = None
+    sample: Sample = None
+    concurrency: Concurrency = None
+    evict_after: EvictAfter = None
+    max_staleness: MaxStaleness = None
+    staleness: Staleness | str = "anything: no annotation of ours"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("share", 0.0, "must lie in (0, 1]"),
+        ("share", nan, "must lie in (0, 1]"),
+        ("up_to_one", 1.5, "must lie in [0, 1]"),
+        ("below_one", 1.0, "must lie in [0, 1)"),
+        ("positive", 0.0, "must be positive"),
+        ("rate", inf, "must be positive and finite"),
+        ("amount", inf, "must be 0 or more, and finite"),
+        *[("epoch", value, "must be a positive number of seconds") for value in (0.0, -1.0, inf, nan)],
+        ("k", 0, "the buffer holds at least 1 update"),
+        ("k", 1.0, "must be a whole number"),
+        ("k", True, "must be a whole number"),
+        ("k", None, "must be a whole number"),
+        ("smooth", 2, "0 or 1"),
+        ("mode", "mixed", "'mix', 'delta' or 'off'"),
+        ("client_weight", "size", "'examples', 'equal' or None"),
+        *[("sample", value, "at least 1 client a round") for value in (0, -1)],
+        *[
+            ("sample", value, "a share lies in (0, 1]; a number of clients is a whole number")
+            for value in (0.0, 1.5, -0.2, nan)
+        ],
+        ("sample", "half", "must be a whole number"),
+        ("concurrency", 0, "at least 1 client in flight, or none for no limit"),
+        ("concurrency", 2.0, "must be a whole number"),
+        *[
+            ("evict_after", value, "must be a positive number of seconds, or none to keep what is cached")
+            for value in (0.0, -1.0, inf, nan)
+        ],
+        ("max_staleness", -1, "0 or more"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused_with_its_name_and_what_is_right(name, value, says):
+    with pytest.raises(ConfigError) as refused:
+        Everything(**{name: value})
+    assert str(refused.value) == f"{name} = {value!r}: {says}"
+
+
+def test_the_first_wrong_setting_is_named():
+    with pytest.raises(ConfigError, match="rate"):
+        Everything(k=0, rate=0.0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"sample": 3}, {"sample": 1.0}, {"concurrency": 1}, {"max_staleness": 0}])
+def test_what_can_be_meant_passes_and_none_where_it_is_allowed(settings):
+    Everything(**settings)
+
+
+@dataclass
+class Plain:
+    alpha: float = 7.0
+    name: str = ""
+
+
+def test_what_says_nothing_is_not_looked_at():
+    check(Plain())
