@@ -16,7 +16,7 @@ from offbeat.core.protocol import Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAsync, Local
 from offbeat.core.surroundings import Trip
 from offbeat.engines.traffic import Payload
-from offbeat.scenario import network, traces
+from offbeat.scenario import network, recordings
 from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Changing, Constant, RecordedDelays
 from offbeat.scenario.network import NETWORKS, Bandwidth, Instant, Offset
@@ -96,7 +96,7 @@ def test_a_trace_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, 
 def test_available_is_yes_or_no(tmp_path: Path) -> None:
     path = written(tmp_path, "client,t,available\n0,0,maybe\n")
     with pytest.raises(DataError, match=r"row 2: available = maybe: must be 0 or 1"):
-        traces.column(path, traces.AVAILABLE)
+        recordings.column(path, recordings.AVAILABLE)
 
 
 def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:

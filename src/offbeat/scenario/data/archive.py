@@ -28,6 +28,7 @@ OVERHEAD = 2**26  # bytes of a tar that are no data: headers, and what fills its
 GZIP = b"\x1f\x8b"
 MEMBERS = 200_000  # Tiny-ImageNet, the one of most, has 120,609
 ROOM = ".unpacking-"
+TORN = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, ValueError)
 FRESH = 60.0  # seconds: a room this new may not be locked yet
 
 
@@ -47,15 +48,7 @@ def unpack(path: Path, into: Path, most: int = MOST) -> None:
         _move(room, into)
     except DataError:
         raise
-    except (
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        gzip.BadGzipFile,
-        zlib.error,
-        EOFError,
-        NotImplementedError,
-        ValueError,
-    ):
+    except TORN:
         raise DataError(f"{path} is no whole archive: it is cut short or damaged") from None
     except OSError as error:
         raise DataError(f"cannot unpack {path}: {error.strerror or error}") from None
@@ -71,9 +64,7 @@ def _hold(room: int) -> None:
 
 
 def _sweep(into: Path) -> None:
-    """Remove what killed processes left: a room that is not new and that nobody holds (a lock goes with its
-    process).
-    """
+    """Remove what killed processes left: rooms that are not new and that nobody holds (locks go with processes)."""
     for room in into.glob(f"{ROOM}*"):
         with suppress(OSError, ImportError):
             if time.time() - room.stat().st_mtime < FRESH:
@@ -121,9 +112,7 @@ def _untar(path: Path, room: Path, most: int) -> None:
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that ends in an error where more comes out than may: also of headers, which are read into memory
-    whole.
-    """
+    """A stream that ends in an error where more comes out than may; headers, read into memory whole, count too."""
 
     def __init__(self, path: Path, stream: io.BufferedIOBase, most: int) -> None:
         self._path, self._stream, self._most = path, stream, most

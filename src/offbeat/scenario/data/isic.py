@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.images import read_images, statistics
 from offbeat.scenario.data.root import find_file, find_folder
 from offbeat.scenario.data.tables import column, numbers, read_rows
@@ -19,9 +19,7 @@ CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 
 @dataclass(frozen=True, kw_only=True)
 class Isic2019:
-    """Fed-ISIC2019: 23247 skin lesions of 6 centres, 8 classes (files: isic2019/train_test_split and the
-    preprocessed .jpg).
-    """
+    """ISIC 2019: 23247 skin lesions of 6 centres, 8 classes (files: isic2019/train_test_split, preprocessed .jpg)."""
 
     size: int = 200  # pixels of an edge: the middle of an image is kept; 200 needs 2.8 GB
 
@@ -42,30 +40,15 @@ class Isic2019:
         folds = column(names, rows, "fold")
         wrong = sorted(set(folds) - {"train", "test"})
         if wrong or len(set(folds)) != 2:
-            raise DataError(
-                f"{table}: fold must be train or test, and both must occur{f', not {wrong[0]!r}' if wrong else ''}"
-            )
+            given = f", not {wrong[0]!r}" if wrong else ""
+            raise DataError(f"{table}: fold must be train or test, and both must occur{given}")
         images = column(names, rows, "image")
         if any("/" in image or "\\" in image or image.startswith(".") for image in images):
             raise DataError(f"{table}: image must be a bare name such as ISIC_0000000")
-        taken = {part: [i for i, fold in enumerate(folds) if fold == part] for part in ("train", "test")}
-        x_train, x_test = (
-            read_images([folder / f"{images[i]}.jpg" for i in taken[part]], self.size) for part in ("train", "test")
-        )
-        y_train, y_test = (torch.tensor([int(labels[i]) for i in taken[part]]) for part in ("train", "test"))
-        groups, test_groups, centre_names = owners(
-            *([int(centres[i]) for i in taken[part]] for part in ("train", "test"))
-        )
-        return Dataset(
-            "isic2019",
-            x_train,
-            y_train,
-            x_test,
-            y_test,
-            num_classes=len(CLASSES),
-            groups=groups,
-            test_groups=test_groups,
-            group_names=tuple(f"centre {name}" for name in centre_names),
-            class_names=CLASSES,
-            pixels=statistics(x_train),
-        )
+        parts = []
+        for part in ("train", "test"):
+            taken = [i for i, fold in enumerate(folds) if fold == part]
+            x = read_images([folder / f"{images[i]}.jpg" for i in taken], self.size)
+            parts.append((x, torch.tensor([int(labels[i]) for i in taken]), [int(centres[i]) for i in taken]))
+        pixels = statistics(parts[0][0])
+        return owned("isic2019", *parts, owner="centre ", num_classes=len(CLASSES), class_names=CLASSES, pixels=pixels)

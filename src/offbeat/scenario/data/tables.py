@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -46,17 +46,15 @@ def read_rows(
     names = [name.strip().lstrip("\ufeff") for name in names]
     missing = [name for name in header or () if name not in names]
     if missing:
-        raise DataError(
-            f"{path} has no column {missing[0]!r}; its columns: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
-        )
+        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        raise DataError(f"{path} has no column {missing[0]!r}; its columns: {shown}")
     body = []
     for number, row in enumerate(rows, 2):
         if not row:
             continue
         if len(row) != len(names):
-            raise DataError(
-                f"{path} row {number} has {len(row)} cells, the header {len(names)}: it is cut short or damaged"
-            )
+            found = f"{len(row)} cells, the header {len(names)}"
+            raise DataError(f"{path} row {number} has {found}: it is cut short or damaged")
         body.append(row)
     if not body:
         raise DataError(f"{path} has a header and no rows")
@@ -75,7 +73,7 @@ def column(names: list[str], rows: list[list[str]], name: str) -> list[str]:
     return [row[at] for row in rows]
 
 
-def numbers(path: Path, name: str, cells: list[str], missing: tuple[str, ...] = ()) -> NDArray[np.float64]:
+def numbers(path: Path, name: str, cells: Sequence[str], missing: tuple[str, ...] = ()) -> NDArray[np.float64]:
     """A column as numbers; cells that say that nothing was measured become nan."""
     gaps = set(missing)
     try:

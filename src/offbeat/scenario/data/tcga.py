@@ -1,16 +1,13 @@
-"""Fed-TCGA-BRCA: survival of breast cancer patients, in the tables that come with FLamby, with FLamby's regions and
-split.
-"""
+"""Fed-TCGA-BRCA: survival of breast cancer patients, in FLamby's tables, with its regions and its split."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.root import find_file
 from offbeat.scenario.data.tables import column, numbers, read_rows
 
@@ -22,9 +19,7 @@ FEATURES, CENTRES = 39, 6
 
 @dataclass(frozen=True, kw_only=True)
 class TcgaBrca:
-    """Fed-TCGA-BRCA: 1088 patients of 6 regions, 39 features, time and event (files: tcga-brca/brca.csv,
-    train_test_split.csv).
-    """
+    """TCGA-BRCA: 1088 patients of 6 regions, 39 features, time and event (files: brca.csv, train_test_split.csv)."""
 
     def load(self) -> Dataset:
         table = find_file("tcga-brca", ("brca.csv",), TABLE_MD5, (f"{HOME}brca.csv",), PAGE)
@@ -45,9 +40,8 @@ class TcgaBrca:
         for patient, fold in zip(column(header, folds, "pid"), column(header, folds, "fold2"), strict=True):
             part, _, centre = fold.partition("_")
             if part not in taken or centre not in map(str, range(CENTRES)):
-                raise DataError(
-                    f"{split}: {fold!r} of {patient} is out of range: train_0 to train_{CENTRES - 1}, test_0 to test_5"
-                )
+                known = f"train_0 to train_{CENTRES - 1}, test_0 to test_{CENTRES - 1}"
+                raise DataError(f"{split}: {fold!r} of {patient} is out of range: {known}")
             if patient not in place:
                 raise DataError(f"{split} names the patient {patient}, who is not in {table}")
             taken[part][0].append(place[patient])
@@ -58,20 +52,6 @@ class TcgaBrca:
         x, y = values[:, :-2].astype(np.float32), np.column_stack([time, event]).astype(np.float32)
         ages = x[taken["train"][0], 0]
         x[:, 0] = (x[:, 0] - ages.mean()) / (ages.std() or 1)  # the only column that is no indicator
-        x_train, y_train, x_test, y_test = (
-            torch.from_numpy(v[taken[part][0]]) for part in ("train", "test") for v in (x, y)
-        )
-        groups, test_groups, group_names = owners(taken["train"][1], taken["test"][1])
-        return Dataset(
-            "tcga-brca",
-            x_train,
-            y_train,
-            x_test,
-            y_test,
-            num_classes=None,
-            task="survival",
-            groups=groups,
-            test_groups=test_groups,
-            group_names=tuple(f"region {name}" for name in group_names),
-            class_names=("time", "event"),
-        )
+        parts = [(x[patients], y[patients], centres) for patients, centres in taken.values()]
+        targets = ("time", "event")
+        return owned("tcga-brca", *parts, owner="region ", num_classes=None, task="survival", class_names=targets)
