@@ -81,9 +81,8 @@ class DuplicateUpload(Fault):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.within >= 0 and isfinite(self.within), f"duplicate_upload: within = {self.within}: must be 0 or more"
-        )
+        fine = self.within >= 0 and isfinite(self.within)
+        require(fine, f"duplicate_upload: within = {self.within}: must be 0 or more")
 
     def on_the_way(self, seed: int, client: int, index: int, trip: Trip) -> Trip:
         return trip._replace(again=self.within * draws.uniform(seed, "duplicate after", client, index))
@@ -153,9 +152,7 @@ FAULTS: dict[str, type[Fault]] = {
 
 
 def _moved(layout: Layout, job: Job, local: Tensor, factor: float) -> Tensor:
-    """base + factor delta over the trainable entries; statistics and counters stay, or the gate would notice at
-    once.
-    """
+    """base + factor delta over the trainable entries; statistics and counters stay, or the gate would notice."""
     base = layout.trainable(job.base)
     return layout.with_trainable(local, base + factor * (layout.trainable(local) - base))
 

@@ -36,10 +36,8 @@ class Devices:
     def __post_init__(self) -> None:
         object.__setattr__(self, "means", tuple(self.means))
         object.__setattr__(self, "stds", tuple(self.stds))
-        require(
-            len(self.means) == len(self.stds) > 0,
-            f"device delays: {len(self.means)} means and {len(self.stds)} stds: a pair each",
-        )
+        given = f"{len(self.means)} means and {len(self.stds)} stds"
+        require(len(self.means) == len(self.stds) > 0, f"device delays: {given}: a pair each")
         positive("device", scale=self.scale, **{f"means[{i}]": mean for i, mean in enumerate(self.means)})
         for i, std in enumerate(self.stds):
             require(std >= 0 and isfinite(std), f"device delays: stds[{i}] = {std}: must be 0 or more")
@@ -69,13 +67,10 @@ class Devices:
         mean = self.mean_of(seed, client)
         return mean * steps if self.unit == "step" else mean
 
-    # all devices together, as OrthoFL's other laws take them: Lognormal(mean=, std=), HalfNormal(mean=), Uniform(low=,
-    # high=)
+    # all devices together, as OrthoFL's other laws have them: Lognormal(mean, std), HalfNormal(mean), Uniform
 
     def pooled(self) -> tuple[float, float]:
-        """Mean and standard deviation over the rounds of all devices: of their own means and deviations, as
-        measured.
-        """
+        """Mean and standard deviation over the rounds of all devices, of their means and deviations as measured."""
         mean = fmean(self.means)
         variance = fmean(s * s + (m - mean) ** 2 for m, s in zip(self.means, self.stds, strict=True))
         return self.scale * mean, self.scale * sqrt(variance)
