@@ -19,7 +19,7 @@ from offbeat.core.errors import DataError, require
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.over_time import Gathered, check_shares, in_time, windows
 from offbeat.scenario.data.root import Published, find_file, find_files
-from offbeat.scenario.data.tables import column, numbers, read_rows
+from offbeat.scenario.data.tables import numbers, read_table
 
 Floats = NDArray[np.float64]
 Series = tuple[Floats, Floats]  # (hours, weather), (hours, pollutants)
@@ -74,17 +74,17 @@ class KddAir(_Windows):
 
 def _beijing(path: Path) -> tuple[str, Series]:
     weather = ("TEMP", "PRES", "DEWP", "RAIN", "WSPM")
-    names, rows = read_rows(path, ("year", "month", "day", "hour", *POLLUTANTS, *weather, "wd", "station"))
+    columns = read_table(path, ("year", "month", "day", "hour", *POLLUTANTS, *weather, "wd", "station"))
 
     def values(name: str) -> Floats:
-        return numbers(path, name, column(names, rows, name), ("NA", ""))
+        return numbers(path, name, columns[name], ("NA", ""))
 
-    station = set(column(names, rows, "station"))
+    station = set(columns["station"])
     if len(station) != 1:
         raise DataError(f"{path} holds {len(station)} stations: one a file is expected")
     year, month, day, hour = (values(name) for name in ("year", "month", "day", "hour"))
     times = _moments(path, year, month, day, hour)
-    wind = np.array([_direction(path, cell) for cell in column(names, rows, "wd")])
+    wind = np.array([_direction(path, cell) for cell in columns["wd"]])
     pollutants = np.stack([values(name) for name in POLLUTANTS], axis=1)
     pollutants[:, POLLUTANTS.index("CO")] /= 1000  # mg/m³, as in KDD Cup 2018
     return station.pop(), _hourly(times, np.column_stack([*(values(name) for name in weather), wind]), pollutants)
@@ -126,18 +126,18 @@ def _kdd(air_file: Path, weather_file: Path) -> dict[str, Series]:
 
 def _by_station(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tuple[NDArray[np.datetime64], Floats]]:
     """Area -> (times, values); an area is a station's name without what it measures."""
-    names, rows = read_rows(path, (key, "utc_time", *wanted))
+    columns = read_table(path, (key, "utc_time", *wanted))
     try:
-        times = np.array(column(names, rows, "utc_time"), dtype="M8[s]").astype("M8[h]")
+        times = np.array(columns["utc_time"], dtype="M8[s]").astype("M8[h]")
     except ValueError:
         raise DataError(f"{path}: utc_time must be written as 2017-01-01 14:00:00") from None
     first, last = (np.datetime64(str(year), "h") for year in (YEARS[0], YEARS[1] + 1))
     odd = np.flatnonzero(~((times >= first) & (times < last)))  # nor is it NaT
     if len(odd):
-        given = column(names, rows, "utc_time")[odd[0]]
+        given = columns["utc_time"][odd[0]]
         raise DataError(f"{path}: utc_time {given!r} is out of range: years from {YEARS[0]} to {YEARS[1]}")
-    values = np.stack([numbers(path, name, column(names, rows, name), ("", "NA")) for name in wanted], axis=1)
-    stations = np.array([name.rsplit("_", 1)[0] for name in column(names, rows, key)])
+    values = np.stack([numbers(path, name, columns[name], ("", "NA")) for name in wanted], axis=1)
+    stations = np.array([name.rsplit("_", 1)[0] for name in columns[key]])
     return {str(area): (times[stations == area], values[stations == area]) for area in np.unique(stations)}
 
 

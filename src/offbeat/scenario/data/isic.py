@@ -10,7 +10,7 @@ from offbeat.core.errors import DataError, require
 from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.images import read_images, statistics
 from offbeat.scenario.data.root import find_file, find_folder
-from offbeat.scenario.data.tables import column, numbers, read_rows
+from offbeat.scenario.data.tables import numbers, read_table
 
 PAGE = "https://github.com/owkin/FLamby/tree/main/flamby/datasets/fed_isic2019 (licences have to be accepted first)"
 IMAGES = "ISIC_2019_Training_Input_preprocessed"
@@ -29,20 +29,19 @@ class Isic2019:
     def load(self) -> Dataset:
         table = find_file("isic2019", ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), page=PAGE)
         folder = find_folder("isic2019", (IMAGES,), page=PAGE) / IMAGES
-        names, rows = read_rows(table, ("image", "target", "center", "fold"))
-        labels = numbers(table, "target", column(names, rows, "target"))
+        columns = read_table(table, ("image", "target", "center", "fold"))
+        images, folds = columns["image"], columns["fold"]
+        labels = numbers(table, "target", columns["target"])
         if not set(labels) <= set(range(len(CLASSES))):
             raise DataError(f"{table}: target must be a whole number from 0 to {len(CLASSES) - 1}")
-        centres = numbers(table, "center", column(names, rows, "center"))
+        centres = numbers(table, "center", columns["center"])
         odd = [centre for centre in centres if not (centre >= 0 and centre == int(centre))]  # nan is neither
         if odd:
             raise DataError(f"{table}: center {odd[0]:g} is no centre: a whole number from 0 up is expected")
-        folds = column(names, rows, "fold")
         wrong = sorted(set(folds) - {"train", "test"})
         if wrong or len(set(folds)) != 2:
             given = f", not {wrong[0]!r}" if wrong else ""
             raise DataError(f"{table}: fold must be train or test, and both must occur{given}")
-        images = column(names, rows, "image")
         if any("/" in image or "\\" in image or image.startswith(".") for image in images):
             raise DataError(f"{table}: image must be a bare name such as ISIC_0000000")
         parts = []

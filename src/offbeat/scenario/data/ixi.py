@@ -20,7 +20,7 @@ from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.root import Published, data_root, find_folder, read_bytes
 from offbeat.scenario.data.split import every_fifth
-from offbeat.scenario.data.tables import column, read_rows
+from offbeat.scenario.data.tables import read_table
 
 IXI = "https://brain-development.org/ixi-dataset/ (CC BY-SA 3.0)"
 PAGE = f"https://torchio.readthedocs.io/datasets.html#ixitiny and {IXI}"
@@ -85,8 +85,8 @@ def _split(patients: list[int], centres: list[str]) -> tuple[Tensor, tuple[str, 
         order = sorted(set(centres))
         note = f"ixi/{SPLIT} of FLamby is missing: every fifth subject of each hospital is for the test"
         return every_fifth(torch.tensor([order.index(centre) for centre in centres])), (note,)
-    names, rows = read_rows(file, ("Patient ID", "Split"))
-    part = dict(zip(column(names, rows, "Patient ID"), column(names, rows, "Split"), strict=True))
+    table = read_table(file, ("Patient ID", "Split"))
+    part = dict(zip(table["Patient ID"], table["Split"], strict=True))
     unknown = [patient for patient in patients if part.get(str(patient)) not in ("train", "test")]
     if unknown:
         raise DataError(f"{file} does not say whether patient {unknown[0]} is train or test")

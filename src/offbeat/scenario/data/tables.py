@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,26 @@ def read_matrix(path: Path, dtype: Any = np.float32, separator: str | None = Non
     return values
 
 
-def read_rows(
-    path: Path, header: tuple[str, ...] | None = None, encoding: str = "utf-8"
-) -> tuple[list[str], list[list[str]]]:
-    """(header, rows) of a CSV; every row has as many cells as the header, which has at least the columns named here."""
-    rows = _rows(path, read_text(path, encoding))
+@dataclass(frozen=True)
+class Table:
+    """A CSV file; table[name] is a column of it."""
+
+    names: list[str]
+    rows: list[list[str]]
+
+    def __getitem__(self, name: str) -> list[str]:
+        at = self.names.index(name)
+        return [row[at] for row in self.rows]
+
+
+def read_table(path: Path, wanted: tuple[str, ...]) -> Table:
+    """A CSV with at least the columns wanted; every row has as many cells as the header."""
+    rows = _rows(path, read_text(path))
     names = next(rows, None)
     if names is None:
         raise DataError(f"{path} is empty")
     names = [name.strip().lstrip("\ufeff") for name in names]
-    missing = [name for name in header or () if name not in names]
+    missing = [name for name in wanted if name not in names]
     if missing:
         shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         raise DataError(f"{path} has no column {missing[0]!r}; its columns: {shown}")
@@ -58,7 +69,7 @@ def read_rows(
         body.append(row)
     if not body:
         raise DataError(f"{path} has a header and no rows")
-    return names, body
+    return Table(names, body)
 
 
 def _rows(path: Path, text: str) -> Iterator[list[str]]:
@@ -66,11 +77,6 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
         yield from csv.reader(io.StringIO(text, newline=""))
     except csv.Error as error:
         raise DataError(f"{path} is no CSV ({error})") from None
-
-
-def column(names: list[str], rows: list[list[str]], name: str) -> list[str]:
-    at = names.index(name)
-    return [row[at] for row in rows]
 
 
 def numbers(path: Path, name: str, cells: Sequence[str], missing: tuple[str, ...] = ()) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ import numpy as np
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.root import find_file
-from offbeat.scenario.data.tables import column, numbers, read_rows
+from offbeat.scenario.data.tables import numbers, read_table
 
 PAGE = "https://github.com/owkin/FLamby/tree/main/flamby/datasets/fed_tcga_brca"
 HOME = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_tcga_brca/"
@@ -25,19 +25,21 @@ class TcgaBrca:
         table = find_file("tcga-brca", ("brca.csv",), TABLE_MD5, (f"{HOME}brca.csv",), PAGE)
         scripts = f"{HOME}dataset_creation_scripts/"
         split = find_file("tcga-brca", ("train_test_split.csv",), SPLIT_MD5, (f"{scripts}train_test_split.csv",), PAGE)
-        names, rows = read_rows(table, ("pid", "E", "T"))
-        if len(names) != FEATURES + 3:
-            raise DataError(f"{table} has {len(names)} columns, expected a patient, {FEATURES} features, E and T")
-        values = np.stack([numbers(table, name, column(names, rows, name)) for name in names[1:]], axis=1)
-        place = {patient: row for row, patient in enumerate(column(names, rows, "pid"))}
+        columns = read_table(table, ("pid", "E", "T"))
+        if len(columns.names) != FEATURES + 3:
+            raise DataError(
+                f"{table} has {len(columns.names)} columns, expected a patient, {FEATURES} features, E and T"
+            )
+        values = np.stack([numbers(table, name, columns[name]) for name in columns.names[1:]], axis=1)
+        place = {patient: row for row, patient in enumerate(columns["pid"])}
         event, time = values[:, -2], values[:, -1]
         if not set(np.unique(event)) <= {0.0, 1.0} or not (time >= 0).all():
             raise DataError(f"{table}: E must be 0 or 1 and T must be 0 days or more")
 
-        header, folds = read_rows(split, ("pid", "fold2"))
+        folds = read_table(split, ("pid", "fold2"))
         # rows of the table, centres
         taken: dict[str, tuple[list[int], list[int]]] = {"train": ([], []), "test": ([], [])}
-        for patient, fold in zip(column(header, folds, "pid"), column(header, folds, "fold2"), strict=True):
+        for patient, fold in zip(folds["pid"], folds["fold2"], strict=True):
             part, _, centre = fold.partition("_")
             if part not in taken or centre not in map(str, range(CENTRES)):
                 known = f"train_0 to train_{CENTRES - 1}, test_0 to test_{CENTRES - 1}"
