@@ -1,6 +1,4 @@
-"""FedCompass: time to a target on MNIST and CIFAR-10 (Table 1), on FLamby's sets (2), and for other ranges of local
-steps (3). Relative times are to FedCompass.
-"""
+"""FedCompass: time to a target on MNIST and CIFAR-10 (Table 1), FLamby's sets (2), and for other Qmin / Qmax (3)."""
 
 from __future__ import annotations
 

@@ -54,21 +54,19 @@ class Crash(Fault):
     """The client dies while it trains; its ticket times out, then it can take work again."""
 
     name = "crash"
+    why: ClassVar[str] = "crashed"
     probability: float = 0.1
 
     def on_the_way(self, seed: int, client: int, index: int, trip: Trip) -> Trip:
-        return trip if trip.crashes else trip._replace(crashes=True, why="crashed")
+        return trip if trip.crashes else trip._replace(crashes=True, why=self.why)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LostUpload(Fault):
+class LostUpload(Crash):
     """The client trains to the end, but its upload never arrives; its ticket times out."""
 
     name = "lost_upload"
-    probability: float = 0.1
-
-    def on_the_way(self, seed: int, client: int, index: int, trip: Trip) -> Trip:
-        return trip if trip.crashes else trip._replace(crashes=True, why="upload lost")
+    why = "upload lost"
 
 
 @dataclass(frozen=True, kw_only=True)

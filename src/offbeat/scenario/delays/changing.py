@@ -16,7 +16,7 @@ from offbeat.scenario.shares import among, require_share
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changing:
+class Changing(Delays):
     """Another law of delays, with sudden slow-downs and speed-ups: from at[i] on, jobs take factors[i] times as long.
 
     A job under way feels the change from that moment on. `share` of the clients are concerned.
@@ -57,12 +57,6 @@ class Changing:
     def factor(self, seed: int, client: int, index: int) -> float:
         return self.delays.factor(seed, client, index)
 
-    def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
-        return self.delays.seconds(seed, client, index, steps)
-
-    def expected(self, seed: int, client: int, steps: int) -> float:
-        return self.delays.expected(seed, client, steps)
-
     def covers(self, clients: Iterable[int]) -> None:
         if (covers := getattr(self.delays, "covers", None)) is not None:
             covers(clients)
@@ -82,7 +76,7 @@ class Changing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedDelays(Recorded):
+class RecordedDelays(Recorded, Delays):
     """Recorded seconds per local step, from a CSV or Parquet file: columns client, t, seconds_per_step.
 
     A value holds from its time t on until the next; the last one holds for ever. A job under way feels a change.
@@ -101,12 +95,6 @@ class RecordedDelays(Recorded):
 
     def factor(self, seed: int, client: int, index: int) -> float:
         return Uniform(jitter=self.jitter).factor(seed, client, index)
-
-    def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
-        return self.expected(seed, client, steps) * self.factor(seed, client, index)
-
-    def expected(self, seed: int, client: int, steps: int) -> float:
-        return self.mean_of(seed, client) * steps
 
     def pace(self, seed: int, client: int, at: float) -> float:
         series = self.recording.of(client)

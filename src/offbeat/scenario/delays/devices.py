@@ -11,7 +11,7 @@ from statistics import NormalDist, fmean
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.delays.law import Unit, positive, require_unit
+from offbeat.scenario.delays.law import Delays, Unit, positive, require_unit
 
 # seconds a round, as OrthoFL's public code lists them
 RASPBERRY_MEANS = (96.213, 904.121, 360.234, 276.631, 150.165, 161.408, 177.241, 106.254, 385.554)
@@ -20,7 +20,7 @@ _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices:
+class Devices(Delays):
     """Each client is one of some measured devices, drawn with replacement; its jobs are normal as that device's were.
 
     A draw that is not positive is replaced by the device's mean, as in OrthoFL's code. So a job takes m + s phi(m/s) on
@@ -59,13 +59,6 @@ class Devices:
         m = self.means[device]
         drawn = m + self.stds[device] * draws.normal(seed, "jitter", client, index)
         return (drawn if drawn > 0 else m) / self._mean(device)
-
-    def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
-        return self.expected(seed, client, steps) * self.factor(seed, client, index)
-
-    def expected(self, seed: int, client: int, steps: int) -> float:
-        mean = self.mean_of(seed, client)
-        return mean * steps if self.unit == "step" else mean
 
     # all devices together, as OrthoFL's other laws have them: Lognormal(mean, std), HalfNormal(mean), Uniform
 
