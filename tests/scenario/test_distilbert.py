@@ -1,6 +1,4 @@
-"""DistilBERT with LoRA: only adapters and classifier travel. Run by `make test-text`; without the extra only the
-messages are tested.
-"""
+"""DistilBERT with LoRA: only adapters and classifier travel. Without the extra `text` only messages are tested."""
 
 from __future__ import annotations
 

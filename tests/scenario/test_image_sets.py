@@ -18,8 +18,7 @@ from offbeat.scenario.data.cifar import Cifar10, Cifar100
 from offbeat.scenario.data.dataset import Pixels
 from offbeat.scenario.data.images import statistics
 from offbeat.scenario.data.isic import Isic2019
-from offbeat.scenario.data.ixi import Ixi
-from offbeat.scenario.data.nifti import read_nifti
+from offbeat.scenario.data.ixi import Ixi, read_nifti
 from offbeat.scenario.data.pickles import read_pickle
 from offbeat.scenario.data.tiny import TinyImageNet
 

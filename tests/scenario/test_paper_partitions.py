@@ -1,6 +1,4 @@
-"""The partitions of the papers: counts worked out by hand, laws that hold for every seed, and what cannot be
-satisfied.
-"""
+"""The partitions of the papers: counts worked out by hand, laws for every seed, and what cannot be satisfied."""
 
 from __future__ import annotations
 

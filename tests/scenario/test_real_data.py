@@ -1,6 +1,4 @@
-"""The published files have their published counts. Runs where OFFBEAT_DATA points at them, and says where it does
-not.
-"""
+"""The published files have their published counts. Runs where OFFBEAT_DATA points at them, else says so."""
 
 from __future__ import annotations
 

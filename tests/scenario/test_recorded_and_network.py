@@ -16,7 +16,7 @@ from offbeat.core.protocol import Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAsync, Local
 from offbeat.core.surroundings import Trip
 from offbeat.engines.traffic import Payload
-from offbeat.scenario import network, traces
+from offbeat.scenario import network, recordings
 from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Changing, Constant, RecordedDelays
 from offbeat.scenario.network import NETWORKS, Bandwidth, Instant, Offset
@@ -42,7 +42,7 @@ def world(delays: Any, **settings: Any) -> SimulatedWorld:
     )
 
 
-# ---------------------------------------------------------------- traces
+# ---------------------------------------------------------------- recordings
 
 
 def test_a_recorded_pace_holds_from_its_time_on(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_columns_nobody_asks_for_may_be_missing(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("client,t,seconds_per_step\n0,5,1\n", r"row 2: client 0 begins at t = 5: a gap"),
-        ("client,t,seconds_per_step\n0,0,1\n0,9,\n", r"row 3: seconds_per_step is empty: a trace has no gaps"),
+        ("client,t,seconds_per_step\n0,0,1\n0,9,\n", r"row 3: seconds_per_step is empty: a recording has no gaps"),
         ("client,t,seconds_per_step\n0,0,1\n0,9\n", r"row 3: seconds_per_step is empty"),
         ("client,t,seconds_per_step\n0,0,1\n1,0,1\n0,9,1\n0,8,1\n", r"row 5: client 0 has t = 8 after 9: sort"),
         ("client,t,seconds_per_step\n0,0,1\n0,0,2\n", r"row 3: client 0 has t = 0 after 0: sort"),
@@ -96,14 +96,14 @@ def test_a_trace_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, 
 def test_available_is_yes_or_no(tmp_path: Path) -> None:
     path = written(tmp_path, "client,t,available\n0,0,maybe\n")
     with pytest.raises(DataError, match=r"row 2: available = maybe: must be 0 or 1"):
-        traces.column(path, traces.AVAILABLE)
+        recordings.column(path, recordings.AVAILABLE)
 
 
 def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot read the trace .*missing\.csv: No such file"):
+    with pytest.raises(DataError, match=r"cannot read the recording .*missing\.csv: No such file"):
         RecordedDelays(path=str(tmp_path / "missing.csv")).covers([0])
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x81")
-    with pytest.raises(DataError, match=r"cannot read the trace .*binary\.csv"):
+    with pytest.raises(DataError, match=r"cannot read the recording .*binary\.csv"):
         RecordedDelays(path=str(tmp_path / "binary.csv")).covers([0])
 
 
@@ -111,7 +111,7 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
     (tmp_path / "trace.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match="needs pyarrow: pip install pyarrow, or save the trace as CSV"):
+    with pytest.raises(DataError, match="needs pyarrow: pip install pyarrow, or save it as CSV"):
         RecordedDelays(path=str(tmp_path / "trace.parquet")).covers([0])
 
 
@@ -121,9 +121,9 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
         (
             1,
             UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
-            "cannot read the trace .*parquet: .*invalid start byte",
+            "cannot read the recording .*parquet: .*invalid start byte",
         ),
-        (1, RuntimeError("unknown codec\nmore"), "cannot read the trace .*trace.parquet: unknown codec$"),
+        (1, RuntimeError("unknown codec\nmore"), "cannot read the recording .*trace.parquet: unknown codec$"),
         (10**12, None, "trace.parquet has more than 20,000,000 rows: refused"),
     ],
 )
@@ -147,7 +147,7 @@ def test_parquet_that_breaks_while_it_is_read_is_refused(tmp_path, monkeypatch, 
 
 
 def test_a_parquet_file_is_read_like_a_csv_file(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="Parquet traces need pyarrow")
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet recordings need pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"client": [0, 0, 1], "t": [0.0, 10.0, 0.0], "seconds_per_step": [2.0, 4.0, 0.5]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "trace.parquet")

@@ -16,17 +16,12 @@ PADDING = 4  # pixels that a picture may be shifted by, up or down, left or righ
 
 
 class CropFlip:
-    """A frame of black around each picture, a random crop of the picture's own size, mirrored left to right half of
-    the time.
-    """
+    """A frame of black around each picture, a random crop of its own size, mirrored left to right half of the time."""
 
     def __init__(self, data: ClientData) -> None:
         if len(data.shape) != 3:
-            given = f"inputs of shape {data.shape}"
-            raise DataError(
-                f"training.augment = 'crop-flip' needs pictures (channels, height, width), these are {given}: leave "
-                "it away"
-            )
+            needs = "training.augment = 'crop-flip' needs pictures (channels, height, width)"
+            raise DataError(f"{needs}, these are inputs of shape {data.shape}: leave it away")
         self.black = data.least()[:, None, None]  # of bytes 0, of standardised pictures what 0 became
 
     def draw(self, pictures: int, generator: torch.Generator) -> Tensor:
@@ -41,9 +36,8 @@ class CropFlip:
         rows = torch.arange(height, device=x.device) + down[:, None]
         straight = torch.arange(width, device=x.device)
         columns = torch.where(mirrored[:, None] == 1, straight.flip(0), straight) + right[:, None]
-        seen = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[
-            :, None, None, :
-        ]
+        down_there, right_there = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
+        seen = down_there[:, None, :, None] & right_there[:, None, None, :]
         shown = x.gather(2, rows.clamp(0, height - 1)[:, None, :, None].expand(n, channels, height, width))
         shown = shown.gather(3, columns.clamp(0, width - 1)[:, None, None, :].expand(n, channels, height, width))
         return torch.where(seen, shown, self.black.to(x.device))

@@ -41,8 +41,6 @@ def features(binding: Binding, name: str | None, vector: Tensor, batches: Iterab
             for m, training in modes:
                 m.training = training
     if len(seen) != len(labels):
-        raise ProtocolError(
-            f"{len(labels)} batches went through the model, and {len(seen)} entered its head: it must be called once "
-            "each time"
-        )
+        counts = f"{len(labels)} batches went through the model, and {len(seen)} entered its head"
+        raise ProtocolError(f"{counts}: it must be called once each time")
     return torch.cat(seen), torch.cat(labels)

@@ -50,9 +50,8 @@ class Focal:
         if not isinstance(task, Classification):
             raise ConfigError(f"loss = focal is for classification, not for {type(task).__name__.lower()}: use task")
         if self.weights and len(self.weights) != num_classes:
-            raise ConfigError(
-                f"focal has {len(self.weights)} weights, the data {num_classes} classes: one each is needed"
-            )
+            given = f"focal has {len(self.weights)} weights, the data {num_classes} classes"
+            raise ConfigError(f"{given}: one each is needed")
         return Classification(self)
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The formulas behind the metrics, from counts that can be added up. Where a denominator is empty the score is nan, or,
-as scikit-learn has it, what is undefined counts 0.
+"""The formulas behind the metrics, from counts that can be added up.
 
+Where a denominator is empty the score is nan, or, as scikit-learn has it, what is undefined counts 0.
 scikit-learn has most of these, but for lists of labels; counts of a batch can be added to those of the next, of other
 clients, of a group. The tests compare them with scikit-learn's.
 """
@@ -60,9 +60,7 @@ def smape(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def dice(outputs: Tensor, places: Tensor) -> Tensor:
-    """2 |A ∩ B| / (|A| + |B|) of each example and class, (n, classes); 1 where both are empty, nan stays nan.
-    Shares, or 0 and 1.
-    """
+    """2 |A ∩ B| / (|A| + |B|) of each example and class, (n, classes); 1 where both are empty, nan stays nan."""
     both = (outputs * places).flatten(2).sum(2)
     sizes = (outputs + places).flatten(2).sum(2)
     empty = sizes == 0
@@ -71,8 +69,7 @@ def dice(outputs: Tensor, places: Tensor) -> Tensor:
 
 
 def cox(risk: Tensor, time: Tensor, event: Tensor) -> Tensor:
-    """The negative log partial likelihood over the number of examples, with Breslow's ties; 0 where nobody had the
-    event.
+    """The negative log partial likelihood over the number of examples, Breslow's ties; 0 where nobody had the event.
 
     -1/n Σ_{i: event} (h_i - log Σ_{j: t_j >= t_i} exp h_j)
     """

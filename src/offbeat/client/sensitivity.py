@@ -81,9 +81,8 @@ class Sensitivity:
         if self._one_by_one:
             return None
         try:
-            gradients = vmap(grad(self._loss), in_dims=(None, None, 0, 0))(
-                params, buffers, x.unsqueeze(1), y.unsqueeze(1)
-            )
+            each = vmap(grad(self._loss), in_dims=(None, None, 0, 0))
+            gradients = each(params, buffers, x.unsqueeze(1), y.unsqueeze(1))
         except (MemoryError, torch.OutOfMemoryError):
             raise
         # whatever vmap does not like; what is wrong with the module itself shows when it is called plainly
@@ -107,9 +106,7 @@ class Sensitivity:
         return self._task.loss(functional_call(self._module, (params, buffers), (x,)), y)
 
     def _split(self, vector: Tensor) -> tuple[Tensors, Tensors]:
-        """The vector as the module names it. Buffers are copies, those that do not travel too: a module may write
-        into them.
-        """
+        """The vector as the module names it. All buffers are copies: a module may write into them."""
         params = {s.name: vector[s.start : s.stop].view(s.shape) for s in self.layout.of_kind("param")}
         buffers = {name: b.detach().clone() for name, b in self._module.named_buffers()}
         for s in self.layout.slices:
@@ -148,14 +145,11 @@ def make_probe(sketcher: GaussianSketch, module: nn.Module, data: ClientData, ta
 
 
 def noise_batch(data: ClientData, size: int, seed: int) -> Pair:
-    """Nobody's data: inputs N(0, 1), the normalised input space, and labels uniform over the classes (real ones N(0,
-    1)).
-    """
+    """Nobody's data: inputs N(0, 1), the normalised input space; labels uniform over the classes, or N(0, 1)."""
     x, y = data.take(next(iter(data.num_examples)), torch.tensor([0]))  # what an example looks like
     if not x.is_floating_point():
-        raise ConfigError(
-            f"calibration = 'gaussian' makes real inputs, and this data has {x.dtype}: use calibration = 'real'"
-        )
+        given = f"calibration = 'gaussian' makes real inputs, and this data has {x.dtype}"
+        raise ConfigError(f"{given}: use calibration = 'real'")
     g = draws.generator(seed, "calibration")
     inputs = torch.randn((size, *x.shape[1:]), generator=g, dtype=x.dtype)
     if data.num_classes is None:

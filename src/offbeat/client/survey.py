@@ -19,9 +19,7 @@ EVERYONE = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """When every client is evaluated on its own examples, and on how many: at the end of a run, unless told
-    otherwise.
-    """
+    """When every client is evaluated on its own examples, and on how many: by default at the end of a run."""
 
     every: int = 0  # also at every so many points of the evaluation grid; 0: at the end only
     clients: int = 2000  # at most, evenly spaced over all of them: a million would take longer than the run
@@ -31,9 +29,8 @@ class Survey:
 
     def __post_init__(self) -> None:
         require(self.every >= 0, f"survey.every = {self.every}: must be 0 (at the end only) or more")
-        require(
-            self.clients >= 1, f"survey.clients = {self.clients}: at least 1 is asked; survey.examples = 0 is no survey"
-        )
+        few = f"survey.clients = {self.clients}"
+        require(self.clients >= 1, f"{few}: at least 1 is asked; survey.examples = 0 is no survey")
         require(self.examples >= 0, f"survey.examples = {self.examples}: must be 0 (no survey) or more")
         require(0 < self.active < 1, f"survey.active = {self.active}: a share, between 0 and 1")
 
@@ -50,10 +47,8 @@ class Surveyor:
     facts: Mapping[str, str] = field(default_factory=dict)  # what a reader of the values has to know
 
     def __call__(self, model_of: Callable[[int], Tensor]) -> tuple[dict[int, dict[str, float]], dict[str, float]]:
-        rows = {
-            client: self.evaluator.rows(model_of(client), *self._examples(client))
-            for client in _asked(self.data, self.clients)
-        }
+        asked, rows_of = _asked(self.data, self.clients), self.evaluator.rows
+        rows = {client: rows_of(model_of(client), *self._examples(client)) for client in asked}
         groups: dict[str, float] = {}
         for name, members in {EVERYONE: list(rows), **self.groups}.items():
             values = self.evaluator.values(torch.cat([rows[client] for client in members]))
@@ -68,11 +63,9 @@ class Surveyor:
 
 @dataclass(frozen=True)
 class OwnTests:
-    """own(model_of) -> the mean over clients of each metric, every client's model on all of that client's test
-    examples.
+    """own(model_of) -> the mean over clients of each metric, each client's model on all its test examples.
 
-    Clients count alike, however many examples they have. A value that is not a number for one client is none of the
-    mean.
+    Clients count alike, however many examples they have. Where a value is nan for one client, so is the mean.
     """
 
     evaluator: Evaluator

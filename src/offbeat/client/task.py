@@ -29,12 +29,8 @@ class Metric:
     higher_is_better: bool
 
 
-LOSS, BALANCED, F1, PRECISION = (
-    Metric("loss", False),
-    Metric("balanced_acc", True),
-    Metric("f1", True),
-    Metric("precision", True),
-)
+LOSS, BALANCED = Metric("loss", False), Metric("balanced_acc", True)
+F1, PRECISION = Metric("f1", True), Metric("precision", True)
 
 
 @runtime_checkable
@@ -72,12 +68,8 @@ class Classification:
 
     def scores(self, rows: Tensor) -> list[float]:
         counts = self.counts(rows)
-        return [
-            *_means(rows, 2),
-            scores.balanced_accuracy(counts),
-            scores.macro_f1(counts),
-            scores.macro_precision(counts),
-        ]
+        balanced, f1, precision = scores.balanced_accuracy, scores.macro_f1, scores.macro_precision
+        return [*_means(rows, 2), balanced(counts), f1(counts), precision(counts)]
 
     def counts(self, rows: Tensor) -> Confusion:
         return Confusion(*rows[:, 3:].sum(0).chunk(3))
@@ -105,9 +97,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class MultiLabel:
-    """Several labels at once: binary cross entropy (or `criterion`) and F1. Outputs are logits (n, labels), y is 0
-    or 1.
-    """
+    """Several labels at once: binary cross entropy (or `criterion`) and F1. Outputs: logits (n, labels); y: 0 or 1."""
 
     criterion: Loss | None = None
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, F1, PRECISION, Metric("recall", True), BALANCED)
@@ -132,9 +122,7 @@ class MultiLabel:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """A class for each place: 1 - soft DICE (or `criterion`) and DICE. Outputs are logits (n, classes, ...), y is
-    (n, ...).
-    """
+    """A class a place: 1 - soft DICE (or `criterion`) and DICE. Outputs: logits (n, classes, ...), y (n, ...)."""
 
     criterion: Loss | None = None
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("dice", True))
@@ -156,9 +144,7 @@ class Segmentation:
 
 @dataclass(frozen=True)
 class Survival:
-    """Who has the event earlier: Cox's partial likelihood and the concordance index. Outputs are log risks, y is
-    (time, event).
-    """
+    """Who has the event earlier: Cox's partial likelihood and concordance. Outputs: log risks; y: (time, event)."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("c_index", True))
 
@@ -186,9 +172,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def as_task(given: Task | Loss | None, labels: torch.dtype) -> Task:
-    """The task meant: a task as it is; a bare loss, or nothing, makes the task that goes with the dtype of the
-    labels.
-    """
+    """The task meant: a task as it is; of a bare loss, or nothing, the task that goes with the labels' dtype."""
     if isinstance(given, Task):
         return given
     return Regression(given) if labels.is_floating_point else Classification(given)

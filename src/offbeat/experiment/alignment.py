@@ -45,9 +45,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Correlations update by update, and of the bins' centres with the bins' means. nan: not enough, or nothing
-    varies.
-    """
+    """Correlations update by update, and of the bins' centres with their means; nan: not enough, or nothing varies."""
 
     against: str
     updates: int
@@ -72,15 +70,12 @@ class Alignment:
 
 def of(db: sqlite3.Connection, against: str = "agreement", width: float = 0.1) -> Alignment:
     """The study of a trace."""
-    query = (
-        "SELECT k.value, a.value FROM notes k JOIN notes a ON k.ticket = a.ticket WHERE k.key = 'kappa' AND "
-        "a.key = ? ORDER BY k.seq"
-    )
+    both = "FROM notes k JOIN notes a ON k.ticket = a.ticket WHERE k.key = 'kappa' AND a.key = ?"
+    query = f"SELECT k.value, a.value {both} ORDER BY k.seq"
     pairs = db.execute(query, (against,)).fetchall()
     if not pairs:
-        raise RunError(
-            f"the trace notes no update's kappa and {against}: only fedpsa notes kappa, and only `study` notes align"
-        )
+        who = "only fedpsa notes kappa, and only `study` notes align"
+        raise RunError(f"the trace notes no update's kappa and {against}: {who}")
     return correlate(pairs, against, width)
 
 
@@ -106,9 +101,8 @@ def correlate(pairs: Pairs, against: str, width: float = 0.1) -> Alignment:
     members: dict[int, list[float]] = {}
     for kappa, value in pairs:
         members.setdefault(min(floor(kappa / width + 1e-9), last), []).append(value)
-    bins = tuple(
-        Bin(i * width, (i + 1) * width, len(held), sum(held) / len(held)) for i, held in sorted(members.items())
-    )
+    held = sorted(members.items())
+    bins = tuple(Bin(i * width, (i + 1) * width, len(values), sum(values) / len(values)) for i, values in held)
     single = _both([k for k, _ in pairs], [v for _, v in pairs])
     binned = _both([(b.low + b.high) / 2 for b in bins], [b.mean for b in bins])
     return Alignment(against, len(pairs), *single, bins, *binned)
@@ -121,9 +115,7 @@ def _both(x: list[float], y: list[float]) -> tuple[float, float]:
 
 
 class AlignmentWatcher:
-    """A strategy and somebody who looks on: the same answers, plus a note on how each update's gradient aligns with
-    the server's.
-    """
+    """A strategy, watched: the same answers, plus a note on how each update's gradient aligns with the server's."""
 
     def __init__(self, strategy: Strategy, gradient: Callable[[Tensor], Tensor]) -> None:
         self._strategy, self._gradient = strategy, gradient

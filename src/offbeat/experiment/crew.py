@@ -27,20 +27,20 @@ from offbeat.experiment import run as runs
 GONE = (EOFError, OSError)  # what a pipe says when nobody is at its other end
 
 
-def execute(
-    folders: list[Path], jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None
-) -> bool:
-    """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each
-    run.
-    """
+Progress = Callable[[list[float]], Any]  # told the share of each run that is done
+
+
+def execute(folders: list[Path], jobs: int | None = None, on_progress: Progress | None = None) -> bool:
+    """Finish every run that is not complete; False if they were interrupted."""
     todo = [i for i, folder in enumerate(folders) if not runs.Run(folder).complete]
     context = multiprocessing.get_context("spawn")
     shares: Any = context.RawArray("d", [float(i not in todo) for i in range(len(folders))])  # each cell has one writer
     stop: Any = context.RawValue("b", False)
     crew: dict[Connection, BaseProcess] = {}
-    with _terminable():
+    # a termination is a Ctrl-C: left to itself it would leave the processes of the runs behind
+    with _handling(signal.SIGTERM, signal.default_int_handler):
         try:
-            with _deaf_children():
+            with _handling(signal.SIGINT, signal.SIG_IGN):  # inherited: the parent says when to stop
                 for _ in range(min(jobs or os.cpu_count() or 1, len(todo))):
                     ours, theirs = context.Pipe()
                     process = context.Process(target=_work, args=(theirs, shares, stop, os.getpid()))
@@ -94,20 +94,6 @@ def _finished(pipe: Connection) -> bool:
 
 def _died() -> runs.Unfinished:
     return runs.Unfinished("a process of the comparison died (out of memory?)")
-
-
-@contextlib.contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started in here ignore Ctrl-C from their first moment on: the parent says when to stop."""
-    with _handling(signal.SIGINT, signal.SIG_IGN):
-        yield
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """A termination is a Ctrl-C: left to itself it would leave the processes of the runs behind."""
-    with _handling(signal.SIGTERM, signal.default_int_handler):
-        yield
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
-"""What the papers read off curves and groups: best value, area under the learning curve, relative time, unfairness,
-forgetting.
+"""What papers read off curves and groups: best value, area under the curve, relative time, unfairness, forgetting.
 
 docs/metrics.md says where each comes from.
 """
@@ -49,11 +48,8 @@ def best(curve: Curve, higher: bool) -> float:
 
 def aulc(curve: Curve, unit: float = DAY) -> float:
     """The area under the learning curve by trapezoids, in metric × days (FedPSA)."""
-    return (
-        sum((after - before) * (a + b) / 2 for (before, a), (after, b) in pairwise(curve.points)) / unit
-        if curve.points
-        else nan
-    )
+    areas = ((after - before) * (a + b) / 2 for (before, a), (after, b) in pairwise(curve.points))
+    return sum(areas) / unit if curve.points else nan
 
 
 def time_to(curve: Curve, target: Target) -> float | None:
@@ -84,8 +80,7 @@ def forgetting(curve: Curve, updates: Mapping[int, Sequence[float]]) -> float:
 def shared_target(
     curves: Mapping[str, Sequence[Curve]], metric: str, higher: bool, share: float = 0.95
 ) -> Target | None:
-    """What every method gets to: `share` of the lowest final value (OrthoFL); 1/share of the highest where less is
-    better.
+    """What every method gets to: `share` of the lowest final value (OrthoFL), or 1/share of the highest (of losses).
 
     A method that ends with something that is no number does not count; None where none is left.
     """
@@ -100,8 +95,7 @@ def relative_times(curves: Mapping[str, Sequence[Curve]], target: Target, refere
     """Each method's mean time to the target over that of the reference; nan unless every seed of both reached it."""
     if reference not in curves:
         raise unknown("method", reference, curves)
-    times = {
-        name: fmean(nan if (t := time_to(c, target)) is None else t for c in given) for name, given in curves.items()
-    }
+    reached = {name: [time_to(curve, target) for curve in given] for name, given in curves.items()}
+    times = {name: fmean(nan if t is None else t for t in found) for name, found in reached.items()}
     base = times[reference]
     return {name: time / base if base else nan for name, time in times.items()}

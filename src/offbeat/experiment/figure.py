@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.until import Target
+from offbeat.experiment.heatmap import save_figure
 from offbeat.experiment.series import Method
 
 TIMELINES = 4  # methods whose timeline fits the picture
@@ -28,9 +27,7 @@ def save(methods: list[Method], metric: str, target: Target | None, title: str, 
         _timeline(axis, method)
     axes[0].set_ylabel("client")
     axes[0].yaxis.get_major_locator().set_params(integer=True)  # there is no client 2.5
-    image = BytesIO()
-    figure.savefig(image, dpi=130, format="png")
-    write_whole(path, image.getvalue())
+    save_figure(figure, path)
 
 
 def _plain(text: str) -> str:

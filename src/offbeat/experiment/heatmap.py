@@ -28,20 +28,13 @@ def draw(held: Held) -> Any:
     counts = held.counts
     rows: list[list[int]] = counts.tolist()
     hover = "client %{y}, class %{x}: %{z} examples<extra></extra>"
-    figure = Figure(
-        Heatmap(z=rows, x=_columns(counts), y=list(held.clients), colorscale="Blues", zmin=0, hovertemplate=hover)
-    )
-    figure.update_layout(
-        title=TITLE,
-        xaxis={"title": "class", "type": "category"},
-        yaxis={"title": "client", "autorange": "reversed"},
-        template="plotly_white",
-    )
-    return figure
+    drawn = Heatmap(z=rows, x=_columns(counts), y=list(held.clients), colorscale="Blues", zmin=0, hovertemplate=hover)
+    x, y = {"title": "class", "type": "category"}, {"title": "client", "autorange": "reversed"}
+    return Figure(drawn, {"title": TITLE, "xaxis": x, "yaxis": y, "template": "plotly_white"})
 
 
 def save(held: Held, path: Path, title: str = TITLE) -> None:
-    """For a paper: the ending of the path says which format (png, pdf, svg)."""
+    """For a paper."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -58,6 +51,11 @@ def save(held: Held, path: Path, title: str = TITLE) -> None:
     axis.set_ylabel("client")
     axis.set_title(title.replace("$", r"\$"), fontsize="small")  # a name is not a formula
     figure.colorbar(image, label="examples")
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Whole or not at all; the ending of the path says which format (png, pdf, svg)."""
     drawn = BytesIO()
     figure.savefig(drawn, dpi=130, format=path.suffix.removeprefix(".") or "png")
     write_whole(path, drawn.getvalue())

@@ -17,6 +17,7 @@ table { border-collapse: collapse; margin: 1rem 0; }
 th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; } p.note { color: #666; }
 """
+WHITE = {"color": "white", "width": 1}
 
 
 def save(
@@ -30,9 +31,7 @@ def save(
     more: Sequence[Any] = (),
     data: str | None = None,
 ) -> None:
-    """`tables`: of each a heading row and one row a method, already formatted; `more`: figures to put below; `data`:
-    in words.
-    """
+    """`tables`: a heading row and one row a method, already formatted; `more`: figures to put below them."""
     figures = [_curves(methods, metric, target), _timeline(methods), _staleness(methods), *more]
     parts = [f.to_html(full_html=False, include_plotlyjs="inline" if i == 0 else False) for i, f in enumerate(figures)]
     source = f'<p class="note">Data: {escape(data)}</p>' if data else ""
@@ -58,31 +57,17 @@ def _curves(methods: list[Method], metric: str, target: Target | None) -> Any:
 
     figure = Figure()
     for m in methods:
-        band_x = [*m.seconds, *m.seconds[::-1]]
-        band_y = [*m.high, *m.low[::-1]]
-        figure.add_trace(
-            Scatter(
-                x=band_x,
-                y=band_y,
-                fill="toself",
-                fillcolor=m.colour,
-                opacity=0.15,
-                line_width=0,
-                legendgroup=m.name,
-                showlegend=False,
-                hoverinfo="skip",
-            )
-        )
+        band = Scatter(x=[*m.seconds, *m.seconds[::-1]], y=[*m.high, *m.low[::-1]], fill="toself", line_width=0)
+        quiet = {"legendgroup": m.name, "showlegend": False, "hoverinfo": "skip"}
+        figure.add_trace(band.update(fillcolor=m.colour, opacity=0.15, **quiet))
         figure.add_trace(Scatter(x=m.seconds, y=m.mean, name=m.name, line_color=m.colour, legendgroup=m.name))
     if target is not None and target.metric == metric:
         figure.add_hline(y=target.value, line_dash="dot", line_color="grey", annotation_text=f"target {target}")
-    figure.update_layout(
-        title=f"{metric} against virtual time",
-        xaxis_title="virtual seconds",
-        yaxis_title=metric,
-        template="plotly_white",
-    )
-    return figure
+    return _labelled(figure, f"{metric} against virtual time", "virtual seconds", metric)
+
+
+def _labelled(figure: Any, title: str, x: str, y: str) -> Any:
+    return figure.update_layout(title=title, xaxis_title=x, yaxis_title=y, template="plotly_white")
 
 
 def _timeline(methods: list[Method]) -> Any:
@@ -91,48 +76,24 @@ def _timeline(methods: list[Method]) -> Any:
 
     figure = Figure()
     for i, m in enumerate(methods):
-        lengths = [s.ended - s.started for s in m.spans]
-        figure.add_trace(
-            Bar(
-                y=[s.client for s in m.spans],
-                x=lengths,
-                base=[s.started for s in m.spans],
-                orientation="h",
-                marker_color=m.colour,
-                marker_line={"color": "white", "width": 1},
-                name=m.name,
-                visible=i == 0,
-                hovertext=[s.outcome for s in m.spans],
-            )
-        )
+        began, lengths = [s.started for s in m.spans], [s.ended - s.started for s in m.spans]
+        bars = Bar(x=lengths, y=[s.client for s in m.spans], base=began, orientation="h", name=m.name, visible=i == 0)
+        outcomes = [s.outcome for s in m.spans]
+        figure.add_trace(bars.update(marker_color=m.colour, marker_line=WHITE, hovertext=outcomes))
+    shown = [[j == i for j in range(len(methods))] for i in range(len(methods))]
     buttons = [
-        {"label": m.name, "method": "update", "args": [{"visible": [j == i for j in range(len(methods))]}]}
-        for i, m in enumerate(methods)
+        {"label": m.name, "method": "update", "args": [{"visible": visible}]}
+        for m, visible in zip(methods, shown, strict=True)
     ]
     end = max((m.end for m in methods), default=0.0) / 10
-    figure.update_layout(
-        title="who trained when (drag to see the rest)",
-        xaxis={"title": "virtual seconds", "range": [0, end]},
-        yaxis_title="client",
-        barmode="overlay",
-        template="plotly_white",
-        showlegend=False,
-        updatemenus=[{"buttons": buttons, "x": 1.0, "y": 1.15}],
-    )
-    return figure
+    menu = {"buttons": buttons, "x": 1.0, "y": 1.15}
+    figure.update_layout(xaxis_range=[0, end], barmode="overlay", showlegend=False, updatemenus=[menu])
+    return _labelled(figure, "who trained when (drag to see the rest)", "virtual seconds", "client")
 
 
 def _staleness(methods: list[Method]) -> Any:
     from plotly.graph_objects import Bar, Figure
 
-    figure = Figure(
-        [Bar(x=list(m.staleness), y=list(m.staleness.values()), name=m.name, marker_color=m.colour) for m in methods]
-    )
-    figure.update_layout(
-        title="how old updates are",
-        xaxis_title="staleness (versions committed since dispatch)",
-        yaxis_title="share of updates",
-        barmode="group",
-        template="plotly_white",
-    )
-    return figure
+    ages = [(m, list(m.staleness), list(m.staleness.values())) for m in methods]
+    figure = Figure([Bar(x=x, y=y, name=m.name, marker_color=m.colour) for m, x, y in ages], {"barmode": "group"})
+    return _labelled(figure, "how old updates are", "staleness (versions committed since dispatch)", "share of updates")

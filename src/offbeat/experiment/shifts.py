@@ -1,5 +1,4 @@
-"""Which way each update pulls a layer of the global model: OrthoFL's Figure 2b, as an analysis of a run that is played
-again.
+"""Which way each update pulls a layer of the global model: OrthoFL's Figure 2b, from a run that is played again.
 
     from offbeat.experiment import shifts
     found = shifts.study(offbeat.presets.load("orthofl/motivation-100").experiment)
@@ -12,7 +11,6 @@ No trace keeps models, so the run is played again and watched: it is the same ru
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from io import BytesIO
 from itertools import pairwise
 from math import nan
 from pathlib import Path
@@ -26,9 +24,9 @@ from offbeat.core.errors import ConfigError, RunError, unknown
 from offbeat.core.protocol import Action, Commit, Event, Strategy, UpdateArrived, World
 from offbeat.core.strategies.fedpsa import cosine
 from offbeat.core.vector import Layout, Slice
-from offbeat.engines.checkpoint import write_whole
 from offbeat.experiment import build
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.heatmap import save_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,19 +36,15 @@ class Shifts:
     values: Tensor  # neurons × commits: the mean change of a neuron's weights
 
     def agreement(self, same: bool) -> float:
-        """The mean cosine of two commits in a row, of one client's updates, or of two clients': below 0 they undo
-        each other.
-        """
+        """The mean cosine of two commits in a row, of one client or of two: below 0 they undo each other."""
         columns = list(zip(self.clients, self.values.T, strict=True))
         found = [cosine(a, b) for (one, a), (other, b) in pairwise(columns) if (one == other) is same]
         return fmean(found) if found else nan
 
     def __str__(self) -> str:
         within, between = self.agreement(True), self.agreement(False)
-        return (
-            f"{self.layer}, {len(self.clients)} commits: cosine in a row {within:.3f} of one client, "
-            f"{between:.3f} of two"
-        )
+        commits = f"{self.layer}, {len(self.clients)} commits"
+        return f"{commits}: cosine in a row {within:.3f} of one client, {between:.3f} of two"
 
 
 def study(experiment: Experiment, layer: str | None = None) -> Shifts:
@@ -72,9 +66,8 @@ def _weight(layout: Layout, name: str | None) -> Slice:
             raise unknown("weight", name, weights)
         return weights[name]
     if len(weights) < 2:
-        raise ConfigError(
-            f"the model has {len(weights)} weights and no hidden layer: name a layer, {', '.join(weights)}"
-        )
+        none = f"the model has {len(weights)} weights and no hidden layer"
+        raise ConfigError(f"{none}: name a layer, {', '.join(weights)}")
     return list(weights.values())[-2]
 
 
@@ -107,12 +100,9 @@ def save(shifts: Shifts, path: Path) -> None:
     most = float(shifts.values.abs().max()) or 1.0
     figure = Figure(figsize=(9, 4), layout="constrained")
     axis = figure.subplots()
-    image = axis.imshow(
-        shifts.values.numpy(), aspect="auto", cmap="bwr", vmin=-most, vmax=most, interpolation="nearest"
-    )
+    values = shifts.values.numpy()
+    image = axis.imshow(values, aspect="auto", cmap="bwr", vmin=-most, vmax=most, interpolation="nearest")
     axis.set_xlabel("update")
     axis.set_ylabel(f"neuron of {shifts.layer}")
     figure.colorbar(image, label="mean change of its weights")
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=130, format=path.suffix.removeprefix(".") or "png")
-    write_whole(path, drawn.getvalue())
+    save_figure(figure, path)

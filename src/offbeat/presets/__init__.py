@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.strategies import find
 from offbeat.experiment.config import Experiment
+from offbeat.scenario.data import Source
+from offbeat.scenario.models import Model
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,24 @@ class Preset:
     def with_strategy(self, name: str) -> Experiment:
         """The experiment with another method, in the preset's own settings where it has some."""
         return replace(self.experiment, strategy=self.methods[name] if name in self.methods else find(name)())
+
+    def varied(self, summary: str, methods: Mapping[str, Any] | None = None, **changes: Any) -> Preset:
+        """Another figure or table: the same but for the methods compared, and for these fields of the experiment."""
+        rows = self.methods if methods is None else methods
+        return replace(self, summary=summary, methods=rows, experiment=replace(self.experiment, **changes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a paper's tables: a data set and its model. Papers add what else differs from column to column."""
+
+    title: str
+    data: Source
+    model: Model
+    small: Mapping[str, Any] = field(default_factory=dict)  # what differs at the quick scale
+
+    def quick(self, experiment: Experiment, **changes: Any) -> Experiment:
+        return replace(experiment, **{**changes, **self.small})
 
 
 Scale = Literal["paper", "quick"]
@@ -68,7 +88,5 @@ def load(name: str, scale: Scale | None = None) -> Preset:
         raise unknown("preset", name, [*own, *papers])
     preset = papers[name](scale or "paper")
     if scale == "quick":
-        return replace(
-            preset, summary=f"{preset.summary} (quick)", experiment=replace(preset.experiment, name=f"{name}-quick")
-        )
-    return replace(preset, experiment=replace(preset.experiment, name=name))
+        return preset.varied(f"{preset.summary} (quick)", name=f"{name}-quick")
+    return preset.varied(preset.summary, name=name)

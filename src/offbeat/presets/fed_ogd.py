@@ -6,7 +6,6 @@ virtual seconds: groups of clients answer after one, three or five of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,35 +20,30 @@ from offbeat.core.strategies.mifa import Mifa
 from offbeat.core.strategies.safa import Safa
 from offbeat.engines.until import Until
 from offbeat.experiment.config import Experiment
-from offbeat.presets import Maker, Preset, Scale
-from offbeat.scenario.data import Source
+from offbeat.presets import Column, Maker, Preset, Scale
 from offbeat.scenario.data.ag_news import AgNews
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
 from offbeat.scenario.data.tiny import TinyImageNet
 from offbeat.scenario.delays import Groups
-from offbeat.scenario.models import Cnn, Model, ResNet, TextCnn
+from offbeat.scenario.models import Cnn, ResNet, TextCnn
 from offbeat.scenario.partition import MainClass
 
 PERIOD = 10.0
+CLIENTS = 50
 EPOCHS, QUICK_EPOCHS = 300, 60
 # the shares of clients that answer after one, three and five periods
 CASES = {"l1": (0.6, 0.2, 0.2), "l2": (0.4, 0.3, 0.3), "l3": (0.2, 0.4, 0.4)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    title: str
-    data: Source
-    model: Model
+class FedOGDColumn(Column):
     partition: MainClass
-    clients: int = 50
     table: str
     figure: int
-    small: Mapping[str, Any]  # what differs at the quick scale
 
 
-COLUMNS: dict[str, Column] = {
-    "cifar10": Column(
+COLUMNS: dict[str, FedOGDColumn] = {
+    "cifar10": FedOGDColumn(
         title="CIFAR-10: ResNet-18, 95 % of one class",
         data=Cifar10(),
         model=ResNet(depth=18),
@@ -58,7 +52,7 @@ COLUMNS: dict[str, Column] = {
         figure=2,
         small={"model": Cnn(channels=(16, 32)), "clients": 20},
     ),
-    "cifar100": Column(
+    "cifar100": FedOGDColumn(
         title="CIFAR-100: ResNet-18, 2 × 40 % main classes",
         data=Cifar100(),
         model=ResNet(depth=18),
@@ -67,7 +61,7 @@ COLUMNS: dict[str, Column] = {
         figure=3,
         small={"model": Cnn(channels=(16, 32)), "clients": 50},
     ),
-    "tiny": Column(
+    "tiny": FedOGDColumn(
         title="Tiny-ImageNet: ResNet-34, 95 % of 4 classes",
         data=TinyImageNet(),
         model=ResNet(depth=34),
@@ -76,9 +70,8 @@ COLUMNS: dict[str, Column] = {
         figure=4,
         small={"model": Cnn(channels=(8, 16, 16)), "clients": 20},
     ),
-    "ag_news": Column(
-        # 13 of the 50 clients share a class of 30,000 texts: with 2,300 texts a client 13 × 2,185 + 37 × 38 = 29,811 of
-        # them
+    "ag_news": FedOGDColumn(
+        # 13 of 50 clients share a class of 30,000 texts: with 2,300 a client 13 × 2,185 + 37 × 38 = 29,811 of them
         title="AG News: TextCNN, 95 % of one class",
         data=AgNews(),
         model=TextCnn(),
@@ -88,8 +81,7 @@ COLUMNS: dict[str, Column] = {
         small={
             "data": AgNews(vocabulary=5000, length=32),
             "model": TextCnn(vocabulary=5000, embedding=32, filters=32, dropout=0.0),
-            # of as many texts as there are: five clients a class
-            "clients": 20,
+            "clients": 20,  # of as many texts as there are: five clients a class
             "partition": MainClass(share=0.95, main=1),
         },
     ),
@@ -116,7 +108,7 @@ def accuracy(case: str, name: str, scale: Scale) -> Preset:
     experiment = Experiment(
         data=column.data,
         model=column.model,  # PyTorch's initial weights, where the code draws Kaiming's and N(0, 0.01)
-        clients=column.clients,
+        clients=CLIENTS,
         partition=column.partition,
         # who is in which group is drawn; in the code it goes by number
         # a period is a response time, whatever is computed in it: GradMA's three gradients a step take no longer
@@ -129,14 +121,9 @@ def accuracy(case: str, name: str, scale: Scale) -> Preset:
     )
     seeds = 3  # not given
     if scale == "quick":
-        changes = {
-            "training": Training(lr=0.02, momentum=0.1, batch=32, steps=10),
-            "until": Until(seconds=QUICK_EPOCHS * PERIOD),
-        }
-        experiment, seeds = (
-            replace(experiment, **{**changes, **column.small}, survey=Survey(active=shares[0], examples=100)),
-            1,
-        )
+        training, until = Training(lr=0.02, momentum=0.1, batch=32, steps=10), Until(seconds=QUICK_EPOCHS * PERIOD)
+        survey, seeds = Survey(active=shares[0], examples=100), 1
+        experiment = column.quick(experiment, training=training, until=until, survey=survey)
     per_cent = " / ".join(f"{share:.0%}" for share in shares)
     what = f"Fed-OGD Figure {column.figure} and Table {column.table}, {case.upper()}"
     summary = f"{what}; {column.title}, {experiment.clients} clients, r / 3r / 5r: {per_cent}"
@@ -153,7 +140,7 @@ def ablation(name: str, scale: Scale) -> Preset:
         "fed_ogd-always": replace(full, project="always"),
     }
     summary = f"Fed-OGD Figure 6, ablations in case L2; {COLUMNS[name].title}, {preset.experiment.clients} clients"
-    return replace(preset, summary=summary, methods=rows)
+    return preset.varied(summary, rows)
 
 
 def makers() -> dict[str, Maker]:

@@ -1,11 +1,9 @@
-"""FedCompass's experiments: time to a target on MNIST and CIFAR-10 (Table 1), on FLamby's sets (Table 2), and for other
-ranges of local steps (Table 3). Its relative times are to FedCompass.
-"""
+"""FedCompass: time to a target on MNIST and CIFAR-10 (Table 1), FLamby's sets (2), and for other Qmin / Qmax (3)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,14 +18,13 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedcompass import FedCompass
 from offbeat.engines.until import Target, Until
 from offbeat.experiment.config import Experiment
-from offbeat.presets import Maker, Preset, Scale
-from offbeat.scenario.data import Source
+from offbeat.presets import Column, Maker, Preset, Scale
 from offbeat.scenario.data.cifar import Cifar10
 from offbeat.scenario.data.idx import Mnist
 from offbeat.scenario.data.isic import Isic2019
 from offbeat.scenario.data.ixi import Ixi
 from offbeat.scenario.delays import Constant, Delays, Exponential, Normal
-from offbeat.scenario.models import Cnn, EfficientNet, Model, ResNet, UNet3d
+from offbeat.scenario.models import Cnn, EfficientNet, ResNet, UNet3d
 from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
 from offbeat.scenario.partition import Classes, DualDirichlet, Natural, Partition
 
@@ -36,7 +33,7 @@ SEEDS = 10
 ROUNDS = 150  # of a client of mean speed; the paper trains "until it converges"
 QUICK_ROUNDS = 20
 PARTITIONS = ("class", "dirichlet")
-SPEEDS = ("homo", "normal", "exp")
+SPEEDS = {"homo": "equally fast", "normal": "normal speeds", "exp": "exponential speeds"}
 SIZES = (5, 10, 20)
 RATIOS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -48,20 +45,16 @@ ISIC_LOSS = Focal(gamma=2.0, weights=(5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    title: str
-    data: Source
-    model: Model
+class FedCompassColumn(Column):
     training: Training  # without steps
     seconds: float  # a local step of a client of mean speed
     targets: Mapping[str, Target]  # by partition
     mu: float = 0.9  # of FedAvgM and FedCompass+M
     loss: LossChoice = TaskLoss()
-    small: Mapping[str, Any] = field(default_factory=dict)  # what differs at the quick scale
 
 
-COLUMNS: dict[str, Column] = {
-    "mnist": Column(
+COLUMNS: dict[str, FedCompassColumn] = {
+    "mnist": FedCompassColumn(
         title="MNIST: CNN",
         data=Mnist(),
         model=FEDCOMPASS_MNIST,
@@ -70,7 +63,7 @@ COLUMNS: dict[str, Column] = {
         targets={"class": Target("acc", 0.9), "dirichlet": Target("acc", 0.9)},
         small={"model": Cnn(channels=(8, 16), kernel=5), "training": Training(optimizer="adam", lr=0.003, batch=32)},
     ),
-    "cifar10": Column(
+    "cifar10": FedCompassColumn(
         title="CIFAR-10: ResNet-18",
         data=Cifar10(),
         model=ResNet(depth=18),
@@ -79,7 +72,7 @@ COLUMNS: dict[str, Column] = {
         targets={"class": Target("acc", 0.6), "dirichlet": Target("acc", 0.5)},
         small={"model": Cnn(channels=(16, 32)), "training": Training(lr=0.1, batch=32)},
     ),
-    "ixi": Column(
+    "ixi": FedCompassColumn(
         # AdamW as FLamby takes it, with PyTorch's weight decay
         title="Fed-IXI: 3-D U-Net, 3 hospitals",
         data=Ixi(),
@@ -89,7 +82,7 @@ COLUMNS: dict[str, Column] = {
         targets={"natural": Target("dice", 0.98)},
         small={"data": Ixi(shape=(16, 20, 16)), "model": UNet3d(width=4, levels=2)},
     ),
-    "isic": Column(
+    "isic": FedCompassColumn(
         title="Fed-ISIC2019: EfficientNet-B0, 6 centres",
         data=Isic2019(),
         model=EfficientNet(weights="efficientnet_b0/model.safetensors"),
@@ -133,24 +126,17 @@ def speeds(law: str, mean: float) -> Delays:
     return Exponential(mean=mean, least=mean / 10, unit="step", jitter=0.05)
 
 
+Steps = tuple[int, int, int]  # Q of the others, Qmin, Qmax
+
+
 def _preset(
-    name: str,
-    partition: str,
-    division: Partition,
-    clients: int,
-    law: str,
-    steps: tuple[int, int, int],
-    k: int,
-    scale: Scale,
+    name: str, partition: str, division: Partition, clients: int, law: str, steps: Steps, k: int, scale: Scale
 ) -> Preset:
-    """`steps`: Q of the others, Qmin, Qmax."""
     column = COLUMNS[name]
     changes: dict[str, Any] = {}
-    rounds, seeds = ROUNDS, SEEDS
+    rounds, seeds, (q, q_min, q_max) = ROUNDS, SEEDS, steps
     if scale == "quick":
-        steps = (steps[0] // 10, steps[1] // 10, steps[2] // 10)
-        changes, rounds, seeds = dict(column.small), QUICK_ROUNDS, 1
-    q, q_min, q_max = steps
+        changes, rounds, seeds, (q, q_min, q_max) = dict(column.small), QUICK_ROUNDS, 1, (n // 10 for n in steps)
     rows = methods(q_min, q_max, k, column.mu)
     training = replace(changes.pop("training", column.training), steps=q)
     seconds = rounds * q * column.seconds
@@ -170,10 +156,6 @@ def _preset(
     return Preset("", replace(experiment, **changes), rows, seeds=seeds, reference="fedcompass")
 
 
-def _words(law: str) -> str:
-    return {"homo": "equally fast", "normal": "normal speeds", "exp": "exponential speeds"}[law]
-
-
 def table1(name: str, partition: str, clients: int, law: str, scale: Scale) -> Preset:
     """Time to 90 % (MNIST), 60 or 50 % (CIFAR-10)."""
     fewest, most = (5, 6) if clients == 5 else (3, 5)
@@ -181,33 +163,28 @@ def table1(name: str, partition: str, clients: int, law: str, scale: Scale) -> P
     steps, k = ((100, 20, 100), 5) if clients == 20 else ((200, 40, 200), 3)
     preset = _preset(name, partition, division, clients, law, steps, k, scale)
     split = "class partition" if partition == "class" else "dual Dirichlet partition"
-    title = f"{COLUMNS[name].title}, {clients} clients, {split}, {_words(law)}"
-    return replace(preset, summary=f"FedCompass Table 1, {title}: time to {COLUMNS[name].targets[partition]}")
+    title = f"{COLUMNS[name].title}, {clients} clients, {split}, {SPEEDS[law]}"
+    return preset.varied(f"FedCompass Table 1, {title}: time to {COLUMNS[name].targets[partition]}")
 
 
 def table2(name: str, law: str, scale: Scale) -> Preset:
     """Time to a DICE of 0.98 (IXI), to a balanced accuracy of 50 % (ISIC)."""
     clients, k = (3, 2) if name == "ixi" else (6, 3)
     preset = _preset(name, "natural", Natural(), clients, law, (50, 20, 100), k, scale)
-    summary = f"FedCompass Table 2, {COLUMNS[name].title}, {_words(law)}: time to {COLUMNS[name].targets['natural']}"
-    return replace(preset, summary=summary)
+    summary = f"FedCompass Table 2, {COLUMNS[name].title}, {SPEEDS[law]}: time to {COLUMNS[name].targets['natural']}"
+    return preset.varied(summary)
 
 
 def table3(name: str, clients: int, law: str, scale: Scale) -> Preset:
     """Qmin from a twentieth of Qmax to all of it; at 1.0 it is FedAsync."""
     preset = table1(name, "dirichlet", clients, law, scale)
     own: FedCompass = preset.methods["fedcompass"]
-    rows: dict[str, Any] = {
-        f"fedcompass-q{ratio:g}": replace(own, q_min=max(1, round(ratio * own.q_max))) for ratio in RATIOS
-    }
+    lowest = {ratio: max(1, round(ratio * own.q_max)) for ratio in RATIOS}
+    rows: dict[str, Any] = {f"fedcompass-q{ratio:g}": replace(own, q_min=q_min) for ratio, q_min in lowest.items()}
     rows |= {method: preset.methods[method] for method in ("fedbuff", "fedat")}
-    title = f"{COLUMNS[name].title}, {clients} clients, dual Dirichlet partition, {_words(law)}"
-    return replace(
-        preset,
-        summary=f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}",
-        methods=rows,
-        reference="fedcompass-q0.2",
-    )
+    title = f"{COLUMNS[name].title}, {clients} clients, dual Dirichlet partition, {SPEEDS[law]}"
+    varied = preset.varied(f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}", rows)
+    return replace(varied, reference="fedcompass-q0.2")
 
 
 def makers() -> dict[str, Maker]:

@@ -1,13 +1,11 @@
-"""FedPSA's experiments: Tables 1 to 3 (accuracy and AULC), 4 (delays), 5 (calibration) and 6 (ablations), Figure 4
-(grid search).
-"""
+"""FedPSA: Tables 1 to 3 (accuracy and AULC), 4 (delays), 5 (calibration) and 6 (ablations), Figure 4 (grid search)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from offbeat.client.training import Training
 from offbeat.core.strategies.ca2fl import CA2FL
@@ -19,12 +17,11 @@ from offbeat.core.strategies.fedpac import FedPAC
 from offbeat.core.strategies.fedpsa import FedPSA
 from offbeat.engines.until import Until
 from offbeat.experiment.config import Experiment
-from offbeat.presets import Maker, Preset, Scale
-from offbeat.scenario.data import Source
+from offbeat.presets import Column, Maker, Preset, Scale
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
 from offbeat.scenario.data.idx import FashionMnist, Mnist
 from offbeat.scenario.delays import Delays, LongTail, Uniform
-from offbeat.scenario.models import Cnn, Linear, Model
+from offbeat.scenario.models import Cnn, Linear
 from offbeat.scenario.models.convolutional import FEDPSA_CIFAR, FEDPSA_MNIST
 from offbeat.scenario.partition import DirichletEqual
 
@@ -37,23 +34,16 @@ QUICK_SECONDS = 10_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class FedPSAColumn(Column):
     table: int
-    title: str
-    data: Source
-    model: Model
-    small: Model  # at the quick scale
 
 
-COLUMNS: dict[str, Column] = {
-    "mnist": Column(table=1, title="MNIST: CNN", data=Mnist(), model=FEDPSA_MNIST, small=Cnn(channels=(8, 16))),
-    "fmnist": Column(
-        table=1, title="Fashion-MNIST: one linear layer", data=FashionMnist(), model=Linear(), small=Linear()
-    ),
-    "cifar10": Column(table=2, title="CIFAR-10: CNN", data=Cifar10(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32))),
-    "cifar100": Column(
-        table=2, title="CIFAR-100: CNN", data=Cifar100(), model=FEDPSA_CIFAR, small=Cnn(channels=(16, 32))
-    ),
+SMALL, LARGER = {"model": Cnn(channels=(8, 16))}, {"model": Cnn(channels=(16, 32))}
+COLUMNS: dict[str, FedPSAColumn] = {
+    "mnist": FedPSAColumn(table=1, title="MNIST: CNN", data=Mnist(), model=FEDPSA_MNIST, small=SMALL),
+    "fmnist": FedPSAColumn(table=1, title="Fashion-MNIST: one linear layer", data=FashionMnist(), model=Linear()),
+    "cifar10": FedPSAColumn(table=2, title="CIFAR-10: CNN", data=Cifar10(), model=FEDPSA_CIFAR, small=LARGER),
+    "cifar100": FedPSAColumn(table=2, title="CIFAR-100: CNN", data=Cifar100(), model=FEDPSA_CIFAR, small=LARGER),
 }
 
 
@@ -85,8 +75,7 @@ def accuracy(name: str, alpha: float, scale: Scale) -> Preset:
         data=column.data,
         model=column.model,
         clients=clients,
-        # clients of equal size, as FLGo's partitioner makes them; it would draw from Dir(alpha times the classes'
-        # shares)
+        # clients of equal size, as FLGo makes them; it would draw from Dir(alpha times the classes' shares)
         partition=DirichletEqual(alpha=alpha),
         delays=Uniform(low=10.0, high=500.0, jitter=0.0),  # FLGo draws a client's delay once and keeps it
         # the rate falls with every version, as with every round
@@ -97,9 +86,9 @@ def accuracy(name: str, alpha: float, scale: Scale) -> Preset:
     )
     seeds = 3  # not given
     if scale == "quick":
-        training = Training(lr=0.05, lr_decay=0.999, batch=64, steps=20)
-        experiment = replace(experiment, model=column.small, training=training, evaluate_every=QUICK_SECONDS / 20)
-        experiment, seeds = replace(experiment, until=Until(seconds=QUICK_SECONDS)), 1
+        training, until = Training(lr=0.05, lr_decay=0.999, batch=64, steps=20), Until(seconds=QUICK_SECONDS)
+        every, seeds = QUICK_SECONDS / 20, 1
+        experiment = column.quick(experiment, training=training, until=until, evaluate_every=every)
     tables = f"Table{'s 2 and 3' if column.table == 2 else ' 1'}"
     at_work = f"{clients} clients, {round(RATE * clients)} at work"
     summary = f"FedPSA {tables}, {column.title}, {at_work}, Dir({alpha:g}), delays U(10, 500)"
@@ -115,7 +104,7 @@ def table4(law: Literal["uniform", "longtail"], high: int, scale: Scale) -> Pres
     rows = {method: preset.methods[method] for method in ("fedbuff", "ca2fl", "fedpsa")}
     how, clients = "uniform" if law == "uniform" else "long-tailed", preset.experiment.clients
     summary = f"FedPSA Table 4, CIFAR-100: CNN, {clients} clients, Dir(1), {how} delays of {low:g} to {high} s"
-    return replace(preset, summary=summary, experiment=replace(preset.experiment, delays=delays), methods=rows)
+    return preset.varied(summary, rows, delays=delays)
 
 
 def table5(alpha: float, scale: Scale) -> Preset:
@@ -129,8 +118,7 @@ def table5(alpha: float, scale: Scale) -> Preset:
     }
     where = f"CIFAR-10: CNN, {preset.experiment.clients} clients, Dir({alpha:g})"
     summary = f"FedPSA Table 5, {where}, calibration batches of 16 to 512, real or noise"
-    experiment = replace(preset.experiment, strategy=rows["fedpsa-gaussian32"])
-    return replace(preset, summary=summary, experiment=experiment, methods=rows)
+    return preset.varied(summary, rows, strategy=rows["fedpsa-gaussian32"])
 
 
 def table6(alpha: float, rate: float, scale: Scale) -> Preset:
@@ -145,10 +133,13 @@ def table6(alpha: float, rate: float, scale: Scale) -> Preset:
     }
     where = f"CIFAR-10: CNN, {preset.experiment.clients} clients, Dir({alpha:g})"
     summary = f"FedPSA Table 6, ablations; {where}, {round(100 * rate)} % of them at work"
-    return replace(preset, summary=summary, experiment=replace(preset.experiment, strategy=full), methods=rows)
+    return preset.varied(summary, rows, strategy=full)
 
 
-def fig4(what: Literal["temperature", "lengths"], scale: Scale) -> Preset:
+Grid = Literal["temperature", "lengths"]
+
+
+def fig4(what: Grid, scale: Scale) -> Preset:
     """The grid search over gamma and delta, and over the lengths of buffer and queue.
 
     Neither data set nor values are legible. The text says that small gamma and delta together are bad, that a queue of
@@ -157,36 +148,19 @@ def fig4(what: Literal["temperature", "lengths"], scale: Scale) -> Preset:
     """
     preset = accuracy("cifar10", 0.1, scale)
     clients = preset.experiment.clients
-    rows: Mapping[str, Any]
     if what == "temperature":
-        rows = {
-            f"fedpsa-gamma{g:g}-delta{d:g}": own(clients, gamma=g, delta=d)
-            for g in (0.1, 1.0, 5.0, 10.0)
-            for d in (0.1, 0.5, 1.0)
-        }
+        grid = [{"gamma": g, "delta": d} for g in (0.1, 1.0, 5.0, 10.0) for d in (0.1, 0.5, 1.0)]
         varied, chosen = "gamma 0.1 to 10, delta 0.1 to 1", "fedpsa-gamma5-delta0.5"
     else:
-        rows = {
-            f"fedpsa-buffer{s}-queue{q}": own(clients, buffer=s, queue=q)
-            for s in (5, 10, 20, 50)
-            for q in (10, 50, 100)
-        }
+        grid = [{"buffer": s, "queue": q} for s in (5, 10, 20, 50) for q in (10, 50, 100)]
         varied, chosen = "buffers of 5 to 50, queues of 10 to 100", "fedpsa-buffer5-queue50"
+    rows = {"-".join(["fedpsa", *(f"{name}{v:g}" for name, v in c.items())]): own(clients, **c) for c in grid}
     summary = f"FedPSA Figure 4, {varied}; CIFAR-10: CNN, {clients} clients, Dir(0.1)"
-    return replace(
-        preset,
-        summary=summary,
-        experiment=replace(preset.experiment, strategy=rows[chosen]),
-        methods=rows,
-        reference=chosen,
-    )
+    return replace(preset.varied(summary, rows, strategy=rows[chosen]), reference=chosen)
 
 
 def makers() -> dict[str, Maker]:
-    made: dict[str, Maker] = {
-        "fig4-temperature": partial(fig4, "temperature"),
-        "fig4-lengths": partial(fig4, "lengths"),
-    }
+    made: dict[str, Maker] = {f"fig4-{what}": partial(fig4, what) for what in get_args(Grid)}
     for name, column in COLUMNS.items():
         for alpha in (0.1, 0.5, 1.0):  # 0.1 is the one without a suffix
             suffix = "" if alpha == 0.1 else f"-alpha{alpha:g}"

@@ -6,7 +6,6 @@ and the delays of the nine Raspberry Pis are those of the public code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -22,14 +21,13 @@ from offbeat.core.strategies.fedprox import FedProx
 from offbeat.core.strategies.orthofl import OrthoFL
 from offbeat.engines.until import Until
 from offbeat.experiment.config import Experiment
-from offbeat.presets import Maker, Preset, Scale
-from offbeat.scenario.data import Source
+from offbeat.presets import Column, Maker, Preset, Scale
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
 from offbeat.scenario.data.har import UciHar
 from offbeat.scenario.data.idx import Mnist
 from offbeat.scenario.data.newsgroups import TwentyNews
 from offbeat.scenario.delays import Delays, Devices, HalfNormal, Lognormal, PerClient, Uniform
-from offbeat.scenario.models import Cnn, DistilBert, LeNet5, MobileNetV2, Model, ResNet1d, TextCnn, Vgg11
+from offbeat.scenario.models import Cnn, DistilBert, LeNet5, MobileNetV2, ResNet1d, TextCnn, Vgg11
 from offbeat.scenario.partition import DirichletEqual, Disjoint, Natural, Partition, Split
 
 # the paper rescales them to each model and data set, by factors it does not give: relative times do not depend on them
@@ -39,32 +37,27 @@ EPOCHS = 5
 SGD = Training(lr=0.01, batch=128, epochs=EPOCHS)
 QUICK = Training(lr=0.05, batch=64, steps=20)
 DIRICHLET = DirichletEqual(alpha=0.1)
-# of CIFAR's 50,000 training pictures 10,000 are held out: a fifth of each client's, which leaves the paper's 4,000
-# (400) on average
+# of CIFAR's 50,000 training pictures 10,000 are held out, a fifth of each client's: it has the paper's 4,000 (400)
 HELD_OUT = Split(train=0.8, validation=0.2)
 PICTURES, QUICK_PICTURES = replace(SGD, augment="crop-flip"), replace(QUICK, augment="crop-flip")
 POINTS, QUICK_POINTS = 200, 20  # evaluations: the paper tells 0.03 of FedAvg's time from 0.09
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class OrthoFLColumn(Column):
     """A column of Table 2."""
 
-    title: str
-    data: Source
-    model: Model
     clients: int
     updates: int  # of an asynchronous method
     partition: Partition = DIRICHLET
     split: Split = Split()
     training: Training = SGD
     k: int = 5  # of FedBuff and CA2FL; not given
-    small: Mapping[str, Any]  # what differs at the quick scale
 
 
-COLUMNS: dict[str, Column] = {
-    "mnist": Column(title="MNIST: LeNet5", data=Mnist(), model=LeNet5(), clients=10, updates=500, small={}),
-    "cifar10": Column(
+COLUMNS: dict[str, OrthoFLColumn] = {
+    "mnist": OrthoFLColumn(title="MNIST: LeNet5", data=Mnist(), model=LeNet5(), clients=10, updates=500),
+    "cifar10": OrthoFLColumn(
         title="CIFAR-10: VGG11",
         data=Cifar10(),
         model=Vgg11(),
@@ -74,7 +67,7 @@ COLUMNS: dict[str, Column] = {
         training=PICTURES,
         small={"model": Cnn(channels=(16, 32)), "training": QUICK_PICTURES},
     ),
-    "20news": Column(
+    "20news": OrthoFLColumn(
         # AdamW is what the Hugging Face trainer takes; its rate falls to 0 within every job, which is not done here
         title="20 Newsgroups: DistilBERT with LoRA",
         data=TwentyNews(tokenizer="distilbert-base-uncased", length=512),
@@ -88,7 +81,7 @@ COLUMNS: dict[str, Column] = {
             "training": Training(optimizer="adamw", lr=0.003, batch=32, steps=20),
         },
     ),
-    "har": Column(
+    "har": OrthoFLColumn(
         # width 10 gives the 119 thousand parameters that the paper prints, the code has 32
         title="HAR: ResNet18 for series",
         data=UciHar(),
@@ -98,7 +91,7 @@ COLUMNS: dict[str, Column] = {
         partition=Natural(),
         small={"training": replace(QUICK, batch=32, steps=10)},
     ),
-    "cifar100": Column(
+    "cifar100": OrthoFLColumn(
         title="CIFAR-100: MobileNetV2",
         data=Cifar100(),
         model=MobileNetV2(),
@@ -161,16 +154,15 @@ def table2(name: str, scale: Scale) -> Preset:
     )
     seeds = 3  # the paper does not say how many
     if scale == "quick":
-        experiment, seeds = replace(experiment, **{"training": QUICK, **column.small}), 1
+        experiment, seeds = column.quick(experiment, training=QUICK), 1
         seconds = horizon(QUICK_UPDATES, experiment.clients)
         experiment = replace(experiment, until=Until(seconds=seconds), evaluate_every=seconds / QUICK_POINTS)
     summary = f"OrthoFL Table 2, {_title(column, experiment)}, nine Raspberry Pis' delays"
-    return Preset(
-        summary, replace(experiment, strategy=OrthoFL()), methods(min(column.k, experiment.clients)), seeds=seeds
-    )
+    rows = methods(min(column.k, experiment.clients))
+    return Preset(summary, replace(experiment, strategy=OrthoFL()), rows, seeds=seeds)
 
 
-def _title(column: Column, experiment: Experiment) -> str:
+def _title(column: OrthoFLColumn, experiment: Experiment) -> str:
     division = experiment.partition
     how = f"Dir({division.alpha:g})" if isinstance(division, DirichletEqual) else "one a subject"
     return f"{column.title}, {experiment.clients} clients, {how}"
@@ -179,9 +171,7 @@ def _title(column: Column, experiment: Experiment) -> str:
 def fig5(name: str, scale: Scale) -> Preset:
     """Ablations."""
     preset = table2(name, scale)
-    return replace(
-        preset, summary=f"OrthoFL Figure 5, ablations; {_title(COLUMNS[name], preset.experiment)}", methods=ABLATIONS
-    )
+    return preset.varied(f"OrthoFL Figure 5, ablations; {_title(COLUMNS[name], preset.experiment)}", ABLATIONS)
 
 
 LAWS: dict[str, Delays] = {
@@ -195,47 +185,37 @@ LAWS: dict[str, Delays] = {
 def fig6(law: str, scale: Scale) -> Preset:
     """Another law of delays, with what the nine devices were measured to take. The data set is not legible: MNIST."""
     preset = table2("mnist", scale)
-    summary = (
-        f"OrthoFL Figure 6, {law} delays fitted to the Raspberry Pis; {_title(COLUMNS['mnist'], preset.experiment)}"
-    )
-    return replace(preset, summary=summary, experiment=replace(preset.experiment, delays=LAWS[law]))
+    title = _title(COLUMNS["mnist"], preset.experiment)
+    return preset.varied(f"OrthoFL Figure 6, {law} delays fitted to the Raspberry Pis; {title}", delays=LAWS[law])
 
 
 def fig7(name: str, alpha: float, scale: Scale) -> Preset:
     """More and less heterogeneous data."""
     preset = table2(name, scale)
-    experiment = replace(preset.experiment, partition=DirichletEqual(alpha=alpha))
-    return replace(
-        preset, summary=f"OrthoFL Figure 7, heterogeneity; {_title(COLUMNS[name], experiment)}", experiment=experiment
-    )
+    division = DirichletEqual(alpha=alpha)
+    title = _title(COLUMNS[name], replace(preset.experiment, partition=division))
+    return preset.varied(f"OrthoFL Figure 7, heterogeneity; {title}", partition=division)
 
 
 def fig8_beta(scale: Scale) -> Preset:
     """How much of an update enters the moving average."""
     preset = table2("mnist", scale)
-    rows = {
-        "fedavg": preset.methods["fedavg"],
-        **{f"orthofl-beta{beta}": OrthoFL(beta=beta) for beta in (0.2, 0.4, 0.6, 0.8)},
-    }
+    varied = {f"orthofl-beta{beta}": OrthoFL(beta=beta) for beta in (0.2, 0.4, 0.6, 0.8)}
     summary = f"OrthoFL Figure 8a, beta 0.2 to 0.8; {_title(COLUMNS['mnist'], preset.experiment)}"
-    return replace(preset, summary=summary, methods=rows)
+    return preset.varied(summary, {"fedavg": preset.methods["fedavg"], **varied})
 
 
 def fig8_epochs(epochs: int, scale: Scale) -> Preset:
     """Shorter and longer local training. All of a device's time is taken to be training, so it goes with the steps."""
     preset = table2("mnist", scale)
-    training = preset.experiment.training
     # of a job as the devices were timed
     steps = EPOCHS * -(-6000 // SGD.batch) if scale == "paper" else QUICK.steps or 1
-    training = (
-        replace(training, epochs=epochs) if scale == "paper" else replace(training, steps=steps * epochs // EPOCHS)
-    )
-    experiment = replace(preset.experiment, training=training, delays=Devices(scale=1 / steps, unit="step"))
+    changes: dict[str, Any] = {"epochs": epochs} if scale == "paper" else {"steps": steps * epochs // EPOCHS}
+    training = replace(preset.experiment.training, **changes)
     rows = {name: preset.methods[name] for name in ("fedavg", "orthofl")}
-    summary = (
-        f"OrthoFL Figure 8b, {epochs} local epoch{'s' if epochs > 1 else ''}; {_title(COLUMNS['mnist'], experiment)}"
-    )
-    return replace(preset, summary=summary, experiment=experiment, methods=rows)
+    title = f"{epochs} local epoch{'s' if epochs > 1 else ''}; {_title(COLUMNS['mnist'], preset.experiment)}"
+    delays = Devices(scale=1 / steps, unit="step")
+    return preset.varied(f"OrthoFL Figure 8b, {title}", rows, training=training, delays=delays)
 
 
 def motivation(slow: int, scale: Scale) -> Preset:

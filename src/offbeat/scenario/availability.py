@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import floor, inf, isfinite
@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario import recordings
-from offbeat.scenario.shares import among, require_share
+from offbeat.scenario.recordings import AVAILABLE, Recorded, Series
+from offbeat.scenario.shares import Span, among, as_span, between, require_share
 
-Span = tuple[float, float]
 SHORTEST = 1e-3  # seconds of a period: shorter ones would be all that a run does
 RAREST = 1e-4  # of a share drawn period by period: the next one of a rarer kind would be looked for too long
 
@@ -63,20 +62,18 @@ class Dropout(Availability):
 
     def __post_init__(self) -> None:
         require_share("dropout", self.share)
-        object.__setattr__(self, "at", _span("dropout", "at", self.at))
+        object.__setattr__(self, "at", as_span("dropout: at", self.at))
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if not among(self.share, seed, "dropout", client):
             return EVER
-        end = _drawn(self.at, seed, "dropout time", client)
+        end = between(self.at, seed, "dropout time", client)
         return Window(-inf, end) if now < end else NEVER
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinAndLeave(Availability):
-    """A share of the clients joins late and, if they `stay` only so long, leaves for good; the others are always
-    there.
-    """
+    """A share of the clients joins late and leaves for good after `stay` seconds; the others are always there."""
 
     join: float | Span = (0.0, 600.0)  # virtual seconds, or two: each draws its own between them
     stay: float | Span | None = None  # seconds from then on; None: for good
@@ -84,15 +81,15 @@ class JoinAndLeave(Availability):
 
     def __post_init__(self) -> None:
         require_share("join_and_leave", self.share)
-        object.__setattr__(self, "join", _span("join_and_leave", "join", self.join))
+        object.__setattr__(self, "join", as_span("join_and_leave: join", self.join))
         if self.stay is not None:
-            object.__setattr__(self, "stay", _span("join_and_leave", "stay", self.stay))
+            object.__setattr__(self, "stay", as_span("join_and_leave: stay", self.stay))
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if not among(self.share, seed, "newcomers", client):
             return EVER
-        start = _drawn(self.join, seed, "join", client)
-        end = inf if self.stay is None else start + _drawn(self.stay, seed, "stay", client)
+        start = between(self.join, seed, "join", client)
+        end = inf if self.stay is None else start + between(self.stay, seed, "stay", client)
         return Window(start, end) if now < end else NEVER
 
 
@@ -131,30 +128,26 @@ class Periodic(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class Diurnal(Availability):
-    """Clients are there for some hours of every day: devices that charge at night, hospitals that open in the
-    morning.
-    """
+    """Clients are there for some hours of every day: devices that charge at night, hospitals open by day."""
 
     begin: float | Span = (20.0, 24.0)  # hour of the day; two: each client draws its own between them
     hours: float | Span = (6.0, 10.0)
     day: float = 86400.0  # virtual seconds a day of 24 hours takes; the run begins at midnight
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "begin", _span("diurnal", "begin", self.begin))
-        object.__setattr__(self, "hours", _span("diurnal", "hours", self.hours))
-        assert isinstance(self.hours, tuple)
-        require(
-            self.hours[0] > 0 and self.hours[1] < 24, f"diurnal: hours = {self.hours}: more than 0 and less than 24"
-        )
+        low, high = hours = as_span("diurnal: hours", self.hours)
+        object.__setattr__(self, "begin", as_span("diurnal: begin", self.begin))
+        object.__setattr__(self, "hours", hours)
+        require(low > 0 and high < 24, f"diurnal: hours = {hours}: more than 0 and less than 24")
         _lasting("diurnal", day=self.day)
-        shortest = self.hours[0] * self.day / 24
+        shortest = low * self.day / 24
         span = f"{shortest:g} s of a day of {self.day:g} s"
-        require(shortest >= SHORTEST, f"diurnal: hours = {self.hours[0]} are {span}: at least {SHORTEST:g} s")
+        require(shortest >= SHORTEST, f"diurnal: hours = {low} are {span}: at least {SHORTEST:g} s")
 
     def window(self, seed: int, client: int, now: float) -> Window:
         hour = self.day / 24
-        begin = _drawn(self.begin, seed, "day begins", client) % 24 * hour
-        length = _drawn(self.hours, seed, "day's hours", client) * hour
+        begin = between(self.begin, seed, "day begins", client) % 24 * hour
+        length = between(self.hours, seed, "day's hours", client) * hour
         number = floor((now - begin) / self.day)
         while number * self.day + begin + length <= now:
             number += 1
@@ -193,32 +186,24 @@ class Churn(Availability):
         return window
 
     def _first(self, seed: int, client: int) -> tuple[int, Window]:
-        """The share of clients that are there at the start is what it is on average later; the law has no memory."""
+        """The share of clients that are there at the start is what it is on average later: the law is memoryless."""
         there = draws.uniform(seed, "churn start", client) < self.up / (self.up + self.down)
         start = 0.0 if there else draws.exponential(seed, "churn down", client, 0, mean=self.down)
         return 0, Window(start, start + draws.exponential(seed, "churn up", client, 0, mean=self.up))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedAvailability(Availability):
+class RecordedAvailability(Recorded, Availability):
     """Recorded presence, client by client, from a CSV or Parquet file: columns client, t, available (0 or 1)."""
 
-    path: str
-
-    def covers(self, clients: Iterable[int]) -> None:
-        """Every client must be there, and every value usable, before a run begins."""
-        self._recorded.covers(clients)
-
-    @cached_property
-    def _recorded(self) -> recordings.Recording:
-        return recordings.column(self.path, recordings.AVAILABLE)  # once: a file that changes does not change a run
+    column = AVAILABLE
 
     @cached_property
     def _windows(self) -> dict[int, list[Window]]:
-        return {client: list(_windows(series)) for client, series in self._recorded.clients.items()}
+        return {client: list(_windows(series)) for client, series in self.recording.clients.items()}
 
     def window(self, seed: int, client: int, now: float) -> Window:
-        self._recorded.of(client)  # or say that there is none
+        self.recording.of(client)  # or say that there is none
         windows = self._windows[client]
         i = bisect_right(windows, now, key=lambda window: window.end)
         return windows[i] if i < len(windows) else NEVER
@@ -235,7 +220,7 @@ AVAILABILITY: dict[str, type[Availability]] = {
 }
 
 
-def _windows(series: recordings.Series) -> Iterable[Window]:
+def _windows(series: Series) -> Iterator[Window]:
     """Runs of ones; the last value holds for ever."""
     start: float | None = None
     for t, available in zip(series.times, series.values, strict=True):
@@ -246,19 +231,6 @@ def _windows(series: recordings.Series) -> Iterable[Window]:
             start = None
     if start is not None:
         yield Window(start, inf)
-
-
-def _span(law: str, name: str, given: float | Span) -> Span:
-    """(low, high); a number alone is both. A list from a file is meant as a tuple."""
-    span = (given, given) if isinstance(given, (int, float)) else tuple(given)
-    fits = len(span) == 2 and 0 <= span[0] <= span[1] and isfinite(span[1])
-    require(fits, f"{law}: {name} = {given}: a number, 0 or more, or two of them, low and high")
-    return span[0], span[1]
-
-
-def _drawn(given: float | Span, seed: int, purpose: str, client: int) -> float:
-    low, high = given if isinstance(given, tuple) else (given, given)
-    return low if low == high else low + (high - low) * draws.uniform(seed, purpose, client)
 
 
 def _lasting(law: str, **values: float) -> None:

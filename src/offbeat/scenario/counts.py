@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
 
-_WHOLE = (int, np.integer)
-
 
 class ExampleCounts(Mapping[int, int]):
     """Client -> examples for the clients 0..n-1; cannot be changed."""
@@ -37,9 +35,7 @@ class ExampleCounts(Mapping[int, int]):
 
     @classmethod
     def mapped(cls, counts: Mapping[int, int], to: Callable[[int, int], int]) -> ExampleCounts:
-        """What `to` makes of each count; it is asked once for every different one, with the first client that has
-        it.
-        """
+        """What `to` makes of each count; it is asked once for each different one, with the first client that has it."""
         values = counts._values if isinstance(counts, ExampleCounts) else np.array(list(counts.values()))
         known, first, place = np.unique(values, return_index=True, return_inverse=True)
         made = [to(client, count) for client, count in zip(first.tolist(), known.tolist(), strict=True)]

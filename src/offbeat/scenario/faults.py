@@ -54,21 +54,19 @@ class Crash(Fault):
     """The client dies while it trains; its ticket times out, then it can take work again."""
 
     name = "crash"
+    why: ClassVar[str] = "crashed"
     probability: float = 0.1
 
     def on_the_way(self, seed: int, client: int, index: int, trip: Trip) -> Trip:
-        return trip if trip.crashes else trip._replace(crashes=True, why="crashed")
+        return trip if trip.crashes else trip._replace(crashes=True, why=self.why)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LostUpload(Fault):
+class LostUpload(Crash):
     """The client trains to the end, but its upload never arrives; its ticket times out."""
 
     name = "lost_upload"
-    probability: float = 0.1
-
-    def on_the_way(self, seed: int, client: int, index: int, trip: Trip) -> Trip:
-        return trip if trip.crashes else trip._replace(crashes=True, why="upload lost")
+    why = "upload lost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +79,8 @@ class DuplicateUpload(Fault):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.within >= 0 and isfinite(self.within), f"duplicate_upload: within = {self.within}: must be 0 or more"
-        )
+        fine = self.within >= 0 and isfinite(self.within)
+        require(fine, f"duplicate_upload: within = {self.within}: must be 0 or more")
 
     def on_the_way(self, seed: int, client: int, index: int, trip: Trip) -> Trip:
         return trip._replace(again=self.within * draws.uniform(seed, "duplicate after", client, index))
@@ -153,9 +150,7 @@ FAULTS: dict[str, type[Fault]] = {
 
 
 def _moved(layout: Layout, job: Job, local: Tensor, factor: float) -> Tensor:
-    """base + factor delta over the trainable entries; statistics and counters stay, or the gate would notice at
-    once.
-    """
+    """base + factor delta over the trainable entries; statistics and counters stay, or the gate would notice."""
     base = layout.trainable(job.base)
     return layout.with_trainable(local, base + factor * (layout.trainable(local) - base))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -10,8 +9,9 @@ from typing import Protocol, runtime_checkable
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario import recordings
 from offbeat.scenario.delays.law import passing
+from offbeat.scenario.recordings import MBPS, Recorded, Series
+from offbeat.scenario.shares import between
 
 BITS = 8e-6  # megabits in a byte
 
@@ -41,9 +41,7 @@ class Instant:
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """Every job of a client takes some seconds longer, drawn once for each between `low` and `high` (ASO-Fed's 10 to
-    100).
-    """
+    """Every job of a client takes some seconds longer, drawn once between `low` and `high` (ASO-Fed's 10 to 100)."""
 
     low: float = 10.0
     high: float = 100.0
@@ -54,13 +52,12 @@ class Offset:
         require(self.low <= self.high, f"network offset: low = {self.low} lies above high = {self.high}")
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        return (self.low + (self.high - self.low) * draws.uniform(seed, "network", client)) / 2  # half each way
+        return between((self.low, self.high), seed, "network", client) / 2  # half each way
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidth:
-    """Models travel at the client's own megabits per second, drawn once between `low` and `high`, plus a `latency` each
-    way.
+    """Models travel at the client's own megabits per second, between `low` and `high`, plus a `latency` each way.
 
     The bytes are those of the model and of what a method sends along with it, as the trace counts them.
     """
@@ -74,10 +71,8 @@ class Bandwidth:
         for name, value in (("low", self.low), ("high", self.high), ("upload", self.upload)):
             require(value > 0 and isfinite(value), f"network bandwidth: {name} = {value}: must be positive and finite")
         require(self.low <= self.high, f"network bandwidth: low = {self.low} lies above high = {self.high}")
-        require(
-            self.latency >= 0 and isfinite(self.latency),
-            f"network bandwidth: latency = {self.latency}: must be 0 or more",
-        )
+        fine = self.latency >= 0 and isfinite(self.latency)
+        require(fine, f"network bandwidth: latency = {self.latency}: must be 0 or more")
 
     def mbps(self, seed: int, client: int) -> float:
         # a large draw is slow, as in delays
@@ -89,22 +84,14 @@ class Bandwidth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedBandwidth:
+class RecordedBandwidth(Recorded):
     """Recorded megabits per second, client by client, from a CSV or Parquet file: columns client, t, mbps."""
 
-    path: str
-
-    def covers(self, clients: Iterable[int]) -> None:
-        """Every client must be there, and every value usable, before a run begins."""
-        self._recorded.covers(clients)
+    column = MBPS
 
     @cached_property
-    def _paces(self) -> dict[int, recordings.Series]:
+    def _paces(self) -> dict[int, Series]:
         return {}
-
-    @cached_property
-    def _recorded(self) -> recordings.Recording:
-        return recordings.column(self.path, recordings.MBPS)  # once: a file that changes does not change a run
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         pace = self._pace(client)
@@ -113,11 +100,11 @@ class RecordedBandwidth:
     def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         return size * BITS * self._pace(client).at(at)
 
-    def _pace(self, client: int) -> recordings.Series:
-        """Seconds a megabit, inverted once: a trace may be long."""
+    def _pace(self, client: int) -> Series:
+        """Seconds a megabit, inverted once: a recording may be long."""
         if (pace := self._paces.get(client)) is None:
-            series = self._recorded.of(client)
-            pace = self._paces[client] = recordings.Series(series.times, tuple(1.0 / mbps for mbps in series.values))
+            series = self.recording.of(client)
+            pace = self._paces[client] = Series(series.times, tuple(1.0 / mbps for mbps in series.values))
         return pace
 
 

@@ -1,7 +1,8 @@
-"""Recorded worlds: a CSV or Parquet file with the columns client, t, available, seconds_per_step, mbps.
+"""Recordings: CSV or Parquet files with the columns client, t, available, seconds_per_step, mbps.
 
-A row says what holds for a client from its time t on. Whoever needs a column reads that one, so the others may be
-missing. Files are read once and checked as a whole: clients begin at t = 0, times increase, no cell is empty.
+In experiment files they are named `trace`, as other simulators call them; what a run itself writes down is another
+thing. A row says what holds for a client from its time t on. Whoever needs a column reads that one, so the others may
+be missing. Files are read once and checked as a whole: clients begin at t = 0, times increase, no cell is empty.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import csv
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from offbeat.core.errors import DataError, unknown
 
@@ -47,7 +48,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One column of a trace, client by client."""
+    """One column of a recording, client by client."""
 
     path: str
     name: str
@@ -55,7 +56,7 @@ class Recording:
 
     def of(self, client: int) -> Series:
         if client not in self.clients:
-            raise DataError(f"trace {self.path}: no rows for client {client}: it has {len(self.clients)} clients")
+            raise DataError(f"recording {self.path}: no rows for client {client}: it has {len(self.clients)} clients")
         return self.clients[client]
 
     def covers(self, clients: Iterable[int]) -> None:
@@ -63,12 +64,28 @@ class Recording:
             self.of(client)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What laws that follow a recording share; they differ in the column they read."""
+
+    column: ClassVar[str]
+    path: str
+
+    def covers(self, clients: Iterable[int]) -> None:
+        """Every client must be there, and every value usable, before a run begins."""
+        self.recording.covers(clients)
+
+    @cached_property
+    def recording(self) -> Recording:
+        return column(self.path, self.column)  # once: a file that changes does not change a run
+
+
 def column(path: str, name: str) -> Recording:
-    """A column of a trace file; the file is read again when it was changed."""
+    """A column of a file; it is read again when it was changed."""
     try:
         changed = Path(path).stat().st_mtime_ns
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
-        raise DataError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(f"cannot read the recording {path}: {getattr(error, 'strerror', None) or error}") from None
     return _column(path, name, changed)
 
 
@@ -77,25 +94,22 @@ def _column(path: str, name: str, changed: int) -> Recording:
     times: dict[int, list[float]] = {}
     values: dict[int, list[float]] = {}
     for line, row in _rows(path, name):
-        where = f"trace {path}, row {line}"
+        where = f"recording {path}, row {line}"
         client = _client(row["client"], where)
         t, value = _number(row["t"], "t", where), _value(row[name], name, where)
         before = times.setdefault(client, [])
         if t < 0:
             raise DataError(f"{where}: t = {t:g}: times are 0 or more")
         if not before and t > 0:
-            raise DataError(
-                f"{where}: client {client} begins at t = {t:g}: a gap before it, begin at 0 (available 0: not there "
-                "yet)"
-            )
+            late = f"client {client} begins at t = {t:g}"
+            raise DataError(f"{where}: {late}: a gap before it, begin at 0 (available 0: not there yet)")
         if before and t <= before[-1]:
-            raise DataError(
-                f"{where}: client {client} has t = {t:g} after {before[-1]:g}: sort each client's rows by time"
-            )
+            back = f"client {client} has t = {t:g} after {before[-1]:g}"
+            raise DataError(f"{where}: {back}: sort each client's rows by time")
         before.append(t)
         values.setdefault(client, []).append(value)
     if not times:
-        raise DataError(f"trace {path}: no rows")
+        raise DataError(f"recording {path}: no rows")
     return Recording(path, name, {client: Series(tuple(times[client]), tuple(values[client])) for client in times})
 
 
@@ -103,7 +117,7 @@ def _value(cell: Any, name: str, where: str) -> float:
     if name == AVAILABLE:
         text = str(cell).strip().lower()
         if text == "":
-            raise DataError(f"{where}: {name} is empty: a trace has no gaps, repeat the value before")
+            raise DataError(f"{where}: {name} is empty: a recording has no gaps, repeat the value before")
         if text not in TRUTH:
             raise DataError(f"{where}: available = {cell}: must be 0 or 1")
         return TRUTH[text]
@@ -116,7 +130,7 @@ def _value(cell: Any, name: str, where: str) -> float:
 def _number(cell: Any, name: str, where: str) -> float:
     text = "" if cell is None else str(cell).strip()
     if text in ("", "nan", "None"):
-        raise DataError(f"{where}: {name} is empty: a trace has no gaps, repeat the value before")
+        raise DataError(f"{where}: {name} is empty: a recording has no gaps, repeat the value before")
     try:
         value = nan if "_" in text else float(text)  # Python reads 1_0 as 10, a table does not mean it
     except ValueError:
@@ -140,15 +154,14 @@ def _rows(path: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     header, rows = _parquet(path) if Path(path).suffix.lower() in (".parquet", ".pq") else _csv(path)
     for needed in (*KEYS, name):
         if needed not in header:
-            raise DataError(
-                f"trace {path}: no column {needed!r}; it has {', '.join(map(repr, header)) or 'none'} of "
-                f"{', '.join(COLUMNS)}"
-            )
+            found = ", ".join(map(repr, header)) or "none"
+            raise DataError(f"recording {path}: no column {needed!r}; it has {found} of {', '.join(COLUMNS)}")
     for given in header:
         if given not in COLUMNS:
-            raise DataError(f"trace {path}: {unknown('column', given, COLUMNS)}")
+            raise DataError(f"recording {path}: {unknown('column', given, COLUMNS)}")
         if header.count(given) > 1:
-            raise DataError(f"trace {path}: column {given!r} is there {header.count(given)} times: which one is meant?")
+            times = f"column {given!r} is there {header.count(given)} times"
+            raise DataError(f"recording {path}: {times}: which one is meant?")
     return rows
 
 
@@ -159,28 +172,27 @@ def _csv(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
             header = list(reader.fieldnames or [])
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(f"cannot read the recording {path}: {getattr(error, 'strerror', None) or error}") from None
     for line, row in rows:
         if None in row:
-            raise DataError(f"trace {path}, row {line}: more cells than columns")
+            raise DataError(f"recording {path}, row {line}: more cells than columns")
     return header, iter(rows)
 
 
 def _parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
     try:
-        parquet = import_module("pyarrow.parquet")  # not a dependency: most traces are CSV
+        parquet = import_module("pyarrow.parquet")  # not a dependency: most recordings are CSV
     except ImportError:
-        raise DataError(f"reading {path} needs pyarrow: pip install pyarrow, or save the trace as CSV") from None
+        raise DataError(f"reading {path} needs pyarrow: pip install pyarrow, or save it as CSV") from None
     try:
         if parquet.read_metadata(path).num_rows > MOST_ROWS:  # a column of one value takes no room, whatever it says
-            raise DataError(f"the trace {path} has more than {MOST_ROWS:,} rows: refused")
+            raise DataError(f"the recording {path} has more than {MOST_ROWS:,} rows: refused")
         table = parquet.read_table(path)
         names, rows = list(table.column_names), table.to_pylist()
     except DataError:
         raise
     # damaged, cut short, of unknown compression, or text that is none
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"cannot read the trace {path}: {str(error).splitlines()[0] if str(error) else 'it is damaged'}"
-        ) from None
+        why = str(error).splitlines()[0] if str(error) else "it is damaged"
+        raise DataError(f"cannot read the recording {path}: {why}") from None
     return names, iter(enumerate(rows, start=1))

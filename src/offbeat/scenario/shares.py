@@ -1,4 +1,6 @@
-"""Which clients belong to which share of all: drawn, yet as exact as can be without knowing how many clients there are.
+"""What differs from client to client: which share of all it belongs to, and its own number between two.
+
+Shares are drawn, yet as exact as can be without knowing how many clients there are.
 
 Clients are dealt in small blocks of consecutive ids. With 0.6, 0.2 and 0.2 the block is five clients, of whom exactly
 3, 1 and 1 belong to each share, in an order drawn for that block. Where a block small enough cannot be divided in these
@@ -8,7 +10,7 @@ shares, what is left over is carried from block to block: with 0.37, of ten clie
 from __future__ import annotations
 
 from functools import lru_cache
-from math import floor
+from math import floor, isfinite
 
 from offbeat.core import draws
 from offbeat.core.errors import require
@@ -16,6 +18,7 @@ from offbeat.core.errors import require
 # clients of a block that can be divided exactly; a number of clients that ends inside one is off by part of it
 LARGEST = 10
 HANDY = 5  # of one that cannot: the smaller, the closer; yet who is next should not be foreseen
+Span = tuple[float, float]  # low and high
 FINEST = 1000  # shares are looked at as this many parts of all at most
 
 
@@ -26,6 +29,20 @@ def require_share(what: str, share: float) -> None:
 def require_shares(what: str, shares: tuple[float, ...]) -> None:
     fits = all(share >= 0 for share in shares) and abs(sum(shares) - 1) < 1e-9
     require(fits, f"{what}: shares = {shares}: they must be 0 or more and add up to 1")
+
+
+def as_span(what: str, given: float | Span, kind: str = "a number") -> Span:
+    """(low, high); a number alone is both, a list from a file is meant as a tuple."""
+    span = (given, given) if isinstance(given, (int, float)) else tuple(given)
+    fits = len(span) == 2 and 0 <= span[0] <= span[1] and isfinite(span[1])
+    require(fits, f"{what} = {given}: {kind}, 0 or more, or two of them, low and high")
+    return span[0], span[1]
+
+
+def between(given: float | Span, seed: int, purpose: str, client: int) -> float:
+    """The client's own number between low and high."""
+    low, high = given if isinstance(given, tuple) else (given, given)
+    return low if low == high else low + (high - low) * draws.uniform(seed, purpose, client)
 
 
 def group_of(shares: tuple[float, ...], seed: int, purpose: str, client: int) -> int:
@@ -44,9 +61,8 @@ def among(share: float, seed: int, purpose: str, client: int) -> bool:
 @lru_cache(maxsize=64)
 def _block(shares: tuple[float, ...]) -> int:
     """The smallest number of clients that can be divided in these shares, or the largest handy part of it."""
-    whole = next(
-        (n for n in range(1, FINEST) if all(abs(share * n - round(share * n)) < 1e-9 for share in shares)), FINEST
-    )
+    fits = (n for n in range(1, FINEST) if all(abs(share * n - round(share * n)) < 1e-9 for share in shares))
+    whole = next(fits, FINEST)
     if whole <= LARGEST:
         return whole
     return max((n for n in range(2, HANDY + 1) if whole % n == 0), default=HANDY)  # whole blocks make up the whole

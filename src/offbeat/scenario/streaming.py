@@ -9,7 +9,6 @@ order they arrive.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -17,16 +16,14 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
+from offbeat.scenario.shares import Span, as_span, between
 
 Per = Literal["round", "second"]
-Span = tuple[float, float]
 
 
 class Stream(Protocol):
     def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
-        """How many of the client's `total` examples are there at `now`, before its job number `index`; never fewer
-        later.
-        """
+        """How many of the client's `total` examples are there at `now`, before its n-th job; never fewer later."""
         ...
 
     def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -61,21 +58,16 @@ class Growing:
     min_examples: int = 1  # or all, where a client has fewer; batch statistics need 2
 
     def __post_init__(self) -> None:
-        for name in ("start", "rate"):
-            given = getattr(self, name)
-            span = tuple(_span(given))  # a list from a file is meant as a tuple
-            require(
-                len(span) == 2 and 0 <= span[0] <= span[1] and isfinite(span[1]),
-                f"growing {name} = {given}: a share of the client's data, 0 or more, or two of them, low and high",
-            )
-            object.__setattr__(self, name, span)
-        require(_span(self.start)[1] <= 1, f"growing start = {self.start}: nobody starts with more than all, 1")
+        start = as_span("growing start", self.start, "a share of the client's data")
+        object.__setattr__(self, "start", start)
+        object.__setattr__(self, "rate", as_span("growing rate", self.rate, "a share of the client's data"))
+        require(start[1] <= 1, f"growing start = {self.start}: nobody starts with more than all, 1")
         require(self.per in get_args(Per), f"growing per = {self.per!r}: 'round' or 'second'")
         require(self.min_examples >= 1, f"growing min_examples = {self.min_examples}: must be at least 1")
 
     def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
-        start = _drawn(_span(self.start), seed, "arrival start", client)
-        rate = _drawn(_span(self.rate), seed, "arrival rate", client)
+        start = between(self.start, seed, "arrival start", client)
+        rate = between(self.rate, seed, "arrival rate", client)
         share = min(start + rate * (index if self.per == "round" else now), 1.0)
         return min(total, max(self.min_examples, int(share * total + 1e-9)))  # 0.29 * 100 is 28.999...: nobody means 28
 
@@ -138,13 +130,3 @@ def _spans(place: Tensor, moments: Tensor) -> Tensor:
     sizes = torch.bincount(place).to(torch.float64) / len(place)
     begins = sizes.cumsum(0) - sizes
     return begins[place] + sizes[place] * moments
-
-
-def _span(value: float | Span) -> Span:
-    """(low, high); a number alone is both."""
-    return (value, value) if isinstance(value, (int, float)) else value
-
-
-def _drawn(span: Span, seed: int, purpose: str, client: int) -> float:
-    low, high = span
-    return low if low == high else low + (high - low) * draws.uniform(seed, purpose, client)

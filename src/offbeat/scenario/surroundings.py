@@ -24,8 +24,7 @@ class SimulatedWorld:
     """Delays, network, availability, faults and data of all clients, as pure functions of the seed.
 
     `steps` is needed only for delays per step, `payload` only for a network that counts bytes. A rule that takes
-    several gradients a step (its `cost`) takes that many times as long, but for response times, which are what they
-    are.
+    several gradients a step (its `cost`) takes that many times as long, except where delays are response times.
     """
 
     delays: Delays
@@ -37,7 +36,7 @@ class SimulatedWorld:
     availability: Availability = Always()
     faults: tuple[Fault, ...] = ()
     streaming: Stream = Static()
-    _whatever: bool = field(init=False, repr=False, compare=False)  # a job takes its time whatever its rule costs
+    _fixed: bool = field(init=False, repr=False, compare=False)  # a job takes its time whatever its rule costs
     _always: bool = field(init=False, repr=False, compare=False)  # everyone is there all the time
     # nothing but steady delays: most worlds, and the fastest
     _simple: bool = field(init=False, repr=False, compare=False)
@@ -47,11 +46,9 @@ class SimulatedWorld:
     _windows: dict[int, tuple[float, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(
-            self.delays.unit != "step" or self.steps is not None,
-            "delays per step need to know the steps of a job: give steps, or use unit='job'",
-        )
-        object.__setattr__(self, "_whatever", self.delays.unit == "response")
+        known = self.delays.unit != "step" or self.steps is not None
+        require(known, "delays per step need to know the steps of a job: give steps, or use unit='job'")
+        object.__setattr__(self, "_fixed", self.delays.unit == "response")
         plain_way = isinstance(self.network, Instant) and not isinstance(self.delays, Paced)
         object.__setattr__(self, "_always", isinstance(self.availability, Always))
         object.__setattr__(self, "_simple", plain_way and self._always and not self.faults)
@@ -60,18 +57,16 @@ class SimulatedWorld:
         mean = self._means.get(client)
         if mean is None:
             mean = self._means[client] = self.delays.mean_of(self.seed, client)
-        expected = mean if work.rule is None or self._whatever else mean * work.rule.cost
+        expected = mean if work.rule is None or self._fixed else mean * work.rule.cost
         if self.delays.unit == "step" and self.steps is not None:
             expected *= self.steps(client, work, num_examples)
         duration = expected * self.delays.factor(self.seed, client, index)
         if self._simple:
             return Trip(duration, expected)
-        return self._told(self._way(client, work, started, duration, expected), client, index, started)
+        return self._outcome(self._way(client, work, started, duration, expected), client, index, started)
 
     def _way(self, client: int, work: LocalWork, started: float, duration: float, expected: float) -> Trip:
-        """Download, training at the pace of the time, upload; one would have guessed that pace and speed stay as
-        they are.
-        """
+        """Download, training at the pace of the time, upload; expected is what constant pace and speed would take."""
         seed, delays, network = self.seed, self.delays, self.network
         down_bytes, up_bytes = (0, 0) if self.payload is None else self.payload(work)
         down = network.transfer(seed, client, down_bytes, started, up=False)
@@ -83,7 +78,7 @@ class SimulatedWorld:
         guess_up = network.guessed(seed, client, up_bytes, started, up=True) if isinstance(network, Uneven) else up
         return Trip(duration=down + duration + up, expected=guess + expected + guess_up)
 
-    def _told(self, trip: Trip, client: int, index: int, started: float) -> Trip:
+    def _outcome(self, trip: Trip, client: int, index: int, started: float) -> Trip:
         """What becomes of the trip: whoever leaves on the way does not come back to it."""
         there = self._window(client, started)
         if there.start > started or started + trip.duration > there.end:

@@ -63,10 +63,8 @@ class LargeClients:
 
     def _long(self, length: int, dtype: torch.dtype, job: Job, name: str) -> Tensor:
         """Every entry alike but for its sign."""
-        signs = torch.tensor(
-            [1.0 - 2.0 * below(2, job.seed, name, job.client, job.index, i) for i in range(length)], dtype=dtype
-        )
-        return signs.mul_(0.99 * largest_norm(dtype) / max(1, length) ** 0.5)
+        signs = [1.0 - 2.0 * below(2, job.seed, name, job.client, job.index, i) for i in range(length)]
+        return torch.tensor(signs, dtype=dtype).mul_(0.99 * largest_norm(dtype) / max(1, length) ** 0.5)
 
 
 def not_finite(held: Mapping[str, Any]) -> str | None:
@@ -81,11 +79,8 @@ def not_finite(held: Mapping[str, Any]) -> str | None:
 
 def fields_of(state: Any) -> dict[str, Any]:
     """What a state holds by name, without what comes from `init`."""
-    return {
-        f.name: value
-        for f in fields(state)
-        if not callable(value := getattr(state, f.name)) and not isinstance(value, Layout)
-    }
+    held = {f.name: getattr(state, f.name) for f in fields(state)}
+    return {name: value for name, value in held.items() if not callable(value) and not isinstance(value, Layout)}
 
 
 def _plain(tree: Any) -> bool:

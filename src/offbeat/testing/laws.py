@@ -108,9 +108,8 @@ class NoBaseFromTheFuture(Observer):
     def answered(self, engine: ScriptedEngine, entry: Entry) -> None:
         event, when = entry.event, f", after: {tell(entry.event)}"
         if isinstance(event, UpdateArrived) and event.base_version > self.known:
-            raise LawBroken(
-                f"an update of base version {event.base_version} arrived when state.version was {self.known}{when}"
-            )
+            early = f"an update of base version {event.base_version}"
+            raise LawBroken(f"{early} arrived when state.version was {self.known}{when}")
         self.known = engine.state.version
         version = entry.version - sum(isinstance(action, Commit) for action in entry.actions)
         for action in entry.actions:
@@ -211,22 +210,18 @@ class RulesStack(Observer):
             try:
                 stacked = train_stacked(own, group)
             except Exception as error:
-                raise LawBroken(
-                    f"the rule {group[0].work.rule!r} cannot take a stack of clients: {reason(error)}"
-                ) from error
+                rule = group[0].work.rule
+                raise LawBroken(f"the rule {rule!r} cannot take a stack of clients: {reason(error)}") from error
             for one, job, result in zip(own, group, stacked, strict=True):
                 if (wrong := differs(one(job), result)) is not None:
-                    raise LawBroken(
-                        f"the rule {job.work.rule!r} gives client {job.client} another {wrong} in a stack than alone"
-                    )
+                    who = f"the rule {job.work.rule!r} gives client {job.client}"
+                    raise LawBroken(f"{who} another {wrong} in a stack than alone")
 
 
 # ---------------------------------------------------------------- laws with a play of their own
 
 
-def no_client_leaks(
-    strategy: Strategy, script: Script, world: World | None = None, *, turns: int | None = None
-) -> None:
+def no_client_leaks(strategy: Strategy, script: Script, world: World | None = None, turns: int | None = None) -> None:
     """every reachable client is offered work again, whoever was lost, refused, left or joined before"""
     try:
         engine = play(strategy, script, Case(strategy, script, world).world())
@@ -325,6 +320,5 @@ def _serve_everyone(engine: ScriptedEngine, turns: int | None, when: str) -> Non
         for client in sorted(ledger.busy):
             if engine.stopped is None:
                 engine.arrive(client)
-    raise LawBroken(
-        f"{when}, {turns} turns went by in which everybody answered, and clients {waiting} were never sent work"
-    )
+    vain = f"{turns} turns went by in which everybody answered"
+    raise LawBroken(f"{when}, {vain}, and clients {waiting} were never sent work")

@@ -39,9 +39,7 @@ class Case:
 
 
 class Observer:
-    """Looks at one play of a case, in the world that is played. The first line of a law's docstring is its meaning
-    in words.
-    """
+    """Looks at one play of a case, in its world. The first line of a law's docstring is its meaning in words."""
 
     def __init__(self, case: Case, world: World) -> None:
         self.case, self.world = case, world

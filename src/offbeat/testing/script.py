@@ -207,17 +207,15 @@ class ScriptedEngine:
             raise ScriptError(f"nothing happens any more: {self.stopped}")
         if (kind, client) <= self._last:
             order = "updates, losses, clients coming back, each by client"
-            raise ScriptError(
-                f"out of order at {self.now:g} s for client {client}: an instant has {order}; or give a later `at`"
-            )
+            late = f"out of order at {self.now:g} s for client {client}"
+            raise ScriptError(f"{late}: an instant has {order}; or give a later `at`")
         self._last = (kind, client)
 
     def _end_instant(self) -> None:
         """Fire the timers of this instant, those set meanwhile too; an update with now == at has gone first."""
         for _ in range(ENDLESS):
-            due = next(
-                (key for key in sorted(self.timers, key=self.timers.__getitem__) if self.timers[key] <= self.now), None
-            )
+            due = min(self.timers, key=self.timers.__getitem__, default=None)  # of equal ones the first that was set
+            due = None if due is None or self.timers[due] > self.now else due
             if due is None or self.stopped is not None:
                 self._last = (-1, -1)
                 return

@@ -1,6 +1,4 @@
-"""A client rule on a stack of clients must do what it does to each of them alone: then many can be trained in one
-batch.
-"""
+"""A client rule must do to a stack of clients what it does to each alone: then many can be trained in one batch."""
 
 from __future__ import annotations
 

@@ -22,19 +22,17 @@ from offbeat.core.jobs import PLAIN, Job, Rate, Result, descend, start_job
 from offbeat.core.protocol import Gradient, LocalJob, Phase, World
 from offbeat.core.vector import Kind, Layout, Slice
 
-PARAMS: tuple[tuple[str, tuple[int, ...], Kind], ...] = (
+Named = tuple[str, tuple[int, ...], Kind]
+PARAMS: tuple[Named, ...] = (
     ("body.weight", (2, 2), "param"),
     ("body.bias", (2,), "param"),
     ("head.weight", (1, 2), "param"),
     ("head.bias", (1,), "param"),
 )
-STATISTICS: tuple[tuple[str, tuple[int, ...], Kind], ...] = (
-    ("norm.mean", (2,), "buffer"),
-    ("norm.seen", (), "counter"),
-)
+STATISTICS: tuple[Named, ...] = (("norm.mean", (2,), "buffer"), ("norm.seen", (), "counter"))
 
 
-def layout_of(entries: Iterable[tuple[str, tuple[int, ...], Kind]]) -> Layout:
+def layout_of(entries: Iterable[Named]) -> Layout:
     """A layout from (name, shape, kind), one after another."""
     slices: list[Slice] = []
     end = 0
@@ -75,10 +73,8 @@ def tiny_world(
 
 
 def hand_world(model: Sequence[float], clients: Mapping[int, int], *, statistics: bool = False, seed: int = 0) -> World:
-    """A float64 world for numbers worked by hand: params `w`, and with `statistics` a last buffer and a last
-    counter.
-    """
-    entries: list[tuple[str, tuple[int, ...], Kind]] = [("w", (len(model) - 2 * statistics,), "param")]
+    """A float64 world for numbers worked by hand: params `w`, and with `statistics` a last buffer and counter."""
+    entries: list[Named] = [("w", (len(model) - 2 * statistics,), "param")]
     if statistics:
         entries += [("mean", (1,), "buffer"), ("seen", (), "counter")]
     return World(model=torch.tensor(model, dtype=torch.float64), layout=layout_of(entries), clients=clients, seed=seed)
@@ -176,9 +172,7 @@ class TinyClients:
         return phase.steps if phase.steps is not None else self.steps * (phase.epochs or 1)
 
     def features(self, job: Job, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Four examples of the client: numbers of its own, moved by the model's first ones; labels go round the
-        classes.
-        """
+        """Four examples of the client: numbers of its own plus the model's first ones; labels go round the classes."""
         matrices = [s.shape for s in self.layout.of_kind("param") if len(s.shape) >= 2]
         classes, width = (matrices[-1][0], prod(matrices[-1][1:])) if matrices else (1, 1)
         own = sixteenths(4 * width, vector.dtype, job.seed, "tiny features", job.client).view(4, width)

@@ -59,9 +59,8 @@ def source(given: Source | str) -> Source:
     try:
         return find("data set", DATASETS, given)()
     except TypeError:
-        raise ConfigError(
-            f"data set {given!r} has settings that must be given: write data: {{name: {given}, …}}"
-        ) from None
+        write = f"data: {{name: {given}, …}}"
+        raise ConfigError(f"data set {given!r} has settings that must be given: write {write}") from None
 
 
 def load(given: Source | str) -> Dataset:

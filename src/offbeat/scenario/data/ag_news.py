@@ -25,9 +25,7 @@ CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 
 @dataclass(frozen=True, kw_only=True)
 class AgNews:
-    """AG News: 127600 short news, 4 classes, as word numbers (files: ag_news/train.csv, test.csv; test.csv alone is
-    split).
-    """
+    """AG News: 127600 short news, 4 classes, as word numbers (files: ag_news/train.csv and test.csv, or the second)."""
 
     vocabulary: int = 20000  # words, padding and the unknown word counted
     length: int = 64  # words of a text
@@ -56,10 +54,8 @@ def _divided(texts: list[str], y: Tensor) -> Texts:
     """The texts of test.csv as a small data set of their own."""
     held = every_fifth(y)
     train, test = ([texts[i] for i in part.nonzero().squeeze(1).tolist()] for part in (~held, held))
-    notes = (
-        "train.csv is missing: every fifth text of a class in test.csv is for the test, the others are for training",
-    )
-    return Texts(train, y[~held], test, y[held], CLASSES, notes)
+    how = "every fifth text of a class in test.csv is for the test, the others are for training"
+    return Texts(train, y[~held], test, y[held], CLASSES, (f"train.csv is missing: {how}",))
 
 
 def _read(path: Path) -> tuple[list[str], list[int]]:
@@ -67,10 +63,8 @@ def _read(path: Path) -> tuple[list[str], list[int]]:
     try:
         for number, row in enumerate(csv.reader(io.StringIO(read_text(path), newline=""), strict=True), 1):
             if len(row) != 3:
-                raise DataError(
-                    f"{path} row {number} has {len(row)} cells, expected class, title, description: it is cut short "
-                    "or damaged"
-                )
+                found = f"{len(row)} cells, expected class, title, description"
+                raise DataError(f"{path} row {number} has {found}: it is cut short or damaged")
             if row[0] not in ("1", "2", "3", "4"):
                 raise DataError(f"{path} row {number}: class {row[0]!r} is out of range: 1 to 4")
             texts.append(f"{row[1]} {row[2]}".replace("\\", " "))  # a backslash stands where a line ended

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.dataset import Dataset
+from offbeat.scenario.data.over_time import Gathered, check_shares, in_time, windows
 from offbeat.scenario.data.root import Published, find_file, find_files
-from offbeat.scenario.data.split import check_shares, in_time
-from offbeat.scenario.data.tables import column, numbers, read_rows
+from offbeat.scenario.data.tables import numbers, read_table
 
 Floats = NDArray[np.float64]
 Series = tuple[Floats, Floats]  # (hours, weather), (hours, pollutants)
@@ -51,9 +50,7 @@ class _Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class BeijingAir(_Windows):
-    """Beijing air quality 2013-2017: six pollutants from 48 hours of weather, 12 stations (files:
-    beijing-air/PRSA_Data_*.csv).
-    """
+    """Beijing 2013-2017: six pollutants from 48 hours of weather, 12 stations (files: beijing-air/PRSA_Data_*.csv)."""
 
     def load(self) -> Dataset:
         paths = find_files("beijing-air", ("PRSA_Data_*.csv",), BEIJING, BEIJING_PAGE)
@@ -68,9 +65,7 @@ class BeijingAir(_Windows):
 
 @dataclass(frozen=True, kw_only=True)
 class KddAir(_Windows):
-    """KDD Cup 2018 air quality: six pollutants from 48 hours of weather, 9 areas (files:
-    kdd-air/beijing_17_18_aq.csv and _meo.csv).
-    """
+    """KDD Cup 2018: six pollutants from 48 hours of weather, 9 areas (files: kdd-air/beijing_17_18_{aq,meo}.csv)."""
 
     def load(self) -> Dataset:
         air, weather = (find_file("kdd-air", (f"beijing_17_18_{kind}.csv",), page=KDD_PAGE) for kind in ("aq", "meo"))
@@ -79,17 +74,17 @@ class KddAir(_Windows):
 
 def _beijing(path: Path) -> tuple[str, Series]:
     weather = ("TEMP", "PRES", "DEWP", "RAIN", "WSPM")
-    names, rows = read_rows(path, ("year", "month", "day", "hour", *POLLUTANTS, *weather, "wd", "station"))
+    columns = read_table(path, ("year", "month", "day", "hour", *POLLUTANTS, *weather, "wd", "station"))
 
     def values(name: str) -> Floats:
-        return numbers(path, name, column(names, rows, name), ("NA", ""))
+        return numbers(path, name, columns[name], ("NA", ""))
 
-    station = set(column(names, rows, "station"))
+    station = set(columns["station"])
     if len(station) != 1:
         raise DataError(f"{path} holds {len(station)} stations: one a file is expected")
     year, month, day, hour = (values(name) for name in ("year", "month", "day", "hour"))
     times = _moments(path, year, month, day, hour)
-    wind = np.array([_direction(path, cell) for cell in column(names, rows, "wd")])
+    wind = np.array([_direction(path, cell) for cell in columns["wd"]])
     pollutants = np.stack([values(name) for name in POLLUTANTS], axis=1)
     pollutants[:, POLLUTANTS.index("CO")] /= 1000  # mg/m³, as in KDD Cup 2018
     return station.pop(), _hourly(times, np.column_stack([*(values(name) for name in weather), wind]), pollutants)
@@ -121,10 +116,8 @@ def _direction(path: Path, cell: str) -> tuple[float, float]:
 
 
 def _kdd(air_file: Path, weather_file: Path) -> dict[str, Series]:
-    air = _by_station(air_file, "stationId", POLLUTANTS)
-    weather = _by_station(
-        weather_file, "station_id", ("temperature", "pressure", "humidity", "wind_speed", "wind_direction")
-    )
+    measured = ("temperature", "pressure", "humidity", "wind_speed", "wind_direction")
+    air, weather = _by_station(air_file, "stationId", POLLUTANTS), _by_station(weather_file, "station_id", measured)
     areas = sorted(set(air) & set(weather))
     if not areas:
         raise DataError(f"{air_file} and {weather_file} have no area in common, such as shunyi_aq and shunyi_meo")
@@ -133,18 +126,18 @@ def _kdd(air_file: Path, weather_file: Path) -> dict[str, Series]:
 
 def _by_station(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tuple[NDArray[np.datetime64], Floats]]:
     """Area -> (times, values); an area is a station's name without what it measures."""
-    names, rows = read_rows(path, (key, "utc_time", *wanted))
+    columns = read_table(path, (key, "utc_time", *wanted))
     try:
-        times = np.array(column(names, rows, "utc_time"), dtype="M8[s]").astype("M8[h]")
+        times = np.array(columns["utc_time"], dtype="M8[s]").astype("M8[h]")
     except ValueError:
         raise DataError(f"{path}: utc_time must be written as 2017-01-01 14:00:00") from None
     first, last = (np.datetime64(str(year), "h") for year in (YEARS[0], YEARS[1] + 1))
     odd = np.flatnonzero(~((times >= first) & (times < last)))  # nor is it NaT
     if len(odd):
-        given = column(names, rows, "utc_time")[odd[0]]
+        given = columns["utc_time"][odd[0]]
         raise DataError(f"{path}: utc_time {given!r} is out of range: years from {YEARS[0]} to {YEARS[1]}")
-    values = np.stack([numbers(path, name, column(names, rows, name), ("", "NA")) for name in wanted], axis=1)
-    stations = np.array([name.rsplit("_", 1)[0] for name in column(names, rows, key)])
+    values = np.stack([numbers(path, name, columns[name], ("", "NA")) for name in wanted], axis=1)
+    stations = np.array([name.rsplit("_", 1)[0] for name in columns[key]])
     return {str(area): (times[stations == area], values[stations == area]) for area in np.unique(stations)}
 
 
@@ -162,9 +155,7 @@ def _joined(air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[n
 
 
 def _hourly(times: NDArray[np.datetime64], weather: Floats, pollutants: Floats) -> Series:
-    """Every hour from the first to the last in its place; hours without a row are gaps, of two values of one hour
-    the first counts.
-    """
+    """Every hour from first to last in its place: one without a row is a gap, of two values the first counts."""
     place = (times - times.min()).astype(np.int64)
     values = np.concatenate([weather, pollutants], axis=1)
     grid = np.full((int(place.max()) + 1, values.shape[1]), np.nan)
@@ -183,54 +174,29 @@ def _carried(values: Floats, hours: int) -> Floats:
 
 
 def _dataset(name: str, stations: dict[str, Series], settings: _Windows) -> Dataset:
-    x: dict[str, list[Floats]] = {"train": [], "test": []}
-    y: dict[str, list[Floats]] = {"train": [], "test": []}
-    who: dict[str, list[str]] = {"train": [], "test": []}
-    possible = 0
+    gathered, possible = Gathered(), 0
     for station in sorted(stations):
         weather, pollutants = stations[station]
         end, start = in_time(len(weather), settings.train, settings.test)
         for part, (first, last) in {"train": (0, end), "test": (start, len(weather))}.items():
-            windows, targets, tried = _windows(weather[first:last], pollutants[first:last], settings)
+            x, y, tried = _windows(weather[first:last], pollutants[first:last], settings)
             possible += tried
-            x[part].append(windows)
-            y[part].append(targets)
-            who[part] += [station] * len(windows)
-    x_train, y_train, x_test, y_test = (np.concatenate(parts[part]) for part in ("train", "test") for parts in (x, y))
-    if not len(x_train) or not len(x_test):
-        raise DataError(
-            f"{name}: no window of {settings.hours} hours is whole in the training or the test part: use fewer hours"
-        )
-    mean, deviation = x_train.mean((0, 1)), x_train.std((0, 1))
-    deviation[deviation == 0] = 1  # always the same: nothing to scale
-    scaled = ((x_train - mean) / deviation, y_train, (x_test - mean) / deviation, y_test)
-    x1, y1, x2, y2 = (torch.from_numpy(v.astype(np.float32)) for v in scaled)
-    groups, test_groups, names = owners(who["train"], who["test"])
-    left_out = possible - len(x_train) - len(x_test)
-    return Dataset(
-        name,
-        x1,
-        y1,
-        x2,
-        y2,
-        num_classes=None,
-        groups=groups,
-        test_groups=test_groups,
-        group_names=names,
-        class_names=POLLUTANTS,
-        notes=(f"{left_out} of {possible} windows left out for gaps",),
-    )
+            gathered.add(part, x, y, station)
+    train, test = gathered.count("train"), gathered.count("test")
+    if not train or not test:
+        none = f"no window of {settings.hours} hours is whole in the training or the test part"
+        raise DataError(f"{name}: {none}: use fewer hours")
+    note = f"{possible - train - test} of {possible} windows left out for gaps"
+    return windows(name, gathered, class_names=POLLUTANTS, notes=(note,))
 
 
 def _windows(weather: Floats, pollutants: Floats, settings: _Windows) -> tuple[Floats, Floats, int]:
-    """(windows, hours, weather), the pollutants of each window's last hour, and how many windows there would be
-    without gaps.
-    """
+    """Windows (n, hours, weather), the pollutants of each one's last hour, and how many there would be without gaps."""
     features = weather.shape[1]
     if len(weather) < settings.hours:
         return np.empty((0, settings.hours, features)), np.empty((0, len(POLLUTANTS))), 0
     filled = _carried(weather, settings.carry)
-    windows = sliding_window_view(filled, settings.hours, axis=0)[:: settings.stride].transpose(0, 2, 1)
-    targets = pollutants[settings.hours - 1 :: settings.stride]
-    whole = ~np.isnan(windows).any((1, 2)) & ~np.isnan(targets).any(1)
-    return windows[whole], targets[whole], len(targets)
+    x = sliding_window_view(filled, settings.hours, axis=0)[:: settings.stride].transpose(0, 2, 1)
+    y = pollutants[settings.hours - 1 :: settings.stride]
+    whole = ~np.isnan(x).any((1, 2)) & ~np.isnan(y).any(1)
+    return x[whole], y[whole], len(y)

@@ -27,8 +27,9 @@ MOST = 2 * 10**9  # bytes, unless a data set says otherwise: more than any publi
 OVERHEAD = 2**26  # bytes of a tar that are no data: headers, and what fills its blocks up
 GZIP = b"\x1f\x8b"
 MEMBERS = 200_000  # Tiny-ImageNet, the one of most, has 120,609
-ROOM = ".unpacking-"
-FRESH = 60.0  # seconds: a room this new may not be locked yet
+STAGING = ".unpacking-"
+TORN = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, ValueError)
+FRESH = 60.0  # seconds: one this new may not be locked yet
 
 
 def unpack(path: Path, into: Path, most: int = MOST) -> None:
@@ -36,57 +37,47 @@ def unpack(path: Path, into: Path, most: int = MOST) -> None:
     try:
         into.mkdir(parents=True, exist_ok=True)
         _sweep(into)
-        room = Path(tempfile.mkdtemp(prefix=ROOM, dir=into))
-        mine = os.open(room, os.O_RDONLY)
+        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=into))
+        mine = os.open(staging, os.O_RDONLY)
     except OSError as error:
         raise DataError(f"cannot unpack {path} into {into}: {error.strerror or error}") from None
     try:
         with suppress(OSError, ImportError):  # some network drives have no locks, some systems neither
             _hold(mine)
-        (_unzip if zipfile.is_zipfile(path) else _untar)(path, room, most)
-        _move(room, into)
+        (_unzip if zipfile.is_zipfile(path) else _untar)(path, staging, most)
+        _move(staging, into)
     except DataError:
         raise
-    except (
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        gzip.BadGzipFile,
-        zlib.error,
-        EOFError,
-        NotImplementedError,
-        ValueError,
-    ):
+    except TORN:
         raise DataError(f"{path} is no whole archive: it is cut short or damaged") from None
     except OSError as error:
         raise DataError(f"cannot unpack {path}: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         os.close(mine)
 
 
-def _hold(room: int) -> None:
+def _hold(staging: int) -> None:
     import fcntl  # of POSIX alone, and needed by nobody who unpacks nothing
 
-    fcntl.flock(room, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(staging, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _sweep(into: Path) -> None:
-    """Remove what killed processes left: a room that is not new and that nobody holds (a lock goes with its
-    process).
-    """
-    for room in into.glob(f"{ROOM}*"):
+    """Remove what killed processes left: folders that are not new and that nobody holds (locks go with processes)."""
+    for staging in into.glob(f"{STAGING}*"):
         with suppress(OSError, ImportError):
-            if time.time() - room.stat().st_mtime < FRESH:
+            if time.time() - staging.stat().st_mtime < FRESH:
                 continue
-            held = os.open(room, os.O_RDONLY)
+            held = os.open(staging, os.O_RDONLY)
             try:
                 _hold(held)
-                shutil.rmtree(room, ignore_errors=True)
+                shutil.rmtree(staging, ignore_errors=True)
             finally:
                 os.close(held)
 
 
-def _unzip(path: Path, room: Path, most: int) -> None:
+def _unzip(path: Path, staging: Path, most: int) -> None:
     with zipfile.ZipFile(path) as archive:
         _count(path, len(archive.infolist()))
         if sum(member.file_size for member in archive.infolist()) > most:  # no member gives more than it says here
@@ -97,10 +88,10 @@ def _unzip(path: Path, room: Path, most: int) -> None:
                 raise DataError(f"{path} holds the link {member.filename!r}: refused")
             if member.flag_bits & 1:
                 raise DataError(f"{path} is encrypted: unpack it beside itself, with its password")
-        archive.extractall(room)
+        archive.extractall(staging)
 
 
-def _untar(path: Path, room: Path, most: int) -> None:
+def _untar(path: Path, staging: Path, most: int) -> None:
     with open(path, "rb") as file:
         packed = file.read(2) == GZIP
     with (
@@ -110,20 +101,18 @@ def _untar(path: Path, room: Path, most: int) -> None:
         held = 0
         for count, member in enumerate(archive, 1):
             _count(path, count)
-            held += member.size  # a sparse one takes less room in the archive than it does here
+            held += member.size  # a sparse one takes less space in the archive than it does here
             if held > most:
                 raise _too_large(path, most)
             _refuse_escape(path, member.name)
             if member.isdir() or member.isfile():
-                archive.extract(member, room, set_attrs=False, **FILTER)
+                archive.extract(member, staging, set_attrs=False, **FILTER)
             else:
                 raise DataError(f"{path} holds {member.name!r}, which is no file and no folder: refused")
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that ends in an error where more comes out than may: also of headers, which are read into memory
-    whole.
-    """
+    """A stream that ends in an error where more comes out than may; headers, read into memory whole, count too."""
 
     def __init__(self, path: Path, stream: io.BufferedIOBase, most: int) -> None:
         self._path, self._stream, self._most = path, stream, most
@@ -154,9 +143,9 @@ def _refuse_escape(path: Path, name: str) -> None:
         raise DataError(f"{path} holds {name!r}, which would land outside the data root: refused")
 
 
-def _move(room: Path, into: Path) -> None:
+def _move(staging: Path, into: Path) -> None:
     """Whole entries at once: another process that unpacks the same archive meets all of an entry or nothing."""
-    for entry in sorted(room.iterdir()):
+    for entry in sorted(staging.iterdir()):
         if not (into / entry.name).exists():
             try:
                 os.replace(entry, into / entry.name)

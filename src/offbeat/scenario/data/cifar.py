@@ -23,48 +23,25 @@ TRAIN, TEST = 50_000, 10_000  # pictures, as published
 MOST = 250_000_000  # bytes of an archive's 60,000 pictures and their names
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Files:
-    """One of the two layouts of a set: its folder, its files, its archive."""
+    """One of the two layouts of a set: its folder, how its files end, its archive and the archive's MD5."""
 
     folder: str
-    train: tuple[str, ...]
-    test: str
-    checksum: str
+    ending: str
     archive: str
+    checksum: str
 
 
+# the last file of a set is its test part
+CIFAR10_FILES, CIFAR100_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), ("train", "test")
 CIFAR10 = (
-    Files(
-        folder="cifar-10-batches-bin",
-        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-        test="test_batch.bin",
-        archive="cifar-10-binary.tar.gz",
-        checksum="c32a1d4ab5d03f1284b67883e8d87530",
-    ),
-    Files(
-        folder="cifar-10-batches-py",
-        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-        test="test_batch",
-        archive="cifar-10-python.tar.gz",
-        checksum="c58f30108f718f92721af3b95e74349a",
-    ),
+    Files("cifar-10-batches-bin", ".bin", "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+    Files("cifar-10-batches-py", "", "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
 )
 CIFAR100 = (
-    Files(
-        folder="cifar-100-binary",
-        train=("train.bin",),
-        test="test.bin",
-        archive="cifar-100-binary.tar.gz",
-        checksum="03b5dce01913d631647c71ecec9e9cb8",
-    ),
-    Files(
-        folder="cifar-100-python",
-        train=("train",),
-        test="test",
-        archive="cifar-100-python.tar.gz",
-        checksum="eb9058c3a382ffc7106e4002c42a8d85",
-    ),
+    Files("cifar-100-binary", ".bin", "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+    Files("cifar-100-python", "", "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
 )
 
 
@@ -73,7 +50,7 @@ class Cifar10:
     """CIFAR-10: 60000 colour pictures, 32×32 pixels, 10 classes (files: cifar10/cifar-10-batches-bin or -py)."""
 
     def load(self) -> Dataset:
-        return _load("cifar10", CIFAR10, 10, NAMES)
+        return _load("cifar10", CIFAR10, CIFAR10_FILES, 10, NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,32 +58,29 @@ class Cifar100:
     """CIFAR-100: 60000 colour pictures, 32×32 pixels, 100 classes (files: cifar100/cifar-100-binary or -python)."""
 
     def load(self) -> Dataset:
-        return _load("cifar100", CIFAR100, 100)
+        return _load("cifar100", CIFAR100, CIFAR100_FILES, 100)
 
 
-def _load(name: str, layouts: tuple[Files, ...], classes: int, names: tuple[str, ...] = ()) -> Dataset:
+def _load(
+    name: str, layouts: tuple[Files, ...], wanted: tuple[str, ...], classes: int, names: tuple[str, ...] = ()
+) -> Dataset:
     here = data_root() / name
     # a folder that is there, else an archive that is there, else the first layout's archive is fetched
-    layout = next((l for l in layouts if (here / l.folder).is_dir()), None) or next(
-        (l for l in layouts if (here / l.archive).is_file()), layouts[0]
-    )
+    unpacked = [layout for layout in layouts if (here / layout.folder).is_dir()]
+    layout = [*unpacked, *(layout for layout in layouts if (here / layout.archive).is_file()), layouts[0]][0]
     urls = tuple(home + layout.archive for home in HOMES)
     archive = Published(name=layout.archive, urls=urls, checksum=layout.checksum, most=MOST)
-    files = tuple(f"{layout.folder}/{file}" for file in (*layout.train, layout.test))
+    files = tuple(f"{layout.folder}/{file}{layout.ending}" for file in wanted)
     home = find_folder(name, files, archive, PAGE)
-    read = _read_binary if layout.test.endswith(".bin") else _read_python
+    read = _read_binary if layout.ending else _read_python
     parts = [read(home / file, classes) for file in files]
-    x_train = torch.cat([x for x, _ in parts[:-1]])
-    y_train = torch.cat([y for _, y in parts[:-1]])
+    x_train, y_train = (torch.cat(pieces) for pieces in zip(*parts[:-1], strict=True))
     x_test, y_test = parts[-1]
     train, test = standardised(x_train, x_test)
     # a file cut at the end of a record looks whole
     counts = (("training", len(train), TRAIN), ("test", len(test), TEST))
-    notes = tuple(
-        f"{found:,} of {published:,} {part} pictures are there"
-        for part, found, published in counts
-        if found != published
-    )
+    fewer = [(part, found, published) for part, found, published in counts if found != published]
+    notes = tuple(f"{found:,} of {published:,} {part} pictures are there" for part, found, published in fewer)
     return Dataset(name, train, y_train, test, y_test, num_classes=classes, class_names=names, notes=notes)
 
 
@@ -118,10 +92,8 @@ def _read_binary(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     if len(values) == 0 or len(values) % (labels + PIXELS):
-        raise DataError(
-            f"{path} holds {len(values)} bytes, no whole number of records of {labels + PIXELS}: it is cut short or "
-            "damaged"
-        )
+        found = f"{len(values)} bytes, no whole number of records of {labels + PIXELS}"
+        raise DataError(f"{path} holds {found}: it is cut short or damaged")
     records = torch.from_numpy(values).view(-1, labels + PIXELS)
     return _checked(path, records[:, labels:], records[:, labels - 1], classes)
 
@@ -130,13 +102,7 @@ def _read_python(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     batch = read_pickle(path)
     key = b"fine_labels" if classes == 100 else b"labels"
     data, labels = (batch.get(b"data"), batch.get(key)) if isinstance(batch, dict) else (None, None)
-    whole = (
-        isinstance(data, np.ndarray)
-        and data.dtype == np.uint8
-        and data.ndim == 2
-        and data.shape[1] == PIXELS
-        and len(data)
-    )
+    whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (PIXELS,) and len(data)
     if not whole or not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
         raise DataError(f"{path} is no batch of CIFAR: images of {PIXELS} bytes and a list of labels are expected")
     numbers = torch.tensor([label if 0 <= label < classes else -1 for label in labels])  # however large it is

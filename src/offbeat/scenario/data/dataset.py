@@ -8,6 +8,7 @@ from math import prod
 from typing import Any, Literal, Protocol, get_args
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offbeat.core.errors import DataError, kind
@@ -71,10 +72,8 @@ class Dataset:
             raise DataError(f"data set {self.name!r}: {self.task} needs num_classes, how many there are")
         for what, train, test in (("inputs", self.x_train, self.x_test), ("targets", self.y_train, self.y_test)):
             if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
-                raise DataError(
-                    f"data set {self.name!r}: training {what} are {kind(train)}, test {what} {kind(test)}: make them "
-                    "alike"
-                )
+                differ = f"training {what} are {kind(train)}, test {what} {kind(test)}"
+                raise DataError(f"data set {self.name!r}: {differ}: make them alike")
         parts = (
             ("training", self.x_train, self.y_train, self.groups),
             ("test", self.x_test, self.y_test, self.test_groups),
@@ -125,20 +124,29 @@ class Dataset:
     @property
     def summary(self) -> str:
         shape = "×".join(map(str, self.input_shape)) or "one number"
-        kind = {"multilabel": f"{self.outputs} labels at once", "survival": "times and events"}
-        target = kind.get(
-            self.task or "", "real targets" if self.num_classes is None else f"{self.num_classes} classes"
-        )
+        plain = "real targets" if self.num_classes is None else f"{self.num_classes} classes"
+        special = {"multilabel": f"{self.outputs} labels at once", "survival": "times and events"}
+        target = special.get(self.task or "", plain)
         owned = f", {self.num_groups} natural owners" if self.num_groups else ""
         noted = "".join(f" ({note})" for note in self.notes)
         counts = f"{len(self.x_train)} training and {len(self.x_test)} test examples"
         return f"{self.name}: {counts}, inputs {shape}, {target}{owned}{noted}"
 
 
+Values = Tensor | NDArray[Any]
+Examples = tuple[Values, Values, Sequence[Any]]  # inputs, targets, and the owner of each
+
+
+def owned(name: str, train: Examples, test: Examples, *, owner: str = "", **more: Any) -> Dataset:
+    """A data set whose examples have owners; `owner` is the word before each one's name."""
+    groups, test_groups, names = owners(train[2], test[2])
+    x, y, x_test, y_test = (torch.as_tensor(values) for values in (*train[:2], *test[:2]))
+    more |= {"groups": groups, "test_groups": test_groups, "group_names": tuple(f"{owner}{name}" for name in names)}
+    return Dataset(name, x, y, x_test, y_test, **more)
+
+
 def owners(train: Sequence[Any], test: Sequence[Any]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """(groups, test_groups, group_names) from the name of each example's owner; owners of training examples come
-    first.
-    """
+    """(groups, test_groups, group_names) from each example's owner; owners of training examples come first."""
     try:
         first, rest = sorted(set(train)), sorted(set(test) - set(train))
     except TypeError:  # numbers and words have no order of their own
@@ -153,28 +161,22 @@ def _finite(what: str, values: Tensor) -> None:
     fine = not values.is_floating_point() or all(bool(torch.isfinite(part).all()) for part in torch.split(values, 4096))
     if not fine:
         bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
-        raise DataError(
-            f"{what}: {int(bad.sum())} of {len(values)} are not finite, the first is number {int(bad.nonzero()[0, 0])}"
-        )
+        first = int(bad.nonzero()[0, 0])
+        raise DataError(f"{what}: {int(bad.sum())} of {len(values)} are not finite, the first is number {first}")
 
 
 def _fits(what: str, y: Tensor, task: Kind | None) -> None:
     """The shape and the dtype that the task asks for."""
+    others = "a class a place is segmentation, several at once are multilabel"
     shapes = {
-        "classification": y.ndim == 1,
-        "segmentation": y.ndim >= 2,
-        "multilabel": y.ndim == 2,
-        "survival": tuple(y.shape[1:]) == (2,),
+        "classification": (y.ndim == 1, f"one class an example is expected ({others})"),
+        "segmentation": (y.ndim >= 2, "a class for each place is expected"),
+        "multilabel": (y.ndim == 2, "one 0 or 1 for each label is expected"),
+        "survival": (tuple(y.shape[1:]) == (2,), "time and event are expected, (2,)"),
     }
-    if not shapes.get(task or "", True):
-        wanted = {
-            "classification": "one class an example is expected (a class a place is segmentation, several at once "
-            "are multilabel)",
-            "segmentation": "a class for each place is expected",
-            "multilabel": "one 0 or 1 for each label is expected",
-            "survival": "time and event are expected, (2,)",
-        }
-        raise DataError(f"{what} have shape {tuple(y.shape[1:])} an example: {wanted[task or '']}")
+    fine, wanted = shapes.get(task or "", (True, ""))
+    if not fine:
+        raise DataError(f"{what} have shape {tuple(y.shape[1:])} an example: {wanted}")
     whole = not (y.is_floating_point() or y.is_complex())
     if task in ("classification", "segmentation") and not whole:
         raise DataError(f"{what} are {y.dtype}: classes are whole numbers, such as y.long()")

@@ -27,9 +27,7 @@ def algorithm(checksum: str) -> str:
 
 
 def download(urls: tuple[str, ...], path: Path, checksum: str | None) -> None:
-    """The file from the first address that has it. It appears under its name when it is whole and its checksum
-    right.
-    """
+    """The file from the first address that has it; it appears under its name when it is whole and right."""
     if not urls or checksum is None:  # what nobody can check is not fetched
         raise Failed("it is not downloaded for you")
     if os.environ.get("OFFBEAT_DOWNLOAD", "1").lower() in ("0", "no", "off", "false"):
@@ -62,9 +60,8 @@ def _one(url: str, path: Path, checksum: str) -> None:
             if promised is not None and int(promised) != size:
                 raise OSError(f"{size} of {promised} bytes arrived")
             if found != checksum:
-                raise OSError(
-                    f"what arrived has {algorithm(checksum).upper()} {found}, the published file has {checksum}"
-                )
+                kind = algorithm(checksum).upper()
+                raise OSError(f"what arrived has {kind} {found}, the published file has {checksum}")
             os.replace(part, path)
         finally:
             if os.path.exists(part):

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.dataset import Dataset, owned
+from offbeat.scenario.data.over_time import Gathered, check_shares, in_time
 from offbeat.scenario.data.root import Published, find_files
-from offbeat.scenario.data.split import check_shares, in_time
 from offbeat.scenario.data.tables import read_text
 
 Floats = NDArray[np.float32]
@@ -30,9 +29,7 @@ PATTERNS = ("*.features_labels.csv", "*.features_labels.csv.gz")
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraSensory:
-    """ExtraSensory: 377346 minutes of 60 users, 225 features, 51 labels at once (files:
-    extrasensory/UUID.features_labels.csv.gz).
-    """
+    """ExtraSensory: 377346 minutes of 60 users, 225 features, 51 labels at once (files: extrasensory/*.csv.gz)."""
 
     train: float = 0.6  # share of a user's minutes, from the beginning
     test: float = 0.2  # at the end; what lies between is left for validation
@@ -43,9 +40,7 @@ class ExtraSensory:
     def load(self) -> Dataset:
         paths = find_files("extrasensory", PATTERNS, ARCHIVE, PAGE)
         header: tuple[list[str], list[str]] | None = None
-        parts: dict[str, list[tuple[Floats, Floats]]] = {"train": [], "test": []}
-        who: dict[str, list[str]] = {"train": [], "test": []}
-        users: dict[str, Path] = {}
+        gathered, users = Gathered(), dict[str, Path]()
         for path in paths:
             user = path.name.split(".")[0]
             if user in users:
@@ -56,28 +51,12 @@ class ExtraSensory:
                 raise DataError(f"{path} has other columns than {paths[0]}")
             header = found
             end, start = in_time(len(x), self.train, self.test)
-            for part, rows in {"train": slice(0, end), "test": slice(start, None)}.items():
-                parts[part].append((x[rows], y[rows]))
-                who[part] += [user] * len(x[rows])
+            gathered.add("train", x[:end], y[:end], user)
+            gathered.add("test", x[start:], y[start:], user)
         assert header is not None
-        x_train, y_train, x_test, y_test = (
-            np.concatenate([p[i] for p in parts[part]]) for part in ("train", "test") for i in (0, 1)
-        )
-        _standardise(x_train, x_test)
-        groups, test_groups, names = owners(who["train"], who["test"])
-        return Dataset(
-            "extrasensory",
-            torch.from_numpy(x_train),
-            torch.from_numpy(y_train),
-            torch.from_numpy(x_test),
-            torch.from_numpy(y_test),
-            num_classes=None,
-            task="multilabel",
-            groups=groups,
-            test_groups=test_groups,
-            group_names=names,
-            class_names=tuple(header[1]),
-        )
+        train, test = gathered.examples("train"), gathered.examples("test")
+        _standardise(train[0], test[0])
+        return owned("extrasensory", train, test, num_classes=None, task="multilabel", class_names=tuple(header[1]))
 
 
 def _read(path: Path) -> tuple[tuple[list[str], list[str]], Floats, Floats]:

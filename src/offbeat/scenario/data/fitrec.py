@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.dataset import Dataset
+from offbeat.scenario.data.over_time import Gathered, check_shares, in_time, windows
 from offbeat.scenario.data.root import find_file
-from offbeat.scenario.data.split import check_shares, in_time
 
 Floats = NDArray[np.float64]
 
@@ -43,9 +42,7 @@ _SPORT = re.compile(r"""["']sport["']:\s*["']([^"']*)["']""")
 
 @dataclass(frozen=True, kw_only=True)
 class FitRec:
-    """FitRec: speed or heart rate in the workouts of 30 users, sampled every 10 seconds (files:
-    fitrec/endomondoHR_proper.json).
-    """
+    """FitRec: speed or heart rate of 30 users, sampled every 10 seconds (files: fitrec/endomondoHR_proper.json)."""
 
     target: Literal["speed", "heart_rate"] = "speed"  # km/h, beats a minute
     users: int = 30  # drawn from those with enough workouts of one sport
@@ -58,10 +55,8 @@ class FitRec:
     def __post_init__(self) -> None:
         require(self.target in ("speed", "heart_rate"), f"fitrec target = {self.target!r}: 'speed' or 'heart_rate'")
         require(self.users >= 1, f"fitrec users = {self.users}: at least 1 is needed")
-        require(
-            self.min_workouts >= 2,
-            f"fitrec min_workouts = {self.min_workouts}: at least 2, one to train and one to test",
-        )
+        few = f"fitrec min_workouts = {self.min_workouts}"
+        require(self.min_workouts >= 2, f"{few}: at least 2, one to train and one to test")
         require(self.steps >= 1, f"fitrec steps = {self.steps}: at least 1 is needed")
         check_shares("fitrec", self.train, self.test)
 
@@ -72,25 +67,20 @@ class FitRec:
         for number, line, user, kind in _lines(path):
             if sport.get(user) == kind:
                 workouts[user].append(_parse(path, number, line))
-        x: dict[str, list[Floats]] = {"train": [], "test": []}
-        y: dict[str, list[Floats]] = {"train": [], "test": []}
-        who: dict[str, list[int]] = {"train": [], "test": []}
-        tried = long = 0
+        gathered, tried, long = Gathered(), 0, 0
         for user in sorted(workouts):
             done = sorted(workouts[user], key=lambda workout: float(workout["timestamp"][0]))
             end, start = in_time(len(done), self.train, self.test)
             for part, some in {"train": done[: max(end, 1)], "test": done[min(start, len(done) - 1) :]}.items():
-                for workout in some:
-                    tried += 1
-                    if np.ptp(workout["timestamp"]) > LONGEST:
-                        long += 1
-                        continue
-                    windows, targets = self._windows(workout)
-                    x[part].append(windows)
-                    y[part].append(targets)
-                    who[part] += [user] * len(windows)
+                brief = [workout for workout in some if np.ptp(workout["timestamp"]) <= LONGEST]
+                tried, long = tried + len(some), long + len(some) - len(brief)
+                for workout in brief:
+                    gathered.add(part, *self._windows(workout), user)
         notes = (f"{long} of {tried} workouts left out: longer than two days",) if long else ()
-        return self._dataset(path, x, y, who, notes)
+        if not gathered.count("train") or not gathered.count("test"):
+            none = f"no window of {self.steps} steps in the training or the test workouts"
+            raise DataError(f"{path}: {none}{''.join(f' ({note})' for note in notes)}: use fewer steps")
+        return windows("fitrec", gathered, class_names=(self.target,), notes=notes)
 
     def _drawn(self, path: Path) -> dict[int, str]:
         """User -> sport: each has enough workouts of its favourite sport."""
@@ -102,9 +92,8 @@ class FitRec:
         if len(favourite) < self.users:
             few = f"{len(favourite)} users have {self.min_workouts} workouts of one sport or more"
             raise DataError(f"{path}: {few}, {self.users} are asked for: lower users or min_workouts")
-        return {
-            user: favourite[user] for user in draws.sample(sorted(favourite), self.users, self.seed, "fitrec users")
-        }
+        drawn = draws.sample(sorted(favourite), self.users, self.seed, "fitrec users")
+        return {user: favourite[user] for user in drawn}
 
     def _windows(self, workout: dict[str, Any]) -> tuple[Floats, Floats]:
         """Windows (n, steps, features) that follow each other without overlap, and the target at the end of each."""
@@ -117,45 +106,10 @@ class FitRec:
         else:
             features, target = np.column_stack([altitude, grid, distance, speed]), heart_rate
         count = len(grid) // self.steps
-        windows = features[: count * self.steps].reshape(count, self.steps, features.shape[1])
-        targets = target[self.steps - 1 : count * self.steps : self.steps]
-        whole = np.isfinite(windows).all((1, 2)) & np.isfinite(targets)
-        return windows[whole], targets[whole]
-
-    def _dataset(
-        self,
-        path: Path,
-        x: dict[str, list[Floats]],
-        y: dict[str, list[Floats]],
-        who: dict[str, list[int]],
-        notes: tuple[str, ...],
-    ) -> Dataset:
-        if not who["train"] or not who["test"]:
-            noted = "".join(f" ({note})" for note in notes)
-            raise DataError(
-                f"{path}: no window of {self.steps} steps in the training or the test workouts{noted}: use fewer steps"
-            )
-        x_train, y_train, x_test, y_test = (
-            np.concatenate(parts[part]) for part in ("train", "test") for parts in (x, y)
-        )
-        mean, deviation = x_train.mean((0, 1)), x_train.std((0, 1))
-        deviation[deviation == 0] = 1
-        scaled = ((x_train - mean) / deviation, y_train, (x_test - mean) / deviation, y_test)
-        x1, y1, x2, y2 = (torch.from_numpy(v.astype(np.float32)) for v in scaled)
-        groups, test_groups, names = owners(who["train"], who["test"])
-        return Dataset(
-            "fitrec",
-            x1,
-            y1,
-            x2,
-            y2,
-            num_classes=None,
-            groups=groups,
-            test_groups=test_groups,
-            group_names=names,
-            class_names=(self.target,),
-            notes=notes,
-        )
+        x = features[: count * self.steps].reshape(count, self.steps, features.shape[1])
+        y = target[self.steps - 1 : count * self.steps : self.steps]
+        whole = np.isfinite(x).all((1, 2)) & np.isfinite(y)
+        return x[whole], y[whole]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, int, str]]:
@@ -166,10 +120,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str, int, str]]:
             for number, line in enumerate(iter(lambda: file.readline(MOST_LINE + 1), ""), 1):
                 held += len(line)
                 if len(line) > MOST_LINE or held > MOST:
-                    raise DataError(
-                        f"{path} line {number}: more than {MOST_LINE:,} characters, or {MOST:,} in all: no workouts, "
-                        "refused"
-                    )
+                    most = f"more than {MOST_LINE:,} characters, or {MOST:,} in all"
+                    raise DataError(f"{path} line {number}: {most}: no workouts, refused")
                 if not line.strip():
                     continue
                 user, sport = _USER.search(line), _SPORT.search(line)
@@ -191,9 +143,8 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
             workout = ast.literal_eval(line.strip())  # values only: nothing is executed
         series = {name: np.asarray(workout[name], dtype=np.float64) for name in SERIES}
     except (ValueError, SyntaxError, KeyError, TypeError, OverflowError, MemoryError, RecursionError):
-        raise DataError(
-            f"{path} line {number} is no workout with {', '.join(SERIES)}: it is cut short or damaged"
-        ) from None
+        wanted = f"no workout with {', '.join(SERIES)}"
+        raise DataError(f"{path} line {number} is {wanted}: it is cut short or damaged") from None
     lengths = {len(values) if values.ndim == 1 else -1 for values in series.values()}
     if len(lengths) != 1 or lengths.pop() < 2:
         raise DataError(f"{path} line {number}: {', '.join(SERIES)} must be lists of the same length, 2 or more")

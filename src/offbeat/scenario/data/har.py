@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.threads import one_thread
-from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.root import Published, find_folder
 from offbeat.scenario.data.tables import read_matrix
 
@@ -30,33 +30,18 @@ STEPS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class UciHar:
-    """UCI HAR: 10299 windows of 9 inertial signals × 128 steps, 6 activities, 30 subjects (files: uci-har/UCI HAR
-    Dataset).
-    """
+    """UCI HAR: 10299 windows of 9 signals × 128 steps, 6 activities, 30 subjects (files: uci-har/UCI HAR Dataset)."""
 
     @one_thread()
     def load(self) -> Dataset:
-        home = (
-            find_folder("uci-har", (f"{TOP}/train/Inertial Signals", f"{TOP}/test/Inertial Signals"), ARCHIVE, PAGE)
-            / TOP
-        )
+        wanted = (f"{TOP}/train/Inertial Signals", f"{TOP}/test/Inertial Signals")
+        home = find_folder("uci-har", wanted, ARCHIVE, PAGE) / TOP
         x_train, y_train, train = _part(home, "train")
         x_test, y_test, test = _part(home, "test")
         # one mean and one deviation for each signal, of the training windows
         mean, deviation = x_train.mean((0, 2), keepdim=True), x_train.std((0, 2), keepdim=True).clamp_min(1e-8)
-        groups, test_groups, names = owners(train, test)
-        return Dataset(
-            "uci-har",
-            (x_train - mean) / deviation,
-            y_train,
-            (x_test - mean) / deviation,
-            y_test,
-            num_classes=len(ACTIVITIES),
-            groups=groups,
-            test_groups=test_groups,
-            group_names=names,
-            class_names=ACTIVITIES,
-        )
+        parts = [((x - mean) / deviation, y, who) for x, y, who in ((x_train, y_train, train), (x_test, y_test, test))]
+        return owned("uci-har", *parts, num_classes=len(ACTIVITIES), class_names=ACTIVITIES)
 
 
 def _part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
@@ -65,19 +50,16 @@ def _part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
     labels = _column(home / part / f"y_{part}.txt")
     subjects = _column(home / part / f"subject_{part}.txt")
     for signal, values in zip(SIGNALS, signals, strict=True):
-        if values.shape != (len(labels), STEPS):
+        file, (rows, steps) = folder / f"{signal}_{part}.txt", values.shape
+        if (rows, steps) != (len(labels), STEPS):
             expected = f"{len(labels)} × {STEPS}, one row a label"
-            raise DataError(
-                f"{folder / f'{signal}_{part}.txt'} holds {values.shape[0]} × {values.shape[1]} numbers, expected "
-                f"{expected}"
-            )
+            raise DataError(f"{file} holds {rows} × {steps} numbers, expected {expected}")
         odd = np.flatnonzero(~np.isfinite(values).all(1))  # standardised, one of them would spoil all windows
         if len(odd):
-            raise DataError(f"{folder / f'{signal}_{part}.txt'} row {odd[0] + 1} holds values that are not finite")
+            raise DataError(f"{file} row {odd[0] + 1} holds values that are not finite")
     if len(subjects) != len(labels):
-        raise DataError(
-            f"{home / part / f'subject_{part}.txt'} names {len(subjects)} subjects for {len(labels)} windows"
-        )
+        file = home / part / f"subject_{part}.txt"
+        raise DataError(f"{file} names {len(subjects)} subjects for {len(labels)} windows")
     bad = [label for label in labels if not 1 <= label <= len(ACTIVITIES)]
     if bad:
         raise DataError(f"{home / part / f'y_{part}.txt'}: label {bad[0]} is out of range: 1 to {len(ACTIVITIES)}")

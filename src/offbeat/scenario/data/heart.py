@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.root import find_file
 from offbeat.scenario.data.tables import numbers, read_text
 
@@ -36,9 +35,7 @@ TRAIN_SHARE, SPLIT_SEED = 0.66, 43  # FLamby's
 
 @dataclass(frozen=True, kw_only=True)
 class HeartDisease:
-    """Fed-Heart-Disease: 740 patients of 4 hospitals, 13 features, sick or not (files:
-    heart-disease/processed.*.data).
-    """
+    """Heart disease: 740 patients of 4 hospitals, 13 features, sick or not (files: heart-disease/processed.*.data)."""
 
     def load(self) -> Dataset:
         x, y, train, who = [], [], [], []
@@ -53,22 +50,9 @@ class HeartDisease:
         scaled = list(range(len(MEASURED)))
         mean, deviation = inputs[training][:, scaled].mean(0), inputs[training][:, scaled].std(0)
         inputs[:, scaled] = (inputs[:, scaled] - mean) / np.where(deviation > 0, deviation, 1)
-        x_all, y_all = torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(labels)
-        keep = torch.from_numpy(training)
         hospitals = np.array(who)
-        groups, test_groups, names = owners(hospitals[training].tolist(), hospitals[~training].tolist())
-        return Dataset(
-            "heart-disease",
-            x_all[keep],
-            y_all[keep],
-            x_all[~keep],
-            y_all[~keep],
-            num_classes=2,
-            groups=groups,
-            test_groups=test_groups,
-            group_names=names,
-            class_names=("healthy", "sick"),
-        )
+        parts = [(inputs[p].astype(np.float32), labels[p], hospitals[p].tolist()) for p in (training, ~training)]
+        return owned("heart-disease", *parts, num_classes=2, class_names=("healthy", "sick"))
 
 
 def _read(path: Path) -> NDArray[np.float64]:
@@ -76,14 +60,12 @@ def _read(path: Path) -> NDArray[np.float64]:
     cells = [line.strip().split(",") for line in read_text(path, "latin1").splitlines() if line.strip()]
     for number, row in enumerate(cells, 1):
         if len(row) != COLUMNS:
-            raise DataError(
-                f"{path} line {number} has {len(row)} values, expected {COLUMNS}: it is cut short or damaged"
-            )
+            found = f"{len(row)} values, expected {COLUMNS}"
+            raise DataError(f"{path} line {number} has {found}: it is cut short or damaged")
     if not cells:
         raise DataError(f"{path} is empty")
-    table = np.stack(
-        [numbers(path, f"column {at + 1}", [row[at] for row in cells], ("?", "-9")) for at in range(COLUMNS)], axis=1
-    )
+    columns = enumerate(zip(*cells, strict=True), 1)
+    table = np.stack([numbers(path, f"column {at}", column, ("?", "-9")) for at, column in columns], axis=1)
     kept = [at for at in range(COLUMNS) if at not in DROPPED]
     rows = table[~np.isnan(table[:, kept]).any(1)]
     if len(rows) < 6:
@@ -103,15 +85,8 @@ def _training(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     from sklearn.model_selection import train_test_split
 
     counts = np.bincount(labels, minlength=2)
-    stratify = labels if counts.min() > 2 else None
-    rows, _ = train_test_split(
-        np.arange(len(labels)),
-        train_size=TRAIN_SHARE,
-        test_size=1 - TRAIN_SHARE,
-        random_state=SPLIT_SEED,
-        shuffle=True,
-        stratify=stratify,
-    )
+    shares = {"train_size": TRAIN_SHARE, "test_size": 1 - TRAIN_SHARE, "random_state": SPLIT_SEED}
+    rows, _ = train_test_split(np.arange(len(labels)), **shares, stratify=labels if counts.min() > 2 else None)
     training = np.zeros(len(labels), dtype=bool)
     training[rows] = True
     return training

@@ -18,17 +18,13 @@ from offbeat.scenario.data.root import find_file, read_bytes
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 MNIST = (
-    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "d53e105ee54ea40749a09fcbcd1e9432",
-    "9fb629c4189551a2d022fa330f9573f3",
-    "ec29112dd5afa0611ce80d1b7f02629c",
-)
+    "f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
+    "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c",
+)  # fmt: skip
 FASHION = (
-    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-    "25c81989df183df01b3e8a0aad5dffbe",
-    "bef4ecab320f06d8554ea6380940ec79",
-    "bb300cfdad3c16e7a12a480ee83cd310",
-)
+    "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
+    "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310",
+)  # fmt: skip
 MNIST_HOMES = ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
 FASHION_HOMES = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
 CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
@@ -91,8 +87,7 @@ def read_idx(path: Path) -> Tensor:
     kind = np.dtype(_TYPES[data[2]])
     expected = prod(shape) * kind.itemsize
     if len(data) - header != expected:
-        raise DataError(
-            f"{path} holds {len(data) - header} bytes of data, its header says {expected}: it is cut short or damaged"
-        )
+        found = f"{len(data) - header} bytes of data, its header says {expected}"
+        raise DataError(f"{path} holds {found}: it is cut short or damaged")
     values = np.frombuffer(data, kind, offset=header).reshape(shape)
     return torch.from_numpy(values.astype(kind.newbyteorder("=")))

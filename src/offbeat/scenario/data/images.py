@@ -15,9 +15,7 @@ from offbeat.scenario.data.dataset import Pixels
 
 
 def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Bytes (n, channels, height, width) as floats with mean 0 and deviation 1 in each channel of the training
-    images.
-    """
+    """Bytes (n, channels, height, width) as floats, of mean 0 and deviation 1 in each channel of `train`."""
     pixels = statistics(train)
     shape = (1, -1, 1, 1)
     mean, deviation = torch.tensor(pixels.mean).view(shape), torch.tensor(pixels.deviation).view(shape)
@@ -26,9 +24,7 @@ def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def statistics(images: Tensor) -> Pixels:
-    """Mean and deviation of each channel, exact and without a float copy: bytes take 256 values, so they are
-    counted.
-    """
+    """Mean and deviation of each channel, exact and without a float copy: bytes take 256 values, which are counted."""
     values = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
     for channel in range(images.shape[1]):
@@ -44,9 +40,7 @@ def statistics(images: Tensor) -> Pixels:
 
 
 def read_images(paths: Sequence[Path], size: int) -> Tensor:
-    """Colour images as bytes (n, 3, size, size); larger ones are scaled to their shorter edge and cropped in the
-    middle.
-    """
+    """Colour images as bytes (n, 3, size, size); others are scaled to their shorter edge and cropped in the middle."""
     images = torch.empty((len(paths), 3, size, size), dtype=torch.uint8)
     for i, path in enumerate(paths):
         images[i] = torch.from_numpy(_read(path, size)).permute(2, 0, 1)

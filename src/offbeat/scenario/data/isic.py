@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.images import read_images, statistics
 from offbeat.scenario.data.root import find_file, find_folder
-from offbeat.scenario.data.tables import column, numbers, read_rows
+from offbeat.scenario.data.tables import numbers, read_table
 
 PAGE = "https://github.com/owkin/FLamby/tree/main/flamby/datasets/fed_isic2019 (licences have to be accepted first)"
 IMAGES = "ISIC_2019_Training_Input_preprocessed"
@@ -19,9 +19,7 @@ CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 
 @dataclass(frozen=True, kw_only=True)
 class Isic2019:
-    """Fed-ISIC2019: 23247 skin lesions of 6 centres, 8 classes (files: isic2019/train_test_split and the
-    preprocessed .jpg).
-    """
+    """ISIC 2019: 23247 skin lesions of 6 centres, 8 classes (files: isic2019/train_test_split, preprocessed .jpg)."""
 
     size: int = 200  # pixels of an edge: the middle of an image is kept; 200 needs 2.8 GB
 
@@ -31,41 +29,25 @@ class Isic2019:
     def load(self) -> Dataset:
         table = find_file("isic2019", ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), page=PAGE)
         folder = find_folder("isic2019", (IMAGES,), page=PAGE) / IMAGES
-        names, rows = read_rows(table, ("image", "target", "center", "fold"))
-        labels = numbers(table, "target", column(names, rows, "target"))
+        columns = read_table(table, ("image", "target", "center", "fold"))
+        images, folds = columns["image"], columns["fold"]
+        labels = numbers(table, "target", columns["target"])
         if not set(labels) <= set(range(len(CLASSES))):
             raise DataError(f"{table}: target must be a whole number from 0 to {len(CLASSES) - 1}")
-        centres = numbers(table, "center", column(names, rows, "center"))
+        centres = numbers(table, "center", columns["center"])
         odd = [centre for centre in centres if not (centre >= 0 and centre == int(centre))]  # nan is neither
         if odd:
             raise DataError(f"{table}: center {odd[0]:g} is no centre: a whole number from 0 up is expected")
-        folds = column(names, rows, "fold")
         wrong = sorted(set(folds) - {"train", "test"})
         if wrong or len(set(folds)) != 2:
-            raise DataError(
-                f"{table}: fold must be train or test, and both must occur{f', not {wrong[0]!r}' if wrong else ''}"
-            )
-        images = column(names, rows, "image")
+            given = f", not {wrong[0]!r}" if wrong else ""
+            raise DataError(f"{table}: fold must be train or test, and both must occur{given}")
         if any("/" in image or "\\" in image or image.startswith(".") for image in images):
             raise DataError(f"{table}: image must be a bare name such as ISIC_0000000")
-        taken = {part: [i for i, fold in enumerate(folds) if fold == part] for part in ("train", "test")}
-        x_train, x_test = (
-            read_images([folder / f"{images[i]}.jpg" for i in taken[part]], self.size) for part in ("train", "test")
-        )
-        y_train, y_test = (torch.tensor([int(labels[i]) for i in taken[part]]) for part in ("train", "test"))
-        groups, test_groups, centre_names = owners(
-            *([int(centres[i]) for i in taken[part]] for part in ("train", "test"))
-        )
-        return Dataset(
-            "isic2019",
-            x_train,
-            y_train,
-            x_test,
-            y_test,
-            num_classes=len(CLASSES),
-            groups=groups,
-            test_groups=test_groups,
-            group_names=tuple(f"centre {name}" for name in centre_names),
-            class_names=CLASSES,
-            pixels=statistics(x_train),
-        )
+        parts = []
+        for part in ("train", "test"):
+            taken = [i for i, fold in enumerate(folds) if fold == part]
+            x = read_images([folder / f"{images[i]}.jpg" for i in taken], self.size)
+            parts.append((x, torch.tensor([int(labels[i]) for i in taken]), [int(centres[i]) for i in taken]))
+        pixels = statistics(parts[0][0])
+        return owned("isic2019", *parts, owner="centre ", num_classes=len(CLASSES), class_names=CLASSES, pixels=pixels)

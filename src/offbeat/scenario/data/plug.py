@@ -39,8 +39,7 @@ def from_dataset(
 ) -> Dataset:
     """A data set from anything that gives (input, target) pairs; whole numbers as targets are classes.
 
-    `groups` names the natural owner of each training example. Without a test set every fifth example of each class is
-    one.
+    `groups` names each training example's natural owner. Without a test set, every fifth example of a class is in it.
     """
     x, y = _stacked(train, f"{name}: training")
     notes: tuple[str, ...] = ()
@@ -48,10 +47,8 @@ def from_dataset(
     if who is not None and len(who) != len(x):
         raise DataError(f"data set {name!r}: {len(x)} training inputs, owners of {len(who)}")
     if test_groups is not None and (who is None or test is None):
-        raise DataError(
-            f"data set {name!r}: test_groups go with a test set and with groups, and {'one' if who else 'groups'} is "
-            "missing"
-        )
+        missing = "one" if who else "groups"
+        raise DataError(f"data set {name!r}: test_groups go with a test set and with groups, and {missing} is missing")
     if test is None:
         classes = y if y.ndim == 1 and not y.is_floating_point() else torch.zeros(len(x), dtype=torch.int64)
         held = every_fifth(classes)
@@ -93,9 +90,7 @@ def from_npz(folder: str | Path, *, num_classes: int | None = None, task: Kind |
 
 @dataclass(frozen=True, kw_only=True)
 class Npz:
-    """Data of your own: a folder with one .npz file a client, arrays x and y, and x_test and y_test if there are
-    any.
-    """
+    """Data of your own: a folder with one .npz file a client, arrays x and y, and x_test and y_test if it has some."""
 
     folder: str  # relative to the data root, or a whole path
     num_classes: int | None = None  # None: one more than the largest label
@@ -123,19 +118,8 @@ def _made(
         num_classes = 1 + max(int(y_train.max()), int(y_test.max())) if len(y_train) and len(y_test) else None
     groups, test_groups, names = (None, None, ()) if who is None else owners(who, others)
     held = test_groups if len(others) == len(y_test) and others else None
-    return Dataset(
-        name,
-        x_train,
-        y_train,
-        x_test,
-        y_test,
-        num_classes=num_classes,
-        task=task,
-        groups=groups,
-        test_groups=held,
-        group_names=names,
-        notes=notes,
-    )
+    more: dict[str, Any] = {"groups": groups, "test_groups": held, "group_names": names, "notes": notes}
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, task, **more)
 
 
 def _names(given: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None) -> list[Any] | None:
@@ -164,10 +148,8 @@ def _stacked(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
     for kind, values in (("input", xs), ("target", ys)):
         odd = next((i for i, v in enumerate(values) if v.shape != values[0].shape), None)
         if odd is not None:
-            raise DataError(
-                f"{what} {kind} {odd} has shape {tuple(values[odd].shape)}, the first {tuple(values[0].shape)}: all "
-                "must be alike"
-            )
+            found = f"has shape {tuple(values[odd].shape)}, the first {tuple(values[0].shape)}"
+            raise DataError(f"{what} {kind} {odd} {found}: all must be alike")
     return torch.stack(xs), torch.stack(ys)
 
 
@@ -198,10 +180,8 @@ def _arrays(path: Path) -> dict[str, Tensor]:
             raise DataError(f"{path} holds objects that are no numbers: refused") from None
         raise DataError(f"{path} is no whole .npz file: it is cut short or damaged") from None
     if not {"x", "y"} <= set(found) or ("x_test" in found) != ("y_test" in found):
-        raise DataError(
-            f"{path} must hold x and y, and x_test and y_test both or not at all; it holds "
-            f"{', '.join(found) or 'neither'}"
-        )
+        held = ", ".join(found) or "neither"
+        raise DataError(f"{path} must hold x and y, and x_test and y_test both or not at all; it holds {held}")
     for x, y in (("x", "y"), ("x_test", "y_test")):
         if x in found and (found[x].ndim == 0 or found[y].ndim == 0 or len(found[x]) != len(found[y])):
             raise DataError(f"{path}: {x} and {y} must have as many rows as each other")
@@ -219,8 +199,6 @@ def _together(home: Path, parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tens
     kind = [(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype) for _, x, y in parts]
     odd = next((i for i, k in enumerate(kind) if k != kind[0]), None)
     if odd is not None:
-        raise DataError(
-            f"{home / (parts[odd][0] + '.npz')} holds {kind[odd]}, {parts[0][0]}.npz {kind[0]}: all clients must be "
-            "alike"
-        )
+        found = f"{home / (parts[odd][0] + '.npz')} holds {kind[odd]}, {parts[0][0]}.npz {kind[0]}"
+        raise DataError(f"{found}: all clients must be alike")
     return torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts])

@@ -53,16 +53,11 @@ def expanded(given: str | Path) -> Path:
 def find_file(
     folder: str, names: tuple[str, ...], checksum: str | None = None, urls: tuple[str, ...] = (), page: str = ""
 ) -> Path:
-    """The first of these files under the data root, or the first name downloaded; `checksum` is what the published
-    one has.
-    """
-    for name in names:
-        path = data_root() / folder / name
-        if path.is_file():
-            if checksum is not None and name == names[0]:
-                _verify(path, checksum)
-            return path
-    return _fetched(folder, Published(name=names[0], urls=urls, checksum=checksum), page)
+    """The first of these files under the data root, or the first name downloaded; `checksum` is that one's."""
+    there = next((path for name in names if (path := data_root() / folder / name).is_file()), None)
+    if there is not None and there.name != names[0]:
+        return there
+    return _whole(folder, Published(name=names[0], urls=urls, checksum=checksum), page)
 
 
 def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None = None, page: str = "") -> Path:
@@ -72,13 +67,8 @@ def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None 
         return home
     missing = home / next(name for name in wanted if not (home / name).exists())
     if archive is None:
-        raise DataError(_please(missing, folder, page))
-    path = home / archive.name
-    if path.is_file():
-        if archive.checksum is not None:
-            _verify(path, archive.checksum)
-    else:
-        path = _fetched(folder, archive, page, f" (or what it holds, such as {missing})")
+        raise DataError(_please(missing, page))
+    path = _whole(folder, archive, page, f" (or what it holds, such as {missing})")
     before = {home / Path(name).parts[0] for name in wanted if (home / Path(name).parts[0]).exists()}
     unpack(path, home, archive.most)
     lacking = next((home / name for name in wanted if not (home / name).exists()), None)
@@ -91,24 +81,16 @@ def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None 
 
 
 def find_files(folder: str, patterns: tuple[str, ...], archive: Published, page: str) -> list[Path]:
-    """All files of these patterns in the data set's folder, at any depth, unpacked from its archive if there are
-    none.
-    """
+    """All files of these patterns in the data set's folder, at any depth; of its archive, if there are none."""
     home = data_root() / folder
     found = _matching(home, patterns)
     if not found:
-        path = home / archive.name
-        if not path.is_file():
-            path = _fetched(folder, archive, page, f" (or what it holds, {patterns[0]})")
-        elif archive.checksum is not None:
-            _verify(path, archive.checksum)
+        path = _whole(folder, archive, page, f" (or what it holds, {patterns[0]})")
         unpack(path, home, archive.most)
         found = _matching(home, patterns)
     if not found:
-        raise DataError(
-            f"{home / archive.name} was unpacked and holds no {patterns[0]}: it is another archive than the "
-            "published one"
-        )
+        what = f"{home / archive.name} was unpacked and holds no {patterns[0]}"
+        raise DataError(f"{what}: it is another archive than the published one")
     return found
 
 
@@ -120,23 +102,22 @@ def _matching(home: Path, patterns: tuple[str, ...]) -> list[Path]:
     )
 
 
-def _fetched(folder: str, wanted: Published, page: str, instead: str = "") -> Path:
+def _whole(folder: str, wanted: Published, page: str, instead: str = "") -> Path:
+    """The published file, checked where it is there, downloaded where it is not."""
     path = data_root() / folder / wanted.name
     try:
-        download(wanted.urls, path, wanted.checksum)
+        if not path.is_file():
+            download(wanted.urls, path, wanted.checksum)
+        elif wanted.checksum is not None:
+            _verify(path, wanted.checksum)
         return path
     except Failed as error:
-        raise DataError(_please(path, folder, page, instead, str(error))) from None
+        raise DataError(_please(path, page, instead, f" ({error})")) from None
 
 
-def _please(path: Path, folder: str, page: str, instead: str = "", why: str = "") -> str:
-    relative = path.relative_to(data_root())
-    source = f"; it comes from {page}" if page else ""
-    tried = f" ({why})" if why else ""
-    return (
-        f"{path} is missing: put the file there{instead}, or set OFFBEAT_DATA to the folder that holds "
-        f"{relative}{source}{tried}"
-    )
+def _please(path: Path, page: str, instead: str = "", why: str = "") -> str:
+    root = f"set OFFBEAT_DATA to the folder that holds {path.relative_to(data_root())}"
+    return f"{path} is missing: put the file there{instead}, or {root}{f'; it comes from {page}' if page else ''}{why}"
 
 
 def _verify(path: Path, checksum: str) -> None:

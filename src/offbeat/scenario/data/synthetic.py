@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
-import torch
 
 from offbeat.core import draws
 from offbeat.core.errors import require
 from offbeat.core.threads import one_thread
-from offbeat.scenario.data.dataset import Dataset
+from offbeat.scenario.data.dataset import Dataset, owned
+from offbeat.scenario.data.over_time import Gathered
 
 INPUTS, CLASSES = 60, 10
 TRAIN_SHARE = 0.9
@@ -46,28 +46,13 @@ class Synthetic:
         v = rng.normal(big_b[:, None], 1, (self.users, INPUTS))  # v_k ~ N(B_k, 1)
         spread = np.arange(1, INPUTS + 1) ** -0.6  # Sigma_jj = j^-1.2
         one = rng.normal(0, 1, (INPUTS, CLASSES)), rng.normal(0, 1, CLASSES)
-        parts: dict[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {"train": [], "test": []}
+        made = Gathered()
         for k in range(self.users):
             # W_k, b_k ~ N(u_k, 1)
             w, b = one if self.iid else (rng.normal(u[k], 1, (INPUTS, CLASSES)), rng.normal(u[k], 1, CLASSES))
             x = rng.normal(0.0 if self.iid else v[k], spread, (sizes[k], INPUTS))  # x ~ N(v_k, Sigma)
             y = (x @ w + b).argmax(1)  # y = argmax softmax(W_k x + b_k)
-            whole = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), torch.full((len(x),), k)
             end = int(TRAIN_SHARE * len(x))
-            parts["train"].append((whole[0][:end], whole[1][:end], whole[2][:end]))
-            parts["test"].append((whole[0][end:], whole[1][end:], whole[2][end:]))
-        (x_train, y_train, groups), (x_test, y_test, test_groups) = (
-            [torch.cat(pieces) for pieces in zip(*parts[part], strict=True)] for part in ("train", "test")
-        )
-        names = tuple(f"user {k}" for k in range(self.users))
-        return Dataset(
-            "synthetic",
-            x_train,
-            y_train,
-            x_test,
-            y_test,
-            num_classes=CLASSES,
-            groups=groups,
-            test_groups=test_groups,
-            group_names=names,
-        )
+            made.add("train", x[:end].astype(np.float32), y[:end], k)
+            made.add("test", x[end:].astype(np.float32), y[end:], k)
+        return owned("synthetic", made.examples("train"), made.examples("test"), owner="user ", num_classes=CLASSES)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -35,32 +36,40 @@ def read_matrix(path: Path, dtype: Any = np.float32, separator: str | None = Non
     return values
 
 
-def read_rows(
-    path: Path, header: tuple[str, ...] | None = None, encoding: str = "utf-8"
-) -> tuple[list[str], list[list[str]]]:
-    """(header, rows) of a CSV; every row has as many cells as the header, which has at least the columns named here."""
-    rows = _rows(path, read_text(path, encoding))
+@dataclass(frozen=True)
+class Table:
+    """A CSV file; table[name] is a column of it."""
+
+    names: list[str]
+    rows: list[list[str]]
+
+    def __getitem__(self, name: str) -> list[str]:
+        at = self.names.index(name)
+        return [row[at] for row in self.rows]
+
+
+def read_table(path: Path, wanted: tuple[str, ...]) -> Table:
+    """A CSV with at least the columns wanted; every row has as many cells as the header."""
+    rows = _rows(path, read_text(path))
     names = next(rows, None)
     if names is None:
         raise DataError(f"{path} is empty")
     names = [name.strip().lstrip("\ufeff") for name in names]
-    missing = [name for name in header or () if name not in names]
+    missing = [name for name in wanted if name not in names]
     if missing:
-        raise DataError(
-            f"{path} has no column {missing[0]!r}; its columns: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
-        )
+        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        raise DataError(f"{path} has no column {missing[0]!r}; its columns: {shown}")
     body = []
     for number, row in enumerate(rows, 2):
         if not row:
             continue
         if len(row) != len(names):
-            raise DataError(
-                f"{path} row {number} has {len(row)} cells, the header {len(names)}: it is cut short or damaged"
-            )
+            found = f"{len(row)} cells, the header {len(names)}"
+            raise DataError(f"{path} row {number} has {found}: it is cut short or damaged")
         body.append(row)
     if not body:
         raise DataError(f"{path} has a header and no rows")
-    return names, body
+    return Table(names, body)
 
 
 def _rows(path: Path, text: str) -> Iterator[list[str]]:
@@ -70,12 +79,7 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
         raise DataError(f"{path} is no CSV ({error})") from None
 
 
-def column(names: list[str], rows: list[list[str]], name: str) -> list[str]:
-    at = names.index(name)
-    return [row[at] for row in rows]
-
-
-def numbers(path: Path, name: str, cells: list[str], missing: tuple[str, ...] = ()) -> NDArray[np.float64]:
+def numbers(path: Path, name: str, cells: Sequence[str], missing: tuple[str, ...] = ()) -> NDArray[np.float64]:
     """A column as numbers; cells that say that nothing was measured become nan."""
     gaps = set(missing)
     try:

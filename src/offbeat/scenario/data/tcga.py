@@ -1,18 +1,15 @@
-"""Fed-TCGA-BRCA: survival of breast cancer patients, in the tables that come with FLamby, with FLamby's regions and
-split.
-"""
+"""Fed-TCGA-BRCA: survival of breast cancer patients, in FLamby's tables, with its regions and its split."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.dataset import Dataset, owners
+from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.root import find_file
-from offbeat.scenario.data.tables import column, numbers, read_rows
+from offbeat.scenario.data.tables import numbers, read_table
 
 PAGE = "https://github.com/owkin/FLamby/tree/main/flamby/datasets/fed_tcga_brca"
 HOME = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_tcga_brca/"
@@ -22,32 +19,31 @@ FEATURES, CENTRES = 39, 6
 
 @dataclass(frozen=True, kw_only=True)
 class TcgaBrca:
-    """Fed-TCGA-BRCA: 1088 patients of 6 regions, 39 features, time and event (files: tcga-brca/brca.csv,
-    train_test_split.csv).
-    """
+    """TCGA-BRCA: 1088 patients of 6 regions, 39 features, time and event (files: brca.csv, train_test_split.csv)."""
 
     def load(self) -> Dataset:
         table = find_file("tcga-brca", ("brca.csv",), TABLE_MD5, (f"{HOME}brca.csv",), PAGE)
         scripts = f"{HOME}dataset_creation_scripts/"
         split = find_file("tcga-brca", ("train_test_split.csv",), SPLIT_MD5, (f"{scripts}train_test_split.csv",), PAGE)
-        names, rows = read_rows(table, ("pid", "E", "T"))
-        if len(names) != FEATURES + 3:
-            raise DataError(f"{table} has {len(names)} columns, expected a patient, {FEATURES} features, E and T")
-        values = np.stack([numbers(table, name, column(names, rows, name)) for name in names[1:]], axis=1)
-        place = {patient: row for row, patient in enumerate(column(names, rows, "pid"))}
+        columns = read_table(table, ("pid", "E", "T"))
+        if len(columns.names) != FEATURES + 3:
+            raise DataError(
+                f"{table} has {len(columns.names)} columns, expected a patient, {FEATURES} features, E and T"
+            )
+        values = np.stack([numbers(table, name, columns[name]) for name in columns.names[1:]], axis=1)
+        place = {patient: row for row, patient in enumerate(columns["pid"])}
         event, time = values[:, -2], values[:, -1]
         if not set(np.unique(event)) <= {0.0, 1.0} or not (time >= 0).all():
             raise DataError(f"{table}: E must be 0 or 1 and T must be 0 days or more")
 
-        header, folds = read_rows(split, ("pid", "fold2"))
+        folds = read_table(split, ("pid", "fold2"))
         # rows of the table, centres
         taken: dict[str, tuple[list[int], list[int]]] = {"train": ([], []), "test": ([], [])}
-        for patient, fold in zip(column(header, folds, "pid"), column(header, folds, "fold2"), strict=True):
+        for patient, fold in zip(folds["pid"], folds["fold2"], strict=True):
             part, _, centre = fold.partition("_")
             if part not in taken or centre not in map(str, range(CENTRES)):
-                raise DataError(
-                    f"{split}: {fold!r} of {patient} is out of range: train_0 to train_{CENTRES - 1}, test_0 to test_5"
-                )
+                known = f"train_0 to train_{CENTRES - 1}, test_0 to test_{CENTRES - 1}"
+                raise DataError(f"{split}: {fold!r} of {patient} is out of range: {known}")
             if patient not in place:
                 raise DataError(f"{split} names the patient {patient}, who is not in {table}")
             taken[part][0].append(place[patient])
@@ -58,20 +54,6 @@ class TcgaBrca:
         x, y = values[:, :-2].astype(np.float32), np.column_stack([time, event]).astype(np.float32)
         ages = x[taken["train"][0], 0]
         x[:, 0] = (x[:, 0] - ages.mean()) / (ages.std() or 1)  # the only column that is no indicator
-        x_train, y_train, x_test, y_test = (
-            torch.from_numpy(v[taken[part][0]]) for part in ("train", "test") for v in (x, y)
-        )
-        groups, test_groups, group_names = owners(taken["train"][1], taken["test"][1])
-        return Dataset(
-            "tcga-brca",
-            x_train,
-            y_train,
-            x_test,
-            y_test,
-            num_classes=None,
-            task="survival",
-            groups=groups,
-            test_groups=test_groups,
-            group_names=tuple(f"region {name}" for name in group_names),
-            class_names=("time", "event"),
-        )
+        parts = [(x[patients], y[patients], centres) for patients, centres in taken.values()]
+        targets = ("time", "event")
+        return owned("tcga-brca", *parts, owner="region ", num_classes=None, task="survival", class_names=targets)

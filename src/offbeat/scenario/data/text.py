@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,9 +55,8 @@ def numbered(texts: Sequence[str], vocabulary: dict[str, int], length: int) -> T
 
 
 def check_settings(what: str, vocabulary: int, length: int) -> None:
-    require(
-        vocabulary >= 3, f"{what} vocabulary = {vocabulary}: padding, the unknown word and at least one more, 3 or more"
-    )
+    fewest = "padding, the unknown word and at least one more, 3 or more"
+    require(vocabulary >= 3, f"{what} vocabulary = {vocabulary}: {fewest}")
     require(length >= 1, f"{what} length = {length}: at least 1 word is needed")
 
 
@@ -68,26 +68,16 @@ def as_dataset(name: str, texts: Texts, vocabulary: int, length: int, tokenizer:
         size = vocabulary  # not what was found: a model has the same size for every split
     else:
         x_train, x_test, size = _pretrained(tokenizer, texts, length)
-    return Dataset(
-        name,
-        x_train,
-        texts.y_train,
-        x_test,
-        texts.y_test,
-        num_classes=len(texts.class_names),
-        class_names=texts.class_names,
-        vocabulary=size,
-        notes=texts.notes,
-    )
+    names, notes = texts.class_names, texts.notes
+    more: dict[str, Any] = {"class_names": names, "vocabulary": size, "notes": notes}
+    return Dataset(name, x_train, texts.y_train, x_test, texts.y_test, len(names), **more)
 
 
 def _pretrained(folder: str, texts: Texts, length: int) -> tuple[Tensor, Tensor, int]:
     path = below_root(folder)
     if not path.is_dir():
-        raise DataError(
-            f"tokenizer = {folder!r}: {path} is no folder: put a pretrained tokenizer there (tokenizer.json or "
-            "vocab.txt)"
-        )
+        please = "put a pretrained tokenizer there (tokenizer.json or vocab.txt)"
+        raise DataError(f"tokenizer = {folder!r}: {path} is no folder: {please}")
     try:
         from transformers import AutoTokenizer
     except ImportError:

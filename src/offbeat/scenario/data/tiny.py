@@ -1,11 +1,10 @@
-"""Tiny-ImageNet, in the folders it is published in. The whole set or any of its classes: those that are there are
-read.
-"""
+"""Tiny-ImageNet, in the folders it is published in: the whole set, or those of its classes that are there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +22,11 @@ CLASSES, SIZE = 200, 64
 
 @dataclass(frozen=True, kw_only=True)
 class TinyImageNet:
-    """Tiny-ImageNet: 110000 colour pictures, 64×64 pixels, 200 classes or those that are there (files:
-    tiny-imagenet/tiny-imagenet-200).
-    """
+    """Tiny-ImageNet: 110000 pictures, 64×64 pixels, 200 classes or fewer (files: tiny-imagenet/tiny-imagenet-200)."""
 
     def load(self) -> Dataset:
-        home = (
-            find_folder(
-                "tiny-imagenet", (f"{TOP}/wnids.txt", f"{TOP}/train", f"{TOP}/val/val_annotations.txt"), ARCHIVE, PAGE
-            )
-            / TOP
-        )
+        wanted = (f"{TOP}/wnids.txt", f"{TOP}/train", f"{TOP}/val/val_annotations.txt")
+        home = find_folder("tiny-imagenet", wanted, ARCHIVE, PAGE) / TOP
         listed = _lines(home / "wnids.txt")
         names = [name for name in listed if (home / "train" / name / "images").is_dir()]
         if not names:
@@ -41,28 +34,15 @@ class TinyImageNet:
         number = {name: i for i, name in enumerate(names)}
         train = [(path, number[name]) for name in names for path in _images(home / "train" / name / "images")]
         test = _validation(home / "val", number, set(listed))
-        x_train, y_train = _read(train)
-        x_test, y_test = _read(test)
-        pixels = statistics(x_train)
+        x, y = _read(train)
         notes = () if len(names) == CLASSES else (f"{len(names)} of {CLASSES} classes are there",)
-        words = tuple(_words(home / "words.txt", names))
-        return Dataset(
-            "tiny-imagenet",
-            x_train,
-            y_train,
-            x_test,
-            y_test,
-            num_classes=len(names),
-            class_names=words,
-            pixels=pixels,
-            notes=notes,
-        )
+        more: dict[str, Any] = {"class_names": tuple(_words(home / "words.txt", names)), "pixels": statistics(x)}
+        return Dataset("tiny-imagenet", x, y, *_read(test), num_classes=len(names), notes=notes, **more)
 
 
 def _read(examples: list[tuple[Path, int]]) -> tuple[Tensor, Tensor]:
-    return read_images([path for path, _ in examples], SIZE), torch.tensor(
-        [label for _, label in examples], dtype=torch.int64
-    )
+    labels = torch.tensor([label for _, label in examples], dtype=torch.int64)
+    return read_images([path for path, _ in examples], SIZE), labels
 
 
 def _images(folder: Path) -> list[Path]:
@@ -73,9 +53,7 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _validation(folder: Path, number: dict[str, int], listed: set[str]) -> list[tuple[Path, int]]:
-    """The validation images of these classes: they are the test set, since the real test labels were never
-    published.
-    """
+    """The validation images of these classes are the test set: labels of the real one were never published."""
     file, test = folder / "val_annotations.txt", []
     for row, line in enumerate(_lines(file), 1):
         name, *rest = line.split("\t")

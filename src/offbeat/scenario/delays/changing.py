@@ -5,19 +5,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from math import isfinite
 
 from offbeat.core.errors import require
-from offbeat.scenario import recordings
 from offbeat.scenario.delays.law import Delays, Paced, Unit, passing, positive
 from offbeat.scenario.delays.spread import Uniform
+from offbeat.scenario.recordings import SECONDS, Recorded
 from offbeat.scenario.shares import among, require_share
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changing:
+class Changing(Delays):
     """Another law of delays, with sudden slow-downs and speed-ups: from at[i] on, jobs take factors[i] times as long.
 
     A job under way feels the change from that moment on. `share` of the clients are concerned.
@@ -34,18 +33,13 @@ class Changing:
         object.__setattr__(self, "factors", tuple(self.factors))
         given = f"{len(self.at)} times and {len(self.factors)} factors"
         require(len(self.at) == len(self.factors) > 0, f"changing delays: {given}: one factor for each time is needed")
-        require(
-            all(t >= 0 and isfinite(t) for t in self.at),
-            f"changing delays: at = {self.at}: times are finite, 0 or more",
-        )
+        fine = all(t >= 0 and isfinite(t) for t in self.at)
+        require(fine, f"changing delays: at = {self.at}: times are finite, 0 or more")
         require(all(a < b for a, b in pairwise(self.at)), f"changing delays: at = {self.at}: times must increase")
         positive("changing", **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
         require_share("changing delays", self.share)
-        law = type(self.delays).__name__
-        require(
-            not isinstance(self.delays, Paced),
-            f"changing delays: {law} already changes with time: give all times and factors to one",
-        )
+        already = f"changing delays: {type(self.delays).__name__} already changes with time"
+        require(not isinstance(self.delays, Paced), f"{already}: give all times and factors to one")
         object.__setattr__(self, "_times", (float("-inf"), *self.at))
 
     @property
@@ -62,12 +56,6 @@ class Changing:
 
     def factor(self, seed: int, client: int, index: int) -> float:
         return self.delays.factor(seed, client, index)
-
-    def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
-        return self.delays.seconds(seed, client, index, steps)
-
-    def expected(self, seed: int, client: int, steps: int) -> float:
-        return self.delays.expected(seed, client, steps)
 
     def covers(self, clients: Iterable[int]) -> None:
         if (covers := getattr(self.delays, "covers", None)) is not None:
@@ -88,48 +76,30 @@ class Changing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedDelays:
-    """Recorded seconds per local step, client by client, from a CSV or Parquet file: columns client, t,
-    seconds_per_step.
+class RecordedDelays(Recorded, Delays):
+    """Recorded seconds per local step, from a CSV or Parquet file: columns client, t, seconds_per_step.
 
     A value holds from its time t on until the next; the last one holds for ever. A job under way feels a change.
     """
 
-    path: str
+    column = SECONDS
     jitter: float = 0.0
     unit: Unit = field(init=False, default="step", repr=False)
 
     def __post_init__(self) -> None:
         require(self.jitter >= 0 and isfinite(self.jitter), f"delays: jitter = {self.jitter}: must be 0 or more")
 
-    def covers(self, clients: Iterable[int]) -> None:
-        """Every client must be there, and every value usable, before a run begins."""
-        self._recorded.covers(clients)
-
-    @cached_property
-    def _recorded(self) -> recordings.Recording:
-        return recordings.column(self.path, recordings.SECONDS)  # once: a file that changes does not change a run
-
-    def _series(self, client: int) -> recordings.Series:
-        return self._recorded.of(client)
-
     def mean_of(self, seed: int, client: int) -> float:
         """Over the time that was recorded; the last value counts as long as the one before it did."""
-        return self._series(client).mean
+        return self.recording.of(client).mean
 
     def factor(self, seed: int, client: int, index: int) -> float:
         return Uniform(jitter=self.jitter).factor(seed, client, index)
 
-    def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
-        return self.expected(seed, client, steps) * self.factor(seed, client, index)
-
-    def expected(self, seed: int, client: int, steps: int) -> float:
-        return self.mean_of(seed, client) * steps
-
     def pace(self, seed: int, client: int, at: float) -> float:
-        series = self._series(client)
+        series = self.recording.of(client)
         return series.at(at) / series.mean
 
     def elapsed(self, seed: int, client: int, started: float, seconds: float) -> float:
-        series = self._series(client)
+        series = self.recording.of(client)
         return passing(seconds / series.mean, started, series.times, series.values)

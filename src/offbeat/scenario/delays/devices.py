@@ -11,7 +11,7 @@ from statistics import NormalDist, fmean
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.delays.law import Unit, positive, require_unit
+from offbeat.scenario.delays.law import Delays, Unit, positive, require_unit
 
 # seconds a round, as OrthoFL's public code lists them
 RASPBERRY_MEANS = (96.213, 904.121, 360.234, 276.631, 150.165, 161.408, 177.241, 106.254, 385.554)
@@ -20,7 +20,7 @@ _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices:
+class Devices(Delays):
     """Each client is one of some measured devices, drawn with replacement; its jobs are normal as that device's were.
 
     A draw that is not positive is replaced by the device's mean, as in OrthoFL's code. So a job takes m + s phi(m/s) on
@@ -36,10 +36,8 @@ class Devices:
     def __post_init__(self) -> None:
         object.__setattr__(self, "means", tuple(self.means))
         object.__setattr__(self, "stds", tuple(self.stds))
-        require(
-            len(self.means) == len(self.stds) > 0,
-            f"device delays: {len(self.means)} means and {len(self.stds)} stds: a pair each",
-        )
+        given = f"{len(self.means)} means and {len(self.stds)} stds"
+        require(len(self.means) == len(self.stds) > 0, f"device delays: {given}: a pair each")
         positive("device", scale=self.scale, **{f"means[{i}]": mean for i, mean in enumerate(self.means)})
         for i, std in enumerate(self.stds):
             require(std >= 0 and isfinite(std), f"device delays: stds[{i}] = {std}: must be 0 or more")
@@ -62,20 +60,10 @@ class Devices:
         drawn = m + self.stds[device] * draws.normal(seed, "jitter", client, index)
         return (drawn if drawn > 0 else m) / self._mean(device)
 
-    def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
-        return self.expected(seed, client, steps) * self.factor(seed, client, index)
-
-    def expected(self, seed: int, client: int, steps: int) -> float:
-        mean = self.mean_of(seed, client)
-        return mean * steps if self.unit == "step" else mean
-
-    # all devices together, as OrthoFL's other laws take them: Lognormal(mean=, std=), HalfNormal(mean=), Uniform(low=,
-    # high=)
+    # all devices together, as OrthoFL's other laws have them: Lognormal(mean, std), HalfNormal(mean), Uniform
 
     def pooled(self) -> tuple[float, float]:
-        """Mean and standard deviation over the rounds of all devices: of their own means and deviations, as
-        measured.
-        """
+        """Mean and standard deviation over the rounds of all devices, of their means and deviations as measured."""
         mean = fmean(self.means)
         variance = fmean(s * s + (m - mean) ** 2 for m, s in zip(self.means, self.stds, strict=True))
         return self.scale * mean, self.scale * sqrt(variance)

@@ -22,6 +22,8 @@ SHORTEST = 0.05  # the jitter never makes a job shorter than this share of the c
 
 
 class Delays(Protocol):
+    """Laws say `mean_of` and `factor`; whoever inherits this has the rest."""
+
     @property
     def unit(self) -> Unit: ...
 
@@ -35,11 +37,12 @@ class Delays(Protocol):
 
     def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
         """What the client's n-th job takes."""
-        ...
+        return self.expected(seed, client, steps) * self.factor(seed, client, index)
 
     def expected(self, seed: int, client: int, steps: int) -> float:
         """What a job of the client takes on average."""
-        ...
+        mean = self.mean_of(seed, client)
+        return mean * steps if self.unit == "step" else mean
 
 
 @runtime_checkable
@@ -56,7 +59,7 @@ class Paced(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Varying(ABC):
+class Varying(Delays, ABC):
     """What all distributions share; they differ in `mean_of`."""
 
     jitter: float = 0.05  # standard deviation of a job's time, relative to the client's mean
@@ -73,13 +76,6 @@ class Varying(ABC):
         if self.jitter == 0:
             return 1.0
         return max(SHORTEST, 1.0 + self.jitter * draws.normal(seed, "jitter", client, index))
-
-    def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
-        return self.expected(seed, client, steps) * self.factor(seed, client, index)
-
-    def expected(self, seed: int, client: int, steps: int) -> float:
-        mean = self.mean_of(seed, client)
-        return mean * steps if self.unit == "step" else mean
 
 
 def speed(seed: int, client: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp, log, pi, sqrt
 from statistics import NormalDist
+from typing import ClassVar
 
 from offbeat.core.errors import require
 from offbeat.scenario.delays.law import SHORTEST, Varying, positive, speed
@@ -47,9 +48,7 @@ class Uniform(Varying):
 
 @dataclass(frozen=True, kw_only=True)
 class Normal(Varying):
-    """Mean times are normal around `mean` seconds with a deviation of `spread` times that, cut off at a twentieth of
-    it.
-    """
+    """Mean times are normal around `mean` seconds, with a deviation of `spread` times that; at least a twentieth."""
 
     mean: float = 60.0
     spread: float = 0.3  # FedCompass's
@@ -63,18 +62,23 @@ class Normal(Varying):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfNormal(Varying):
-    """Mean times are half-normal around `mean` seconds: most clients are fast, none is very slow."""
-
+class _FromZero(Varying):
+    law: ClassVar[str]
     mean: float = 60.0
     least: float = 0.0  # nobody is faster than this; the law itself has clients that take next to nothing
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("half-normal", mean=self.mean)
-        require(
-            0 <= self.least <= self.mean, f"half-normal delays: least = {self.least}: from 0 to the mean, {self.mean}"
-        )
+        positive(self.law, mean=self.mean)
+        least = f"{self.law} delays: least = {self.least}"
+        require(0 <= self.least <= self.mean, f"{least}: from 0 to the mean, {self.mean}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfNormal(_FromZero):
+    """Mean times are half-normal around `mean` seconds: most clients are fast, none is very slow."""
+
+    law = "half-normal"
 
     def mean_of(self, seed: int, client: int) -> float:
         scale = self.mean * sqrt(pi / 2)  # the mean of |N(0, s^2)| is s sqrt(2 / pi)
@@ -98,14 +102,9 @@ class Lognormal(Varying):
         super().__post_init__()
         positive("lognormal", median=self.median, sigma=self.sigma)
         require(self.sigma <= WIDEST, f"lognormal delays: sigma = {self.sigma}: at most {WIDEST:g}")
-        if self.mean is None and self.std is None:
+        if self.mean is None or self.std is None:
+            require(self.mean is self.std, "lognormal delays: mean and std go together: give both or neither")
             return
-        require(
-            self.mean is not None and self.std is not None,
-            "lognormal delays: mean and std go together: give both or neither",
-        )
-        assert self.mean is not None
-        assert self.std is not None
         positive("lognormal", mean=self.mean, std=self.std)
         # their squares are numbers, and sigma below 16
         usable = 1e-100 <= self.mean <= 1e100 and self.std <= 1e50 * self.mean
@@ -119,18 +118,10 @@ class Lognormal(Varying):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(Varying):
+class Exponential(_FromZero):
     """Exponentially distributed mean times around `mean` seconds: many fast clients, a long tail of slow ones."""
 
-    mean: float = 60.0
-    least: float = 0.0  # nobody is faster than this; the law itself has clients that take next to nothing
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("exponential", mean=self.mean)
-        require(
-            0 <= self.least <= self.mean, f"exponential delays: least = {self.least}: from 0 to the mean, {self.mean}"
-        )
+    law = "exponential"
 
     def mean_of(self, seed: int, client: int) -> float:
         # the quantile: a large draw is a slow client, as elsewhere
@@ -179,9 +170,8 @@ class Groups(Varying):
         object.__setattr__(self, "shares", tuple(self.shares))
         positive("group", period=self.period, **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
         given = f"{len(self.factors)} factors and {len(self.shares)} shares"
-        require(
-            len(self.factors) == len(self.shares) > 0, f"group delays: {given}: one share for each factor is needed"
-        )
+        fine = len(self.factors) == len(self.shares) > 0
+        require(fine, f"group delays: {given}: one share for each factor is needed")
         require_shares("group delays", self.shares)
 
     def mean_of(self, seed: int, client: int) -> float:
@@ -201,9 +191,8 @@ class PerClient(Varying):
         positive("per-client", **{f"means[{client}]": mean for client, mean in enumerate(self.means)})
 
     def mean_of(self, seed: int, client: int) -> float:
-        require(
-            0 <= client < len(self.means), f"per-client delays: none for client {client}, there are {len(self.means)}"
-        )
+        known = len(self.means)
+        require(0 <= client < known, f"per-client delays: none for client {client}, there are {known}")
         return self.means[client]
 
     def covers(self, clients: Iterable[int]) -> None:

@@ -1,6 +1,4 @@
-"""What every model keeps: its weights are a function of the seed, no global random state is touched, shapes are
-checked first.
-"""
+"""What all models share: weights are a function of the seed alone, and shapes are checked first."""
 
 from __future__ import annotations
 

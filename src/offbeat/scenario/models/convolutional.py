@@ -29,10 +29,8 @@ class Cnn:
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))  # a list from a file is meant as a tuple
         object.__setattr__(self, "hidden", tuple(self.hidden))
-        require(
-            len(self.channels) > 0 and min(self.channels) >= 1,
-            f"cnn channels = {self.channels}: at least one convolution, each of 1 channel or more",
-        )
+        fine = len(self.channels) > 0 and min(self.channels) >= 1
+        require(fine, f"cnn channels = {self.channels}: at least one convolution, each of 1 channel or more")
         require(all(width >= 1 for width in self.hidden), f"cnn hidden = {self.hidden}: each layer of width 1 or more")
         require(self.kernel >= 1 and self.kernel % 2 == 1, f"cnn kernel = {self.kernel}: must be odd, 3 or 5 say")
         for name, value, choices in (("padding", self.padding, get_args(Padding)), ("pool", self.pool, get_args(Pool))):
@@ -43,10 +41,8 @@ class Cnn:
         pictures("cnn", input_shape, num_outputs)
         high, wide = self._left(input_shape[1]), self._left(input_shape[2])
         if min(high, wide) < 1:
-            raise ConfigError(
-                f"cnn: convolutions and {self._poolings()} leave nothing of {input_shape[1]}×{input_shape[2]} inputs: "
-                f"use fewer channels than {self.channels}"
-            )
+            nothing = f"convolutions and {self._poolings()} leave nothing of {input_shape[1]}×{input_shape[2]} inputs"
+            raise ConfigError(f"cnn: {nothing}: use fewer channels than {self.channels}")
 
         def layers() -> nn.Module:
             stack: list[nn.Module] = []
@@ -56,9 +52,8 @@ class Cnn:
                     stack.append(nn.MaxPool2d(2))
             if self.pool == "last":
                 stack.append(nn.MaxPool2d(2))
-            return nn.Sequential(
-                *stack, nn.Flatten(), *dense(self.channels[-1] * high * wide, self.hidden, num_outputs)
-            )
+            last = dense(self.channels[-1] * high * wide, self.hidden, num_outputs)
+            return nn.Sequential(*stack, nn.Flatten(), *last)
 
         return seeded(seed, layers)
 
@@ -101,9 +96,8 @@ class LeNet5:
             convolutions: list[nn.Module] = []
             for a, b in pairwise((colours, 6, 16)):
                 convolutions += [nn.Conv2d(a, b, 5, bias=self.bias), nn.ReLU(), nn.AvgPool2d(2)]
-            return nn.Sequential(
-                *convolutions, nn.Flatten(), *dense(16 * high * wide, (120, 84), num_outputs, self.bias)
-            )
+            last = dense(16 * high * wide, (120, 84), num_outputs, self.bias)
+            return nn.Sequential(*convolutions, nn.Flatten(), *last)
 
         return seeded(seed, layers)
 
@@ -115,10 +109,8 @@ class Vgg11:
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         pictures("vgg11", input_shape, num_outputs)
         if min(input_shape[1:]) < 32:
-            raise ConfigError(
-                f"vgg11 halves pictures five times and needs at least 32×32, got {input_shape[1]}×{input_shape[2]}: "
-                "use cnn"
-            )
+            given = f"got {input_shape[1]}×{input_shape[2]}"
+            raise ConfigError(f"vgg11 halves pictures five times and needs at least 32×32, {given}: use cnn")
 
         def layers() -> nn.Module:
             stack: list[nn.Module] = []
@@ -129,8 +121,7 @@ class Vgg11:
                     stack += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
                     before = width
                 stack.append(nn.MaxPool2d(2))
-            return nn.Sequential(
-                *stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_outputs, bias=False)
-            )
+            last = nn.Linear(before, num_outputs, bias=False)
+            return nn.Sequential(*stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(), last)
 
         return seeded(seed, layers)

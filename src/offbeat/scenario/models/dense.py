@@ -29,10 +29,8 @@ class Mlp:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))  # a list from a file is meant as a tuple
-        require(
-            len(self.hidden) > 0 and min(self.hidden) >= 1,
-            f"mlp hidden = {self.hidden}: at least one layer, each of width 1 or more",
-        )
+        fine = len(self.hidden) > 0 and min(self.hidden) >= 1
+        require(fine, f"mlp hidden = {self.hidden}: at least one layer, each of width 1 or more")
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         check(input_shape, num_outputs)

@@ -42,9 +42,8 @@ class DistilBert:
         folder = weights_path(self.weights)
         for name in FILES:
             if not (folder / name).is_file():
-                raise DataError(
-                    f"{folder / name} is missing: put {' and '.join(FILES)} of the encoder into that folder"
-                )
+                wanted = " and ".join(FILES)
+                raise DataError(f"{folder / name} is missing: put {wanted} of the encoder into that folder")
 
         def make() -> nn.Module:
             with _quiet(transformers), _readable(folder):
@@ -120,6 +119,5 @@ def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise DataError(
-            f"{folder} does not hold an encoder transformers can read: {' '.join(str(error).split())[:300]}"
-        ) from None
+        why = " ".join(str(error).split())[:300]
+        raise DataError(f"{folder} does not hold an encoder transformers can read: {why}") from None

@@ -32,12 +32,8 @@ class MobileNetV2:
 
         def layers() -> nn.Module:
             # small pictures: stem and second stage keep the resolution that ImageNet models halve there
-            stack: list[nn.Module] = [
-                nn.Conv2d(input_shape[0], 32, 3, padding=1, bias=False),
-                nn.BatchNorm2d(32),
-                nn.ReLU6(),
-            ]
-            before = 32
+            stem, before = nn.Conv2d(input_shape[0], 32, 3, padding=1, bias=False), 32
+            stack: list[nn.Module] = [stem, nn.BatchNorm2d(before), nn.ReLU6()]
             for expansion, width, blocks, stride, _ in MOBILE:
                 for block in range(blocks):
                     stack.append(Inverted(before, width, expansion, stride if block == 0 else 1))
@@ -153,11 +149,8 @@ class Excitation(nn.Module):
 
     def __init__(self, width: int, squeezed: int) -> None:
         super().__init__()
-        self.conv_reduce, self.act, self.conv_expand = (
-            nn.Conv2d(width, squeezed, 1),
-            nn.SiLU(),
-            nn.Conv2d(squeezed, width, 1),
-        )
+        self.conv_reduce, self.act = nn.Conv2d(width, squeezed, 1), nn.SiLU()
+        self.conv_expand = nn.Conv2d(squeezed, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor = self.conv_expand(self.act(self.conv_reduce(x.mean((2, 3), keepdim=True))))
@@ -169,27 +162,19 @@ def load(module: nn.Module, path: Path, last: str) -> None:
     try:
         stored = load_file(path)
     except FileNotFoundError:
-        raise DataError(
-            f"{path} is missing: put the pretrained weights there as safetensors, or leave weights away"
-        ) from None
+        please = "put the pretrained weights there as safetensors, or leave weights away"
+        raise DataError(f"{path} is missing: {please}") from None
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from None
     own = module.state_dict()
-    stored = {
-        name: t
-        for name, t in stored.items()
-        if not (name.startswith(last) and name in own and own[name].shape != t.shape)
-    }
-    missing = [
-        name
-        for name in own
-        if name not in stored and not name.startswith(last) and not name.endswith("num_batches_tracked")
-    ]
+    for name in [name for name in stored if name.startswith(last) and name in own]:
+        if own[name].shape != stored[name].shape:
+            del stored[name]
+    needed = [name for name in own if not name.startswith(last) and not name.endswith("num_batches_tracked")]
+    missing = [name for name in needed if name not in stored]
     wrong = [name for name, t in stored.items() if name not in own or own[name].shape != t.shape]
     if missing or wrong:
         reason = f"it lacks {missing[0]!r}" if missing else f"its {wrong[0]!r} does not fit"
-        raise DataError(
-            f"{path} holds the weights of another model: {reason} ({len(missing)} missing, {len(wrong)} that do not "
-            "fit)"
-        )
+        counts = f"{len(missing)} missing, {len(wrong)} that do not fit"
+        raise DataError(f"{path} holds the weights of another model: {reason} ({counts})")
     module.load_state_dict(stored, strict=False)

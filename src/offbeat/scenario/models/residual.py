@@ -30,11 +30,8 @@ class ResNet:
 
         def layers() -> nn.Module:
             before = self.width
-            stack: list[nn.Module] = [
-                nn.Conv2d(input_shape[0], before, 3, padding=1, bias=False),
-                nn.BatchNorm2d(before),
-                nn.ReLU(),
-            ]
+            stem = nn.Conv2d(input_shape[0], before, 3, padding=1, bias=False)
+            stack: list[nn.Module] = [stem, nn.BatchNorm2d(before), nn.ReLU()]
             for stage, blocks in enumerate(BLOCKS[self.depth]):
                 for block in range(blocks):
                     width = self.width << stage
@@ -78,27 +75,22 @@ class ResNet1d:
         positive("resnet1d", width=self.width)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        expect(
-            "resnet1d", input_shape, num_outputs, ("channels", "length"), "resnet for pictures, mlp for plain features"
-        )
+        instead = "resnet for pictures, mlp for plain features"
+        expect("resnet1d", input_shape, num_outputs, ("channels", "length"), instead)
         if input_shape[1] < 7:
             raise ConfigError(f"resnet1d needs series of length 7 or more, got {input_shape[1]}: use mlp")
 
         def layers() -> nn.Module:
             before = self.width
-            stack: list[nn.Module] = [
-                nn.Conv1d(input_shape[0], before, 7, stride=3, bias=False),
-                nn.BatchNorm1d(before),
-                nn.ReLU(),
-            ]
+            stem = nn.Conv1d(input_shape[0], before, 7, stride=3, bias=False)
+            stack: list[nn.Module] = [stem, nn.BatchNorm1d(before), nn.ReLU()]
             for stage in range(4):
                 if stage > 0:
                     stack += [nn.Conv1d(before, 2 * before, 3, stride=2, padding=1, bias=False), nn.ReLU()]
                     before = 2 * before
                 stack += [Block1d(before), Block1d(before)]
-            return nn.Sequential(
-                *stack, nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(2 * before, num_outputs, bias=False)
-            )
+            last = nn.Linear(2 * before, num_outputs, bias=False)
+            return nn.Sequential(*stack, nn.AdaptiveAvgPool1d(2), nn.Flatten(), last)
 
         return seeded(seed, layers)
 

@@ -28,21 +28,17 @@ class TextCnn:
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(self.widths))  # a list from a file is meant as a tuple
         positive("textcnn", embedding=self.embedding, filters=self.filters)
-        require(
-            self.vocabulary >= 2, f"textcnn vocabulary = {self.vocabulary}: must be at least 2, padding and one word"
-        )
-        require(
-            len(self.widths) > 0 and min(self.widths) >= 1,
-            f"textcnn widths = {self.widths}: at least one, each of 1 word or more",
-        )
+        known = f"textcnn vocabulary = {self.vocabulary}"
+        require(self.vocabulary >= 2, f"{known}: must be at least 2, padding and one word")
+        fine = len(self.widths) > 0 and min(self.widths) >= 1
+        require(fine, f"textcnn widths = {self.widths}: at least one, each of 1 word or more")
         require(0 <= self.dropout < 1, f"textcnn dropout = {self.dropout}: must lie in [0, 1)")
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         expect("textcnn", input_shape, num_outputs, ("length",), "cnn for pictures, lstm for series")
         if input_shape[0] < max(self.widths):
-            raise ConfigError(
-                f"textcnn: texts of {input_shape[0]} words are shorter than the widest filter, {max(self.widths)}"
-            )
+            widest = f"the widest filter, {max(self.widths)}"
+            raise ConfigError(f"textcnn: texts of {input_shape[0]} words are shorter than {widest}")
         return seeded(seed, lambda: TextCnnModule(self, num_outputs))
 
 
@@ -50,9 +46,8 @@ class TextCnnModule(nn.Module):
     def __init__(self, settings: TextCnn, outputs: int) -> None:
         super().__init__()
         self.words = nn.Embedding(settings.vocabulary, settings.embedding)
-        self.filters = nn.ModuleList(
-            nn.Conv1d(settings.embedding, settings.filters, width) for width in settings.widths
-        )
+        inputs, filters = settings.embedding, settings.filters
+        self.filters = nn.ModuleList(nn.Conv1d(inputs, filters, width) for width in settings.widths)
         self.dropout = nn.Dropout(settings.dropout)
         self.head = nn.Linear(len(settings.widths) * settings.filters, outputs)
 
@@ -75,10 +70,8 @@ class Lstm:
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         check(input_shape, num_outputs)
         if len(input_shape) > 2:
-            raise ConfigError(
-                f"lstm needs inputs (length, features) or (features,), got shape {tuple(input_shape)}: use cnn for "
-                "pictures"
-            )
+            given = f"got shape {tuple(input_shape)}"
+            raise ConfigError(f"lstm needs inputs (length, features) or (features,), {given}: use cnn for pictures")
         return seeded(seed, lambda: LstmModule(input_shape[-1], self.hidden, num_outputs))
 
 

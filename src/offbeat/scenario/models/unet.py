@@ -14,9 +14,7 @@ from offbeat.scenario.models.building import Shape, expect, positive, seeded
 
 @dataclass(frozen=True, kw_only=True)
 class UNet3d:
-    """3-D U-Net, small as FLamby's for Fed-IXI: one score a class for every voxel, (n, classes, depth, height,
-    width).
-    """
+    """3-D U-Net, small as FLamby's for Fed-IXI: for every voxel one score a class."""
 
     width: int = 8  # channels of the first convolution; each block doubles them
     levels: int = 3  # blocks on the way down, the lowest included

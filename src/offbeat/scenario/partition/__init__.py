@@ -1,5 +1,5 @@
-"""Who holds which examples. No example has two owners, but where clients draw for themselves (`draws`); a partition
-that leaves some to nobody says so.
+"""Who holds which examples. None has two owners, except where clients draw for themselves (`draws`); a partition that
+leaves some to nobody says so.
 
 A client's examples are listed in increasing order, so the same split always reads the same.
 """

@@ -10,16 +10,7 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.partition.dealing import (
-    NOBODY,
-    TRIES,
-    Ints,
-    by_owner,
-    cut,
-    enough,
-    one_class_each,
-    until_all_have,
-)
+from offbeat.scenario.partition.dealing import NOBODY, TRIES, Ints, by_owner, cut, enough, one_class, until_all_have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,29 +26,24 @@ class Classes:
     deviation: float = 3.0
 
     def __post_init__(self) -> None:
-        require(
-            1 <= self.fewest <= self.most,
-            f"classes fewest = {self.fewest}, most = {self.most}: 1 <= fewest <= most is needed",
-        )
+        given = f"classes fewest = {self.fewest}, most = {self.most}"
+        require(1 <= self.fewest <= self.most, f"{given}: 1 <= fewest <= most is needed")
         require(self.mean > 0 and isfinite(self.mean), f"classes mean = {self.mean}: must be positive and finite")
-        require(
-            self.deviation >= 0 and isfinite(self.deviation), f"classes deviation = {self.deviation}: must be 0 or more"
-        )
+        fine = self.deviation >= 0 and isfinite(self.deviation)
+        require(fine, f"classes deviation = {self.deviation}: must be 0 or more")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class_each("classes", labels), return_inverse=True)
+        names, classes = np.unique(one_class("classes", labels), return_inverse=True)
         count = len(names)
         if self.most > count:
             raise DataError(f"classes: up to {self.most} classes a client, the data has {count}: lower most")
         if clients * self.most < count:
-            raise DataError(
-                f"classes: {clients} clients of at most {self.most} classes cannot hold all {count}: raise most"
-            )
+            held = f"{clients} clients of at most {self.most} classes"
+            raise DataError(f"classes: {held} cannot hold all {count}: raise most")
         failed = (
             f"classes: in {TRIES} tries no draw gave every one of {count} classes to somebody and every one of "
-            f"{clients} clients "
-            f"an example: raise fewest and most, or use other clients than {clients}"
+            f"{clients} clients an example: raise fewest and most, or use other clients than {clients}"
         )
         return until_all_have(seed, clients, 1, lambda rng: self._deal(classes, count, clients, rng), failed)
 
@@ -84,7 +70,7 @@ class MainClass:
     """Clients of equal size that hold mostly one class, or a few, and a little of all others (Fed-OGD).
 
     Client i has the main classes main·i, main·i + 1, … (counted round); a class that is not main is held in equal
-    small parts. ExampleCounts are rounded down, so some examples are nobody's, as in the paper's code.
+    small parts. Counts are rounded down, so some examples are nobody's, as in the paper's code.
     """
 
     share: float = 0.95  # of a client's data, all its main classes together; the paper's 2 × 40 % is 0.8
@@ -99,17 +85,16 @@ class MainClass:
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class_each("main-class", labels), return_inverse=True)
+        names, classes = np.unique(one_class("main-class", labels), return_inverse=True)
         held = np.bincount(classes)
         wanted = self._wanted(held, clients)
         short = np.flatnonzero(wanted.sum(0) > held)
         if len(short):
             c = short[0]
+            asked = f"{clients} clients ask for {int(wanted[:, c].sum())} examples of class {int(names[c])}"
+            fitting = f"use a number of clients that the {len(names)} classes go into"
             raise DataError(
-                f"main-class: {clients} clients ask for {int(wanted[:, c].sum())} examples of class {int(names[c])}, "
-                "there are "
-                f"{int(held[c])}: use a number of clients that the {len(names)} classes go into, lower share, or "
-                "give a smaller size"
+                f"main-class: {asked}, there are {int(held[c])}: {fitting}, lower share, or give a smaller size"
             )
         rng = np.random.default_rng(draws.bits(seed, "partition"))
         owner = np.full(len(classes), NOBODY, dtype=np.int64)
@@ -128,10 +113,8 @@ class MainClass:
         size = int(held.min()) * count // clients if self.size is None else self.size
         each = int(size * self.share + 1e-9) // main  # 0.29 * 100 is 28.999...: nobody means 28
         if each < 1:
-            raise DataError(
-                f"main-class: {size} examples a client are too few for {main} main classes: use fewer clients than "
-                f"{clients}"
-            )
+            few = f"{size} examples a client are too few for {main} main classes"
+            raise DataError(f"main-class: {few}: use fewer clients than {clients}")
         wanted = np.full((clients, count), (size - each * main) // (count - main), dtype=np.int64)
         for client in range(clients):
             wanted[client, (main * client + np.arange(main)) % count] = each
@@ -140,12 +123,9 @@ class MainClass:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """Every class is cut into pieces of unequal size, and every client gets as many pieces, of different sizes
-    (ASO-Fed).
-    """
+    """Every class is cut into pieces of unequal size; every client gets as many, of different sizes (ASO-Fed)."""
 
-    # as the paper prints them; they count relative to each other, since a Fashion-MNIST class has 6000 examples, not
-    # 12000
+    # as the paper prints them, relative to each other: a Fashion-MNIST class has 6000 examples, not their sum, 12000
     sizes: tuple[float, ...] = (2000, 2750, 3250, 4000)
 
     def __post_init__(self) -> None:
@@ -155,15 +135,12 @@ class Pieces:
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class_each("pieces", labels), return_inverse=True)
+        names, classes = np.unique(one_class("pieces", labels), return_inverse=True)
         total = len(names) * len(self.sizes)
         if total % clients:
             fitting = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
-            raise DataError(
-                f"pieces: {len(names)} classes in {len(self.sizes)} pieces make {total}, which {clients} clients "
-                "cannot share evenly: "
-                f"use {fitting} clients"
-            )
+            made = f"{len(names)} classes in {len(self.sizes)} pieces make {total}"
+            raise DataError(f"pieces: {made}, which {clients} clients cannot share evenly: use {fitting} clients")
         rng = np.random.default_rng(draws.bits(seed, "partition"))
         shares = np.array(self.sizes) / sum(self.sizes)
         pieces = [cut(rng.permutation(np.flatnonzero(classes == c)), shares) for c in range(len(names))]
@@ -176,9 +153,8 @@ class Pieces:
             owner[pieces[c][size]] = seats[number % clients]
         parts = by_owner(owner, clients)
         if min(map(len, parts)) == 0:
-            raise DataError(
-                f"pieces: with {len(labels)} examples in {total} pieces a client has none: use fewer sizes or clients"
-            )
+            none = f"with {len(labels)} examples in {total} pieces a client has none"
+            raise DataError(f"pieces: {none}: use fewer sizes or clients")
         return parts
 
 
@@ -188,11 +164,9 @@ class Disjoint:
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class_each("disjoint", labels), return_inverse=True)
+        names, classes = np.unique(one_class("disjoint", labels), return_inverse=True)
         if len(names) < clients:
-            raise DataError(
-                f"disjoint: {clients} clients, but only {len(names)} classes: use at most {len(names)} clients, or "
-                "classes"
-            )
+            few = f"{clients} clients, but only {len(names)} classes"
+            raise DataError(f"disjoint: {few}: use at most {len(names)} clients, or classes")
         holder = np.concatenate([np.full(len(part), k) for k, part in enumerate(np.array_split(names, clients))])
         return by_owner(holder[classes], clients)

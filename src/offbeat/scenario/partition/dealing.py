@@ -33,18 +33,15 @@ def enough(examples: int, clients: int, each: int) -> None:
         raise DataError(f"{clients} clients of at least {each} {word} need {clients * each}, there are {examples}")
 
 
-def one_class_each(partition: str, labels: Tensor) -> Ints:
+def one_class(partition: str, labels: Tensor) -> Ints:
     if labels.is_floating_point() or labels.ndim != 1:
-        raise DataError(
-            f"{partition} needs one class label an example, got {labels.dtype} of shape {tuple(labels.shape)}: use iid"
-        )
+        given = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        raise DataError(f"{partition} needs one class label an example, got {given}: use iid")
     return labels.cpu().numpy().astype(np.int64)
 
 
 def cut(members: Ints, shares: Floats) -> list[Ints]:
-    """The members in pieces of about these shares (that add to 1): rounding moves cuts by half a member, none is
-    lost.
-    """
+    """The members in pieces of these shares (that add to 1), rounded: a cut moves by half a member, none is lost."""
     cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
     return np.split(members, cuts)
 

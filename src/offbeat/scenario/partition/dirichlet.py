@@ -11,16 +11,7 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.partition.dealing import (
-    TRIES,
-    Floats,
-    Ints,
-    by_owner,
-    cut,
-    enough,
-    one_class_each,
-    until_all_have,
-)
+from offbeat.scenario.partition.dealing import TRIES, Floats, Ints, by_owner, cut, enough, one_class, until_all_have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +30,7 @@ class Dirichlet:
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         enough(len(labels), clients, self.min_examples)
-        classes = one_class_each("dirichlet", labels)
+        classes = one_class("dirichlet", labels)
         failed = (
             f"dirichlet alpha={self.alpha} left a client with fewer than {self.min_examples} examples in {TRIES} tries "
             f"({clients} clients, {len(labels)} examples): raise alpha, lower min_examples or use fewer clients"
@@ -72,7 +63,7 @@ class DirichletEqual:
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class_each("dirichlet-equal", labels), return_inverse=True)
+        names, classes = np.unique(one_class("dirichlet-equal", labels), return_inverse=True)
         rng = np.random.default_rng(draws.bits(seed, "partition"))
         mixes = rng.dirichlet(np.full(len(names), self.alpha), size=clients)
         heaps = [rng.permutation(np.flatnonzero(classes == c)).tolist() for c in range(len(names))]
@@ -128,7 +119,7 @@ class DualDirichlet:
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         enough(len(labels), clients, self.min_examples)
-        _, classes = np.unique(one_class_each("dual-dirichlet", labels), return_inverse=True)
+        _, classes = np.unique(one_class("dual-dirichlet", labels), return_inverse=True)
         failed = (
             f"dual-dirichlet left a client with fewer than {self.min_examples} examples in {TRIES} tries "
             f"({clients} clients, {len(labels)} examples): raise sizes or classes, lower min_examples or use fewer "

@@ -14,9 +14,9 @@ from offbeat.core import draws
 from offbeat.core.errors import DataError, require
 from offbeat.core.rows import Rows
 from offbeat.scenario.counts import ExampleCounts
-from offbeat.scenario.partition.dealing import Floats, Ints, one_class_each
+from offbeat.scenario.partition.dealing import Floats, Ints, one_class
 
-MOST = 10_000_000  # clients: more do not fit into the memory of a process
+MOST = 10_000_000  # clients: more do not fit into a process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +48,11 @@ class Draws:
         if low == high:
             counts = ExampleCounts.constant(clients, high)
         else:
-            counts = ExampleCounts(
-                np.random.default_rng(draws.bits(seed, "partition")).integers(low, high, clients, endpoint=True)
-            )
+            rng = np.random.default_rng(draws.bits(seed, "partition"))
+            counts = ExampleCounts(rng.integers(low, high, clients, endpoint=True))
         if self.alpha is None:
             return Rows(counts, partial(_any, counts, len(labels), seed))
-        _, classes = np.unique(one_class_each("draws with alpha", labels), return_inverse=True)
+        _, classes = np.unique(one_class("draws with alpha", labels), return_inverse=True)
         members = np.split(np.argsort(classes, kind="stable"), np.cumsum(np.bincount(classes))[:-1])
         return Rows(counts, partial(_mixed, counts, members, self.alpha, seed))
 

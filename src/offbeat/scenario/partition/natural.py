@@ -40,13 +40,11 @@ class Natural:
         """`clients` None: all owners."""
         require(clients is None or clients >= 1, f"clients = {clients}: at least 1 is needed")
         if groups is None:
-            raise DataError(
-                "natural needs data whose examples have owners (users, subjects, stations): use iid or dirichlet"
-            )
+            needed = "data whose examples have owners (users, subjects, stations)"
+            raise DataError(f"natural needs {needed}: use iid or dirichlet")
         if groups.shape != (len(labels),):
-            raise DataError(
-                f"natural: owners of shape {tuple(groups.shape)} for {len(labels)} examples: one each is needed"
-            )
+            given = f"owners of shape {tuple(groups.shape)} for {len(labels)} examples"
+            raise DataError(f"natural: {given}: one each is needed")
         owners, counts = np.unique(groups.cpu().numpy(), return_counts=True)
         able: list[int] = owners[counts >= self.min_examples].tolist()
         if len(able) < (1 if clients is None else clients):

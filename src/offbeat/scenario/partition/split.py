@@ -34,8 +34,7 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Each client's examples in three parts, drawn at random: the first is trained on, the second nobody looks at, the
-    rest is the test.
+    """Each client's examples in three parts, drawn at random: to train on, for validation (unused), and the test.
 
     All is trained on unless told otherwise. The parts are those of what a partition dealt; the data set's own test
     examples are not touched.
@@ -46,10 +45,8 @@ class Split:
 
     def __post_init__(self) -> None:
         fine = 0 < self.train <= 1 and self.validation >= 0 and self.train + self.validation <= 1 + 1e-9
-        require(
-            fine,
-            f"split train = {self.train}, validation = {self.validation}: shares, train above 0, together 1 or less",
-        )
+        given = f"split train = {self.train}, validation = {self.validation}"
+        require(fine, f"{given}: shares, train above 0, together 1 or less")
 
     @property
     def test(self) -> float:
@@ -60,9 +57,8 @@ class Split:
         change = partial(self._one, part, seed)
         if not isinstance(rows, Rows):
             return each(rows, change)
-        return rows.then(
-            change, ExampleCounts.mapped(rows.counts, lambda client, held: getattr(self._sizes(client, held), part))
-        )
+        counts = ExampleCounts.mapped(rows.counts, lambda client, held: getattr(self._sizes(client, held), part))
+        return rows.then(change, counts)
 
     def _one(self, part: str, seed: int, client: int, rows: Tensor) -> Tensor:
         made: Tensor = getattr(self.parts(seed, client, rows), part)
