@@ -46,6 +46,14 @@ Reference = Annotated[
         help="Speed-ups are against this one [default: the comparison's own: the preset's, else the first].",
     ),
 ]
+WorkerName = Annotated[
+    str | None,
+    typer.Option(
+        "--worker",
+        metavar="NAME",
+        help="Who trains: inline, this process [default; of a run resumed: as it was begun].",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
