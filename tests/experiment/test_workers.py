@@ -206,3 +206,28 @@ def test_a_simulation_takes_a_worker_by_name_and_tells_it(made):
     assert found.summary.worker == "several:4"
     with pytest.raises(ConfigError, match="did you mean 'inline'"):
         offbeat.simulate(torch.nn.Linear(3, 2), clients, worker="in-line")
+
+
+# ---------------------------------------------------------------- those there are
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("proceses", "unknown worker 'proceses': did you mean 'processes'?"),
+        ("processes:0", "worker 'processes:0': from 1 to 1024 processes, not 0"),
+        ("processes:x", "write processes, or processes:N with a whole number of processes"),
+    ],
+)
+def test_processes_that_cannot_be_meant_are_refused(text, words):
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert words in str(caught.value)
+
+
+def test_on_another_system_processes_are_inline_which_is_said_in_a_line(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr("sys.platform", "darwin")
+    run = runs.create(tmp_path / "run", SMALL, worker="processes:2")
+    runs.execute(run)
+    assert caplog.messages == ["worker processes:2: it needs Linux, and this is darwin; inline is used"]
+    assert run.summary().worker == "inline"

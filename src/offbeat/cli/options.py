@@ -50,8 +50,9 @@ WorkerName = Annotated[
     str | None,
     typer.Option(
         "--worker",
-        metavar="NAME",
-        help="Who trains: inline, this process [default; of a run resumed: as it was begun].",
+        metavar="NAME[:N]",
+        help="Who trains: inline, this process [default; when resumed: as it was begun], or processes[:N], N of them, "
+        "else one a core. Same result, bit for bit.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -155,7 +155,8 @@ def simulate(
     offbeat.scenario.streaming if the clients' data arrives over time, in the order given unless its classes drift;
     without it all is there. until: '3600s', '500updates', 'acc=0.9,3600s'. test: what to evaluate on; without it, the
     clients' data. loss: a function (outputs, labels) -> scalar; by default cross entropy for whole-number labels and
-    squared error for real ones. worker: who trains; 'inline' is this process. The model itself is left as it is.
+    squared error for real ones. worker: who trains: 'inline' is this process, 'processes' one a core, 'processes:4'
+    four; the result is the same. The model itself is left as it is.
     """
     began, chosen = time.monotonic(), workers.usable(workers.parse(worker))
     data = ClientData.own(_arriving(_pairs(clients), streaming, seed))

@@ -30,7 +30,23 @@ class Kind:
     missing: Callable[[], str | None] = lambda: None  # why it cannot work on this machine, None if it can
 
 
-WORKERS: dict[str, Kind] = {"inline": Kind(lambda trainer, _: Inline(trainer))}
+def _processes(trainer: Trainer, count: int | None) -> Worker:
+    from offbeat.engines.workers.processes import Processes  # not on every system
+
+    return Processes(trainer, count)
+
+
+def _no_processes() -> str | None:
+    """They are forked, and elsewhere libraries beneath PyTorch do not survive that, or there is no such thing."""
+    import sys
+
+    return None if sys.platform == "linux" else f"it needs Linux, and this is {sys.platform}"
+
+
+WORKERS: dict[str, Kind] = {
+    "inline": Kind(lambda trainer, _: Inline(trainer)),
+    "processes": Kind(_processes, counts="processes", missing=_no_processes),
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,317 @@
+"""A worker of several processes on this machine: the same bits as inline, sooner.
+
+Processes are forked when the first result is asked for, one a core, each with one thread. Jobs are started ahead of
+their due time, in its order. A process that dies is replaced and its job repeated, which is safe because jobs are pure.
+No lock is shared: each process has a pipe of its own to this one, and memory of its own that both see.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from heapq import heappop, heappush
+from math import inf
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+from offbeat.core.errors import RunError, plain_text
+from offbeat.core.jobs import Job
+from offbeat.core.threads import one_thread
+from offbeat.engines.workers import Answer
+from offbeat.engines.workers.forked import (
+    ANSWER,
+    GONE,
+    IGNORED,
+    NO_MEMORY,
+    STAYS,
+    Slot,
+    Train,
+    fields_of,
+    libc,
+    live,
+    receive,
+    send,
+)
+from offbeat.engines.workers.inline import computed
+from offbeat.engines.workers.parcels import Arena, Parcel, Unsendable, pack, unpack
+
+log = logging.getLogger("offbeat")
+
+DEPTH = 2  # jobs a process has: one it trains, and one to go on with at once
+AHEAD = 16  # results a process may have computed that nobody asked for yet,
+KEPT = 1 << 29  # and the bytes of all of them, about
+DEATHS = 3  # of processes over one job: then it is the job
+SMALL = 1 << 14  # bytes that a pipe takes though nobody reads it yet
+ROOM = (8, 2, 0)  # models in shared memory for a job, and for its answer; less where that much is not to be had
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Processes:
+    def __init__(self, train: Train, count: int | None = None) -> None:
+        self._train, self._count = train, count or cores()
+        self._jobs: dict[int, Job] = {}  # submitted, not yet answered
+        self._due: dict[int, float] = {}  # of those that are nowhere yet,
+        self._order: list[tuple[float, int]] = []  # a heap of them, and of some that are gone
+        self._here: set[int] = set()  # those that cannot travel: they are trained in this process
+        self._answers: dict[int, Answer | MemoryError] = {}  # that nobody asked for yet
+        self._deaths: dict[int, int] = {}  # of processes that had it
+        self._members: list[Member] = []
+        self._started, self._alone = False, False
+        self._ahead = 0
+        self._known: list[Any] = []  # rules that processes inherit: of these any class will do
+        self._numbers: dict[int, int] = {}
+        self._said = False
+        self._end = weakref.finalize(self, _end_all, self._members, os.getpid())
+
+    # ------------------------------------------------------------ what a worker does
+
+    def submit(self, job: Job, due: float) -> None:
+        self._jobs[job.ticket] = job
+        self._wait_for(job.ticket, due)
+        if self._members:
+            self._hear(timeout=0.0)
+            self._hand_out()
+
+    def cancel(self, ticket: int) -> None:
+        for held in (self._jobs, self._due, self._answers, self._deaths):
+            held.pop(ticket, None)
+        self._here.discard(ticket)
+
+    def collect(self, tickets: Collection[int]) -> list[Answer]:
+        for ticket in tickets:
+            if ticket in self._due:
+                heappush(self._order, (-inf, ticket))  # whatever it was to be: now is when it is needed
+        if not self._started:
+            self._start()
+        return [self._answer(ticket) for ticket in tickets]
+
+    def close(self) -> None:
+        _end_all(self._members, os.getpid())
+        for held in (self._jobs, self._due, self._order, self._here, self._answers, self._deaths):
+            held.clear()
+        self._started, self._alone = False, False
+
+    # ------------------------------------------------------------ jobs
+
+    def _wait_for(self, ticket: int, due: float) -> None:
+        self._due[ticket] = due
+        heappush(self._order, (due, ticket))
+
+    def _answer(self, ticket: int) -> Answer:
+        if ticket not in self._jobs:
+            raise KeyError(ticket)
+        self._hear(timeout=0.0)
+        while ticket not in self._answers:
+            self._hand_out(ticket)
+            if ticket in self._here or self._alone:
+                self._due.pop(ticket, None)
+                self._answers[ticket] = computed(self._train, self._jobs[ticket])
+            else:
+                self._hear()
+        answer = self._answers.pop(ticket)
+        self.cancel(ticket)
+        self._hand_out()
+        if isinstance(answer, MemoryError):
+            raise answer
+        return answer
+
+    def _hand_out(self, needed: int | None = None) -> None:
+        """To every process as many jobs as keep it busy, the most urgent first."""
+        while self._order and (member := min(self._members, key=Member.load, default=None)) is not None:
+            due, ticket = self._order[0]
+            if ticket not in self._due:
+                heappop(self._order)  # it was sent or cancelled meanwhile
+                continue
+            under_way = sum(map(Member.load, self._members))
+            if not member.free or (ticket != needed and len(self._answers) + under_way >= self._ahead):
+                return
+            try:
+                sent = member.take(self._jobs[ticket], due, self._numbers)
+            except Unsendable as reason:
+                self._stays(ticket, str(reason))
+                sent = True
+            except GONE:
+                self._replace(member)
+                continue
+            if not sent:
+                return
+            heappop(self._order)
+            self._due.pop(ticket, None)
+
+    def _stays(self, ticket: int, reason: str) -> None:
+        self._here.add(ticket)
+        if not self._said:
+            self._said = True
+            log.warning("worker processes: a job cannot be sent to one (%s): trained in this one", plain_text(reason))
+
+    # ------------------------------------------------------------ processes
+
+    def _start(self) -> None:
+        """Rules that are known by now need not travel: most strategies have one for all jobs, of any class."""
+        self._started = True
+        rules = {id(rule): rule for job in self._jobs.values() if (rule := job.work.rule) is not None}
+        self._known = list(rules.values())
+        self._numbers = {id(rule): number for number, rule in enumerate(self._known)}
+        largest = max((job.base.nbytes for job in self._jobs.values()), default=0)
+        least, most = 2 * DEPTH * self._count, AHEAD * self._count
+        self._ahead = max(least, min(most, KEPT // max(1, largest)))
+        for _ in range(self._count):
+            self._fork(largest)
+
+    def _fork(self, model: int) -> None:
+        try:
+            self._members.append(fork(self._train, model, self._known, [member.pipe for member in self._members]))
+        except OSError as error:
+            what = "no process could be started" if not self._members else f"only {len(self._members)} were started"
+            log.warning("worker processes: %s (%s)", what, error.strerror or error)
+            self._alone = not self._members
+
+    def _replace(self, member: Member) -> None:
+        """One that died: the job it was at may be why."""
+        with suppress(*GONE):
+            while member.pipe.poll():
+                self._book(member, *receive(member.pipe))  # what it still had to say
+        if self._alone:
+            return
+        how = member.end()
+        self._members.remove(member)
+        for number, (_, ticket, due) in enumerate(member.jobs):
+            if ticket not in self._jobs:
+                continue  # cancelled meanwhile
+            if number == 0:
+                self._deaths[ticket] = self._deaths.get(ticket, 0) + 1
+                self._give_up_on(self._jobs[ticket], how)
+            self._wait_for(ticket, due)
+        log.warning("a process of the worker %s; it is replaced, and its job repeated", how)
+        self._fork(member.model)
+
+    def _give_up_on(self, job: Job, how: str) -> None:
+        if self._deaths[job.ticket] >= DEATHS:
+            raise RunError(
+                f"job {job.index} of client {job.client} ended {DEATHS} processes, the last one {how}: there is too "
+                "little memory, or native code fails; with --worker inline it would end the run itself"
+            )
+
+    def _hear(self, timeout: float | None = None) -> None:
+        """Answers that are there; with no timeout, until there is one."""
+        by_pipe = {member.pipe: member for member in self._members if member.jobs or timeout is None}
+        for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
+            member = by_pipe[pipe]  # type: ignore[index]
+            if member not in self._members:
+                continue
+            try:
+                self._book(member, *receive(member.pipe))
+            except GONE:
+                self._replace(member)
+
+    def _book(self, member: Member, kind: int, ticket: int, body: memoryview, apart: list[bytes]) -> None:
+        if kind not in (ANSWER, STAYS, NO_MEMORY):
+            self._give_up(bytes(body).decode(errors="replace"))
+            return
+        slot, _, _ = member.jobs.popleft()
+        if ticket in self._jobs:
+            if kind == ANSWER:
+                self._answers[ticket] = unpack(body, apart, member.slots[slot][1])
+            elif kind == STAYS:
+                self._stays(ticket, bytes(body).decode(errors="replace"))
+            else:
+                self._answers[ticket] = MemoryError(bytes(body).decode(errors="replace"))
+        member.free.append(slot)
+
+    def _give_up(self, reason: str) -> None:
+        """Forks cannot train here at all."""
+        log.warning("worker processes: %s; inline is used", plain_text(reason))
+        self._alone = True
+        _end_all(self._members, os.getpid())
+
+
+class Member:
+    """A process, as its parent sees it."""
+
+    def __init__(self, pid: int, pipe: Connection, slots: list[Slot], model: int) -> None:
+        self.pid, self.pipe, self.slots, self.model = pid, pipe, slots, model
+        self.free = list(range(len(slots)))
+        self.jobs: deque[tuple[int, int, float]] = deque()  # (slot, ticket, due), in the order they were sent
+
+    def load(self) -> int:
+        return len(self.jobs)
+
+    def take(self, job: Job, due: float, known: dict[int, int]) -> bool:
+        """False if it is too much to be sent before the process listens again: both would wait for the other."""
+        slot = self.free[-1]
+        parcel: Parcel = pack(fields_of(job), self.slots[slot][0], known, exact=True)
+        if self.jobs and parcel.size > SMALL:
+            return False
+        send(self.pipe, slot, job.ticket, parcel)
+        self.free.pop()
+        self.jobs.append((slot, job.ticket, due))
+        return True
+
+    def end(self) -> str:
+        """In words, how it ended; killed if it did not yet."""
+        self.pipe.close()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        try:
+            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # somebody else has waited for it
+            return "died"
+        with suppress(ValueError):
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+
+def fork(train: Train, model: int, known: list[Any], others: list[Connection]) -> Member:
+    """`model`: bytes of one. Under one thread, so that the fork has one, whatever torch did before."""
+    ours, theirs = Pipe()
+    slots = [(_arena(model), _arena(model)) for _ in range(DEPTH)]
+    parent, system = os.getpid(), libc()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    with one_thread(), _blocked(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other threads: nothing of theirs is used there
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        if pid == 0:
+            live(train, theirs, slots, known, [ours, *others], parent, system)
+    theirs.close()
+    return Member(pid, ours, slots, model)
+
+
+def _arena(model: int) -> Arena:
+    for models in ROOM:
+        with suppress(OSError, ValueError, OverflowError):
+            return Arena(models * model + (SMALL if models else 0))
+    return Arena(0)  # tensors go through the pipe
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """Signals that a fork will ignore: a handler of ours must not run there before it does."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_all(members: list[Member], owner: int) -> None:
+    """At once: they hold nothing. Not those of another process, of which this may be a fork."""
+    while members and os.getpid() == owner:
+        members.pop().end()
