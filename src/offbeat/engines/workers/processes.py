@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import sys
 import warnings
@@ -18,7 +19,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from math import inf
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from offbeat.core.errors import RunError, plain_text
@@ -67,6 +68,7 @@ class Processes:
         self._answers: dict[int, Answer | MemoryError] = {}  # that nobody asked for yet
         self._deaths: dict[int, int] = {}  # of processes that had it
         self._members: list[Member] = []
+        self._ears = select.poll()  # for all of them
         self._started, self._alone = False, False
         self._ahead = 0
         self._known: list[Any] = []  # rules that processes inherit: of these any class will do
@@ -97,7 +99,7 @@ class Processes:
         return [self._answer(ticket) for ticket in tickets]
 
     def close(self) -> None:
-        _end_all(self._members, os.getpid())
+        self._end_all()
         for held in (self._jobs, self._due, self._order, self._here, self._answers, self._deaths):
             held.clear()
         self._started, self._alone = False, False
@@ -171,7 +173,9 @@ class Processes:
 
     def _fork(self, model: int) -> None:
         try:
-            self._members.append(fork(self._train, model, self._known, [member.pipe for member in self._members]))
+            member = fork(self._train, model, self._known, [other.pipe for other in self._members])
+            self._members.append(member)
+            self._ears.register(member.pipe.fileno(), select.POLLIN)
         except OSError as error:
             what = "no process could be started" if not self._members else f"only {len(self._members)} were started"
             log.warning("worker processes: %s (%s)", what, error.strerror or error)
@@ -184,6 +188,7 @@ class Processes:
                 self._book(member, *receive(member.pipe))  # what it still had to say
         if self._alone:
             return
+        self._ears.unregister(member.pipe.fileno())
         how = member.end()
         self._members.remove(member)
         for number, (_, ticket, due) in enumerate(member.jobs):
@@ -205,11 +210,10 @@ class Processes:
 
     def _hear(self, timeout: float | None = None) -> None:
         """Answers that are there; with no timeout, until there is one."""
-        by_pipe = {member.pipe: member for member in self._members if member.jobs or timeout is None}
-        for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
-            member = by_pipe[pipe]  # type: ignore[index]
-            if member not in self._members:
-                continue
+        for number, _ in self._ears.poll(timeout):
+            member = next((member for member in self._members if member.pipe.fileno() == number), None)
+            if member is None:
+                continue  # replaced a moment ago
             try:
                 self._book(member, *receive(member.pipe))
             except GONE:
@@ -231,9 +235,14 @@ class Processes:
 
     def _give_up(self, reason: str) -> None:
         """Forks cannot train here at all."""
-        log.warning("worker processes: %s; inline is used", plain_text(reason))
+        hint = "if it is for a GPU in sight: CUDA_VISIBLE_DEVICES='' hides it"
+        log.warning("worker processes: forks cannot train here (%s; %s): inline is used", plain_text(reason), hint)
         self._alone = True
+        self._end_all()
+
+    def _end_all(self) -> None:
         _end_all(self._members, os.getpid())
+        self._ears = select.poll()
 
 
 class Member:
