@@ -25,7 +25,7 @@ from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies import REGISTRY, FedBuff
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
-from offbeat.engines.workers import parcels, processes
+from offbeat.engines.workers import members, parcels, processes
 from offbeat.engines.workers.inline import Inline
 from offbeat.engines.workers.processes import Processes
 from offbeat.testing import TinyClients, identical, tiny_world, with_probe
@@ -107,8 +107,8 @@ def test_the_strategies_are_all_there_are():
 
 @pytest.mark.parametrize("room", [(0,), (1,)])
 def test_without_enough_shared_memory_tensors_go_through_the_pipe(monkeypatch, room, working):
-    monkeypatch.setattr(processes, "ROOM", room)
-    monkeypatch.setattr(processes, "SMALL", 64)
+    monkeypatch.setattr(members, "ROOM", room)
+    monkeypatch.setattr(members, "SMALL", 64)
     for name in ("aso_fed", "fed_ogd", "gradma memory"):
         same(VARIANTS[name], working)
 
@@ -373,7 +373,7 @@ def test_what_is_cancelled_is_not_computed_or_its_answer_ignored(working, tmp_pa
 
 def test_a_large_job_waits_for_a_process_that_listens(working, monkeypatch):
     """Sent to one that is about to send something large itself, both would wait for ever."""
-    monkeypatch.setattr(processes, "ROOM", (0,))
+    monkeypatch.setattr(members, "ROOM", (0,))
     jobs = [job(i, size=300_000) for i in range(12)]
     assert identical(answers(working(), jobs), answers(Inline(add_one), jobs))
 

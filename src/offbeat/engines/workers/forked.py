@@ -31,6 +31,7 @@ HEADER = Struct("<BqI")  # slot of a job, or kind of an answer; ticket; tensors 
 ANSWER, STAYS, NO_MEMORY, UNFIT = range(4)
 GONE = (EOFError, OSError)  # what a pipe says when nobody is at its other end
 SET_PARENT_DEATH_SIGNAL = 1
+RICH = "rich.file_proxy"  # what standard streams are while a progress bar is drawn
 FAULT = 70  # how a process ends that something else than its parent ended
 IGNORED = (signal.SIGINT, signal.SIGTERM)  # the parent says when to stop
 
@@ -133,10 +134,12 @@ def _computed(
 
 def _own_streams() -> None:
     """What models print is printed. But the parent's streams may hold half a line, and a lock that nobody here gives
-    back: these are new ones on the same file. A notebook's know of forks.
+    back: these are new ones on the same file. Others (a notebook's, a text that collects) are left as they are.
     """
     for name, number in (("stdout", 1), ("stderr", 2)):
-        if not type(getattr(sys, name)).__module__.startswith("ipykernel"):
+        given = getattr(sys, name)
+        real = given is not None and (given is getattr(sys, f"__{name}__") or type(given).__module__ == RICH)
+        if real:
             with contextlib.suppress(OSError):
                 setattr(sys, name, open(number, "w", buffering=1, closefd=False, errors="replace"))  # noqa: SIM115
 
