@@ -25,8 +25,8 @@ ROOM = (8, 2, 0)  # models in shared memory for a job, and for its answer; less 
 class Member:
     """A process, as its parent sees it."""
 
-    def __init__(self, pid: int, pipe: Connection, slots: list[Slot], model: int) -> None:
-        self.pid, self.pipe, self.slots, self.model = pid, pipe, slots, model
+    def __init__(self, pid: int, pipe: Connection, slots: list[Slot]) -> None:
+        self.pid, self.pipe, self.slots = pid, pipe, slots
         self.free = list(range(len(slots)))
         self.jobs: deque[tuple[int, int, float]] = deque()  # (slot, ticket, due), in the order they were sent
 
@@ -79,7 +79,7 @@ def fork(train: Train, model: int, known: list[Any], others: list[Connection]) -
         if pid == 0:
             live(train, theirs, slots, known, [ours, *others], parent, system)
     theirs.close()
-    return Member(pid, ours, slots, model)
+    return Member(pid, ours, slots)
 
 
 def _arena(model: int) -> Arena:

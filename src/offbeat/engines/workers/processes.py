@@ -1,8 +1,8 @@
 """A worker of several processes on this machine: the same bits as inline, sooner.
 
-Processes are forked when the first result is asked for, one a core, each with one thread. Jobs are started ahead of
-their due time, in its order. A process that dies is replaced and its job repeated, which is safe because jobs are pure.
-No lock is shared: each process has a pipe of its own to this one, and memory of its own that both see.
+Processes are forked from when the first result is asked for, up to one a core, each with one thread. Jobs are started
+ahead of their due time, in its order. A process that dies is replaced and its job repeated, which is safe because jobs
+are pure. No lock is shared: each process has a pipe of its own to this one, and memory of its own that both see.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Processes:
         self._members: list[Member] = []
         self._ears = select.poll()  # for all of them
         self._started, self._alone = False, False
-        self._ahead = 0
+        self._most = self._count  # of them; fewer where the system starts no more
+        self._ahead = self._model = 0  # results that may wait; bytes of a model
         self._known: list[Any] = []  # rules that processes inherit: of these any class will do
         self._numbers: dict[int, int] = {}
         self._said = False
@@ -60,7 +61,7 @@ class Processes:
     def submit(self, job: Job, due: float) -> None:
         self._jobs[job.ticket] = job
         self._wait_for(job.ticket, due)
-        if self._members:
+        if self._started:
             self._hear(timeout=0.0)
             self._hand_out()
 
@@ -81,7 +82,7 @@ class Processes:
         self._end_all()
         for held in (self._jobs, self._due, self._order, self._here, self._answers, self._deaths):
             held.clear()
-        self._started, self._alone = False, False
+        self._started, self._alone, self._most = False, False, self._count
 
     # ------------------------------------------------------------ jobs
 
@@ -109,24 +110,25 @@ class Processes:
 
     def _hand_out(self, needed: int | None = None) -> None:
         """To every process as many jobs as keep it busy, the most urgent first."""
-        while self._order and (member := min(self._members, key=Member.load, default=None)) is not None:
+        while self._order and not self._alone:
             due, ticket = self._order[0]
             if ticket not in self._due:
                 heappop(self._order)  # it was sent or cancelled meanwhile
                 continue
             under_way = sum(map(Member.load, self._members))
-            if not member.free or (ticket != needed and len(self._answers) + under_way >= self._ahead):
+            if ticket != needed and len(self._answers) + under_way >= self._ahead:
+                return
+            member = self._least_busy()
+            if member is None or not member.free:
                 return
             try:
-                sent = member.take(self._jobs[ticket], due, self._numbers)
+                if not member.take(self._jobs[ticket], due, self._numbers):
+                    return
             except Unsendable as reason:
                 self._stays(ticket, str(reason))
-                sent = True
             except GONE:
                 self._replace(member)
                 continue
-            if not sent:
-                return
             heappop(self._order)
             self._due.pop(ticket, None)
 
@@ -144,21 +146,25 @@ class Processes:
         rules = {id(rule): rule for job in self._jobs.values() if (rule := job.work.rule) is not None}
         self._known = list(rules.values())
         self._numbers = {id(rule): number for number, rule in enumerate(self._known)}
-        largest = max((job.base.nbytes for job in self._jobs.values()), default=0)
+        self._model = max((job.base.nbytes for job in self._jobs.values()), default=0)
         least, most = 2 * DEPTH * self._count, AHEAD * self._count
-        self._ahead = max(least, min(most, KEPT // max(1, largest)))
-        for _ in range(self._count):
-            self._fork(largest)
+        self._ahead = max(least, min(most, KEPT // max(1, self._model)))
 
-    def _fork(self, model: int) -> None:
+    def _least_busy(self) -> Member | None:
+        """A new one, as long as all are busy and there may be more."""
+        found = min(self._members, key=Member.load, default=None)
+        if (found is not None and not found.jobs) or len(self._members) >= self._most:
+            return found
         try:
-            member = fork(self._train, model, self._known, [other.pipe for other in self._members])
-            self._members.append(member)
-            self._ears.register(member.pipe.fileno(), select.POLLIN)
+            made = fork(self._train, self._model, self._known, [other.pipe for other in self._members])
         except OSError as error:
-            what = "no process could be started" if not self._members else f"only {len(self._members)} were started"
+            self._most, self._alone = len(self._members), not self._members
+            what = "no process could be started" if self._alone else f"only {self._most} could be started"
             log.warning("worker processes: %s (%s)", what, error.strerror or error)
-            self._alone = not self._members
+            return found
+        self._members.append(made)
+        self._ears.register(made.pipe.fileno(), select.POLLIN)
+        return made
 
     def _replace(self, member: Member) -> None:
         """One that died: the job it was at may be why."""
@@ -178,7 +184,6 @@ class Processes:
                 self._give_up_on(self._jobs[ticket], how)
             self._wait_for(ticket, due)
         log.warning("a process of the worker %s; it is replaced, and its job repeated", how)
-        self._fork(member.model)
 
     def _give_up_on(self, job: Job, how: str) -> None:
         if self._deaths[job.ticket] >= DEATHS:
