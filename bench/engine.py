@@ -23,7 +23,6 @@ from pathlib import Path
 
 import simpy
 import torch
-from torch import nn
 
 from offbeat.client.data import ClientData
 from offbeat.client.training import Trainer, Training
@@ -43,6 +42,7 @@ from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Cnn, Linear
 from offbeat.scenario.partition import Dirichlet, Draws
 from offbeat.scenario.surroundings import SimulatedWorld
+from plain import cpu, interval, plain_loop
 
 TEN = Layout((Slice("w", (10,), 0, 10, "param"),))
 ALTERNATIONS = 31
@@ -107,8 +107,7 @@ def memory(clients: int = 1_000_000) -> None:
 def fresh(call: str) -> str:
     """What a function of this file prints in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "bench_engine.py").symlink_to(Path(__file__).resolve())
-        code = f"import bench_engine as b; b.{call}"
+        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent.resolve())!r}); import engine as b; b.{call}"
         return subprocess.run(
             [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
         ).stdout.strip()
@@ -189,36 +188,6 @@ def overhead(jobs: int = 40) -> None:
         f"overhead: engine / plain loop = {middle:.3f} (median of {ALTERNATIONS}; 95 % interval {low:.3f} to "
         f"{high:.3f})"
     )
-
-
-def plain_loop(model: nn.Module, jobs: list[tuple[torch.Tensor, torch.Tensor]], training: Training) -> None:
-    """What one would write without a framework: each job starts from the same weights."""
-    start = copy.deepcopy(model.state_dict())
-    assert training.epochs is not None
-    for x, y in jobs:
-        model.load_state_dict(start)
-        optimizer = torch.optim.SGD(model.parameters(), lr=training.lr)
-        for _ in range(training.epochs):
-            order = torch.randperm(len(x))
-            for i in range(0, len(x), training.batch):
-                batch = order[i : i + training.batch]
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-                optimizer.step()
-
-
-def cpu(work: object) -> float:
-    began = time.process_time()
-    work()  # type: ignore[operator]
-    return time.process_time() - began
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """A distribution-free 95 % interval of the median: ranks n/2 -+ 0.98 sqrt(n)."""
-    ranked = sorted(values)
-    half = 0.98 * len(ranked) ** 0.5
-    low, high = int(len(ranked) / 2 - half), int(len(ranked) / 2 + half)
-    return ranked[max(low, 0)], ranked[min(high, len(ranked) - 1)]
 
 
 if __name__ == "__main__":

@@ -50,10 +50,13 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from offbeat.experiment import run as runs
 
     def execute(
-        folders: list[Path], jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None
+        folders: list[Path],
+        jobs: int | None = None,
+        on_progress: Callable[[list[float]], Any] | None = None,
+        worker: str | None = None,
     ) -> bool:
         for folder in folders:
-            runs.execute(runs.Run(folder))
+            runs.execute(runs.Run(folder), worker=worker)
         return True
 
     monkeypatch.setattr(crew, "execute", execute)

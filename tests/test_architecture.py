@@ -172,6 +172,8 @@ def test_nobody_changes_or_uses_random_state_of_the_whole_process(path):
 def test_nothing_is_pickled(path):
     if label(path) == "scenario/data/pickles.py":
         return  # reads what others published (CIFAR), with a list of the few names such a file may hold
+    if label(path) == "engines/workers/parcels.py":
+        return  # between a run and its own forks, for the moment of one message: never stored, never from elsewhere
     for line, module in imports(path):
         assert module.split(".")[0] not in ("pickle", "shelve", "joblib", "dill", "cloudpickle"), (
             f"{label(path)}:{line} imports {module}"

@@ -31,6 +31,7 @@ def script(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     patch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
+    patch.syspath_prepend(BENCH)  # they share a file
     spec.loader.exec_module(module)
     return module
 
@@ -48,6 +49,18 @@ def test_the_engine_is_measured(monkeypatch, capsys):
     assert re.match(r"memory: \d+ MB in all with 2,000 clients, 1,000 in flight", memory)
     assert re.match(r"million: \d+ MB in all with 2,000 clients of an experiment .*, 20 updates in [\d.]+ s", million)
     assert re.match(r"overhead: engine / plain loop = \d+\.\d+ \(median of 1;", overhead)
+
+
+def test_workers_are_measured(monkeypatch, capsys):
+    workers = script("workers", monkeypatch)
+    monkeypatch.setattr(workers, "ROUNDS", 1)
+    monkeypatch.setattr(workers, "EXAMPLES", 8)
+    monkeypatch.setitem(workers.WORLDS, "W2", replace(workers.WORLDS["W2"], updates=20))
+    workers.measure("W2", ("inline", "processes:1"))
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith("W2: 7,850 parameters, 20 jobs; the plain loop takes ")
+    for row, name in zip(rows, ("inline", "processes:1"), strict=True):
+        assert re.match(rf"W2: {name} / plain loop = \d+\.\d+ \(median of 1, \d+\.\d+ to \d+\.\d+\); work of ", row)
 
 
 def test_a_server_step_is_measured(monkeypatch, capsys):

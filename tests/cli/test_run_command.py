@@ -359,3 +359,25 @@ def test_a_run_in_which_most_answers_were_refused_says_so(offbeat):
     )
     assert offbeat("show", "r").err == made.err
     assert offbeat("run", "quickstart", *TINY, "--out", "q").err == ""
+
+
+# ---------------------------------------------------------------- who computes it
+
+
+def test_the_worker_of_a_run_is_shown_with_it(offbeat):
+    done = offbeat("run", "quickstart", *TINY, "--worker", "inline", "--out", "here")
+    assert done.status == 0
+    assert re.search(r"^computed by +inline$", done.out, re.MULTILINE)
+    assert json.loads(offbeat("show", "here", "--json").out)["worker"] == "inline"
+    assert json.loads(Path("here/environment.json").read_text())["worker"] == "inline"
+    assert "worker" not in Path("here/experiment.yaml").read_text()
+
+
+def test_a_worker_that_is_none_is_refused_before_a_folder_is_made(offbeat):
+    for verb in ("run", "compare"):
+        refused(
+            offbeat(verb, "quickstart", *TINY, "--worker", "inlin", "--out", "here"),
+            "unknown worker 'inlin': did you mean 'inline'?",
+        )
+        refused(offbeat(verb, "quickstart", *TINY, "--worker", "inline:3", "--out", "here"), "inline takes no number")
+    assert not Path("here").exists()

@@ -53,6 +53,13 @@ def terminal(monkeypatch, *streams: str, columns: int = 80) -> Iterator[list[str
     shown.append(CODES.sub("", b"".join(chunks).decode()))
 
 
+def test_a_bar_is_drawn_by_a_thread_of_its_own_while_forks_train(offbeat, monkeypatch):
+    with terminal(monkeypatch, "stderr", columns=140) as shown:
+        given = offbeat("run", "quickstart", *TINY, "--until", "1500s", "--worker", "processes:2", "--out", "x")
+        assert given.status == 0
+    assert re.search(r"\d+ s of 1500s, \d+ updates \(\d+/s\) loss \d\.\d+ acc 0\.\d+", shown[0])
+
+
 def test_a_terminal_gets_a_bar_with_time_updates_metrics_and_staleness(offbeat, monkeypatch):
     with terminal(monkeypatch, "stderr", columns=140) as shown:
         assert offbeat("run", "quickstart", *TINY, "--until", "3000s", "--out", "x").status == 0

@@ -234,14 +234,14 @@ def test_the_variants_cover_the_registry():
 # ---------------------------------------------------------------- the real thing: SIGKILL
 
 
-def _child(folder: str) -> None:
-    runs.execute(runs.Run(Path(folder)), checkpoint_every=0.0)
+def _child(folder: str, worker: str) -> None:
+    runs.execute(runs.Run(Path(folder)), checkpoint_every=0.0, worker=worker)
 
 
-def _start(folder: Path) -> multiprocessing.process.BaseProcess:
+def _start(folder: Path, worker: str = "inline") -> multiprocessing.process.BaseProcess:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["offbeat.experiment.run", "sklearn.datasets"])
-    child = context.Process(target=_child, args=(str(folder),))
+    child = context.Process(target=_child, args=(str(folder), worker))
     child.start()
     return child
 
@@ -261,6 +261,20 @@ KILLED = [
 @pytest.mark.parametrize("strategy", KILLED, ids=lambda s: type(s).__name__)
 def test_killed_at_twenty_random_moments_the_digest_is_the_same(tmp_path, strategy):
     """Twenty SIGKILLs over one run, or over the next one where a machine that became faster is done with it before."""
+    killed_often(tmp_path, strategy, ("inline",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy",
+    [s for s in KILLED if isinstance(s, FedBuff | AsoFed | FedPSA | FedOGD | FedPAC)],
+    ids=lambda s: type(s).__name__,
+)
+def test_so_it_is_with_processes_and_when_workers_change_from_one_attempt_to_the_next(tmp_path, strategy):
+    killed_often(tmp_path, strategy, ("processes:2", "processes:3", "inline"))
+
+
+def killed_often(tmp_path, strategy, workers):
     training, until = Training(epochs=2), Until(seconds=1500.0)
     experiment = Experiment(
         clients=8, model=Mlp(hidden=(16,)), training=training, strategy=strategy, until=until, evaluate_every=20.0
@@ -273,7 +287,7 @@ def test_killed_at_twenty_random_moments_the_digest_is_the_same(tmp_path, strate
     for n in range(KILLS):
         killed = runs.create(tmp_path / f"killed {n}", experiment)
         while not killed.complete:
-            child = _start(killed.folder)
+            child = _start(killed.folder, workers[kills % len(workers)])
             if kills < KILLS:
                 # from right at the start to about a tenth of the run, so that some progress is made between kills
                 child.join(timeout=0.05 + draws.uniform(0, "kill", kills, n) * max(0.1, length / 10))

@@ -16,6 +16,7 @@ from offbeat.cli.options import (
     Sets,
     Source,
     UntilText,
+    WorkerName,
     load,
     new_folder,
     use_data,
@@ -37,6 +38,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison [default: runs/NAME-N].")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Finish a comparison that was stopped.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once [default: one a core].")] = None,
+    worker: WorkerName = None,
     reference: Reference = None,
     data: DataRoot = None,
     as_json: Json = False,
@@ -46,9 +48,12 @@ def compare(
     Also writes a figure (PNG) and a self-contained page (HTML) into the folder.
     """
     from offbeat.core.errors import ConfigError
+    from offbeat.experiment import workers
     from offbeat.experiment.comparison import Comparison
 
     use_data(data)
+    if worker is not None:
+        workers.parse(worker)  # before anything is made
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
@@ -61,11 +66,13 @@ def compare(
         _say_moved(comparison)
     else:
         assert source is not None
-        comparison = _create(source, scale, strategies, seeds, changes, until, out, reference)
-    execute(comparison, jobs, as_json, reference)
+        comparison = _create(source, scale, strategies, seeds, changes, until, out, reference, worker or "inline")
+    execute(comparison, jobs, as_json, reference, worker)
 
 
-def execute(comparison: Comparison, jobs: int | None, as_json: bool, reference: str | None = None) -> None:
+def execute(
+    comparison: Comparison, jobs: int | None, as_json: bool, reference: str | None = None, worker: str | None = None
+) -> None:
     from offbeat.cli.output import runs_progress, say
     from offbeat.cli.show import print_comparison
     from offbeat.core.errors import RunError
@@ -77,7 +84,7 @@ def execute(comparison: Comparison, jobs: int | None, as_json: bool, reference: 
     names = [entry["folder"] for entry in comparison.layout()]
     try:
         with runs_progress(names) as watch:
-            finished = comparing.execute(comparison, jobs, watch)
+            finished = comparing.execute(comparison, jobs, watch, worker)
     except Unfinished as error:
         raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None
     except KeyboardInterrupt:
@@ -97,6 +104,7 @@ def _create(
     until: str | None,
     out: Path | None,
     reference: str | None,
+    worker: str,
 ) -> Comparison:
     from dataclasses import replace
 
@@ -113,7 +121,11 @@ def _create(
     for seed in numbers:
         build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made
     return comparing.create(
-        new_folder(f"compare-{preset.experiment.name}", out), experiments, numbers, reference or preset.reference
+        new_folder(f"compare-{preset.experiment.name}", out),
+        experiments,
+        numbers,
+        reference or preset.reference,
+        worker,
     )
 
 

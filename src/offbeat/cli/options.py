@@ -46,6 +46,15 @@ Reference = Annotated[
         help="Speed-ups are against this one [default: the comparison's own: the preset's, else the first].",
     ),
 ]
+WorkerName = Annotated[
+    str | None,
+    typer.Option(
+        "--worker",
+        metavar="NAME[:N]",
+        help="Who trains: inline, this process [default; when resumed: as it was begun], or processes[:N], N of them, "
+        "else one a core. Same result, bit for bit.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

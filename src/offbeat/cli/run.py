@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import DataRoot, Json, ScaleText, Sets, Source, UntilText, load, new_folder, use_data
+from offbeat.cli.options import (
+    DataRoot,
+    Json,
+    ScaleText,
+    Sets,
+    Source,
+    UntilText,
+    WorkerName,
+    load,
+    new_folder,
+    use_data,
+)
 
 if TYPE_CHECKING:
     from offbeat.experiment.run import Run
@@ -28,6 +39,7 @@ def run(
     checkpoint_every: Annotated[
         float, typer.Option(min=0.0, help="Seconds between checkpoints, at least; 0: after every event.")
     ] = 30.0,
+    worker: WorkerName = None,
     data: DataRoot = None,
     as_json: Json = False,
 ) -> None:
@@ -37,11 +49,13 @@ def run(
     happened, bit for bit.
     """
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import build
+    from offbeat.experiment import build, workers
     from offbeat.experiment import run as runs
     from offbeat.experiment.config import strategy_name
 
     use_data(data)
+    if worker is not None:
+        workers.parse(worker)  # before anything is made
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to start a run, or --resume DIR to go on with one")
     if resume is not None:
@@ -52,7 +66,7 @@ def run(
         stopped = runs.Run(resume)
         if moved := stopped.moved():
             typer.echo(f"{resume}: {moved}", err=True)
-        execute(stopped, checkpoint_every, as_json)
+        execute(stopped, checkpoint_every, as_json, worker)
         return
     assert source is not None
     experiment = load(
@@ -61,10 +75,10 @@ def run(
     build.setup(experiment)  # what cannot be built is refused before a folder is made
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
-    execute(runs.create(folder, experiment, command), checkpoint_every, as_json)
+    execute(runs.create(folder, experiment, command, worker=worker or "inline"), checkpoint_every, as_json)
 
 
-def execute(run: Run, checkpoint_every: float, as_json: bool) -> None:
+def execute(run: Run, checkpoint_every: float, as_json: bool, worker: str | None = None) -> None:
     from offbeat.cli.output import run_progress, say
     from offbeat.cli.show import print_run
     from offbeat.core.errors import RunError
@@ -75,7 +89,7 @@ def execute(run: Run, checkpoint_every: float, as_json: bool) -> None:
     again = shlex.join(["offbeat", "run", "--resume", str(run.folder)])
     try:
         with run_progress(str(run.experiment().until)) as watch:
-            outcome = runs.execute(run, watch, checkpoint_every)
+            outcome = runs.execute(run, watch, checkpoint_every, worker)
     except runs.Unfinished as error:
         raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None
     except KeyboardInterrupt:  # before the first event, or a second one: the last checkpoint stands

@@ -109,6 +109,8 @@ def _numbers(s: Summary) -> list[list[str]]:
             ["clients evaluated on", f"their {s.surveyed}"],
         ]
     lines += measures.lines(s)
+    if s.worker is not None:
+        lines.append(["computed by", s.worker])
     return lines + [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
 
 

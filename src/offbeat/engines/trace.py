@@ -34,7 +34,8 @@ TOGETHER = 100  # rows a statement
 SKIPPED = 16  # waits at most without a look at the clock: so many may turn out long before it is noticed
 LAG = 2.0  # host seconds that a reader may be behind
 LOOK = 64  # rows between two looks at the clock, where nobody calls for one
-SPENT = "wall_seconds"  # the fact that is summed over all resumes
+SPENT = "wall_seconds"  # the fact that is summed over all resumes,
+WORKER = "worker"  # and the one that is a list over them: who computed the jobs
 
 Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None, int | None, int | None, str | None]
 
@@ -208,7 +209,7 @@ class Trace:
         self.db.execute("BEGIN")
         for table in TABLES:
             self.db.execute(f"DELETE FROM {table} WHERE seq >= ?", (seq,))
-        self.db.execute("DELETE FROM facts WHERE key != ?", (SPENT,))
+        self.db.execute("DELETE FROM facts WHERE key NOT IN (?, ?)", (SPENT, WORKER))
         self.db.execute("COMMIT")
         self.seq = seq
         self.tally = tally or Tally.of(self.db, TABLES)

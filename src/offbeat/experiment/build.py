@@ -33,10 +33,8 @@ from offbeat.engines.trace import Trace
 from offbeat.engines.traffic import Payload
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine, Watch
-from offbeat.engines.workers import Worker
 from offbeat.engines.workers.faulty import Faulty
-from offbeat.engines.workers.inline import Inline
-from offbeat.experiment import groups, metrics
+from offbeat.experiment import groups, metrics, workers
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.experiment.heatmap import Held
 from offbeat.scenario import partition
@@ -303,15 +301,16 @@ def engine(
     checkpoints: Checkpoints | None = None,
     checkpoint_every: float = 30.0,
     watch: Watch | None = None,
+    worker: workers.Choice = workers.INLINE,
 ) -> VirtualEngine:
-    worker: Worker = Inline(made.trainer)
+    computing = workers.make(worker, made.trainer)
     if (spoil := spoiler(made.surroundings.faults, made.layout)) is not None:
-        worker = Faulty(worker, spoil)
+        computing = Faulty(computing, spoil)
     return VirtualEngine(
         experiment.strategy,
         made.world,
         made.surroundings,
-        worker,
+        computing,
         until=_towards(experiment.until, made.evaluator.metrics),
         evaluate=made.evaluator,
         own=made.own,

@@ -1,7 +1,8 @@
 """Several methods on the same clients, delays and seeds: one run each, one table, one folder.
 
 The runs are independent, so they fill the cores of the machine; each keeps to one thread and is exact, so the table
-does not depend on how many run at once. A comparison that was stopped is finished by starting it again.
+does not depend on how many run at once. With a worker that fills the cores by itself they go one after the other. A
+comparison that was stopped is finished by starting it again.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 
 from offbeat.core.errors import ConfigError, RunError, printable, unknown
 from offbeat.engines.checkpoint import write_whole
+from offbeat.engines.progress import Status
 from offbeat.engines.until import Target
-from offbeat.experiment import crew, curves, identity
+from offbeat.engines.virtual import INTERRUPTED
+from offbeat.experiment import crew, curves, identity, workers
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.measures import Row, over_seeds, speed_up
@@ -100,7 +103,11 @@ class Comparison:
 
 
 def create(
-    folder: Path, experiments: dict[str, Experiment], seeds: list[int], reference: str = REFERENCE
+    folder: Path,
+    experiments: dict[str, Experiment],
+    seeds: list[int],
+    reference: str = REFERENCE,
+    worker: str = "inline",
 ) -> Comparison:
     """Make the folders of all runs; `experiments` are one a strategy, alike in all else. Without the reference the
     first is one.
@@ -121,16 +128,45 @@ def create(
     for name, experiment in experiments.items():
         for seed in seeds:
             sub = f"{name}-seed{seed}"
-            runs.create(folder / sub, replace(experiment, seed=seed), world=worlds[seed])
+            runs.create(folder / sub, replace(experiment, seed=seed), world=worlds[seed], worker=worker)
             entries.append({"strategy": name, "seed": seed, "folder": sub})
     write_whole(folder / MANIFEST, json.dumps({"reference": against, "runs": entries}, indent=2).encode())
     return Comparison(folder)
 
 
 def execute(
-    comparison: Comparison, jobs: int | None = None, on_progress: Callable[[list[float]], Any] | None = None
+    comparison: Comparison,
+    jobs: int | None = None,
+    on_progress: Callable[[list[float]], Any] | None = None,
+    worker: str | None = None,
 ) -> bool:
     """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each
-    run.
+    run. `worker`: of every run; without one, as each was begun.
     """
-    return crew.execute([comparison.folder / entry["folder"] for entry in comparison.layout()], jobs, on_progress)
+    folders = [comparison.folder / entry["folder"] for entry in comparison.layout()]
+    chosen = [runs.Run(folder).worker() if worker is None else workers.parse(worker) for folder in folders]
+    if all(choice == workers.INLINE for choice in chosen):
+        return crew.execute(folders, jobs, on_progress, worker)
+    if jobs is not None and jobs > 1:
+        other = next(choice for choice in chosen if choice != workers.INLINE)
+        raise ConfigError(f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline")
+    return _in_turn(folders, on_progress, worker)
+
+
+def _in_turn(folders: list[Path], on_progress: Callable[[list[float]], Any] | None, worker: str | None) -> bool:
+    shares = [float(runs.Run(folder).complete) for folder in folders]
+
+    def tell(index: int, share: float) -> None:
+        shares[index] = share
+        if on_progress is not None:
+            on_progress(list(shares))
+
+    def follow(index: int) -> Callable[[Status], None]:
+        return lambda status: tell(index, status.share)
+
+    for index, folder in enumerate(folders):
+        outcome = runs.execute(runs.Run(folder), follow(index), worker=worker)
+        if outcome is not None and outcome.reason == INTERRUPTED:
+            return False
+        tell(index, 1.0)
+    return True

@@ -30,8 +30,12 @@ GONE = (EOFError, OSError)  # what a pipe says when nobody is at its other end
 Progress = Callable[[list[float]], Any]  # told the share of each run that is done
 
 
-def execute(folders: list[Path], jobs: int | None = None, on_progress: Progress | None = None) -> bool:
-    """Finish every run that is not complete; False if they were interrupted."""
+def execute(
+    folders: list[Path], jobs: int | None = None, on_progress: Progress | None = None, worker: str | None = None
+) -> bool:
+    """Finish every run that is not complete; False if they were interrupted. `worker`: of every run, instead of those
+    they were begun with.
+    """
     todo = [i for i, folder in enumerate(folders) if not runs.Run(folder).complete]
     context = multiprocessing.get_context("spawn")
     shares: Any = context.RawArray("d", [float(i not in todo) for i in range(len(folders))])  # each cell has one writer
@@ -43,7 +47,7 @@ def execute(folders: list[Path], jobs: int | None = None, on_progress: Progress 
             with _handling(signal.SIGINT, signal.SIG_IGN):  # inherited: the parent says when to stop
                 for _ in range(min(jobs or os.cpu_count() or 1, len(todo))):
                     ours, theirs = context.Pipe()
-                    process = context.Process(target=_work, args=(theirs, shares, stop, os.getpid()))
+                    process = context.Process(target=_work, args=(theirs, shares, stop, os.getpid(), worker))
                     process.start()
                     theirs.close()
                     crew[ours] = process
@@ -111,16 +115,16 @@ def _handling(number: int, handler: Any) -> Iterator[None]:
 # ---------------------------------------------------------------- in a process of the crew
 
 
-def _work(pipe: Connection, shares: Any, stop: Any, parent: int) -> None:
+def _work(pipe: Connection, shares: Any, stop: Any, parent: int, worker: str | None) -> None:
     """One run after the other, until the parent closes the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(*GONE, KeyboardInterrupt):
         while True:
             index, folder = pipe.recv()
-            pipe.send(_answer(index, folder, shares, stop, parent))
+            pipe.send(_answer(index, folder, shares, stop, parent, worker))
 
 
-def _answer(index: int, folder: str, shares: Any, stop: Any, parent: int) -> bool | Exception:
+def _answer(index: int, folder: str, shares: Any, stop: Any, parent: int, worker: str | None) -> bool | Exception:
     def stopped() -> bool:
         return bool(stop.value) or os.getppid() != parent  # told to, or the parent was killed over our head
 
@@ -131,7 +135,7 @@ def _answer(index: int, folder: str, shares: Any, stop: Any, parent: int) -> boo
     if stopped():
         return False
     try:
-        outcome = runs.execute(runs.Run(Path(folder)), watch)
+        outcome = runs.execute(runs.Run(Path(folder)), watch, worker=worker)
     except Exception as error:
         return _sendable(error)
     if outcome is not None and outcome.reason == INTERRUPTED:

@@ -16,6 +16,7 @@ COMPARISON = "compare.json"  # what makes a folder one of several runs, not a ru
 MADE = ("environment.json", "command.txt", "world.json")  # before experiment.yaml
 OWN = ("experiment.yaml", COMPARISON, "run.sqlite", "model.safetensors", "checkpoint", finished.NAME, *MADE)
 MAKING = b"this folder is being made\n"  # in the lock until it is
+_locks: set[int] = set()  # that this process holds
 TEMPORARY = re.compile(r"(.+?)(\.[0-9a-f]{8})?\.tmp")  # of a file that was being written
 
 
@@ -77,10 +78,21 @@ def alone(folder: Path) -> Iterator[int]:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise RunError(f"cannot open {path}: {error.strerror or error}") from None
+    _locks.add(lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield lock
     except BlockingIOError:
         raise RunError(f"{folder} is being run by another process") from None
     finally:
+        _locks.discard(lock)
         os.close(lock)
+
+
+def _let_go() -> None:
+    """A fork shares its parent's locks: it would hold them a moment longer than a parent that is killed."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -15,7 +15,7 @@ from typing import Any
 from offbeat.client.survey import EVERYONE
 from offbeat.core.errors import RunError
 from offbeat.engines import finite
-from offbeat.engines.trace import read_only
+from offbeat.engines.trace import WORKER, read_only
 from offbeat.engines.until import Target, higher_is_better
 from offbeat.experiment import curves
 from offbeat.experiment.curves import Curve
@@ -59,6 +59,7 @@ class Summary:
     server_seconds: float = nan  # host time inside the strategy
     server_bytes: float = nan  # the most the strategy's tensors took, looked at on the evaluation grid
     wall_seconds: float = nan  # host time of the run, over all its resumes
+    worker: str | None = None  # who computed its jobs, over all its resumes
     # "acc/slowest", …: of groups of clients, on their own examples
     groups: dict[str, float] = field(default_factory=dict)
     # the metric a table shows, of each client on its own examples
@@ -210,6 +211,7 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         server_seconds=float(facts.get("server_seconds", nan)),
         server_bytes=float(facts.get("server_bytes", nan)),
         wall_seconds=float(facts.get("wall_seconds", nan)),
+        worker=facts.get(WORKER),
         groups={key: value for key, value in values.items() if "/" in key},
         by_client=per_client(db, name),
         surveyed=facts.get("surveyed"),

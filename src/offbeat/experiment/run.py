@@ -1,7 +1,7 @@
 """One execution of an experiment, in one folder: start it, stop it at any moment, resume it, read it.
 
 experiment.yaml     the resolved experiment        run.sqlite          trace and metrics
-environment.json    versions and machine           checkpoint/         to resume from
+environment.json    versions, machine, worker      checkpoint/         to resume from
 command.txt         the command that repeats it    model.safetensors   the final model, a plain state_dict
 world.json          the experiment once more,      finished.json       checksums of all this, once it is done
                     checksums of data and traces   lock                held by the process that runs it
@@ -30,9 +30,9 @@ from offbeat.core.snapshot import unpack
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.tally import Tally
-from offbeat.engines.trace import SPENT, TABLES, Trace
+from offbeat.engines.trace import SPENT, TABLES, WORKER, Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
-from offbeat.experiment import build, curves, files, finished, guard, identity, machine, metrics, sealed
+from offbeat.experiment import build, curves, files, finished, guard, identity, machine, metrics, sealed, workers
 from offbeat.experiment.config import Experiment
 
 COMPARISON = guard.COMPARISON
@@ -107,6 +107,14 @@ class Run:
         begun = self.trace_file.is_file() and not self.complete
         return machine.moved(self.folder / "environment.json") if begun else None
 
+    def worker(self) -> workers.Choice:
+        """The one it was begun with; inline where that cannot be told any more."""
+        try:
+            stored = sealed.read(self.folder / "environment.json").get("worker")
+        except (FileNotFoundError, RunError):
+            stored = None
+        return workers.begun_with(stored if isinstance(stored, str) else None)
+
     def curve(self, metric: str) -> curves.Curve:
         """A metric on the evaluation grid."""
         with metrics.open_trace(self.trace_file) as db:
@@ -132,12 +140,16 @@ class Run:
 
 
 def create(
-    folder: Path, experiment: Experiment, command: str | None = None, world: identity.Identity | None = None
+    folder: Path,
+    experiment: Experiment,
+    command: str | None = None,
+    world: identity.Identity | None = None,
+    worker: str = "inline",
 ) -> Run:
     """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is
-    large.
+    large. `worker`: who is to compute it, unless whoever executes it says otherwise.
     """
-    run = Run(folder)
+    run, chosen = Run(folder), workers.parse(worker)
     guard.refuse_held(folder)
     world = world or identity.of(experiment)
     new = not folder.exists()
@@ -149,7 +161,7 @@ def create(
             try:
                 os.write(lock, guard.MAKING)
                 os.fsync(lock)  # before anything else is: after a power failure it tells whose the rest is
-                write_whole(folder / "environment.json", sealed.dump(machine.environment()))
+                write_whole(folder / "environment.json", sealed.dump({**machine.environment(), "worker": str(chosen)}))
                 write_whole(folder / "command.txt", _repeat(run, command).encode())
                 write_whole(run.world_file, world.dump(experiment))
                 files.write(run.experiment_file, experiment)  # last: with it the folder is a run
@@ -169,10 +181,13 @@ def _repeat(run: Run, command: str | None) -> str:
     return f"{repeat}# it was made by: {command}\n" if command else repeat
 
 
-def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0) -> Outcome | None:
+def execute(
+    run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0, worker: str | None = None
+) -> Outcome | None:
     """Run to the end, from the newest checkpoint if there is one; None if it was complete already.
 
-    Ctrl-C ends it after the current event with a checkpoint; the outcome then says INTERRUPTED.
+    `worker` computes the jobs; without one, whoever the run was begun with. Ctrl-C ends it after the current event with
+    a checkpoint; the outcome then says INTERRUPTED.
     """
     experiment = run.experiment()
     with guard.alone(run.folder):
@@ -181,17 +196,24 @@ def execute(run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0
         guard.sweep(run.folder)
         identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
         made = build.setup(experiment)
+        chosen = workers.usable(run.worker() if worker is None else workers.parse(worker))
         trace = Trace(run.trace_file)
         try:
             began = time.monotonic()
             checkpoints = Checkpoints(run.folder / "checkpoint")
             engine = build.engine(
-                made, experiment, trace=trace, checkpoints=checkpoints, checkpoint_every=checkpoint_every, watch=watch
+                made,
+                experiment,
+                trace=trace,
+                checkpoints=checkpoints,
+                checkpoint_every=checkpoint_every,
+                watch=watch,
+                worker=chosen,
             )
             _restore(run, engine)
             with _resumable(), _interruptible(engine):
                 before = _seconds_so_far(trace)
-                trace.set_facts(made.facts)
+                trace.set_facts({**made.facts, WORKER: _workers_so_far(trace, chosen)})
                 outcome = engine.run()
                 trace.set_facts({SPENT: before + time.monotonic() - began, **outcome.costs()})
                 if outcome.reason != INTERRUPTED:
@@ -230,6 +252,13 @@ def _seconds_so_far(trace: Trace) -> float:
         return float(stored[0]) if stored else 0.0
     except ValueError:
         return nan  # nobody knows any more
+
+
+def _workers_so_far(trace: Trace, now: workers.Choice) -> str:
+    """With the one of this attempt, where that is another."""
+    stored = trace.db.execute("SELECT value FROM facts WHERE key = ?", (WORKER,)).fetchone()
+    before = str(stored[0]).split(", then ") if stored else []
+    return ", then ".join(before if before[-1:] == [str(now)] else [*before, str(now)])
 
 
 @contextlib.contextmanager

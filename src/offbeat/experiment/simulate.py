@@ -26,9 +26,9 @@ from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import find
 from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.progress import Outcome
-from offbeat.engines.trace import Trace
+from offbeat.engines.trace import WORKER, Trace
 from offbeat.engines.until import Until, parse_until
-from offbeat.experiment import build, metrics
+from offbeat.experiment import build, metrics, workers
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.metrics import Summary
@@ -145,6 +145,7 @@ def simulate(
     evaluate_every: float | None = None,
     max_norm: float | None = None,
     seed: int = 0,
+    worker: str = "inline",
 ) -> Simulation:
     """Train `model` on the clients' own tensors in virtual time.
 
@@ -154,9 +155,10 @@ def simulate(
     offbeat.scenario.streaming if the clients' data arrives over time, in the order given unless its classes drift;
     without it all is there. until: '3600s', '500updates', 'acc=0.9,3600s'. test: what to evaluate on; without it, the
     clients' data. loss: a function (outputs, labels) -> scalar; by default cross entropy for whole-number labels and
-    squared error for real ones. The model itself is left as it is.
+    squared error for real ones. worker: who trains: 'inline' is this process, 'processes' one a core, 'processes:4'
+    four; the result is the same. The model itself is left as it is.
     """
-    began = time.monotonic()
+    began, chosen = time.monotonic(), workers.usable(workers.parse(worker))
     data = ClientData.own(_arriving(_pairs(clients), streaming, seed))
     experiment = Experiment(
         name="simulation",
@@ -176,8 +178,8 @@ def simulate(
     x, y = data.pooled() if test is None else _pair(test, "test")
     evaluator = Evaluator(model, x, y, loss)
     made = build.assemble(model, data, evaluator, experiment, loss)
-    engine = build.engine(made, experiment)
-    engine.trace.set_facts(made.facts)
+    engine = build.engine(made, experiment, worker=chosen)
+    engine.trace.set_facts({**made.facts, WORKER: chosen})
     outcome = engine.run()
     engine.trace.set_facts({"wall_seconds": time.monotonic() - began, **outcome.costs()})
     summary = metrics.summarize(engine.trace.db, experiment.population, experiment.until.target)

@@ -21,15 +21,17 @@ class Inline:
         self._jobs.pop(ticket, None)
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
-        return [self._compute(self._jobs.pop(ticket)) for ticket in tickets]
+        return [computed(self._train, self._jobs.pop(ticket)) for ticket in tickets]
 
     def close(self) -> None:
         self._jobs.clear()
 
-    def _compute(self, job: Job) -> Answer:
-        try:
-            return self._train(job)
-        except MemoryError:
-            raise  # the machine's trouble, not this client's
-        except Exception as error:
-            return Failure(job.ticket, in_words(error))
+
+def computed(train: Callable[[Job], Result], job: Job) -> Answer:
+    """What comes of a job: a result, or that it raised."""
+    try:
+        return train(job)
+    except MemoryError:
+        raise  # the machine's trouble, not this client's
+    except Exception as error:
+        return Failure(job.ticket, in_words(error))

@@ -1,0 +1,104 @@
+"""What each worker takes, over a plain PyTorch loop on one thread that does the same local trainings.
+
+    python bench/workers.py                      all worlds, all workers
+    python bench/workers.py W1 processes:2       one world, one worker; several of each are fine
+
+W1: 50 clients with 200 made-up pictures of 28×28 each, FedCompass's CNN (582,026 parameters), SGD 0.01, batches of 64,
+one epoch, FedBuff (k = 10) with 20 clients at work. W2: the same with one linear layer. Times of a worker hold the
+start and the end of its processes. In every round everybody runs once; told are ratios to the plain loop of the same
+round: on the wall, and of what all cores did, which says more where others use them too.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from offbeat.client.data import ClientData
+from offbeat.client.evaluation import Evaluator
+from offbeat.client.training import Training
+from offbeat.core.strategies import FedBuff
+from offbeat.engines.until import Until
+from offbeat.experiment import build, workers
+from offbeat.experiment.config import Experiment
+from offbeat.scenario.delays import Uniform
+from offbeat.scenario.models import Linear, Model
+from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
+from plain import plain_loop, ratios, told
+
+ROUNDS = 5
+CLIENTS, EXAMPLES, K, AT_WORK = 50, 200, 10, 20
+TRAINING = Training(lr=0.01, batch=64, epochs=1)
+
+
+@dataclass(frozen=True)
+class World:
+    model: Model
+    updates: int
+
+
+WORLDS = {"W1": World(FEDCOMPASS_MNIST, 60), "W2": World(Linear(), 600)}
+WORKERS = ("inline", "processes:2")
+
+
+def measure(name: str, chosen: tuple[str, ...] = WORKERS) -> None:
+    world = WORLDS[name]
+    generator = torch.Generator().manual_seed(0)
+    pairs = [
+        (torch.rand(EXAMPLES, 1, 28, 28, generator=generator), torch.randint(10, (EXAMPLES,), generator=generator))
+        for _ in range(CLIENTS)
+    ]
+    module = world.model.build((1, 28, 28), 10, seed=0)
+    experiment = Experiment(
+        clients=CLIENTS,
+        delays=Uniform(low=10.0, high=100.0),
+        training=TRAINING,
+        strategy=FedBuff(k=K, concurrency=AT_WORK),
+        until=Until(updates=world.updates),
+        evaluate_every=1e9,
+    )
+    clients = ClientData.own(pairs)
+    setup = build.assemble(module, clients, Evaluator(module, *pairs[0]), experiment)
+
+    def with_(worker: str) -> Callable[[], object]:
+        return lambda: build.engine(setup, experiment, worker=workers.parse(worker)).run()
+
+    torch.set_num_threads(1)
+    order = who_trains(setup, experiment)
+    jobs = [pairs[client] for client in order]
+    loop: Callable[[], object] = lambda: plain_loop(copy.deepcopy(module), jobs, TRAINING, average=K)  # noqa: E731
+    plain_loop(copy.deepcopy(module), jobs[:K], TRAINING, average=K)  # warm
+    found, least = ratios({worker: with_(worker) for worker in chosen}, loop, ROUNDS)
+    print(f"{name}: {size(module):,} parameters, {len(jobs)} jobs; the plain loop takes {least:.2f} s at best")
+    for worker, values in found.items():
+        wall, work = zip(*values, strict=True)
+        print(f"{name}: {worker} / plain loop = {told(wall)}; work of all cores {told(work)}")
+
+
+def who_trains(setup: build.Setup, experiment: Experiment) -> list[int]:
+    """The clients whose updates arrive, in order: in virtual time it is the same for every worker."""
+    engine = build.engine(setup, experiment)
+    engine.run()
+    return [client for (client,) in engine.trace.rows("SELECT client FROM trace WHERE kind = 'arrive' ORDER BY seq")]
+
+
+def size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+if __name__ == "__main__":
+    print(
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
+    )
+    asked = sys.argv[1:]
+    chosen = tuple(word for word in asked if word not in WORLDS) or WORKERS
+    for worker in chosen:
+        workers.parse(worker)
+    for name in [word for word in asked if word in WORLDS] or WORLDS:
+        measure(name, chosen)

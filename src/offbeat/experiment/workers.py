@@ -1,0 +1,102 @@
+"""Who computes the jobs of a run: its worker, written NAME or NAME:N.
+
+A worker decides when and where jobs are computed, never what. So it is an option of a run and no part of an
+experiment: it is written down beside the results, and a run that was begun with one goes on with any other.
+One worker more is an entry more in WORKERS.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from offbeat.client.training import Trainer
+from offbeat.core.errors import ConfigError, unknown
+from offbeat.engines.workers import Worker
+from offbeat.engines.workers.inline import Inline
+
+log = logging.getLogger("offbeat")
+
+MOST = 1024  # of whatever a worker has N of
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`make` is handed the run's trainer, and N where it is given."""
+
+    make: Callable[[Trainer, int | None], Worker]
+    counts: str | None = None  # what N is a number of; None: it takes none
+    missing: Callable[[], str | None] = lambda: None  # why it cannot work on this machine, None if it can
+
+
+def _processes(trainer: Trainer, count: int | None) -> Worker:
+    from offbeat.engines.workers.processes import Processes  # not on every system
+
+    return Processes(trainer, count)
+
+
+def _no_processes() -> str | None:
+    """They are forked, and elsewhere libraries beneath PyTorch do not survive that, or there is no such thing."""
+    import sys
+
+    return None if sys.platform == "linux" else f"it needs Linux, and this is {sys.platform}"
+
+
+WORKERS: dict[str, Kind] = {
+    "inline": Kind(lambda trainer, _: Inline(trainer)),
+    "processes": Kind(_processes, counts="processes", missing=_no_processes),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    name: str = "inline"
+    count: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.count is None else f"{self.name}:{self.count}"
+
+
+INLINE = Choice()
+
+
+def parse(text: str) -> Choice:
+    """'inline', 'processes:2'; errors say what is wrong and the nearest right thing."""
+    name, colon, number = text.strip().partition(":")
+    if name not in WORKERS:
+        raise unknown("worker", name, WORKERS)
+    counts = WORKERS[name].counts
+    if not colon:
+        return Choice(name)
+    if counts is None:
+        raise ConfigError(f"worker {text!r}: {name} takes no number; write {name}")
+    if not (number.isascii() and number.isdecimal() and 1 <= len(number) <= 9):
+        raise ConfigError(f"worker {text!r}: write {name}, or {name}:N with a whole number of {counts}")
+    if not 1 <= int(number) <= MOST:
+        raise ConfigError(f"worker {text!r}: from 1 to {MOST} {counts}, not {int(number)}")
+    return Choice(name, int(number))
+
+
+def usable(choice: Choice) -> Choice:
+    """The same, or inline where it cannot work on this machine, which is said."""
+    reason = WORKERS[choice.name].missing()
+    if reason is None:
+        return choice
+    log.warning("worker %s: %s; inline is used", choice, reason)
+    return INLINE
+
+
+def begun_with(text: str | None) -> Choice:
+    """What a run folder says of how it was begun: nothing, before there was a choice; a name that is not known here,
+    where it comes from elsewhere.
+    """
+    try:
+        return INLINE if text is None else parse(text)
+    except ConfigError as error:
+        log.warning("the run was begun with another worker (%s); inline is used", error)
+        return INLINE
+
+
+def make(choice: Choice, trainer: Trainer) -> Worker:
+    return WORKERS[choice.name].make(trainer, choice.count)

@@ -1,0 +1,162 @@
+"""Runs with the worker processes: stopped, killed and gone on with, by whoever; nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import TINY, refused, start
+
+from offbeat.experiment import files, guard
+from offbeat.experiment import run as runs
+from offbeat.experiment.run import Run
+from offbeat.presets import load
+from patience import PATIENCE, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
+
+LONGER = ["--set", "clients=4", "--set", "model=mlp", "--until", "2000s"]
+PROCESSES = ["--worker", "processes:2"]
+
+
+def children(pid: int) -> set[int]:
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == pid and state != "Z":
+            found.add(int(stat.parent.name))
+    return found
+
+
+def gone(pids: set[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the run that nobody stops."""
+    changes = [change for change in LONGER if "=" in change]
+    experiment = files.changed(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
+    run = runs.create(tmp_path_factory.mktemp("whole") / "run", experiment)
+    runs.execute(run)
+    return run.digest()
+
+
+def begun(*options: object) -> tuple[object, set[int]]:
+    """A run in the middle of it, and its processes. A group of its own, as a terminal's."""
+    process = start(
+        "run",
+        "quickstart",
+        *LONGER,
+        *PROCESSES,
+        "--checkpoint-every",
+        0,
+        "--out",
+        "x",
+        *options,
+        start_new_session=True,
+    )
+    until(lambda: list(Path("x/checkpoint").glob("*.json")) and len(children(process.pid)) == 2)
+    return process, children(process.pid)
+
+
+def test_a_run_and_a_comparison_are_the_same_with_processes(offbeat):
+    for name, options in (("a", []), ("b", PROCESSES)):
+        assert offbeat("run", "quickstart", *TINY, *options, "--out", name).status == 0
+    assert Run(Path("b")).digest() == Run(Path("a")).digest()
+    shown = offbeat("show", "b").out
+    assert re.search(r"^computed by +processes:2$", shown, re.MULTILINE)
+    some = ["--strategies", "fedavg,fedbuff", "--seeds", 1]
+    given = offbeat("compare", "quickstart", *TINY, *some, *PROCESSES, "--out", "c")
+    assert given.status == 0, given
+    for run in Path("c").glob("fed*"):
+        assert Run(run).summary().worker == "processes:2"
+    assert not children(os.getpid())
+
+
+def test_what_cannot_be_meant_is_refused_in_a_line(offbeat):
+    for verb in ("run", "compare"):
+        refused(offbeat(verb, "quickstart", *TINY, "--worker", "processes:0"), "from 1 to 1024 processes, not 0")
+        refused(offbeat(verb, "quickstart", *TINY, "--worker", "proceses"), "did you mean 'processes'?")
+    refused(offbeat("compare", "quickstart", *TINY, *PROCESSES, "--jobs", 2, "--out", "c"), "one after the other")
+
+
+@pytest.mark.parametrize("worker", [[], ["--worker", "inline"]])
+def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_nobody(offbeat, whole, worker):
+    process, forks = begun()
+    os.killpg(process.pid, signal.SIGINT)  # the terminal tells everybody
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("stopped at ")
+    assert err.count("\n") == 1
+    until(lambda: gone(forks))
+    assert offbeat("run", "--resume", "x", *worker).status == 0
+    assert Run(Path("x")).digest() == whole
+    assert Run(Path("x")).summary().worker == ("processes:2, then inline" if worker else "processes:2")
+
+
+def test_killed_it_leaves_nobody_and_can_be_gone_on_with_at_once(offbeat, whole):
+    process, forks = begun()
+    process.kill()
+    process.wait()
+    assert offbeat("run", "--resume", "x", "--worker", "inline").status == 0  # whatever its forks are still doing
+    until(lambda: gone(forks))
+    process.communicate()
+    assert Run(Path("x")).digest() == whole
+
+
+def test_its_processes_may_be_killed(offbeat, whole):
+    process, forks = begun()
+    for pid in forks:
+        os.kill(pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "was killed by SIGKILL; it is replaced" in err
+    assert Run(Path("x")).digest() == whole
+
+
+def test_a_run_begun_inline_goes_on_with_processes(offbeat, stopped, digest):
+    """Three clients, softmax regression, stopped in the middle: see conftest."""
+    assert offbeat("run", "--resume", stopped, *PROCESSES).status == 0
+    assert Run(stopped).digest() == digest
+    assert Run(stopped).summary().worker == "inline, then processes:2"
+
+
+def test_a_job_that_ends_every_process_ends_the_run_with_a_line(offbeat, monkeypatch):
+    parent = os.getpid()
+
+    def deadly(*_: object) -> None:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("offbeat.client.training.Trainer.plan", deadly)
+        given = offbeat("run", "quickstart", *TINY, *PROCESSES, "--out", "x")
+    refused(given, "of client", "ended 3 processes", "SIGKILL", "offbeat run --resume x", status=1)
+    assert not children(parent)
+    assert offbeat("run", "--resume", "x").status == 0
+
+
+def test_forks_hold_no_lock(tmp_path):
+    (hear, tell), (wait, end) = os.pipe(), os.pipe()
+    with guard.alone(tmp_path):
+        pid = os.fork()
+        if pid == 0:
+            os.close(end)
+            os.write(tell, b"here")
+            os.read(wait, 1)  # until the parent is done
+            os._exit(0)
+        assert os.read(hear, 4) == b"here"
+    with guard.alone(tmp_path):
+        pass
+    os.close(end)
+    os.waitpid(pid, 0)
+    for number in (hear, tell, wait):
+        os.close(number)

@@ -1,0 +1,204 @@
+"""Real training in forked processes: every strategy, BatchNorm, dropout, faults and streams give the bits of inline.
+Models, losses, rules and strategies may be defined anywhere.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import offbeat
+from offbeat.core.strategies import REGISTRY
+from offbeat.experiment.simulate import Simulation
+from offbeat.scenario.faults import Corrupted, Crash, DuplicateUpload, Scaled
+from offbeat.scenario.streaming import Growing
+from patience import PATIENCE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
+
+
+class Net(nn.Module):
+    """A little of everything: statistics, a counter, noise, a head, a frozen parameter, a tied one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.25)
+        self.again = nn.Linear(8, 8)
+        self.again.bias = self.body.bias
+        self.scale = nn.Parameter(torch.ones(8), requires_grad=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.again(self.drop(self.norm(self.body(x)).relu())) * self.scale
+        made: torch.Tensor = self.head(h.relu())
+        return made
+
+
+def run(worker: str, **settings: Any) -> Simulation:
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(20 + 4 * k, 6, generator=generator), torch.randint(3, (20 + 4 * k,), generator=generator))
+        for k in range(5)
+    ]
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = Net()
+    given = {"delays": [10.0, 14.0, 31.0, 23.0, 17.0], "until": "150s", "evaluate_every": 50.0, **settings}
+    given.setdefault("training", offbeat.Training(batch=8, lr=0.05))
+    return offbeat.simulate(model, clients, worker=worker, **given)
+
+
+def same(**settings: Any) -> None:
+    expected, given = run("inline", **settings), run("processes:2", **settings)
+    assert given.trace.digest() == expected.trace.digest()
+    assert torch.equal(given.outcome.model, expected.outcome.model)
+    assert given.summary.updates == expected.summary.updates > 0
+    assert given.summary.refused == expected.summary.refused
+    assert given.summary.worker == "processes:2"
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_strategy_trains_to_the_same_bits(name, caplog):
+    same(strategy=name)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "aso_fed", "fedpsa"])
+def test_clients_that_keep_their_statistics_train_to_the_same_bits(name):
+    same(strategy=name, training=offbeat.Training(batch=8, bn="local", optimizer="adam", lr=0.01))
+
+
+def test_faults_and_streams_are_the_same():
+    faults = (Crash(probability=0.1), DuplicateUpload(probability=0.3), Corrupted(probability=0.2), Scaled(share=0.3))
+    same(strategy="fedasync", faults=faults, streaming=Growing(start=0.4, rate=0.02), max_norm=5.0)
+
+
+def test_trainings_that_fail_fail_alike():
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if len(y) == 4:  # the last batch of some
+            raise ValueError("four is no batch")
+        return nn.functional.cross_entropy(outputs, y)
+
+    same(strategy="fedasync", loss=loss)
+
+
+# ---------------------------------------------------------------- scripts and notebooks
+
+SCRIPT = """
+import sys
+from dataclasses import dataclass
+import torch
+import offbeat
+from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalRule, LocalWork, UpdateArrived
+
+print("this line is printed once")
+print("half a line, ", end="")
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.w(x)
+
+
+def loss(outputs, y):
+    return torch.nn.functional.cross_entropy(outputs, y) * 2
+
+
+@dataclass(frozen=True)
+class Halved(LocalRule):
+    by: float = 0.5
+
+    def direction(self, job, w, grad, carry):
+        return grad(w) * self.by, carry
+
+
+@dataclass
+class State:
+    model: torch.Tensor
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Mine:
+    def init(self, world):
+        return State(world.model)
+
+    def on_event(self, state, event):
+        if isinstance(event, ClientReady):
+            work = LocalWork(rule=Halved(1 / (1 + state.version)))
+            return [Dispatch(client=event.client, model=state.model, work=work)]
+        if isinstance(event, UpdateArrived):
+            state.model, state.version = torch.lerp(state.model, event.local, 0.5), state.version + 1
+            return [Commit(model=state.model)]
+        return []
+
+
+def run(worker):
+    generator = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(16, 4, generator=generator), torch.arange(16) % 2) for _ in range(4)]
+    torch.manual_seed(0)
+    return offbeat.simulate(Net(), clients, Mine(), loss=loss, until="600s", delays=[10, 20, 30, 40], worker=worker)
+
+
+a, b = run("inline"), run("processes:2")
+assert a.trace.digest() == b.trace.digest() and torch.equal(a.outcome.model, b.outcome.model)
+print("the same", a.summary.updates, b.summary.worker)
+"""
+
+
+@pytest.mark.parametrize("how", ["a file without a guard", "standard input, as a notebook"])
+def test_it_works_where_everything_is_defined_in_the_script_itself(tmp_path, how):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    if how.startswith("a file"):
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=PATIENCE)
+    else:
+        done = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stderr == ""
+    first, second = done.stdout.splitlines()
+    assert first == "this line is printed once"
+    assert second.startswith("half a line, the same ")
+    assert second.endswith("processes:2")
+
+
+def test_what_a_model_prints_is_printed_whoever_trains(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import torch, offbeat\n"
+        "class Loud(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if self.training: print('training')\n"
+        "        return super().forward(x)\n"
+        "clients = [(torch.ones(4, 3), torch.arange(4) % 2)] * 2\n"
+        "import sys\n"
+        "offbeat.simulate(Loud(3, 2), clients, until='4updates', worker=sys.argv[1])\n"
+    )
+    said = [
+        subprocess.run([sys.executable, path, worker], capture_output=True, text=True, timeout=PATIENCE, check=True)
+        for worker in ("inline", "processes:1")
+    ]
+    counts = [done.stdout.splitlines().count("training") for done in said]
+    assert counts[1] >= counts[0] >= 4  # jobs may be begun that the run does not come to
+    assert {line for done in said for line in done.stdout.splitlines()} == {"training"}
+
+
+def test_where_nothing_posix_is_to_be_had_offbeat_can_be_imported_and_simulate(tmp_path):
+    """As far as the worker is concerned: what a fork needs is imported when one is made."""
+    code = (
+        "import sys, offbeat; offbeat.simulate\n"
+        "assert 'offbeat.engines.workers.processes' not in sys.modules\n"
+        "assert 'offbeat.engines.workers.forked' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(tmp_path), timeout=PATIENCE, check=True)

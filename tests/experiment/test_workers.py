@@ -1,0 +1,233 @@
+"""The worker is an option of a run: written beside its results, no part of what it is, free to change on the way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offbeat
+from offbeat.core.errors import ConfigError
+from offbeat.engines.until import Until
+from offbeat.engines.workers.inline import Inline
+from offbeat.experiment import comparison as compare
+from offbeat.experiment import run as runs
+from offbeat.experiment import sealed, workers
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.workers import Choice, Kind, parse
+from offbeat.scenario.data.synthetic import Synthetic
+from offbeat.scenario.models import Linear
+from offbeat.scenario.partition import Iid
+
+SMALL = Experiment(data=Synthetic(users=4, seed=2), model=Linear(), partition=Iid(), clients=4, until=Until(updates=12))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Two more workers: `several`, which keeps book of what it was made with, and `elsewhere`, which is not here."""
+    asked: list[Any] = []
+
+    def several(trainer: Any, count: int | None) -> Inline:
+        asked.append(count)
+        return Inline(trainer)
+
+    monkeypatch.setitem(workers.WORKERS, "several", Kind(several, counts="hands"))
+    monkeypatch.setitem(workers.WORKERS, "elsewhere", Kind(several, missing=lambda: "there is no elsewhere here"))
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("inline", Choice()),
+        (" inline ", Choice()),
+        ("several", Choice("several")),
+        ("several:3", Choice("several", 3)),
+        ("several:03", Choice("several", 3)),
+    ],
+)
+def test_a_worker_is_written_as_a_name_or_a_name_and_a_number(made, text, chosen):
+    assert parse(text) == chosen
+    assert parse(str(chosen)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("inlin", "unknown worker 'inlin': did you mean 'inline'?"),
+        ("", "unknown worker '': known: "),
+        ("Inline", "did you mean 'inline'?"),
+        ("inline:3", "worker 'inline:3': inline takes no number; write inline"),
+        ("inline:", "inline takes no number"),
+        ("several:0", "worker 'several:0': from 1 to 1024 hands, not 0"),
+        ("several:9999", "from 1 to 1024 hands, not 9999"),
+        ("several:-1", "worker 'several:-1': write several, or several:N with a whole number of hands"),
+        ("several:two", "whole number of hands"),
+        ("several:", "whole number of hands"),
+        ("several:1:2", "whole number of hands"),
+        ("several:²", "whole number of hands"),
+    ],
+)
+def test_what_is_no_worker_is_told_with_the_nearest_that_is(made, text, words):
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert words in str(caught.value)
+
+
+def test_where_a_worker_cannot_work_inline_does_and_it_is_said(made, caplog):
+    assert workers.usable(parse("elsewhere")) == workers.INLINE
+    assert caplog.messages == ["worker elsewhere: there is no elsewhere here; inline is used"]
+
+
+# ---------------------------------------------------------------- of a run
+
+
+def test_it_is_written_beside_the_results_and_is_no_part_of_the_experiment(made, tmp_path):
+    plain = runs.create(tmp_path / "plain", SMALL)
+    other = runs.create(tmp_path / "other", SMALL, worker="several:2")
+    runs.execute(plain)
+    runs.execute(other)
+    assert made == [2]
+    for name in ("world.json", "experiment.yaml"):
+        assert (plain.folder / name).read_bytes() == (other.folder / name).read_bytes()
+    assert other.digest() == plain.digest()
+    assert (plain.summary().worker, other.summary().worker) == ("inline", "several:2")
+    assert sealed.read(other.folder / "environment.json")["worker"] == "several:2"
+    other.check()
+
+
+def stop(status: Any) -> bool:
+    return status.updates >= 4 or status.now > 0
+
+
+def stopped(folder: Path, **options: Any) -> runs.Run:
+    run = runs.create(folder, replace(SMALL, evaluate_every=1.0), **options)
+    outcome = runs.execute(run, stop)
+    assert outcome is not None
+    assert outcome.reason == "interrupted"
+    return run
+
+
+def test_a_run_goes_on_with_the_worker_it_was_begun_with(made, tmp_path):
+    run = stopped(tmp_path / "run", worker="several:2")
+    runs.execute(run)
+    assert made == [2, 2]
+    assert run.summary().worker == "several:2"
+
+
+def test_a_run_goes_on_with_any_other_to_the_same_bits(made, tmp_path):
+    whole = runs.create(tmp_path / "whole", replace(SMALL, evaluate_every=1.0))
+    runs.execute(whole)
+    run = stopped(tmp_path / "run", worker="several:2")
+    runs.execute(run, stop, worker="inline")
+    runs.execute(run, worker="inline")
+    assert made == [2]
+    assert run.digest() == whole.digest()
+    assert run.summary().worker == "several:2, then inline"
+    assert str(run.worker()) == "several:2"
+
+
+@pytest.mark.parametrize("name", ["several:2", "elsewhere"])
+def test_a_run_whose_worker_is_not_here_goes_on_inline(made, tmp_path, monkeypatch, caplog, name):
+    run = stopped(tmp_path / "run", worker=name)
+    if name == "several:2":
+        monkeypatch.delitem(workers.WORKERS, "several")
+    del made[:]
+    runs.execute(run)
+    assert made == []
+    assert run.summary().worker is not None
+    assert run.summary().worker.endswith("inline")
+    assert "inline is used" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("wreck", ["damaged", "gone", "of before there was a choice"])
+def test_a_run_that_cannot_tell_its_worker_any_more_goes_on_inline(made, tmp_path, wreck):
+    run = stopped(tmp_path / "run", worker="several:2")
+    path = run.folder / "environment.json"
+    if wreck == "gone":
+        path.unlink()
+    elif wreck == "damaged":
+        path.write_text("{")
+    else:
+        stored = sealed.read(path)
+        del stored["worker"]
+        path.write_text(json.dumps(stored))
+    assert run.worker() == workers.INLINE
+    runs.execute(run)
+    assert made == [2]
+
+
+def test_a_misspelt_worker_makes_no_folder(tmp_path):
+    with pytest.raises(ConfigError, match="unknown worker"):
+        runs.create(tmp_path / "run", SMALL, worker="inlin")
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- of a comparison
+
+
+def test_runs_of_a_comparison_with_a_worker_of_their_own_go_one_after_the_other_in_this_process(made, tmp_path):
+    experiments = {name: replace(SMALL, strategy=offbeat.FedBuff(k=k)) for name, k in (("one", 1), ("two", 2))}
+    comparison = compare.create(tmp_path / "c", experiments, [0], worker="several:2")
+    seen: list[list[float]] = []
+    with pytest.raises(ConfigError, match="--jobs 2: with the worker several:2 runs go one after the other"):
+        compare.execute(comparison, jobs=2)
+    assert compare.execute(comparison, on_progress=seen.append)
+    assert made == [2, 2]
+    assert seen[-1] == [1.0, 1.0]
+    assert [run.summary().worker for name in experiments for run in comparison.runs(name)] == ["several:2"] * 2
+    assert compare.execute(comparison)  # there is nothing left to do
+
+
+def test_a_comparison_that_is_stopped_is_finished_with_the_worker_it_was_begun_with_or_another(
+    made, tmp_path, one_by_one
+):
+    experiments = {"one": replace(SMALL, strategy=offbeat.FedBuff(k=1)), "two": SMALL}
+    comparison = compare.create(tmp_path / "c", experiments, [0], worker="several:2")
+    runs.execute(comparison.runs("one")[0], stop)
+    del made[:]
+    assert compare.execute(comparison, worker="inline")
+    assert made == []
+    assert comparison.runs("one")[0].summary().worker == "several:2, then inline"
+    assert comparison.runs("two")[0].summary().worker == "inline"
+
+
+# ---------------------------------------------------------------- of a simulation
+
+
+def test_a_simulation_takes_a_worker_by_name_and_tells_it(made):
+    clients = [(torch.randn(8, 3, generator=torch.Generator().manual_seed(i)), torch.arange(8) % 2) for i in range(3)]
+    found = offbeat.simulate(torch.nn.Linear(3, 2), clients, until="300s", worker="several:4")
+    assert made == [4]
+    assert found.summary.worker == "several:4"
+    with pytest.raises(ConfigError, match="did you mean 'inline'"):
+        offbeat.simulate(torch.nn.Linear(3, 2), clients, worker="in-line")
+
+
+# ---------------------------------------------------------------- those there are
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("proceses", "unknown worker 'proceses': did you mean 'processes'?"),
+        ("processes:0", "worker 'processes:0': from 1 to 1024 processes, not 0"),
+        ("processes:x", "write processes, or processes:N with a whole number of processes"),
+    ],
+)
+def test_processes_that_cannot_be_meant_are_refused(text, words):
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert words in str(caught.value)
+
+
+def test_on_another_system_processes_are_inline_which_is_said_in_a_line(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr("sys.platform", "darwin")
+    run = runs.create(tmp_path / "run", SMALL, worker="processes:2")
+    runs.execute(run)
+    assert caplog.messages == ["worker processes:2: it needs Linux, and this is darwin; inline is used"]
+    assert run.summary().worker == "inline"

@@ -1,0 +1,30 @@
+"""docs/workers.md: what it shows runs, and it names every worker there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from offbeat.experiment.workers import WORKERS, parse
+
+PAGE = (Path(__file__).parents[2] / "docs" / "workers.md").read_text(encoding="utf-8")
+
+
+def test_it_names_every_worker_in_order() -> None:
+    table = PAGE.split("\n## ")[0]
+    assert [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")] == list(WORKERS)
+
+
+def test_its_commands_name_workers_there_are() -> None:
+    named = re.findall(r"--worker (\S+)", "\n".join(re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)))
+    assert len(named) == 2
+    for name in named:
+        parse(name)
+
+
+def test_its_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(code, "workers.md", "exec"), {})
+    assert capsys.readouterr().out in ("processes:2\n", "inline\n")
