@@ -225,7 +225,12 @@ class Branching(LocalRule):
 
 def test_a_rule_that_says_so_is_trained_one_by_one(trainer, caplog):
     jobs = jobs_of(trainer, Branching())
-    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs], tolerance=0)
+    train = StackTrainer(trainer)
+    for _ in range(2):
+        agree(train(jobs), [trainer(job) for job in jobs], tolerance=0)
+    assert [r.getMessage() for r in caplog.records] == [
+        "clients are trained one by one: they cannot be stacked (Branching says so)"
+    ]
 
 
 class Replacing(nn.Module):
@@ -313,15 +318,15 @@ def test_a_rule_that_cannot_be_hashed_is_stacked_with_itself(trainer, caplog):
 
 
 def test_where_memory_is_short_the_stack_is_halved(trainer, monkeypatch, caplog):
-    whole, sizes = Stack.train, list[int]()
+    whole, sizes = Stack.descend, list[int]()
 
-    def cramped(self: Stack) -> list[Result]:
-        sizes.append(len(self._jobs))
-        if len(self._jobs) > 2:
+    def cramped(self: Stack) -> None:
+        sizes.append(len(self._planned))
+        if len(self._planned) > 2:
             raise torch.OutOfMemoryError("no")
-        return whole(self)
+        whole(self)
 
-    monkeypatch.setattr(Stack, "train", cramped)
+    monkeypatch.setattr(Stack, "descend", cramped)
     jobs = jobs_of(trainer, None)
     agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
     assert sizes == [5, 2, 3, 2]  # 5 = 2 + 3, 3 = 1 + 2, and one alone is no stack

@@ -1,30 +1,31 @@
 """Local training of many clients in one tensor program: the same plans and the same descent, on stacked vectors.
 
-The gradient of a stack is one vmapped forward pass and one backward pass of the summed losses: clients share nothing,
-so each row is that client's gradient. Batches of one size are computed together and never padded, so that neither
-BatchNorm nor a loss that takes a mean sees anything but a client's own examples. Clients that are done stay as they
-are.
+Each row of a stack is one client; `kernel` has the gradient of a step. Batches of one size are computed together, and
+where the kernel can leave out what fills them up, batches of about one size. Clients that are done stay as they are.
 
 What a rule does once a job (`begin`, `end`) is done client by client: it may look at the client's data. Models that
 cannot be mapped (a kernel that draws by itself, control flow on values) and rules that say so train one by one, which
 is said once.
+
+With several cores a stack is dealt out to as many threads: the operations of a step are large and do not hold the
+interpreter. Who trains with whom depends on the jobs and on the number of cores alone, never on time.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_map
 
-from offbeat.client.data import Pair
-from offbeat.client.dropout import Masks, step_keys
-from offbeat.client.gradient import head, overrides
+from offbeat.client.chain import Chain
+from offbeat.client.dropout import step_keys
+from offbeat.client.gradient import overrides
+from offbeat.client.kernel import ClosedForm, Kernel, Mapped
 from offbeat.client.plan import Plan
 from offbeat.client.randomness import generators, restore, seeded, states
 from offbeat.client.training import Trainer
@@ -34,37 +35,117 @@ from offbeat.core.protocol import LocalJob, LocalRule
 
 log = logging.getLogger("offbeat")
 
-Buffers = dict[str, Tensor]
+MEMORY = 2**28  # bytes a stack may take, about
+_VECTORS = 10  # of a client's model in a stack: base, start, w, its gradient, the optimizer's, the rule's
+_COPIES = 16  # of a client's batch, by what a model makes of it
+
+Batch = tuple[Tensor, Tensor | None]  # where its examples lie, and how each is shown
+Group = tuple[Tensor | None, Tensor, Tensor, Tensor | None]  # rows, inputs, labels, sizes: see Kernel.gradient
 
 
 class StackTrainer:
-    """train(jobs) -> results, in order. Equal to the trainer's own, one by one, within rounding."""
+    """train(jobs) -> results, in order. Equal to the trainer's own, one by one, within rounding.
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._one_by_one: str | None = None  # why, once it is known
+    `most` is how many jobs may be stacked: a number of this model and this training, not of this machine.
+    """
+
+    def __init__(self, trainer: Trainer, cores: int = 1, memory: int = MEMORY) -> None:
+        self._trainer, self._cores = trainer, cores
+        binding, data = trainer.binding, trainer.data
+        self._chain = Chain.of(binding.module, binding.layout, trainer.task, data)
+        values = _VECTORS * binding.layout.size + _COPIES * trainer.training.batch * data.width
+        self.most = max(1, memory // (values * binding.vector.element_size()))
+        self._modules = [binding.module]  # one for each thread
+        self._sources = generators(binding.vector.device)
+        self._pool: ThreadPoolExecutor | None = None
+        self._said: set[str] = set()
+        self._one_by_one = False  # once it is known that it has to be
 
     def __call__(self, jobs: Sequence[Job]) -> list[Result]:
-        found: dict[int, Result] = {}
+        results = []
+        for answer in self.attempt(jobs):
+            if isinstance(answer, Exception):
+                raise answer
+            results.append(answer)
+        return results
+
+    def attempt(self, jobs: Sequence[Job]) -> list[Result | Exception]:
+        """The same, with what went wrong in place of a result: a job that fails fails alone."""
+        found: dict[int, Result | Exception] = {}
         for group in _alike(jobs):
-            found |= {result.ticket: result for result in self._train(group)}
+            found |= zip((job.ticket for job in group), self._train(group), strict=True)
         return [found[job.ticket] for job in jobs]
 
-    def _train(self, jobs: list[Job]) -> list[Result]:
+    def close(self) -> None:
+        """Let go of the threads; the next stack would start new ones."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _train(self, jobs: list[Job]) -> list[Result | Exception]:
         rule = jobs[0].work.rule or PLAIN
-        if self._one_by_one is not None or not rule.stacks or len(jobs) == 1:
-            return [self._trainer(job) for job in jobs]
+        if not rule.stacks:
+            self._say(f"{type(rule).__name__} says so")
+        if self._one_by_one or not rule.stacks or len(jobs) == 1:
+            return [self._alone(job) for job in jobs]
         try:
-            return Stack(self._trainer, jobs).train()
+            return [*self._stacked(jobs)]
         except (MemoryError, torch.OutOfMemoryError):
             half = len(jobs) // 2
             return [*self._train(jobs[:half]), *self._train(jobs[half:])]
         # an operation vmap cannot map; or a job that fails alone too, which then says so itself
         except Exception as error:
-            results = [self._trainer(job) for job in jobs]
-            self._one_by_one = f"{type(error).__name__}: {error}".splitlines()[0]
-            log.warning("clients are trained one by one: they cannot be stacked (%s)", self._one_by_one)
-            return results
+            answers = [self._alone(job) for job in jobs]
+            if not any(isinstance(answer, Exception) for answer in answers):
+                self._one_by_one = True
+                self._say(f"{type(error).__name__}: {error}".splitlines()[0])
+            return answers
+
+    def _alone(self, job: Job) -> Result | Exception:
+        try:
+            return self._trainer(job)
+        except MemoryError:
+            raise  # the machine's trouble, not this client's
+        except Exception as error:
+            return error
+
+    def _say(self, why: str) -> None:
+        if why not in self._said:
+            self._said.add(why)
+            log.warning("clients are trained one by one: they cannot be stacked (%s)", why)
+
+    def _stacked(self, jobs: list[Job]) -> list[Result]:
+        stacks = []
+        for number, part in enumerate(_dealt([Planned(self._trainer, job) for job in jobs], self._cores)):
+            if number == len(self._modules) and self._chain is None:
+                self._modules.append(deepcopy(self._modules[0]))
+            stacks.append(Stack(self._trainer, part, self._chain, self._modules[min(number, len(self._modules) - 1)]))
+        with torch.enable_grad(), seeded(self._sources, 0):
+            for stack in stacks:
+                stack.begin()
+            before = states(self._sources)
+            self._together([stack.descend for stack in stacks])
+            if not all(map(torch.equal, before, states(self._sources))):
+                raise ProtocolError(
+                    f"{jobs[0].work.rule!r} draws at every step: of a stack that is nobody's draw; let it say "
+                    "stacks = False"
+                )
+            found = {result.ticket: result for stack in stacks for result in stack.results()}
+        return [found[job.ticket] for job in jobs]
+
+    def _together(self, tasks: list[Callable[[], None]]) -> None:
+        """The first here, the others in threads; one thread each."""
+        if len(tasks) > 1 and self._pool is None:
+            one = torch.set_num_threads, (1,)
+            self._pool = ThreadPoolExecutor(self._cores - 1, "stack", initializer=one[0], initargs=one[1])
+        others = [self._pool.submit(task) for task in tasks[1:]] if self._pool is not None else []
+        try:
+            tasks[0]()
+        finally:
+            errors = [other.exception() for other in others]  # all of them have ended
+        for error in errors:
+            if error is not None:
+                raise error
 
 
 def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -86,169 +167,147 @@ def _named(rule: LocalRule | None) -> Any:
     return rule
 
 
+class Planned:
+    """One job of a stack, before its first step."""
+
+    __slots__ = ("job", "local", "plan", "sent")
+
+    def __init__(self, trainer: Trainer, sent: Job) -> None:
+        self.sent, self.job = sent, trainer.own(sent)
+        self.plan: Plan = trainer.plan(self.job)
+        self.local: LocalJob = trainer.local_job(sent, self.job, self.plan)
+
+
+def _dealt(jobs: list[Planned], cores: int) -> list[list[Planned]]:
+    """As many parts as cores, none empty, with about as much to do: like cards, the longest first."""
+    if cores == 1:
+        return [jobs]
+    ranked = sorted(jobs, key=lambda one: -one.plan.steps)
+    return [ranked[first::cores] for first in range(min(cores, len(ranked)))]
+
+
 class Stack:
-    """One stack of jobs, from its plans to its results."""
+    """One stack of jobs: `begin` and `results` are each job's own, one after the other, and may draw; between them
+    `descend` is all of them at once, and draws nothing.
+    """
 
-    def __init__(self, trainer: Trainer, jobs: list[Job]) -> None:
-        binding = trainer.binding
-        self._trainer, self._module, self._layout = trainer, binding.module, binding.layout
-        self._sent, self._jobs = jobs, [trainer.own(job) for job in jobs]
-        self._rule: LocalRule = jobs[0].work.rule or PLAIN
-        self._plans = [trainer.plan(job) for job in self._jobs]
-        self._vectors = torch.stack([job.base for job in self._jobs])
+    def __init__(self, trainer: Trainer, planned: list[Planned], chain: Chain | None, module: nn.Module) -> None:
+        self._trainer, self._layout, self._planned = trainer, trainer.binding.layout, planned
+        self._rule: LocalRule = planned[0].job.work.rule or PLAIN
+        self._plans = [one.plan for one in planned]
+        self._vectors = torch.stack([one.job.base for one in planned])
         self.w = self._layout.trainable(self._vectors)  # a view: params come first
-        self._buffers = trainer.buffers(self._vectors)
-        self._locals = [
-            trainer.local_job(sent, job, plan) for sent, job, plan in zip(jobs, self._jobs, self._plans, strict=True)
-        ]
-        self._job = stacked_job(self._locals)
+        self._job = stacked_job([one.local for one in planned])
         self._noise = torch.tensor([plan.noise for plan in self._plans], device=self.w.device)
-        self._masks = Masks(self._module)
-        self._own_loss = overrides(self._rule, "loss")
-        self._seen: Tensor | None = None  # what entered the head
-        self._after: Buffers = {}  # the module's buffers after a pass: it may have replaced them
         self._sources = generators(self.w.device)
+        self._draws = overrides(self._rule, "begin") or overrides(self._rule, "end")  # or may, at least
+        self._carry: Any = None
+        self._drawn: list[list[Tensor]] = []  # where each job's draws are after `begin`
+        self.kernel: Kernel
+        if chain is not None and not overrides(self._rule, "loss"):
+            self.kernel, self._mapped = ClosedForm(chain), None
+        else:
+            self.kernel = self._mapped = Mapped(module, self._layout, trainer.task, self._rule, self._job)
+            self._mapped.buffers = trainer.buffers(self._vectors)
 
-    def train(self) -> list[Result]:
-        rule = self._rule
-        self._module.train()
-        with torch.enable_grad(), seeded(self._sources, 0), self._masks.serve(), self._remembering():
-            begun = [self._begin(job, plan) for job, plan in zip(self._locals, self._plans, strict=True)]
-            self._module.train()  # `begin` may have looked at features, in evaluation mode
-            carry, before = stacked_carry([carry for carry, _ in begun]), states(self._sources)
+    def begin(self) -> None:
+        carries = []
+        for one in self._planned:
+            if not self._draws:
+                carries.append(self._rule.begin(one.local))
+                continue
+            with seeded(self._sources, one.plan.noise):  # what a rule draws comes from the job's own key
+                carries.append(self._rule.begin(one.local))
+                self._drawn.append(states(self._sources))
+        self._carry = stacked_carry(carries)
+
+    def descend(self) -> None:
+        with torch.enable_grad(), self.kernel.serve():
             for number, phase in enumerate(self._plans[0].phases):
-                lr, optimizer = (
-                    column([plan.rate(number) for plan in self._plans], self.w),
-                    self._trainer.training.fresh(),
-                )
-                _, carry = stretch(rule, self._job, phase, lr, self.w, self._steps(number), optimizer, carry)
-            if not all(map(torch.equal, before, states(self._sources))):
-                raise ProtocolError(
-                    f"{rule!r} draws at every step: of a stack that is nobody's draw; let it say stacks = False"
-                )
-            self._trainer.write_buffers(self._vectors, self._buffers)
-            return [self._result(i, carry_of(carry, i), begun[i][1]) for i in range(len(self._jobs))]
+                lr = column([plan.rate(number) for plan in self._plans], self.w)
+                steps, optimizer = self._steps(number), self._trainer.training.fresh()
+                _, self._carry = stretch(self._rule, self._job, phase, lr, self.w, steps, optimizer, self._carry)
+        if self._mapped is not None:
+            self._trainer.write_buffers(self._vectors, self._mapped.buffers)
 
-    def _begin(self, job: LocalJob, plan: Plan) -> tuple[Any, list[Tensor]]:
-        """The rule's carry, and where its draws are then: what it draws comes from the job's own key."""
-        with seeded(self._sources, plan.noise):
-            return self._rule.begin(job), states(self._sources)
+    def results(self) -> list[Result]:
+        return [self._result(i) for i in range(len(self._planned))]
 
-    def _result(self, i: int, carry: Any, drawn: list[Tensor]) -> Result:
-        local = self._vectors[i].clone()  # of its own: a row would keep the whole stack alive
-        restore(self._sources, drawn)
-        extras, memory = self._rule.end(self._locals[i], local, carry)
-        plan = self._plans[i]
-        result = Result(plan.job.ticket, local, plan.job.num_examples, plan.steps, extras, memory)
-        return handed_back(self._sent[i], result, self._layout) if self._trainer.training.bn == "local" else result
+    def _result(self, i: int) -> Result:
+        one, local = self._planned[i], self._vectors[i].clone()  # of its own: a row would keep the whole stack alive
+        if self._draws:
+            restore(self._sources, self._drawn[i])
+        extras, memory = self._rule.end(one.local, local, carry_of(self._carry, i))
+        result = Result(one.sent.ticket, local, one.job.num_examples, one.plan.steps, extras, memory)
+        return handed_back(one.sent, result, self._layout) if self._trainer.training.bn == "local" else result
 
     # ------------------------------------------------------------ steps
 
     def _steps(self, phase: int) -> Iterator[tuple[StackGradient, Tensor | None]]:
         """The gradient of each step, and which clients it moves; None: all of them."""
-        done = torch.tensor([sum(plan.counts[:phase]) for plan in self._plans])
-        counts = torch.tensor([plan.counts[phase] for plan in self._plans])
-        batches = [plan.batches(phase) for plan in self._plans]
-        for step in range(int(counts.max())):
-            active = counts > step
-            keys = step_keys(self._noise, (done + step).to(self._noise.device))
-            rows = active.nonzero().flatten().tolist()
-            groups = self._gather({i: next(batches[i]) for i in rows})
-            yield StackGradient(self, groups, keys), None if bool(active.all()) else active.to(self.w.device)[:, None]
+        done = torch.tensor([sum(plan.counts[:phase]) for plan in self._plans], device=self.w.device)
+        counts = [plan.counts[phase] for plan in self._plans]
+        batches = [self._batches(plan, phase) for plan in self._plans]
+        for step in range(max(counts)):
+            rows = [i for i, count in enumerate(counts) if count > step]
+            groups = self._groups({i: next(batches[i]) for i in rows})
+            active = None
+            if len(rows) < len(counts):
+                active = torch.tensor([count > step for count in counts], device=self.w.device)[:, None]
+            yield StackGradient(self, groups, step_keys(self._noise, done + step)), active
 
-    def _gather(self, chosen: Mapping[int, tuple[Tensor, Tensor | None]]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(rows, inputs, labels) of batches of one size each."""
+    def _batches(self, plan: Plan, phase: int) -> Iterator[Batch]:
+        for positions, sizes, moves in plan.epochs(phase):
+            shown = (None,) * len(sizes) if moves is None else torch.split(moves, sizes)
+            places = self._trainer.data.places(plan.job.client, positions)
+            yield from zip(torch.split(places, sizes), shown, strict=True)
+
+    def _groups(self, chosen: Mapping[int, Batch]) -> list[Group]:
+        """Batches of one size each, or of about one size."""
         by_size: dict[int, list[int]] = {}
-        for i, (positions, _) in chosen.items():
-            by_size.setdefault(len(positions), []).append(i)
-        groups = []
-        for rows in by_size.values():
-            pairs = [self._take(self._plans[i], *chosen[i]) for i in rows]
-            index = torch.tensor(rows, device=self.w.device)
-            groups.append((index, torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])))
-        return groups
+        for i, (places, _) in chosen.items():
+            size = len(places)
+            by_size.setdefault((size - 1).bit_length() if self.kernel.pads else size, []).append(i)
+        return [self._gathered(rows, [chosen[i] for i in rows]) for rows in by_size.values()]
 
-    def _take(self, plan: Plan, positions: Tensor, moves: Tensor | None) -> Pair:
-        x, y = self._trainer.data.take(plan.job.client, positions)
-        return (x if plan.augment is None or moves is None else plan.augment(x, moves)), y
+    def _gathered(self, rows: list[int], batches: list[Batch]) -> Group:
+        device, own = self.w.device, [len(places) for places, _ in batches]
+        size = max(own)
+        sizes = None if min(own) == size else torch.tensor(own, device=device)
+        if sizes is not None:  # filled up with examples of the same batch: they can spoil nothing that is sound
+            batches = [_filled(batch, size) for batch in batches]
+        x, y = self._trainer.data.gather([self._plans[i].job.client for i in rows], [places for places, _ in batches])
+        augment, moves = self._plans[rows[0]].augment, [shown for _, shown in batches if shown is not None]
+        if augment is not None and moves:
+            x = augment(x, torch.cat(moves))
+        index = None if len(rows) == len(self._plans) else torch.tensor(rows, device=device)
+        return index, x.view(len(rows), size, *x.shape[1:]), y.view(len(rows), size, *y.shape[1:]), sizes
 
-    # ------------------------------------------------------------ the kernel
 
-    def gradient(self, point: Tensor, rows: Tensor, x: Tensor, y: Tensor, keys: Tensor, moves: bool) -> Tensor:
-        """Of some rows at these points; `moves`: batch statistics move along."""
-        leaf = point.index_select(0, rows).detach().requires_grad_()
-        params = {s.name: leaf[:, s.start : s.stop].view(len(rows), *s.shape) for s in self._layout.of_kind("param")}
-        buffers = {name: held.index_select(0, rows) for name, held in self._buffers.items()}
-        losses, after = vmap(self._loss)(params, buffers, x, y, keys.index_select(0, rows), self._told(rows))
-        (grad,) = torch.autograd.grad(losses.sum(), leaf)
-        if moves:
-            for name, held in self._buffers.items():
-                held.index_copy_(0, rows, after[name].detach().to(held.dtype))
-        return grad
-
-    def _told(self, rows: Tensor) -> dict[str, Any]:
-        """What a loss of the rule's own may look at of each client's job."""
-        if not self._own_loss:
-            return {}
-        job = self._job
-        assert isinstance(job.lr, Tensor)
-        given = {
-            "base": job.base,
-            "start": job.start,
-            "lr": job.lr.squeeze(-1),
-            "extras": dict(job.extras),
-            "memory": dict(job.memory),
-        }
-        return {name: tree_map(lambda held: held.index_select(0, rows), held) for name, held in given.items()}
-
-    def _loss(
-        self, params: Buffers, buffers: Buffers, x: Tensor, y: Tensor, key: Tensor, given: dict[str, Any]
-    ) -> tuple[Tensor, Buffers]:
-        """Of one client, and its buffers afterwards: everything here is mapped over the stack."""
-        self._masks.turn(key)
-        outputs, own = functional_call(self._module, {**params, **buffers}, (x,)), None
-        if self._own_loss:
-            if self._seen is None:
-                raise ProtocolError(
-                    f"{type(self._rule).__name__} has a loss on features, but the model never called its head"
-                )
-            own = self._rule.loss(LocalJob(layout=self._layout, **given), outputs, self._seen, y)
-        return (self._trainer.task.loss(outputs, y) if own is None else own), self._after
-
-    @contextmanager
-    def _remembering(self) -> Iterator[None]:
-        """While open, what enters the head is kept for a rule that has a loss of its own, and what a pass leaves in
-        the buffers.
-        """
-
-        def enter(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            self._seen = inputs[0] if inputs else None
-
-        def leave(module: nn.Module, _: Any, outputs: Any) -> None:
-            self._after = dict(module.named_buffers())
-
-        hooks = [self._module.register_forward_hook(leave)]
-        if self._own_loss:
-            hooks.append(head(self._module, self._rule.head).register_forward_pre_hook(enter))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+def _filled(batch: Batch, size: int) -> Batch:
+    places, shown = batch
+    more = size - len(places)
+    again = None if shown is None else torch.cat([shown, shown[:1].expand(more, *shown.shape[1:])])
+    return torch.cat([places, places[:1].expand(more)]), again
 
 
 class StackGradient:
     """grad(points) of one step of a stack; rows that are done have no gradient."""
 
-    def __init__(self, stack: Stack, groups: list[tuple[Tensor, Tensor, Tensor]], keys: Tensor) -> None:
+    def __init__(self, stack: Stack, groups: list[Group], keys: Tensor) -> None:
         self._stack, self._groups, self._keys = stack, groups, keys
         self._first = True
 
     def __call__(self, points: Tensor) -> Tensor:
-        w = self._stack.w
+        w, kernel = self._stack.w, self._stack.kernel
         moves = self._first and points.data_ptr() == w.data_ptr() and points.shape == w.shape
         self._first = self._first and not moves
-        out = torch.zeros_like(points)
-        for rows, x, y in self._groups:
-            out.index_copy_(0, rows, self._stack.gradient(points, rows, x, y, self._keys, moves))
+        out: Tensor | None = None
+        for rows, x, y, sizes in self._groups:
+            grad = kernel.gradient(points, rows, x, y, sizes, self._keys, moves)
+            if rows is None:
+                return grad
+            out = torch.zeros_like(points) if out is None else out
+            out.index_copy_(0, rows, grad)
+        assert out is not None
         return out

@@ -1,0 +1,156 @@
+"""Gradients of many clients in closed form, for models that are a chain of fully connected layers.
+
+Without autograd and without vmap a step of a stack is two or three batched matrix products a layer. Examples are columns,
+(clients, features, examples): so weights are multiplied as they lie in the flat vectors, gradients are written where
+they belong in them, and a softmax runs along memory. A batch that is shorter than its neighbours may be filled up: what
+fills it weighs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.client.data import ClientData
+from offbeat.client.task import Classification, MultiLabel, Regression, Task
+from offbeat.core.vector import Layout, Slice
+
+# (outputs (clients, outputs, examples), targets of the same shape; of classes (clients, 1, examples)) -> the gradient of
+# the summed loss, but for the mean over examples
+Error = Callable[[Tensor, Tensor], Tensor]
+_ABOVE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.ReLU: torch.relu,
+    nn.Tanh: torch.tanh,
+    nn.Sigmoid: torch.sigmoid,
+}
+_SLOPE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {  # of the same, by what came out
+    nn.ReLU: lambda out: out > 0,
+    nn.Tanh: lambda out: 1 - out * out,
+    nn.Sigmoid: lambda out: out * (1 - out),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One fully connected layer: where its weights lie in a vector."""
+
+    weight: Slice
+    bias: Slice | None
+
+
+Link = Dense | type[nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    links: tuple[Link, ...]
+    error: Error
+
+    @staticmethod
+    def of(module: nn.Module, layout: Layout, task: Task, data: ClientData) -> Chain | None:
+        """None for any other model, loss or kind of data."""
+        links = _links(module, layout, data.shape)
+        if links is None or data.inputs not in (torch.float32, torch.float64):
+            return None
+        held = {p.dtype for p in module.parameters()}
+        dense = [link for link in links if isinstance(link, Dense)]
+        named = {s.name for link in dense for s in (link.weight, link.bias) if s is not None}
+        if held != {data.inputs} or not layout.plain or named != {s.name for s in layout.slices}:
+            return None
+        error = _error(task, dense[-1].weight.shape[0], data)
+        return None if error is None else Chain(links, error)
+
+    def gradient(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None) -> Tensor:
+        """Of each client's mean loss at its point. `sizes`: how many of its examples count, where not all do."""
+        clients, examples = x.shape[:2]
+        out = x.reshape(clients, examples, -1).transpose(1, 2)
+        passed = [out]  # what went into each link, and what came out of the last
+        for link in self.links:
+            if isinstance(link, Dense):
+                weight = _part(points, link.weight)
+                bias = None if link.bias is None else _part(points, link.bias).unsqueeze(2)
+                out = torch.bmm(weight, out) if bias is None else torch.baddbmm(bias, weight, out)
+            else:
+                out = _ABOVE[link](out)
+            passed.append(out)
+        d = self.error(out, y.reshape(clients, examples, -1).transpose(1, 2)).to(points.dtype)
+        d = d.mul_(1 / examples) if sizes is None else d.mul_(_shares(sizes, examples, d))
+        grad = torch.empty(points.shape, dtype=points.dtype, device=points.device)
+        first = next(i for i, link in enumerate(self.links) if isinstance(link, Dense))
+        for i in range(len(self.links) - 1, first - 1, -1):
+            link = self.links[i]
+            if isinstance(link, Dense):
+                _part(grad, link.weight).baddbmm_(d, passed[i].transpose(1, 2), beta=0)
+                if link.bias is not None:
+                    torch.sum(d, 2, out=_part(grad, link.bias))
+                if i > first:
+                    d = torch.bmm(_part(points, link.weight).transpose(1, 2), d)
+            else:
+                d = d * _SLOPE[link](passed[i + 1])
+        return grad
+
+
+def _part(vectors: Tensor, s: Slice) -> Tensor:
+    return vectors[:, s.start : s.stop].view(len(vectors), *s.shape)
+
+
+def _shares(sizes: Tensor, examples: int, like: Tensor) -> Tensor:
+    """(clients, 1, examples): one part in each that counts, nothing in the others."""
+    counts = torch.arange(examples, device=sizes.device) < sizes[:, None]
+    return (counts / sizes[:, None].to(like.dtype)).unsqueeze(1)
+
+
+def _links(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple[Link, ...] | None:
+    """The chain a module is, if it is one: exactly these classes, which nothing was hooked to."""
+    slices = {s.name: s for s in layout.slices}
+    links: list[Link] = []
+    flat = len(shape) == 1
+    for name, m in _flattened("", module):
+        if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+            return None
+        if type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1):
+            flat = True
+        elif not flat:
+            return None
+        elif type(m) is nn.Linear:
+            weight, bias = slices.get(f"{name}weight"), slices.get(f"{name}bias")
+            if weight is None or (m.bias is not None and bias is None):
+                return None  # frozen, or another layer's too
+            links.append(Dense(weight, bias))
+        elif type(m) in _ABOVE:
+            links.append(type(m))
+        elif type(m) is not nn.Identity:
+            return None
+    return tuple(links) if any(isinstance(link, Dense) for link in links) else None
+
+
+def _flattened(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    if type(module) is nn.Sequential and not (module._forward_hooks or module._forward_pre_hooks):
+        for key, child in module._modules.items():  # also one that comes twice
+            if child is not None:
+                yield from _flattened(f"{name}{key}.", child)
+    else:
+        yield name, module
+
+
+def _error(task: Task, outputs: int, data: ClientData) -> Error | None:
+    targets = data.targets_shape
+    if type(task) is Classification and task.criterion is None and targets == ():
+        most = data.num_classes
+        return _classes if most is not None and most <= outputs else None  # else a loss says what is wrong
+    if targets not in ((outputs,), *([()] if outputs == 1 else [])):
+        return None
+    if type(task) is Regression and task.criterion is None:
+        return lambda out, y: (out - y) * (2 / outputs)
+    if type(task) is MultiLabel and task.criterion is None:
+        return lambda out, y: (torch.sigmoid(out) - y) * (1 / outputs)
+    return None
+
+
+def _classes(out: Tensor, y: Tensor) -> Tensor:
+    """Of cross entropy: softmax(out) - 1 at the class."""
+    p = torch.softmax(out, 1)
+    return p.scatter_add_(1, y, p.new_full((), -1.0).expand(y.shape))
