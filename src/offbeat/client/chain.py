@@ -1,9 +1,9 @@
 """Gradients of many clients in closed form, for models that are a chain of fully connected layers.
 
-Without autograd and without vmap a step of a stack is two or three batched matrix products a layer. Examples are columns,
-(clients, features, examples): so weights are multiplied as they lie in the flat vectors, gradients are written where
-they belong in them, and a softmax runs along memory. A batch that is shorter than its neighbours may be filled up: what
-fills it weighs nothing.
+Without autograd and without vmap a step of a stack is two or three batched matrix products a layer. Examples are
+columns, (clients, features, examples): so weights are multiplied as they lie in the flat vectors, gradients are written
+where they belong in them, and a softmax runs along memory. A batch that is shorter than its neighbours may be filled
+up: what fills it weighs nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from offbeat.client.data import ClientData
 from offbeat.client.task import Classification, MultiLabel, Regression, Task
 from offbeat.core.vector import Layout, Slice
 
-# (outputs (clients, outputs, examples), targets of the same shape; of classes (clients, 1, examples)) -> the gradient of
-# the summed loss, but for the mean over examples
+# (outputs (clients, outputs, examples), targets of the same shape; of classes (clients, 1, examples)) -> the gradient
+# of the summed loss, but for the mean over examples
 Error = Callable[[Tensor, Tensor], Tensor]
 _ABOVE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: torch.relu,
@@ -65,6 +65,26 @@ class Chain:
 
     def gradient(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None) -> Tensor:
         """Of each client's mean loss at its point. `sizes`: how many of its examples count, where not all do."""
+        grad = torch.empty(points.shape, dtype=points.dtype, device=points.device)
+        for link, d, below in self._backward(points, x, y, sizes, None):
+            _part(grad, link.weight).baddbmm_(d, below, beta=0)
+            if link.bias is not None:
+                torch.sum(d, 2, out=_part(grad, link.bias))
+        return grad
+
+    def descend(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None, rates: Tensor) -> None:
+        """One step of plain descent, in place; `rates`: (clients, 1, 1)."""
+        for link, d, below in self._backward(points, x, y, sizes, rates):
+            _part(points, link.weight).baddbmm_(d, below, alpha=-1)
+            if link.bias is not None:
+                _part(points, link.bias).sub_(d.sum(2))
+
+    def _backward(
+        self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None, rates: Tensor | None
+    ) -> Iterator[tuple[Dense, Tensor, Tensor]]:
+        """(a layer, the error above it, what went into it) from the last to the first; the gradient of its weights is
+        the product. When a layer is given out, its weights are not needed any more.
+        """
         clients, examples = x.shape[:2]
         out = x.reshape(clients, examples, -1).transpose(1, 2)
         passed = [out]  # what went into each link, and what came out of the last
@@ -77,24 +97,25 @@ class Chain:
                 out = _ABOVE[link](out)
             passed.append(out)
         d = self.error(out, y.reshape(clients, examples, -1).transpose(1, 2)).to(points.dtype)
-        d = d.mul_(1 / examples) if sizes is None else d.mul_(_shares(sizes, examples, d))
-        grad = torch.empty(points.shape, dtype=points.dtype, device=points.device)
+        if sizes is not None:
+            d.mul_(_shares(sizes, examples, d))
+        if rates is not None:
+            d.mul_(rates if sizes is not None else rates / examples)
+        elif sizes is None:
+            d.mul_(1 / examples)
         first = next(i for i, link in enumerate(self.links) if isinstance(link, Dense))
         for i in range(len(self.links) - 1, first - 1, -1):
             link = self.links[i]
             if isinstance(link, Dense):
-                _part(grad, link.weight).baddbmm_(d, passed[i].transpose(1, 2), beta=0)
-                if link.bias is not None:
-                    torch.sum(d, 2, out=_part(grad, link.bias))
-                if i > first:
-                    d = torch.bmm(_part(points, link.weight).transpose(1, 2), d)
+                lower = torch.bmm(_part(points, link.weight).transpose(1, 2), d) if i > first else d
+                yield link, d, passed[i].transpose(1, 2)
+                d = lower
             else:
                 d = d * _SLOPE[link](passed[i + 1])
-        return grad
 
 
 def _part(vectors: Tensor, s: Slice) -> Tensor:
-    return vectors[:, s.start : s.stop].view(len(vectors), *s.shape)
+    return vectors[:, s.start : s.stop].view(vectors.shape[0], *s.shape)
 
 
 def _shares(sizes: Tensor, examples: int, like: Tensor) -> Tensor:

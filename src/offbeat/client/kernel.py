@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from offbeat.client.chain import Chain
 from offbeat.client.dropout import Masks
+from offbeat.client.gather import Group
 from offbeat.client.gradient import head, overrides
 from offbeat.client.task import Task
 from offbeat.core.errors import ProtocolError
@@ -28,17 +29,16 @@ Buffers = dict[str, Tensor]
 
 class Kernel(Protocol):
     pads: bool  # may batches of different sizes be computed together?
+    draws: bool  # does it need the noise of a step?
 
     @contextmanager
     def serve(self) -> Iterator[None]:
         """Gradients are asked for within."""
         ...
 
-    def gradient(
-        self, points: Tensor, rows: Tensor | None, x: Tensor, y: Tensor, sizes: Tensor | None, keys: Tensor, moves: bool
-    ) -> Tensor:
-        """Of some rows, or of all, at these points; `sizes`: how many examples of each count, where batches were filled
-        up; `keys`: the noise of this step; `moves`: batch statistics move along.
+    def gradient(self, points: Tensor, group: Group, keys: Tensor, moves: bool) -> Tensor:
+        """Of the rows of that group at these points; `keys`: the noise of this step, of all rows; `moves`: batch
+        statistics move along.
         """
         ...
 
@@ -46,7 +46,7 @@ class Kernel(Protocol):
 class ClosedForm:
     """Of a chain. It has no state: any number of stacks may use it at once."""
 
-    pads = True
+    pads, draws = True, False
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
@@ -55,15 +55,15 @@ class ClosedForm:
     def serve(self) -> Iterator[None]:
         yield
 
-    def gradient(
-        self, points: Tensor, rows: Tensor | None, x: Tensor, y: Tensor, sizes: Tensor | None, keys: Tensor, moves: bool
-    ) -> Tensor:
-        return self._chain.gradient(points if rows is None else points.index_select(0, rows), x, y, sizes)
+    def gradient(self, points: Tensor, group: Group, keys: Tensor, moves: bool) -> Tensor:
+        points = points if group.rows is None else points.index_select(0, group.rows)
+        return self._chain.gradient(points, group.x, group.y, group.sizes)
 
 
 class Mapped:
     """Of any module that can be mapped, for one stack. The module is used while it serves, and by nobody else."""
 
+    draws = True
     pads = False  # neither BatchNorm nor a loss that takes a mean may see anything but a client's own examples
 
     def __init__(self, module: nn.Module, layout: Layout, task: Task, rule: LocalRule, job: LocalJob) -> None:
@@ -96,15 +96,14 @@ class Mapped:
             for hook in hooks:
                 hook.remove()
 
-    def gradient(
-        self, points: Tensor, rows: Tensor | None, x: Tensor, y: Tensor, sizes: Tensor | None, keys: Tensor, moves: bool
-    ) -> Tensor:
-        if rows is None:
-            rows = torch.arange(len(points), device=points.device)
+    def gradient(self, points: Tensor, group: Group, keys: Tensor, moves: bool) -> Tensor:
+        rows = torch.arange(len(points), device=points.device) if group.rows is None else group.rows
         leaf = points.index_select(0, rows).detach().requires_grad_()
         params = {s.name: leaf[:, s.start : s.stop].view(len(rows), *s.shape) for s in self._layout.of_kind("param")}
         buffers = {name: held.index_select(0, rows) for name, held in self.buffers.items()}
-        losses, after = vmap(self._loss)(params, buffers, x, y, keys.index_select(0, rows), self._told(rows))
+        losses, after = vmap(self._loss)(
+            params, buffers, group.x, group.y, keys.index_select(0, rows), self._told(rows)
+        )
         (grad,) = torch.autograd.grad(losses.sum(), leaf)
         if moves:
             for name, held in self.buffers.items():

@@ -1,7 +1,7 @@
 """Local training of many clients in one tensor program: the same plans and the same descent, on stacked vectors.
 
-Each row of a stack is one client; `kernel` has the gradient of a step. Batches of one size are computed together, and
-where the kernel can leave out what fills them up, batches of about one size. Clients that are done stay as they are.
+Each row of a stack is one client; `gather` has the examples of a step, `kernel` its gradient. Clients that are done
+stay as they are.
 
 What a rule does once a job (`begin`, `end`) is done client by client: it may look at the client's data. Models that
 cannot be mapped (a kernel that draws by itself, control flow on values) and rules that say so train one by one, which
@@ -14,18 +14,21 @@ interpreter. Who trains with whom depends on the jobs and on the number of cores
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from copy import deepcopy
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.client.chain import Chain
 from offbeat.client.dropout import step_keys
+from offbeat.client.gather import Group, steps
 from offbeat.client.gradient import overrides
 from offbeat.client.kernel import ClosedForm, Kernel, Mapped
+from offbeat.client.plain import is_plain, train_plain
 from offbeat.client.plan import Plan
 from offbeat.client.randomness import generators, restore, seeded, states
 from offbeat.client.training import Trainer
@@ -34,13 +37,12 @@ from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back,
 from offbeat.core.protocol import LocalJob, LocalRule
 
 log = logging.getLogger("offbeat")
+T = TypeVar("T")
 
 MEMORY = 2**28  # bytes a stack may take, about
+_NEAR = 2**21  # bytes of examples that are better read again soon: beyond what a core keeps near, a stack is slower
 _VECTORS = 10  # of a client's model in a stack: base, start, w, its gradient, the optimizer's, the rule's
 _COPIES = 16  # of a client's batch, by what a model makes of it
-
-Batch = tuple[Tensor, Tensor | None]  # where its examples lie, and how each is shown
-Group = tuple[Tensor | None, Tensor, Tensor, Tensor | None]  # rows, inputs, labels, sizes: see Kernel.gradient
 
 
 class StackTrainer:
@@ -51,15 +53,21 @@ class StackTrainer:
 
     def __init__(self, trainer: Trainer, cores: int = 1, memory: int = MEMORY) -> None:
         self._trainer, self._cores = trainer, cores
-        binding, data = trainer.binding, trainer.data
-        self._chain = Chain.of(binding.module, binding.layout, trainer.task, data)
-        values = _VECTORS * binding.layout.size + _COPIES * trainer.training.batch * data.width
-        self.most = max(1, memory // (values * binding.vector.element_size()))
+        binding = trainer.binding
+        self._chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
+        self.most = cores * self._fit(memory // cores)
         self._modules = [binding.module]  # one for each thread
         self._sources = generators(binding.vector.device)
         self._pool: ThreadPoolExecutor | None = None
         self._said: set[str] = set()
         self._one_by_one = False  # once it is known that it has to be
+
+    def _fit(self, memory: int) -> int:
+        """How many jobs make up a stack of one thread."""
+        binding, examples = self._trainer.binding, self._trainer.training.batch * self._trainer.data.width
+        size = binding.vector.element_size()
+        most = memory // (size * (_VECTORS * binding.layout.size + _COPIES * examples))
+        return max(1, most if self._chain is None else min(most, max(8, _NEAR // (size * examples))))
 
     def __call__(self, jobs: Sequence[Job]) -> list[Result]:
         results = []
@@ -115,11 +123,24 @@ class StackTrainer:
             log.warning("clients are trained one by one: they cannot be stacked (%s)", why)
 
     def _stacked(self, jobs: list[Job]) -> list[Result]:
-        stacks = []
-        for number, part in enumerate(_dealt([Planned(self._trainer, job) for job in jobs], self._cores)):
-            if number == len(self._modules) and self._chain is None:
-                self._modules.append(deepcopy(self._modules[0]))
-            stacks.append(Stack(self._trainer, part, self._chain, self._modules[min(number, len(self._modules) - 1)]))
+        trainer, chain, parts = self._trainer, self._chain, self._dealt(jobs)
+        found: list[Result] = []
+        if chain is not None and is_plain(jobs[0], trainer.training):
+            found = [
+                r for part in self._together([partial(train_plain, trainer, chain, p) for p in parts]) for r in part
+            ]
+        else:
+            found = self._with_rule(parts)
+        by_ticket = {result.ticket: result for result in found}
+        return [by_ticket[job.ticket] for job in jobs]
+
+    def _with_rule(self, parts: list[list[Job]]) -> list[Result]:
+        while len(self._modules) < len(parts) and self._chain is None:
+            self._modules.append(deepcopy(self._modules[0]))
+        stacks = [
+            Stack(self._trainer, part, self._chain, self._modules[number % len(self._modules)])
+            for number, part in enumerate(parts)
+        ]
         with torch.enable_grad(), seeded(self._sources, 0):
             for stack in stacks:
                 stack.begin()
@@ -127,34 +148,42 @@ class StackTrainer:
             self._together([stack.descend for stack in stacks])
             if not all(map(torch.equal, before, states(self._sources))):
                 raise ProtocolError(
-                    f"{jobs[0].work.rule!r} draws at every step: of a stack that is nobody's draw; let it say "
+                    f"{parts[0][0].work.rule!r} draws at every step: of a stack that is nobody's draw; let it say "
                     "stacks = False"
                 )
-            found = {result.ticket: result for stack in stacks for result in stack.results()}
-        return [found[job.ticket] for job in jobs]
+            return [result for stack in stacks for result in stack.results()]
 
-    def _together(self, tasks: list[Callable[[], None]]) -> None:
+    def _dealt(self, jobs: list[Job]) -> list[list[Job]]:
+        """A part for each core, none empty, with about as much to do: like cards, the longest first."""
+        if self._cores == 1:
+            return [jobs]
+        steps = [self._trainer.steps(job.client, job.work, job.num_examples) for job in jobs]
+        ranked = [jobs[i] for i in sorted(range(len(jobs)), key=lambda i: -steps[i])]
+        return [ranked[first :: self._cores] for first in range(min(self._cores, len(ranked)))]
+
+    def _together(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """The first here, the others in threads; one thread each."""
         if len(tasks) > 1 and self._pool is None:
             one = torch.set_num_threads, (1,)
             self._pool = ThreadPoolExecutor(self._cores - 1, "stack", initializer=one[0], initargs=one[1])
         others = [self._pool.submit(task) for task in tasks[1:]] if self._pool is not None else []
         try:
-            tasks[0]()
+            first = tasks[0]()
         finally:
-            errors = [other.exception() for other in others]  # all of them have ended
-        for error in errors:
-            if error is not None:
-                raise error
+            wait(others)
+        return [first, *(other.result() for other in others)]
 
 
 def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs that can be stacked: one rule, the same number of phases, extras of the same names and shapes."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
-        extras = tuple((name, tuple(extra.shape)) for name, extra in sorted(job.work.extras.items()))
-        slices = tuple(phase.slices for phase in (job.work.rule or PLAIN).phases(job.work))
-        groups.setdefault((_named(job.work.rule), slices, extras), []).append(job)
+        work, key = job.work, None  # of work that is nothing but work
+        if work.rule is not None or work.extras:
+            extras = tuple((name, tuple(extra.shape)) for name, extra in sorted(work.extras.items()))
+            slices = tuple(phase.slices for phase in (work.rule or PLAIN).phases(work))
+            key = _named(work.rule), slices, extras
+        groups.setdefault(key, []).append(job)
     return list(groups.values())
 
 
@@ -178,27 +207,19 @@ class Planned:
         self.local: LocalJob = trainer.local_job(sent, self.job, self.plan)
 
 
-def _dealt(jobs: list[Planned], cores: int) -> list[list[Planned]]:
-    """As many parts as cores, none empty, with about as much to do: like cards, the longest first."""
-    if cores == 1:
-        return [jobs]
-    ranked = sorted(jobs, key=lambda one: -one.plan.steps)
-    return [ranked[first::cores] for first in range(min(cores, len(ranked)))]
-
-
 class Stack:
     """One stack of jobs: `begin` and `results` are each job's own, one after the other, and may draw; between them
     `descend` is all of them at once, and draws nothing.
     """
 
-    def __init__(self, trainer: Trainer, planned: list[Planned], chain: Chain | None, module: nn.Module) -> None:
-        self._trainer, self._layout, self._planned = trainer, trainer.binding.layout, planned
-        self._rule: LocalRule = planned[0].job.work.rule or PLAIN
+    def __init__(self, trainer: Trainer, jobs: list[Job], chain: Chain | None, module: nn.Module) -> None:
+        self._trainer, self._layout = trainer, trainer.binding.layout
+        self._planned = planned = [Planned(trainer, job) for job in jobs]
+        self._rule: LocalRule = jobs[0].work.rule or PLAIN
         self._plans = [one.plan for one in planned]
-        self._vectors = torch.stack([one.job.base for one in planned])
-        self.w = self._layout.trainable(self._vectors)  # a view: params come first
         self._job = stacked_job([one.local for one in planned])
-        self._noise = torch.tensor([plan.noise for plan in self._plans], device=self.w.device)
+        self._vectors = self._job.base.clone()
+        self.w = self._layout.trainable(self._vectors)  # a view: params come first
         self._sources = generators(self.w.device)
         self._draws = overrides(self._rule, "begin") or overrides(self._rule, "end")  # or may, at least
         self._carry: Any = None
@@ -225,8 +246,8 @@ class Stack:
         with torch.enable_grad(), self.kernel.serve():
             for number, phase in enumerate(self._plans[0].phases):
                 lr = column([plan.rate(number) for plan in self._plans], self.w)
-                steps, optimizer = self._steps(number), self._trainer.training.fresh()
-                _, self._carry = stretch(self._rule, self._job, phase, lr, self.w, steps, optimizer, self._carry)
+                taken, optimizer = self._steps(number), self._trainer.training.fresh()
+                _, self._carry = stretch(self._rule, self._job, phase, lr, self.w, taken, optimizer, self._carry)
         if self._mapped is not None:
             self._trainer.write_buffers(self._vectors, self._mapped.buffers)
 
@@ -245,50 +266,16 @@ class Stack:
 
     def _steps(self, phase: int) -> Iterator[tuple[StackGradient, Tensor | None]]:
         """The gradient of each step, and which clients it moves; None: all of them."""
-        done = torch.tensor([sum(plan.counts[:phase]) for plan in self._plans], device=self.w.device)
+        device = self.w.device
+        noise = torch.tensor([plan.noise for plan in self._plans], device=device)
+        done = torch.tensor([sum(plan.counts[:phase]) for plan in self._plans], device=device)
         counts = [plan.counts[phase] for plan in self._plans]
-        batches = [self._batches(plan, phase) for plan in self._plans]
-        for step in range(max(counts)):
-            rows = [i for i, count in enumerate(counts) if count > step]
-            groups = self._groups({i: next(batches[i]) for i in rows})
+        for step, groups in enumerate(steps(self._trainer.data, self._plans, phase, self.kernel.pads)):
+            keys = step_keys(noise, done + step) if self.kernel.draws else noise
             active = None
-            if len(rows) < len(counts):
-                active = torch.tensor([count > step for count in counts], device=self.w.device)[:, None]
-            yield StackGradient(self, groups, step_keys(self._noise, done + step)), active
-
-    def _batches(self, plan: Plan, phase: int) -> Iterator[Batch]:
-        for positions, sizes, moves in plan.epochs(phase):
-            shown = (None,) * len(sizes) if moves is None else torch.split(moves, sizes)
-            places = self._trainer.data.places(plan.job.client, positions)
-            yield from zip(torch.split(places, sizes), shown, strict=True)
-
-    def _groups(self, chosen: Mapping[int, Batch]) -> list[Group]:
-        """Batches of one size each, or of about one size."""
-        by_size: dict[int, list[int]] = {}
-        for i, (places, _) in chosen.items():
-            size = len(places)
-            by_size.setdefault((size - 1).bit_length() if self.kernel.pads else size, []).append(i)
-        return [self._gathered(rows, [chosen[i] for i in rows]) for rows in by_size.values()]
-
-    def _gathered(self, rows: list[int], batches: list[Batch]) -> Group:
-        device, own = self.w.device, [len(places) for places, _ in batches]
-        size = max(own)
-        sizes = None if min(own) == size else torch.tensor(own, device=device)
-        if sizes is not None:  # filled up with examples of the same batch: they can spoil nothing that is sound
-            batches = [_filled(batch, size) for batch in batches]
-        x, y = self._trainer.data.gather([self._plans[i].job.client for i in rows], [places for places, _ in batches])
-        augment, moves = self._plans[rows[0]].augment, [shown for _, shown in batches if shown is not None]
-        if augment is not None and moves:
-            x = augment(x, torch.cat(moves))
-        index = None if len(rows) == len(self._plans) else torch.tensor(rows, device=device)
-        return index, x.view(len(rows), size, *x.shape[1:]), y.view(len(rows), size, *y.shape[1:]), sizes
-
-
-def _filled(batch: Batch, size: int) -> Batch:
-    places, shown = batch
-    more = size - len(places)
-    again = None if shown is None else torch.cat([shown, shown[:1].expand(more, *shown.shape[1:])])
-    return torch.cat([places, places[:1].expand(more)]), again
+            if step >= min(counts):
+                active = torch.tensor([count > step for count in counts], device=device)[:, None]
+            yield StackGradient(self, groups, keys), active
 
 
 class StackGradient:
@@ -303,11 +290,11 @@ class StackGradient:
         moves = self._first and points.data_ptr() == w.data_ptr() and points.shape == w.shape
         self._first = self._first and not moves
         out: Tensor | None = None
-        for rows, x, y, sizes in self._groups:
-            grad = kernel.gradient(points, rows, x, y, sizes, self._keys, moves)
-            if rows is None:
+        for group in self._groups:
+            grad = kernel.gradient(points, group, self._keys, moves)
+            if group.rows is None:
                 return grad
             out = torch.zeros_like(points) if out is None else out
-            out.index_copy_(0, rows, grad)
+            out.index_copy_(0, group.rows, grad)
         assert out is not None
         return out
