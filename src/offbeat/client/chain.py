@@ -3,13 +3,16 @@
 Without autograd and without vmap a step of a stack is two or three batched matrix products a layer. Examples are
 columns, (clients, features, examples): so weights are multiplied as they lie in the flat vectors, gradients are written
 where they belong in them, and a softmax runs along memory. A batch that is shorter than its neighbours may be filled
-up: what fills it weighs nothing.
+up: what fills it weighs nothing. A hook before the model may stand at the door if it says `by_example = True`: it makes
+of each example what it would make of it alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,7 @@ from offbeat.core.vector import Layout, Slice
 # (outputs (clients, outputs, examples), targets of the same shape; of classes (clients, 1, examples)) -> the gradient
 # of the summed loss, but for the mean over examples
 Error = Callable[[Tensor, Tensor], Tensor]
+Door = Callable[[Tensor], Tensor]  # what examples pass before the first layer
 _ABOVE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: torch.relu,
     nn.Tanh: torch.tanh,
@@ -46,22 +50,28 @@ Link = Dense | type[nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
+    door: Door
     links: tuple[Link, ...]
     error: Error
 
     @staticmethod
     def of(module: nn.Module, layout: Layout, task: Task, data: ClientData) -> Chain | None:
         """None for any other model, loss or kind of data."""
-        links = _links(module, layout, data.shape)
-        if links is None or data.inputs not in (torch.float32, torch.float64):
+        hooks = tuple(module._forward_pre_hooks.values())
+        if not all(getattr(hook, "by_example", False) for hook in hooks):
+            return None
+        door = partial(_through, hooks, module)
+        sample = door(data.take(data.some(1)[0], torch.zeros(1, dtype=torch.int64))[0])
+        links = _links(module, layout, tuple(sample.shape[1:]))
+        if links is None or sample.dtype not in (torch.float32, torch.float64):
             return None
         held = {p.dtype for p in module.parameters()}
         dense = [link for link in links if isinstance(link, Dense)]
         named = {s.name for link in dense for s in (link.weight, link.bias) if s is not None}
-        if held != {data.inputs} or not layout.plain or named != {s.name for s in layout.slices}:
+        if held != {sample.dtype} or not layout.plain or named != {s.name for s in layout.slices}:
             return None
         error = _error(task, dense[-1].weight.shape[0], data)
-        return None if error is None else Chain(links, error)
+        return None if error is None else Chain(door, links, error)
 
     def gradient(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None) -> Tensor:
         """Of each client's mean loss at its point. `sizes`: how many of its examples count, where not all do."""
@@ -86,7 +96,7 @@ class Chain:
         the product. When a layer is given out, its weights are not needed any more.
         """
         clients, examples = x.shape[:2]
-        out = x.reshape(clients, examples, -1).transpose(1, 2)
+        out = self.door(x.flatten(0, 1)).reshape(clients, examples, -1).transpose(1, 2)
         passed = [out]  # what went into each link, and what came out of the last
         for link in self.links:
             if isinstance(link, Dense):
@@ -114,6 +124,14 @@ class Chain:
                 d = d * _SLOPE[link](passed[i + 1])
 
 
+def _through(hooks: tuple[Callable[..., Any], ...], module: nn.Module, x: Tensor) -> Tensor:
+    """What hooks before the model make of its inputs: only of such that say `by_example`."""
+    for hook in hooks:
+        made = hook(module, (x,))
+        x = x if made is None else made[0] if isinstance(made, tuple) else made
+    return x
+
+
 def _part(vectors: Tensor, s: Slice) -> Tensor:
     return vectors[:, s.start : s.stop].view(vectors.shape[0], *s.shape)
 
@@ -130,7 +148,7 @@ def _links(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple[L
     links: list[Link] = []
     flat = len(shape) == 1
     for name, m in _flattened("", module):
-        if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+        if _hooked(m) or (m is not module and m._forward_pre_hooks):
             return None
         if type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1):
             flat = True
@@ -149,12 +167,16 @@ def _links(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple[L
 
 
 def _flattened(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    if type(module) is nn.Sequential and not (module._forward_hooks or module._forward_pre_hooks):
+    if type(module) is nn.Sequential and not _hooked(module) and (not name or not module._forward_pre_hooks):
         for key, child in module._modules.items():  # also one that comes twice
             if child is not None:
                 yield from _flattened(f"{name}{key}.", child)
     else:
         yield name, module
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _error(task: Task, outputs: int, data: ClientData) -> Error | None:

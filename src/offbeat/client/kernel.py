@@ -20,6 +20,7 @@ from offbeat.client.chain import Chain
 from offbeat.client.dropout import Masks
 from offbeat.client.gather import Group
 from offbeat.client.gradient import head, overrides
+from offbeat.client.recurrent import Series
 from offbeat.client.task import Task
 from offbeat.core.errors import ProtocolError
 from offbeat.core.protocol import Layout, LocalJob, LocalRule
@@ -70,7 +71,7 @@ class Mapped:
         self._module, self._layout, self._task = module, layout, task
         self._rule, self._job = rule, job
         self._own_loss = overrides(rule, "loss")
-        self._masks = Masks(module)
+        self._masks, self._series = Masks(module), Series(module)
         self.buffers: Buffers = {}  # of each client
         self._seen: Tensor | None = None  # what entered the head
         self._after: Buffers = {}  # the module's buffers after a pass: it may have replaced them
@@ -90,7 +91,7 @@ class Mapped:
         if self._own_loss:
             hooks.append(head(self._module, self._rule.head).register_forward_pre_hook(enter))
         try:
-            with self._masks.serve():
+            with self._masks.serve(), self._series.serve():
                 yield
         finally:
             for hook in hooks:
