@@ -135,12 +135,12 @@ class StackTrainer:
         return [by_ticket[job.ticket] for job in jobs]
 
     def _with_rule(self, parts: list[list[Job]]) -> list[Result]:
-        while len(self._modules) < len(parts) and self._chain is None:
+        # a loss of the rule's own looks at what enters the head, which a closed form does not have
+        chain = None if overrides(parts[0][0].work.rule or PLAIN, "loss") else self._chain
+        while len(self._modules) < len(parts) and chain is None:
             self._modules.append(deepcopy(self._modules[0]))
-        stacks = [
-            Stack(self._trainer, part, self._chain, self._modules[number % len(self._modules)])
-            for number, part in enumerate(parts)
-        ]
+        modules = self._modules if chain is None else [self._modules[0]] * len(parts)
+        stacks = [Stack(self._trainer, part, chain or module) for part, module in zip(parts, modules, strict=False)]
         with torch.enable_grad(), seeded(self._sources, 0):
             for stack in stacks:
                 stack.begin()
@@ -212,7 +212,7 @@ class Stack:
     `descend` is all of them at once, and draws nothing.
     """
 
-    def __init__(self, trainer: Trainer, jobs: list[Job], chain: Chain | None, module: nn.Module) -> None:
+    def __init__(self, trainer: Trainer, jobs: list[Job], model: Chain | nn.Module) -> None:
         self._trainer, self._layout = trainer, trainer.binding.layout
         self._planned = planned = [Planned(trainer, job) for job in jobs]
         self._rule: LocalRule = jobs[0].work.rule or PLAIN
@@ -225,10 +225,10 @@ class Stack:
         self._carry: Any = None
         self._drawn: list[list[Tensor]] = []  # where each job's draws are after `begin`
         self.kernel: Kernel
-        if chain is not None and not overrides(self._rule, "loss"):
-            self.kernel, self._mapped = ClosedForm(chain), None
+        if isinstance(model, Chain):
+            self.kernel, self._mapped = ClosedForm(model), None
         else:
-            self.kernel = self._mapped = Mapped(module, self._layout, trainer.task, self._rule, self._job)
+            self.kernel = self._mapped = Mapped(model, self._layout, trainer.task, self._rule, self._job)
             self._mapped.buffers = trainer.buffers(self._vectors)
 
     def begin(self) -> None:
