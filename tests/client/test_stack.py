@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from offbeat.client import recurrent
 from offbeat.client.data import ClientData
 from offbeat.client.dropout import Masks, step_keys, uniform
-from offbeat.client.stack import Stack, StackTrainer
+from offbeat.client.stack import StackTrainer
+from offbeat.client.stacked import Stack
 from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import STATISTICS, Job, Result

@@ -111,7 +111,7 @@ def test_every_strategy_learns_the_same_from_stacks(name, caplog):
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedprox", "aso_fed", "fedpsa", "fed_ogd", "gradma", "fedpac"])
 def test_so_it_is_with_batchnorm_dropout_and_series(name, caplog):
-    compare(made(SETTINGS.get(name) or REGISTRY[name](), Normal(), until=Until(updates=15)))
+    compare(made(SETTINGS.get(name) or REGISTRY[name](), Normal(), until=Until(updates=8)))
     assert "one by one" not in caplog.text
 
 

@@ -46,11 +46,12 @@ class Dense:
 
 
 Link = Dense | type[nn.Module]
+Views = list[tuple[Tensor, Tensor | None]]  # of each layer: weight (clients, outputs, inputs), bias (clients, outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    door: Door
+    door: Door | None
     links: tuple[Link, ...]
     error: Error
 
@@ -60,8 +61,9 @@ class Chain:
         hooks = tuple(module._forward_pre_hooks.values())
         if not all(getattr(hook, "by_example", False) for hook in hooks):
             return None
-        door = partial(_through, hooks, module)
-        sample = door(data.take(data.some(1)[0], torch.zeros(1, dtype=torch.int64))[0])
+        door = partial(_through, hooks, module) if hooks else None
+        sample = data.take(data.some(1)[0], torch.zeros(1, dtype=torch.int64))[0]
+        sample = sample if door is None else door(sample)
         links = _links(module, layout, tuple(sample.shape[1:]))
         if links is None or sample.dtype not in (torch.float32, torch.float64):
             return None
@@ -73,52 +75,63 @@ class Chain:
         error = _error(task, dense[-1].weight.shape[0], data)
         return None if error is None else Chain(door, links, error)
 
+    def views(self, vectors: Tensor) -> Views:
+        """The weights of each layer as they lie in these vectors; they stay good while the vectors are changed in
+        place.
+        """
+        dense = (link for link in self.links if isinstance(link, Dense))
+        return [(_part(vectors, d.weight), None if d.bias is None else _part(vectors, d.bias)) for d in dense]
+
     def gradient(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None) -> Tensor:
         """Of each client's mean loss at its point. `sizes`: how many of its examples count, where not all do."""
         grad = torch.empty(points.shape, dtype=points.dtype, device=points.device)
-        for link, d, below in self._backward(points, x, y, sizes, None):
-            _part(grad, link.weight).baddbmm_(d, below, beta=0)
-            if link.bias is not None:
-                torch.sum(d, 2, out=_part(grad, link.bias))
+        shares = 1 / x.shape[1] if sizes is None else _shares(sizes, x.shape[1], points.dtype)
+        into = self.views(grad)
+        for layer, d, below in self._backward(self.views(points), x, y, shares):
+            weight, bias = into[layer]
+            weight.baddbmm_(d, below, beta=0)
+            if bias is not None:
+                torch.sum(d, 2, out=bias)
         return grad
 
-    def descend(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None, rates: Tensor) -> None:
-        """One step of plain descent, in place; `rates`: (clients, 1, 1)."""
-        for link, d, below in self._backward(points, x, y, sizes, rates):
-            _part(points, link.weight).baddbmm_(d, below, alpha=-1)
-            if link.bias is not None:
-                _part(points, link.bias).sub_(d.sum(2))
+    def descend(self, views: Views, x: Tensor, y: Tensor, sizes: Tensor | None, rates: Tensor) -> None:
+        """One step of plain descent, in place; `rates` (clients, 1, 1), where all examples count over their number."""
+        shares = rates if sizes is None else rates * _shares(sizes, x.shape[1], rates.dtype)
+        for layer, d, below in self._backward(views, x, y, shares):
+            weight, bias = views[layer]
+            weight.baddbmm_(d, below, alpha=-1)
+            if bias is not None:
+                bias.sub_(d.sum(2))
 
     def _backward(
-        self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None, rates: Tensor | None
-    ) -> Iterator[tuple[Dense, Tensor, Tensor]]:
+        self, views: Views, x: Tensor, y: Tensor, shares: Tensor | float
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """(a layer, the error above it, what went into it) from the last to the first; the gradient of its weights is
-        the product. When a layer is given out, its weights are not needed any more.
+        the product. `shares`: what an example weighs. When a layer is given out, its weights are not needed any more.
         """
         clients, examples = x.shape[:2]
-        out = self.door(x.flatten(0, 1)).reshape(clients, examples, -1).transpose(1, 2)
-        passed = [out]  # what went into each link, and what came out of the last
+        if self.door is not None:
+            x = self.door(x.flatten(0, 1))
+        out = x.reshape(clients, examples, -1).transpose(1, 2)
+        passed, layer = [out], 0  # what went into each link, and what came out of the last
         for link in self.links:
             if isinstance(link, Dense):
-                weight = _part(points, link.weight)
-                bias = None if link.bias is None else _part(points, link.bias).unsqueeze(2)
-                out = torch.bmm(weight, out) if bias is None else torch.baddbmm(bias, weight, out)
+                weight, bias = views[layer]
+                out = torch.bmm(weight, out) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, out)
+                layer += 1
             else:
                 out = _ABOVE[link](out)
             passed.append(out)
-        d = self.error(out, y.reshape(clients, examples, -1).transpose(1, 2)).to(points.dtype)
-        if sizes is not None:
-            d.mul_(_shares(sizes, examples, d))
-        if rates is not None:
-            d.mul_(rates if sizes is not None else rates / examples)
-        elif sizes is None:
-            d.mul_(1 / examples)
-        first = next(i for i, link in enumerate(self.links) if isinstance(link, Dense))
-        for i in range(len(self.links) - 1, first - 1, -1):
+        y = y.unsqueeze(1) if y.dim() == 2 else y.transpose(1, 2)
+        d = self.error(out, y).mul_(shares)
+        for i in range(len(self.links) - 1, -1, -1):
             link = self.links[i]
             if isinstance(link, Dense):
-                lower = torch.bmm(_part(points, link.weight).transpose(1, 2), d) if i > first else d
-                yield link, d, passed[i].transpose(1, 2)
+                layer -= 1
+                lower = torch.bmm(views[layer][0].transpose(1, 2), d) if layer > 0 else d
+                yield layer, d, passed[i].transpose(1, 2)
+                if layer == 0:
+                    return
                 d = lower
             else:
                 d = d * _SLOPE[link](passed[i + 1])
@@ -136,10 +149,10 @@ def _part(vectors: Tensor, s: Slice) -> Tensor:
     return vectors[:, s.start : s.stop].view(vectors.shape[0], *s.shape)
 
 
-def _shares(sizes: Tensor, examples: int, like: Tensor) -> Tensor:
+def _shares(sizes: Tensor, examples: int, dtype: torch.dtype) -> Tensor:
     """(clients, 1, examples): one part in each that counts, nothing in the others."""
     counts = torch.arange(examples, device=sizes.device) < sizes[:, None]
-    return (counts / sizes[:, None].to(like.dtype)).unsqueeze(1)
+    return (counts / sizes[:, None].to(dtype)).unsqueeze(1)
 
 
 def _links(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple[Link, ...] | None:
@@ -187,13 +200,13 @@ def _error(task: Task, outputs: int, data: ClientData) -> Error | None:
     if targets not in ((outputs,), *([()] if outputs == 1 else [])):
         return None
     if type(task) is Regression and task.criterion is None:
-        return lambda out, y: (out - y) * (2 / outputs)
+        return lambda out, y: (out - y).to(out.dtype) * (2 / outputs)
     if type(task) is MultiLabel and task.criterion is None:
-        return lambda out, y: (torch.sigmoid(out) - y) * (1 / outputs)
+        return lambda out, y: (torch.sigmoid(out) - y.to(out.dtype)) * (1 / outputs)
     return None
 
 
 def _classes(out: Tensor, y: Tensor) -> Tensor:
     """Of cross entropy: softmax(out) - 1 at the class."""
     p = torch.softmax(out, 1)
-    return p.scatter_add_(1, y, p.new_full((), -1.0).expand(y.shape))
+    return p.scatter_(1, y, -1.0, reduce="add")

@@ -7,7 +7,7 @@ as the smallest, so that a client with few examples does not cost as much as one
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from offbeat.client.plan import Plan
 Batch = tuple[Tensor, int, Tensor | None]  # where its examples lie, how many there are, and how each is shown
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Batches of some clients of a stack, one below the other."""
 
     rows: Tensor | None  # of these clients; None: of all

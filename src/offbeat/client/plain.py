@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from offbeat.client.chain import Chain
 from offbeat.client.gather import steps
@@ -26,14 +27,17 @@ def train_plain(trainer: Trainer, chain: Chain, jobs: Sequence[Job]) -> list[Res
     plans = [trainer.plan(trainer.own(job)) for job in jobs]
     w = torch.stack([job.base for job in jobs])
     rates = torch.tensor([plan.rate(0) for plan in plans], dtype=w.dtype, device=w.device)[:, None, None]
+    views, over = chain.views(w), dict[int, Tensor]()  # rates over the number of examples
     for groups in steps(trainer.data, plans, 0, pads=True):
-        for group in groups:
-            rows = group.rows
+        for rows, x, y, sizes in groups:
+            size = 1 if sizes is not None else x.shape[1]
+            if size not in over:
+                over[size] = rates / size
             if rows is None:
-                chain.descend(w, group.x, group.y, group.sizes, rates)
+                chain.descend(views, x, y, sizes, over[size])
             else:
                 some = w.index_select(0, rows)
-                chain.descend(some, group.x, group.y, group.sizes, rates.index_select(0, rows))
+                chain.descend(chain.views(some), x, y, sizes, over[size].index_select(0, rows))
                 w.index_copy_(0, rows, some)
     return [  # rows of their own: a view would keep the whole stack alive
         Result(job.ticket, row.clone(), job.num_examples, plan.steps)

@@ -1,11 +1,8 @@
 """Local training of many clients in one tensor program: the same plans and the same descent, on stacked vectors.
 
-Each row of a stack is one client; `gather` has the examples of a step, `kernel` its gradient. Clients that are done
-stay as they are.
-
-What a rule does once a job (`begin`, `end`) is done client by client: it may look at the client's data. Models that
-cannot be mapped (a kernel that draws by itself, control flow on values) and rules that say so train one by one, which
-is said once.
+Models that cannot be mapped (a kernel that draws by itself, control flow on values) and rules that say so train one by
+one, which is said once. Chains of fully connected layers without a rule take the shortest path (`plain`), all others
+that of `stacked`.
 
 With several cores a stack is dealt out to as many threads: the operations of a step are large and do not hold the
 interpreter. Who trains with whom depends on the jobs and on the number of cores alone, never on time.
@@ -14,27 +11,23 @@ interpreter. Who trains with whom depends on the jobs and on the number of cores
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from copy import deepcopy
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
 
 from offbeat.client.chain import Chain
-from offbeat.client.dropout import step_keys
-from offbeat.client.gather import Group, steps
 from offbeat.client.gradient import overrides
-from offbeat.client.kernel import ClosedForm, Kernel, Mapped
 from offbeat.client.plain import is_plain, train_plain
-from offbeat.client.plan import Plan
-from offbeat.client.randomness import generators, restore, seeded, states
+from offbeat.client.randomness import generators, seeded, states
+from offbeat.client.stacked import Stack
 from offbeat.client.training import Trainer
-from offbeat.core.errors import ProtocolError
-from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back, stacked_carry, stacked_job, stretch
-from offbeat.core.protocol import LocalJob, LocalRule
+from offbeat.core.errors import ProtocolError, require
+from offbeat.core.jobs import PLAIN, Job, Result
+from offbeat.core.protocol import LocalRule
 
 log = logging.getLogger("offbeat")
 T = TypeVar("T")
@@ -52,6 +45,7 @@ class StackTrainer:
     """
 
     def __init__(self, trainer: Trainer, cores: int = 1, memory: int = MEMORY) -> None:
+        require(cores >= 1, f"a stack on {cores} cores: at least 1")
         self._trainer, self._cores = trainer, cores
         binding = trainer.binding
         self._chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
@@ -94,11 +88,13 @@ class StackTrainer:
         rule = jobs[0].work.rule or PLAIN
         if not rule.stacks:
             self._say(f"{type(rule).__name__} says so")
-        if self._one_by_one or not rule.stacks or len(jobs) == 1:
+        if self._one_by_one or not rule.stacks or (len(jobs) == 1 and not self._plain(jobs[0])):
             return [self._alone(job) for job in jobs]
         try:
             return [*self._stacked(jobs)]
         except (MemoryError, torch.OutOfMemoryError):
+            if len(jobs) == 1:
+                raise  # the machine's trouble, not this client's
             half = len(jobs) // 2
             return [*self._train(jobs[:half]), *self._train(jobs[half:])]
         # an operation vmap cannot map; or a job that fails alone too, which then says so itself
@@ -108,6 +104,10 @@ class StackTrainer:
                 self._one_by_one = True
                 self._say(f"{type(error).__name__}: {error}".splitlines()[0])
             return answers
+
+    def _plain(self, job: Job) -> bool:
+        """Is the shortest path open? It pays for one job too."""
+        return self._chain is not None and is_plain(job, self._trainer.training)
 
     def _alone(self, job: Job) -> Result | Exception:
         try:
@@ -123,24 +123,21 @@ class StackTrainer:
             log.warning("clients are trained one by one: they cannot be stacked (%s)", why)
 
     def _stacked(self, jobs: list[Job]) -> list[Result]:
-        trainer, chain, parts = self._trainer, self._chain, self._dealt(jobs)
-        found: list[Result] = []
-        if chain is not None and is_plain(jobs[0], trainer.training):
-            found = [
-                r for part in self._together([partial(train_plain, trainer, chain, p) for p in parts]) for r in part
-            ]
+        parts = self._dealt(jobs)
+        if self._chain is not None and self._plain(jobs[0]):
+            train = partial(train_plain, self._trainer, self._chain)
+            trained = self._together([partial(train, part) for part in parts])
         else:
-            found = self._with_rule(parts)
-        by_ticket = {result.ticket: result for result in found}
-        return [by_ticket[job.ticket] for job in jobs]
+            trained = self._with_rule(parts)
+        found = {result.ticket: result for results in trained for result in results}
+        return [found[job.ticket] for job in jobs]
 
-    def _with_rule(self, parts: list[list[Job]]) -> list[Result]:
+    def _with_rule(self, parts: list[list[Job]]) -> list[list[Result]]:
         # a loss of the rule's own looks at what enters the head, which a closed form does not have
-        chain = None if overrides(parts[0][0].work.rule or PLAIN, "loss") else self._chain
-        while len(self._modules) < len(parts) and chain is None:
+        closed = None if overrides(parts[0][0].work.rule or PLAIN, "loss") else self._chain
+        while len(self._modules) < len(parts) and closed is None:
             self._modules.append(deepcopy(self._modules[0]))
-        modules = self._modules if chain is None else [self._modules[0]] * len(parts)
-        stacks = [Stack(self._trainer, part, chain or module) for part, module in zip(parts, modules, strict=False)]
+        stacks = [Stack(self._trainer, part, closed or self._modules[number]) for number, part in enumerate(parts)]
         with torch.enable_grad(), seeded(self._sources, 0):
             for stack in stacks:
                 stack.begin()
@@ -151,7 +148,7 @@ class StackTrainer:
                     f"{parts[0][0].work.rule!r} draws at every step: of a stack that is nobody's draw; let it say "
                     "stacks = False"
                 )
-            return [result for stack in stacks for result in stack.results()]
+            return [stack.results() for stack in stacks]
 
     def _dealt(self, jobs: list[Job]) -> list[list[Job]]:
         """A part for each core, none empty, with about as much to do: like cards, the longest first."""
@@ -194,107 +191,3 @@ def _named(rule: LocalRule | None) -> Any:
     except TypeError:
         return id(rule)
     return rule
-
-
-class Planned:
-    """One job of a stack, before its first step."""
-
-    __slots__ = ("job", "local", "plan", "sent")
-
-    def __init__(self, trainer: Trainer, sent: Job) -> None:
-        self.sent, self.job = sent, trainer.own(sent)
-        self.plan: Plan = trainer.plan(self.job)
-        self.local: LocalJob = trainer.local_job(sent, self.job, self.plan)
-
-
-class Stack:
-    """One stack of jobs: `begin` and `results` are each job's own, one after the other, and may draw; between them
-    `descend` is all of them at once, and draws nothing.
-    """
-
-    def __init__(self, trainer: Trainer, jobs: list[Job], model: Chain | nn.Module) -> None:
-        self._trainer, self._layout = trainer, trainer.binding.layout
-        self._planned = planned = [Planned(trainer, job) for job in jobs]
-        self._rule: LocalRule = jobs[0].work.rule or PLAIN
-        self._plans = [one.plan for one in planned]
-        self._job = stacked_job([one.local for one in planned])
-        self._vectors = self._job.base.clone()
-        self.w = self._layout.trainable(self._vectors)  # a view: params come first
-        self._sources = generators(self.w.device)
-        self._draws = overrides(self._rule, "begin") or overrides(self._rule, "end")  # or may, at least
-        self._carry: Any = None
-        self._drawn: list[list[Tensor]] = []  # where each job's draws are after `begin`
-        self.kernel: Kernel
-        if isinstance(model, Chain):
-            self.kernel, self._mapped = ClosedForm(model), None
-        else:
-            self.kernel = self._mapped = Mapped(model, self._layout, trainer.task, self._rule, self._job)
-            self._mapped.buffers = trainer.buffers(self._vectors)
-
-    def begin(self) -> None:
-        carries = []
-        for one in self._planned:
-            if not self._draws:
-                carries.append(self._rule.begin(one.local))
-                continue
-            with seeded(self._sources, one.plan.noise):  # what a rule draws comes from the job's own key
-                carries.append(self._rule.begin(one.local))
-                self._drawn.append(states(self._sources))
-        self._carry = stacked_carry(carries)
-
-    def descend(self) -> None:
-        with torch.enable_grad(), self.kernel.serve():
-            for number, phase in enumerate(self._plans[0].phases):
-                lr = column([plan.rate(number) for plan in self._plans], self.w)
-                taken, optimizer = self._steps(number), self._trainer.training.fresh()
-                _, self._carry = stretch(self._rule, self._job, phase, lr, self.w, taken, optimizer, self._carry)
-        if self._mapped is not None:
-            self._trainer.write_buffers(self._vectors, self._mapped.buffers)
-
-    def results(self) -> list[Result]:
-        return [self._result(i) for i in range(len(self._planned))]
-
-    def _result(self, i: int) -> Result:
-        one, local = self._planned[i], self._vectors[i].clone()  # of its own: a row would keep the whole stack alive
-        if self._draws:
-            restore(self._sources, self._drawn[i])
-        extras, memory = self._rule.end(one.local, local, carry_of(self._carry, i))
-        result = Result(one.sent.ticket, local, one.job.num_examples, one.plan.steps, extras, memory)
-        return handed_back(one.sent, result, self._layout) if self._trainer.training.bn == "local" else result
-
-    # ------------------------------------------------------------ steps
-
-    def _steps(self, phase: int) -> Iterator[tuple[StackGradient, Tensor | None]]:
-        """The gradient of each step, and which clients it moves; None: all of them."""
-        device = self.w.device
-        noise = torch.tensor([plan.noise for plan in self._plans], device=device)
-        done = torch.tensor([sum(plan.counts[:phase]) for plan in self._plans], device=device)
-        counts = [plan.counts[phase] for plan in self._plans]
-        for step, groups in enumerate(steps(self._trainer.data, self._plans, phase, self.kernel.pads)):
-            keys = step_keys(noise, done + step) if self.kernel.draws else noise
-            active = None
-            if step >= min(counts):
-                active = torch.tensor([count > step for count in counts], device=device)[:, None]
-            yield StackGradient(self, groups, keys), active
-
-
-class StackGradient:
-    """grad(points) of one step of a stack; rows that are done have no gradient."""
-
-    def __init__(self, stack: Stack, groups: list[Group], keys: Tensor) -> None:
-        self._stack, self._groups, self._keys = stack, groups, keys
-        self._first = True
-
-    def __call__(self, points: Tensor) -> Tensor:
-        w, kernel = self._stack.w, self._stack.kernel
-        moves = self._first and points.data_ptr() == w.data_ptr() and points.shape == w.shape
-        self._first = self._first and not moves
-        out: Tensor | None = None
-        for group in self._groups:
-            grad = kernel.gradient(points, group, self._keys, moves)
-            if group.rows is None:
-                return grad
-            out = torch.zeros_like(points) if out is None else out
-            out.index_copy_(0, group.rows, grad)
-        assert out is not None
-        return out
