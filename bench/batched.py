@@ -5,8 +5,9 @@ PyTorch loop that does the same local trainings.
     python bench/batched.py linear       one of linear, cnn, mlp, lstm
     python bench/batched.py linear 31    with so many alternations
 
-Each alternation times every worker and the loop, one after the other, and takes ratios: of CPU time, and for several
-cores of time on the wall. `linear` (W2) and `cnn` (W1): 50 clients with 200 made-up pictures of 28×28, batches of 64,
+Each alternation times every worker and the loop, one after the other, and takes ratios: of the CPU time of all threads,
+of the first thread's (all of a run that is on no other core: on idle cores, about the time on the wall), and of the time
+on the wall, which says something on an idle machine only. `linear` (W2) and `cnn` (W1): 50 clients with 200 made-up pictures of 28×28, batches of 64,
 one epoch, FedBuff with k = 10 and 20 clients at work.
 """
 
@@ -16,9 +17,10 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -105,35 +107,37 @@ class Bench:
                 deltas.clear()
 
 
-def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """(CPU seconds of all threads, seconds on the wall)"""
-    cpu, wall = time.process_time(), time.perf_counter()
+CLOCKS = {"cpu": time.process_time, "first thread": time.thread_time, "wall": time.perf_counter}
+
+
+def timed(work: Callable[[], object]) -> list[float]:
+    began = [clock() for clock in CLOCKS.values()]
     work()
-    return time.process_time() - cpu, time.perf_counter() - wall
+    return [clock() - before for clock, before in zip(CLOCKS.values(), began, strict=True)]
 
 
 def measure(name: str, alternations: int) -> None:
     bench = Bench(LOADS[name])
     bench.loop()
     expected = bench.engine("inline")
-    ratios: dict[str, list[tuple[float, float]]] = {worker: [] for worker in bench.workers}
+    ratios: dict[str, list[list[float]]] = {worker: [] for worker in bench.workers}
     for worker in bench.workers:  # warm up, and see that they do the same
         torch.testing.assert_close(bench.engine(worker), expected, rtol=1e-4, atol=1e-5)
     alone = []
     for _ in range(alternations):
         for worker, found in ratios.items():
             loop = timed(bench.loop)
-            cpu, wall = timed(lambda worker=worker: bench.engine(worker))
-            found.append((cpu / loop[0], wall / loop[1]))
+            taken = timed(partial(bench.engine, worker))
+            found.append([a / b for a, b in zip(taken, loop, strict=True)])
             alone.append(loop[0] / bench.load.jobs)
     print(f"{name}: plain loop {1e3 * statistics.median(alone):.3f} ms of CPU a job; medians of {alternations} (range)")
     for worker, found in ratios.items():
-        cpu, wall = (", ".join(described(list(values))) for values in zip(*found, strict=True))
-        print(f"  {worker:10} cpu {cpu}   wall {wall}")
+        columns = dict(zip(CLOCKS, zip(*found, strict=True), strict=True))
+        print(f"  {worker:10}", "  ".join(f"{clock} {described(values)}" for clock, values in columns.items()))
 
 
-def described(values: list[float]) -> list[str]:
-    return [f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"]
+def described(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 if __name__ == "__main__":

@@ -43,8 +43,9 @@ def steps(data: ClientData, plans: Sequence[Plan], phase: int, pads: bool) -> It
 
 def _batches(data: ClientData, plan: Plan, phase: int) -> Iterator[Batch]:
     for positions, sizes, moves in plan.epochs(phase):
-        shown = (None,) * len(sizes) if moves is None else torch.split(moves, sizes)
-        yield from zip(torch.split(data.places(plan.job.client, positions), sizes), sizes, shown, strict=True)
+        shown = (None,) * len(sizes) if moves is None else torch.split_with_sizes(moves, sizes)
+        places = torch.split_with_sizes(data.places(plan.job.client, positions), sizes)
+        yield from zip(places, sizes, shown, strict=True)
 
 
 def _gathered(data: ClientData, plans: Sequence[Plan], rows: list[int], batches: list[Batch]) -> Group:
