@@ -11,13 +11,16 @@ from ragged import RULES, agree, jobs_of, trainer_of, vectors
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from offbeat.client import recurrent
 from offbeat.client.dropout import Masks, step_keys, uniform
-from offbeat.client.stack import Stack, StackTrainer
+from offbeat.client.stack import StackTrainer
+from offbeat.client.stacked import Stack
 from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import STATISTICS, Job, Result
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import Gradient, LocalJob, LocalRule
+from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.core.strategies.fedpsa.sketch import Sketched
 
 
@@ -87,6 +90,70 @@ def test_what_does_not_travel_is_the_same_for_every_client_of_a_stack(caplog):
     agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
 
 
+class Reading(nn.Module):
+    """An LSTM whose states and cells are both looked at."""
+
+    def __init__(self, batch_first: bool, bias: bool = True, layers: int = 1) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5)  # so that the series has a gradient too
+        self.lstm = nn.LSTM(5, 3, batch_first=batch_first, bias=bias, num_layers=layers)
+        self.head = nn.Linear(9, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        series = self.first(x.flatten(1, 2))
+        time = 1 if self.lstm.batch_first else 0
+        states, (last, cells) = self.lstm(series if time == 1 else series.transpose(0, 1))
+        out: Tensor = self.head(torch.cat([states.mean(time), last[0], cells[0]], 1))
+        return out
+
+
+@pytest.mark.parametrize(("batch_first", "bias"), [(True, True), (False, False)])
+def test_series_of_a_stack_are_read_as_torch_reads_them(batch_first, bias, caplog):
+    trainer = trainer_of(Training(batch=8), Reading(batch_first, bias))
+    jobs = jobs_of(trainer, None)
+    alone = [trainer(job) for job in jobs]
+    agree(stacked(trainer, jobs, caplog), alone)
+    assert "forward" not in vars(trainer.binding.module.lstm)  # given back
+
+
+@pytest.mark.parametrize("why", ["layers", "long"])
+def test_series_that_cannot_be_stacked_or_are_too_long_to_pay_are_read_one_by_one(why, caplog, monkeypatch):
+    monkeypatch.setattr(recurrent, "LONG", 16 if why == "layers" else 5)
+    trainer = trainer_of(Training(batch=8), Reading(True, layers=2 if why == "layers" else 1))
+    jobs = jobs_of(trainer, None)
+    agree(StackTrainer(trainer)(jobs), [trainer(job) for job in jobs], tolerance=0)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("rule", [None, Sketched(k=5), DecayedGradients(beta=0.4, lam=0.5)])
+def test_several_cores_train_as_one_within_rounding_and_as_themselves_bit_for_bit(rule, trainer, caplog):
+    jobs, train = jobs_of(trainer, rule), StackTrainer(trainer, cores=3)
+    results = train(jobs)
+    agree(results, [trainer(job) for job in jobs])
+    for one, again in zip(results, train(jobs), strict=True):
+        assert torch.equal(one.local, again.local)
+    train.close()
+    assert not caplog.records, caplog.text
+
+
+def test_a_job_that_fails_fails_alone(trainer, caplog):
+    jobs = jobs_of(trainer, None)
+    jobs[3] = replace(jobs[3], num_examples=999)
+    train = StackTrainer(trainer)
+    for _ in range(2):
+        answers = train.attempt(jobs)
+        assert [isinstance(answer, DataError) for answer in answers] == [False, False, False, True, False]
+    assert not caplog.records  # it says nothing about stacking
+    agree(train(jobs[:3]), [trainer(job) for job in jobs[:3]])
+
+
+def test_a_stack_is_as_large_as_its_memory_allows(trainer):
+    size = trainer.binding.layout.size
+    one = 8 * (10 * size + 16 * 8 * 36)  # bytes of a double, vectors of a model, copies of a batch of 8 by 36
+    assert [StackTrainer(trainer, memory=memory).most for memory in (0, one, 5 * one + 1)] == [1, 1, 5]
+    assert StackTrainer(trainer, cores=2, memory=5 * one).most == 4  # a stack of two for each
+
+
 class Drawing(nn.Module):
     """Draws by itself, where nobody can repeat it for a stack."""
 
@@ -122,7 +189,12 @@ class Branching(LocalRule):
 
 def test_a_rule_that_says_so_is_trained_one_by_one(trainer, caplog):
     jobs = jobs_of(trainer, Branching())
-    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs], tolerance=0)
+    train = StackTrainer(trainer)
+    for _ in range(2):
+        agree(train(jobs), [trainer(job) for job in jobs], tolerance=0)
+    assert [r.getMessage() for r in caplog.records] == [
+        "clients are trained one by one: they cannot be stacked (Branching says so)"
+    ]
 
 
 class Replacing(nn.Module):
@@ -210,15 +282,15 @@ def test_a_rule_that_cannot_be_hashed_is_stacked_with_itself(trainer, caplog):
 
 
 def test_where_memory_is_short_the_stack_is_halved(trainer, monkeypatch, caplog):
-    whole, sizes = Stack.train, list[int]()
+    whole, sizes = Stack.descend, list[int]()
 
-    def cramped(self: Stack) -> list[Result]:
-        sizes.append(len(self._jobs))
-        if len(self._jobs) > 2:
+    def cramped(self: Stack) -> None:
+        sizes.append(len(self._planned))
+        if len(self._planned) > 2:
             raise torch.OutOfMemoryError("no")
-        return whole(self)
+        whole(self)
 
-    monkeypatch.setattr(Stack, "train", cramped)
+    monkeypatch.setattr(Stack, "descend", cramped)
     jobs = jobs_of(trainer, None)
     agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
     assert sizes == [5, 2, 3, 2]  # 5 = 2 + 3, 3 = 1 + 2, and one alone is no stack

@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
-from offbeat.core.strategies.orthofl import reuse
-from offbeat.core.strategies.orthofl.reuse import new_vector
+from offbeat.core.parts import reuse
+from offbeat.core.parts.reuse import new_vector
 
 LARGE = torch.empty(reuse.LARGE // 4)  # in float32
 

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
+from offbeat.core.parts import reuse
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Note, Reject, UpdateArrived, World
 from offbeat.core.snapshot import pack, pack_state
 from offbeat.core.strategies.fedasync import FedAsync
-from offbeat.core.strategies.orthofl import OrthoFL, reuse
+from offbeat.core.strategies.orthofl import OrthoFL
 from offbeat.core.vector import Layout
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.testing import (

@@ -75,8 +75,17 @@ class ClientData:
         return [self._clients[i] for i in evenly(len(self), at_most)]
 
     @property
+    def inputs(self) -> torch.dtype:
+        return self._pairs[0][0].dtype
+
+    @property
     def labels(self) -> torch.dtype:
         return self._pairs[0][1].dtype
+
+    @property
+    def targets_shape(self) -> tuple[int, ...]:
+        """Of one label."""
+        return tuple(self._pairs[0][1].shape[1:])
 
     @property
     def num_classes(self) -> int | None:
@@ -110,6 +119,21 @@ class ClientData:
         if self._rows is not None:
             positions = self._rows_of(at).index_select(0, positions)
         return x.index_select(0, positions), y.index_select(0, positions)
+
+    def places(self, client: int, positions: Tensor) -> Tensor:
+        """Where these examples of the client lie, for `gather`."""
+        at = self._at(client)
+        positions = positions.to(self._pairs[0][0].device)
+        return positions if self._rows is None else self._rows_of(at).index_select(0, positions)
+
+    def gather(self, clients: Sequence[int], places: Sequence[Tensor]) -> Pair:
+        """The examples of many clients, one client after the other, as new tensors: of shared ones in one pass."""
+        if self._rows is None:
+            pairs = [self._pairs[self._at(client)] for client in clients]
+            chosen = [[held.index_select(0, p) for held in pair] for pair, p in zip(pairs, places, strict=True)]
+            return torch.cat([x for x, _ in chosen]), torch.cat([y for _, y in chosen])
+        (x, y), index = self._pairs[0], torch.cat(list(places))
+        return x.index_select(0, index), y.index_select(0, index)
 
     def targets(self, client: int) -> Tensor:
         """All labels of the client."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from offbeat.client import batches
 from offbeat.client.augmentation import CropFlip
 from offbeat.core import draws
-from offbeat.core.jobs import PLAIN, Job
+from offbeat.core.jobs import Job
 from offbeat.core.protocol import Phase
 
 # positions of examples, the sizes of its batches, and how each is shown
@@ -30,12 +30,16 @@ class Plan:
     lr: float  # of the job; a phase may have its own
     phases: tuple[Phase, ...]
     counts: tuple[int, ...]  # steps of each phase
-    noise: int
     batch: int
     merge: bool  # may no batch be of one example?
     augment: CropFlip | None
     _order: torch.Generator
     _moves: torch.Generator | None
+
+    @property
+    def noise(self) -> int:
+        """The seed of whatever the model draws."""
+        return draws.bits(self.job.seed, "noise", self.job.client, self.job.index) >> 1
 
     @property
     def steps(self) -> int:
@@ -63,14 +67,21 @@ class Plan:
             yield from zip(torch.split(positions, sizes), shown, strict=True)
 
 
-def plan_of(job: Job, lr: float, counts: tuple[int, ...], batch: int, merge: bool, augment: CropFlip | None) -> Plan:
+def plan_of(
+    job: Job,
+    lr: float,
+    phases: tuple[Phase, ...],
+    counts: tuple[int, ...],
+    batch: int,
+    merge: bool,
+    augment: CropFlip | None,
+) -> Plan:
     key = job.seed, job.client, job.index
     return Plan(
         job=job,
         lr=lr,
-        phases=(job.work.rule or PLAIN).phases(job.work),
+        phases=phases,
         counts=counts,
-        noise=draws.bits(key[0], "noise", *key[1:]) >> 1,
         batch=batch,
         merge=merge,
         augment=augment,

@@ -165,10 +165,9 @@ class Trainer:
     def plan(self, job: Job) -> Plan:
         training, work = self.training, job.work
         lr = training.rate(job.base_version) if work.lr is None else work.lr
-        counts = tuple(
-            training.count(phase, job.num_examples, self._merge) for phase in (work.rule or PLAIN).phases(work)
-        )
-        return plan_of(job, lr, counts, training.batch, self._merge, self._augment)
+        phases = (work.rule or PLAIN).phases(work)
+        counts = tuple(training.count(phase, job.num_examples, self._merge) for phase in phases)
+        return plan_of(job, lr, phases, counts, training.batch, self._merge, self._augment)
 
     def local_job(self, sent: Job, own: Job, plan: Plan) -> LocalJob:
         """As its rule sees it."""

@@ -159,7 +159,8 @@ def stacked_job(jobs: Sequence[LocalJob]) -> LocalJob:
     features.
     """
     first = jobs[0]
-    base, start = torch.stack([job.base for job in jobs]), torch.stack([job.start for job in jobs])
+    base = torch.stack([job.base for job in jobs])
+    start = first.layout.trainable(base)
     extras = {name: torch.stack([job.extras[name] for job in jobs]) for name in first.extras}
     memory = {name: torch.stack([job.memory[name] for job in jobs]) for name in first.memory}
     return LocalJob(base, start, first.layout, column([job.lr for job in jobs], start), extras, memory, first.probe)

@@ -40,12 +40,12 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.absence import Absences, EvictAfter
+from offbeat.core.parts.reuse import new_vector
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, too_old
 from offbeat.core.protocol import Action, ClientLost, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Exponent, Settings, Share
 from offbeat.core.strategies.orthofl.projection import add_orthogonal, remove_span_
-from offbeat.core.strategies.orthofl.reuse import new_vector
 
 
 @dataclass(slots=True, kw_only=True)

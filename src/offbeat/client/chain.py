@@ -1,0 +1,212 @@
+"""Gradients of many clients in closed form, for models that are a chain of fully connected layers.
+
+Without autograd and without vmap a step of a stack is two or three batched matrix products a layer. Examples are
+columns, (clients, features, examples): so weights are multiplied as they lie in the flat vectors, gradients are written
+where they belong in them, and a softmax runs along memory. A batch that is shorter than its neighbours may be filled
+up: what fills it weighs nothing. A hook before the model may stand at the door if it says `by_example = True`: it makes
+of each example what it would make of it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.client.data import ClientData
+from offbeat.client.task import Classification, MultiLabel, Regression, Task
+from offbeat.core.vector import Layout, Slice
+
+# (outputs (clients, outputs, examples), targets of the same shape; of classes (clients, 1, examples)) -> the gradient
+# of the summed loss, but for the mean over examples
+Error = Callable[[Tensor, Tensor], Tensor]
+Door = Callable[[Tensor], Tensor]  # what examples pass before the first layer
+_ABOVE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.ReLU: torch.relu,
+    nn.Tanh: torch.tanh,
+    nn.Sigmoid: torch.sigmoid,
+}
+_SLOPE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {  # of the same, by what came out
+    nn.ReLU: lambda out: out > 0,
+    nn.Tanh: lambda out: 1 - out * out,
+    nn.Sigmoid: lambda out: out * (1 - out),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One fully connected layer: where its weights lie in a vector."""
+
+    weight: Slice
+    bias: Slice | None
+
+
+Link = Dense | type[nn.Module]
+Views = list[tuple[Tensor, Tensor | None]]  # of each layer: weight (clients, outputs, inputs), bias (clients, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    door: Door | None
+    links: tuple[Link, ...]
+    error: Error
+
+    @staticmethod
+    def of(module: nn.Module, layout: Layout, task: Task, data: ClientData) -> Chain | None:
+        """None for any other model, loss or kind of data."""
+        hooks = tuple(module._forward_pre_hooks.values())
+        if not all(getattr(hook, "by_example", False) for hook in hooks):
+            return None
+        door = partial(_through, hooks, module) if hooks else None
+        sample = data.take(data.some(1)[0], torch.zeros(1, dtype=torch.int64))[0]
+        sample = sample if door is None else door(sample)
+        links = _links(module, layout, tuple(sample.shape[1:]))
+        if links is None or sample.dtype not in (torch.float32, torch.float64):
+            return None
+        held = {p.dtype for p in module.parameters()}
+        dense = [link for link in links if isinstance(link, Dense)]
+        named = {s.name for link in dense for s in (link.weight, link.bias) if s is not None}
+        if held != {sample.dtype} or not layout.plain or named != {s.name for s in layout.slices}:
+            return None
+        error = _error(task, dense[-1].weight.shape[0], data)
+        return None if error is None else Chain(door, links, error)
+
+    def views(self, vectors: Tensor) -> Views:
+        """The weights of each layer as they lie in these vectors; they stay good while the vectors are changed in
+        place.
+        """
+        dense = (link for link in self.links if isinstance(link, Dense))
+        return [(_part(vectors, d.weight), None if d.bias is None else _part(vectors, d.bias)) for d in dense]
+
+    def gradient(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None) -> Tensor:
+        """Of each client's mean loss at its point. `sizes`: how many of its examples count, where not all do."""
+        grad = torch.empty(points.shape, dtype=points.dtype, device=points.device)
+        shares = 1 / x.shape[1] if sizes is None else _shares(sizes, x.shape[1], points.dtype)
+        into = self.views(grad)
+        for layer, d, below in self._backward(self.views(points), x, y, shares):
+            weight, bias = into[layer]
+            weight.baddbmm_(d, below, beta=0)
+            if bias is not None:
+                torch.sum(d, 2, out=bias)
+        return grad
+
+    def descend(self, views: Views, x: Tensor, y: Tensor, sizes: Tensor | None, rates: Tensor) -> None:
+        """One step of plain descent, in place; `rates` (clients, 1, 1), where all examples count over their number."""
+        shares = rates if sizes is None else rates * _shares(sizes, x.shape[1], rates.dtype)
+        for layer, d, below in self._backward(views, x, y, shares):
+            weight, bias = views[layer]
+            weight.baddbmm_(d, below, alpha=-1)
+            if bias is not None:
+                bias.sub_(d.sum(2))
+
+    def _backward(
+        self, views: Views, x: Tensor, y: Tensor, shares: Tensor | float
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(a layer, the error above it, what went into it) from the last to the first; the gradient of its weights is
+        the product. `shares`: what an example weighs. When a layer is given out, its weights are not needed any more.
+        """
+        clients, examples = x.shape[:2]
+        if self.door is not None:
+            x = self.door(x.flatten(0, 1))
+        out = x.reshape(clients, examples, -1).transpose(1, 2)
+        passed, layer = [out], 0  # what went into each link, and what came out of the last
+        for link in self.links:
+            if isinstance(link, Dense):
+                weight, bias = views[layer]
+                out = torch.bmm(weight, out) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, out)
+                layer += 1
+            else:
+                out = _ABOVE[link](out)
+            passed.append(out)
+        y = y.unsqueeze(1) if y.dim() == 2 else y.transpose(1, 2)
+        d = self.error(out, y).mul_(shares)
+        for i in range(len(self.links) - 1, -1, -1):
+            link = self.links[i]
+            if isinstance(link, Dense):
+                layer -= 1
+                lower = torch.bmm(views[layer][0].transpose(1, 2), d) if layer > 0 else d
+                yield layer, d, passed[i].transpose(1, 2)
+                if layer == 0:
+                    return
+                d = lower
+            else:
+                d = d * _SLOPE[link](passed[i + 1])
+
+
+def _through(hooks: tuple[Callable[..., Any], ...], module: nn.Module, x: Tensor) -> Tensor:
+    """What hooks before the model make of its inputs: only of such that say `by_example`."""
+    for hook in hooks:
+        made = hook(module, (x,))
+        x = x if made is None else made[0] if isinstance(made, tuple) else made
+    return x
+
+
+def _part(vectors: Tensor, s: Slice) -> Tensor:
+    return vectors[:, s.start : s.stop].view(vectors.shape[0], *s.shape)
+
+
+def _shares(sizes: Tensor, examples: int, dtype: torch.dtype) -> Tensor:
+    """(clients, 1, examples): one part in each that counts, nothing in the others."""
+    counts = torch.arange(examples, device=sizes.device) < sizes[:, None]
+    return (counts / sizes[:, None].to(dtype)).unsqueeze(1)
+
+
+def _links(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple[Link, ...] | None:
+    """The chain a module is, if it is one: exactly these classes, which nothing was hooked to."""
+    slices = {s.name: s for s in layout.slices}
+    links: list[Link] = []
+    flat = len(shape) == 1
+    for name, m in _flattened("", module):
+        if _hooked(m) or (m is not module and m._forward_pre_hooks):
+            return None
+        if type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1):
+            flat = True
+        elif not flat:
+            return None
+        elif type(m) is nn.Linear:
+            weight, bias = slices.get(f"{name}weight"), slices.get(f"{name}bias")
+            if weight is None or (m.bias is not None and bias is None):
+                return None  # frozen, or another layer's too
+            links.append(Dense(weight, bias))
+        elif type(m) in _ABOVE:
+            links.append(type(m))
+        elif type(m) is not nn.Identity:
+            return None
+    return tuple(links) if any(isinstance(link, Dense) for link in links) else None
+
+
+def _flattened(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    if type(module) is nn.Sequential and not _hooked(module) and (not name or not module._forward_pre_hooks):
+        for key, child in module._modules.items():  # also one that comes twice
+            if child is not None:
+                yield from _flattened(f"{name}{key}.", child)
+    else:
+        yield name, module
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+def _error(task: Task, outputs: int, data: ClientData) -> Error | None:
+    targets = data.targets_shape
+    if type(task) is Classification and task.criterion is None and targets == ():
+        most = data.num_classes
+        return _classes if most is not None and most <= outputs else None  # else a loss says what is wrong
+    if targets not in ((outputs,), *([()] if outputs == 1 else [])):
+        return None
+    if type(task) is Regression and task.criterion is None:
+        return lambda out, y: (out - y).to(out.dtype) * (2 / outputs)
+    if type(task) is MultiLabel and task.criterion is None:
+        return lambda out, y: (torch.sigmoid(out) - y.to(out.dtype)) * (1 / outputs)
+    return None
+
+
+def _classes(out: Tensor, y: Tensor) -> Tensor:
+    """Of cross entropy: softmax(out) - 1 at the class."""
+    p = torch.softmax(out, 1)
+    return p.scatter_(1, y, -1.0, reduce="add")

@@ -1,0 +1,128 @@
+"""One stack of jobs: each row is one client, all of them take their steps together.
+
+`gather` has the examples of a step, `kernel` its gradient, `core.jobs.stretch` the descent. Clients that are done stay
+as they are. What a rule does once a job (`begin`, `end`) is done client by client: it may look at the client's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.client.chain import Chain
+from offbeat.client.dropout import step_keys
+from offbeat.client.gather import Group, steps
+from offbeat.client.gradient import overrides
+from offbeat.client.kernel import ClosedForm, Kernel, Mapped
+from offbeat.client.plan import Plan
+from offbeat.client.randomness import generators, restore, seeded, states
+from offbeat.client.training import Trainer
+from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back, stacked_carry, stacked_job, stretch
+from offbeat.core.protocol import LocalJob, LocalRule
+
+
+class Planned:
+    """One job of a stack, before its first step."""
+
+    __slots__ = ("job", "local", "plan", "sent")
+
+    def __init__(self, trainer: Trainer, sent: Job) -> None:
+        self.sent, self.job = sent, trainer.own(sent)
+        self.plan: Plan = trainer.plan(self.job)
+        self.local: LocalJob = trainer.local_job(sent, self.job, self.plan)
+
+
+class Stack:
+    """One stack of jobs: `begin` and `results` are each job's own, one after the other, and may draw; between them
+    `descend` is all of them at once, and draws nothing.
+    """
+
+    def __init__(self, trainer: Trainer, jobs: list[Job], model: Chain | nn.Module) -> None:
+        self._trainer, self._layout = trainer, trainer.binding.layout
+        self._planned = planned = [Planned(trainer, job) for job in jobs]
+        self._rule: LocalRule = jobs[0].work.rule or PLAIN
+        self._plans = [one.plan for one in planned]
+        self._job = stacked_job([one.local for one in planned])
+        self._vectors = self._job.base.clone()
+        self.w = self._layout.trainable(self._vectors)  # a view: params come first
+        self._sources = generators(self.w.device)
+        self._draws = overrides(self._rule, "begin") or overrides(self._rule, "end")  # or may, at least
+        self._carry: Any = None
+        self._drawn: list[list[Tensor]] = []  # where each job's draws are after `begin`
+        self.kernel: Kernel
+        if isinstance(model, Chain):
+            self.kernel, self._mapped = ClosedForm(model), None
+        else:
+            self.kernel = self._mapped = Mapped(model, self._layout, trainer.task, self._rule, self._job)
+            self._mapped.buffers = trainer.buffers(self._vectors)
+
+    def begin(self) -> None:
+        carries = []
+        for one in self._planned:
+            if not self._draws:
+                carries.append(self._rule.begin(one.local))
+                continue
+            with seeded(self._sources, one.plan.noise):  # what a rule draws comes from the job's own key
+                carries.append(self._rule.begin(one.local))
+                self._drawn.append(states(self._sources))
+        self._carry = stacked_carry(carries)
+
+    def descend(self) -> None:
+        with torch.enable_grad(), self.kernel.serve():
+            for number, phase in enumerate(self._plans[0].phases):
+                lr = column([plan.rate(number) for plan in self._plans], self.w)
+                taken, optimizer = self._steps(number), self._trainer.training.fresh()
+                _, self._carry = stretch(self._rule, self._job, phase, lr, self.w, taken, optimizer, self._carry)
+        if self._mapped is not None:
+            self._trainer.write_buffers(self._vectors, self._mapped.buffers)
+
+    def results(self) -> list[Result]:
+        return [self._result(i) for i in range(len(self._planned))]
+
+    def _result(self, i: int) -> Result:
+        one, local = self._planned[i], self._vectors[i].clone()  # of its own: a row would keep the whole stack alive
+        if self._draws:
+            restore(self._sources, self._drawn[i])
+        extras, memory = self._rule.end(one.local, local, carry_of(self._carry, i))
+        result = Result(one.sent.ticket, local, one.job.num_examples, one.plan.steps, extras, memory)
+        return handed_back(one.sent, result, self._layout) if self._trainer.training.bn == "local" else result
+
+    # ------------------------------------------------------------ steps
+
+    def _steps(self, phase: int) -> Iterator[tuple[StackGradient, Tensor | None]]:
+        """The gradient of each step, and which clients it moves; None: all of them."""
+        device = self.w.device
+        noise = torch.tensor([plan.noise for plan in self._plans], device=device)
+        done = torch.tensor([sum(plan.counts[:phase]) for plan in self._plans], device=device)
+        counts = [plan.counts[phase] for plan in self._plans]
+        for step, groups in enumerate(steps(self._trainer.data, self._plans, phase, self.kernel.pads)):
+            keys = step_keys(noise, done + step) if self.kernel.draws else noise
+            active = None
+            if step >= min(counts):
+                active = torch.tensor([count > step for count in counts], device=device)[:, None]
+            yield StackGradient(self, groups, keys), active
+
+
+class StackGradient:
+    """grad(points) of one step of a stack; rows that are done have no gradient."""
+
+    def __init__(self, stack: Stack, groups: list[Group], keys: Tensor) -> None:
+        self._stack, self._groups, self._keys = stack, groups, keys
+        self._first = True
+
+    def __call__(self, points: Tensor) -> Tensor:
+        w, kernel = self._stack.w, self._stack.kernel
+        moves = self._first and points.data_ptr() == w.data_ptr() and points.shape == w.shape
+        self._first = self._first and not moves
+        out: Tensor | None = None
+        for group in self._groups:
+            grad = kernel.gradient(points, group, self._keys, moves)
+            if group.rows is None:
+                return grad
+            out = torch.zeros_like(points) if out is None else out
+            out.index_copy_(0, group.rows, grad)
+        assert out is not None
+        return out
