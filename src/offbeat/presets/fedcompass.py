@@ -126,11 +126,11 @@ def speeds(law: str, mean: float) -> Delays:
     return Exponential(mean=mean, least=mean / 10, unit="step", jitter=0.05)
 
 
-Steps = tuple[int, int, int]  # Q of the others, Qmin, Qmax
+LocalSteps = tuple[int, int, int]  # Q of the others, Qmin, Qmax
 
 
 def _preset(
-    name: str, partition: str, division: Partition, clients: int, law: str, steps: Steps, k: int, scale: Scale
+    name: str, partition: str, division: Partition, clients: int, law: str, steps: LocalSteps, k: int, scale: Scale
 ) -> Preset:
     column = COLUMNS[name]
     changes: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from offbeat.core import draws
 from offbeat.core.errors import require
 from offbeat.scenario.recordings import AVAILABLE, Recorded, Series
-from offbeat.scenario.shares import Span, among, as_span, between, require_share
+from offbeat.scenario.shares import Range, among, as_range, between, require_share
 
 SHORTEST = 1e-3  # seconds of a period: shorter ones would be all that a run does
 RAREST = 1e-4  # of a share drawn period by period: the next one of a rarer kind would be looked for too long
@@ -58,11 +58,11 @@ class Dropout(Availability):
     """A share of the clients drops out for good, at a given time or each at one drawn between two (ASO-Fed, Fig. 4)."""
 
     share: float = 0.3
-    at: float | Span = 0.0  # 0: they never take part
+    at: float | Range = 0.0  # 0: they never take part
 
     def __post_init__(self) -> None:
         require_share("dropout", self.share)
-        object.__setattr__(self, "at", as_span("dropout: at", self.at))
+        object.__setattr__(self, "at", as_range("dropout: at", self.at))
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if not among(self.share, seed, "dropout", client):
@@ -75,15 +75,15 @@ class Dropout(Availability):
 class JoinAndLeave(Availability):
     """A share of the clients joins late and leaves for good after `stay` seconds; the others are always there."""
 
-    join: float | Span = (0.0, 600.0)  # virtual seconds, or two: each draws its own between them
-    stay: float | Span | None = None  # seconds from then on; None: for good
+    join: float | Range = (0.0, 600.0)  # virtual seconds, or two: each draws its own between them
+    stay: float | Range | None = None  # seconds from then on; None: for good
     share: float = 1.0
 
     def __post_init__(self) -> None:
         require_share("join_and_leave", self.share)
-        object.__setattr__(self, "join", as_span("join_and_leave: join", self.join))
+        object.__setattr__(self, "join", as_range("join_and_leave: join", self.join))
         if self.stay is not None:
-            object.__setattr__(self, "stay", as_span("join_and_leave: stay", self.stay))
+            object.__setattr__(self, "stay", as_range("join_and_leave: stay", self.stay))
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if not among(self.share, seed, "newcomers", client):
@@ -130,13 +130,13 @@ class Periodic(Availability):
 class Diurnal(Availability):
     """Clients are there for some hours of every day: devices that charge at night, hospitals open by day."""
 
-    begin: float | Span = (20.0, 24.0)  # hour of the day; two: each client draws its own between them
-    hours: float | Span = (6.0, 10.0)
+    begin: float | Range = (20.0, 24.0)  # hour of the day; two: each client draws its own between them
+    hours: float | Range = (6.0, 10.0)
     day: float = 86400.0  # virtual seconds a day of 24 hours takes; the run begins at midnight
 
     def __post_init__(self) -> None:
-        low, high = hours = as_span("diurnal: hours", self.hours)
-        object.__setattr__(self, "begin", as_span("diurnal: begin", self.begin))
+        low, high = hours = as_range("diurnal: hours", self.hours)
+        object.__setattr__(self, "begin", as_range("diurnal: begin", self.begin))
         object.__setattr__(self, "hours", hours)
         require(low > 0 and high < 24, f"diurnal: hours = {hours}: more than 0 and less than 24")
         _lasting("diurnal", day=self.day)

@@ -18,7 +18,7 @@ from offbeat.core.errors import require
 # clients of a block that can be divided exactly; a number of clients that ends inside one is off by part of it
 LARGEST = 10
 HANDY = 5  # of one that cannot: the smaller, the closer; yet who is next should not be foreseen
-Span = tuple[float, float]  # low and high
+Range = tuple[float, float]  # low and high
 FINEST = 1000  # shares are looked at as this many parts of all at most
 
 
@@ -31,7 +31,7 @@ def require_shares(what: str, shares: tuple[float, ...]) -> None:
     require(fits, f"{what}: shares = {shares}: they must be 0 or more and add up to 1")
 
 
-def as_span(what: str, given: float | Span, kind: str = "a number") -> Span:
+def as_range(what: str, given: float | Range, kind: str = "a number") -> Range:
     """(low, high); a number alone is both, a list from a file is meant as a tuple."""
     span = (given, given) if isinstance(given, (int, float)) else tuple(given)
     fits = len(span) == 2 and 0 <= span[0] <= span[1] and isfinite(span[1])
@@ -39,7 +39,7 @@ def as_span(what: str, given: float | Span, kind: str = "a number") -> Span:
     return span[0], span[1]
 
 
-def between(given: float | Span, seed: int, purpose: str, client: int) -> float:
+def between(given: float | Range, seed: int, purpose: str, client: int) -> float:
     """The client's own number between low and high."""
     low, high = given if isinstance(given, tuple) else (given, given)
     return low if low == high else low + (high - low) * draws.uniform(seed, purpose, client)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.shares import Span, as_span, between
+from offbeat.scenario.shares import Range, as_range, between
 
 Per = Literal["round", "second"]
 
@@ -52,15 +52,15 @@ class Growing:
     so that what is there is a fair sample of the client's data, however the data set is sorted.
     """
 
-    start: float | Span = (0.1, 0.9)  # shares of the client's data
-    rate: float | Span = (0.0005, 0.001)  # of the client's data; ASO-Fed's 0.05 to 0.1 % an iteration
+    start: float | Range = (0.1, 0.9)  # shares of the client's data
+    rate: float | Range = (0.0005, 0.001)  # of the client's data; ASO-Fed's 0.05 to 0.1 % an iteration
     per: Per = "round"
     min_examples: int = 1  # or all, where a client has fewer; batch statistics need 2
 
     def __post_init__(self) -> None:
-        start = as_span("growing start", self.start, "a share of the client's data")
+        start = as_range("growing start", self.start, "a share of the client's data")
         object.__setattr__(self, "start", start)
-        object.__setattr__(self, "rate", as_span("growing rate", self.rate, "a share of the client's data"))
+        object.__setattr__(self, "rate", as_range("growing rate", self.rate, "a share of the client's data"))
         require(start[1] <= 1, f"growing start = {self.start}: nobody starts with more than all, 1")
         require(self.per in get_args(Per), f"growing per = {self.per!r}: 'round' or 'second'")
         require(self.min_examples >= 1, f"growing min_examples = {self.min_examples}: must be at least 1")

@@ -48,7 +48,7 @@ class Entry:
         return tell(self.event) + "".join(f"\n    {tell(action)}" for action in self.actions)
 
 
-Watch = Callable[["ScriptedEngine", Entry], None]
+OnAnswer = Callable[["ScriptedEngine", Entry], None]
 
 
 class ScriptedEngine:
@@ -57,7 +57,7 @@ class ScriptedEngine:
         strategy: Strategy,
         world: World,
         train: Callable[[Job], Result] | None = None,  # how a client answers when the script gives no local model
-        watch: Watch | None = None,  # called after each answer was booked
+        watch: OnAnswer | None = None,  # called after each answer was booked
         now: float = 0.0,
     ) -> None:
         self.world = with_probe(world, strategy)

@@ -19,7 +19,7 @@ from offbeat.core.draws import below, uniform
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Strategy, World
-from offbeat.testing.script import ARRIVE, LOST, READY, ScriptedEngine, Watch
+from offbeat.testing.script import ARRIVE, LOST, READY, OnAnswer, ScriptedEngine
 from offbeat.testing.worlds import tiny_world
 
 # kind -> (whom it concerns, place in the order of an instant)
@@ -87,7 +87,7 @@ def play(
     world: World | None = None,
     *,
     train: Callable[[Job], Result] | None = None,
-    watch: Watch | None = None,
+    watch: OnAnswer | None = None,
 ) -> ScriptedEngine:
     """Everyone reports ready at 0, then the script, until its end or the strategy's Stop."""
     steps = read(script) if isinstance(script, str) else script

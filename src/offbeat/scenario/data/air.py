@@ -22,7 +22,7 @@ from offbeat.scenario.data.root import Published, find_file, find_files
 from offbeat.scenario.data.tables import numbers, read_table
 
 Floats = NDArray[np.float64]
-Series = tuple[Floats, Floats]  # (hours, weather), (hours, pollutants)
+Readings = tuple[Floats, Floats]  # (hours, weather), (hours, pollutants)
 
 POLLUTANTS = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3")
 YEARS = (1900, 2100)  # every hour from a station's first to its last has a place: a wrong year would fill the memory
@@ -54,7 +54,7 @@ class BeijingAir(_Windows):
 
     def load(self) -> Dataset:
         paths = find_files("beijing-air", ("PRSA_Data_*.csv",), BEIJING, BEIJING_PAGE)
-        stations: dict[str, Series] = {}
+        stations: dict[str, Readings] = {}
         for path in paths:
             name, series = _beijing(path)
             if name in stations:
@@ -72,7 +72,7 @@ class KddAir(_Windows):
         return _dataset("kdd-air", _kdd(air, weather), self)
 
 
-def _beijing(path: Path) -> tuple[str, Series]:
+def _beijing(path: Path) -> tuple[str, Readings]:
     weather = ("TEMP", "PRES", "DEWP", "RAIN", "WSPM")
     columns = read_table(path, ("year", "month", "day", "hour", *POLLUTANTS, *weather, "wd", "station"))
 
@@ -115,7 +115,7 @@ def _direction(path: Path, cell: str) -> tuple[float, float]:
     return np.sin(angle), np.cos(angle)
 
 
-def _kdd(air_file: Path, weather_file: Path) -> dict[str, Series]:
+def _kdd(air_file: Path, weather_file: Path) -> dict[str, Readings]:
     measured = ("temperature", "pressure", "humidity", "wind_speed", "wind_direction")
     air, weather = _by_station(air_file, "stationId", POLLUTANTS), _by_station(weather_file, "station_id", measured)
     areas = sorted(set(air) & set(weather))
@@ -141,7 +141,7 @@ def _by_station(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tupl
     return {str(area): (times[stations == area], values[stations == area]) for area in np.unique(stations)}
 
 
-def _joined(air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[np.datetime64], Floats]) -> Series:
+def _joined(air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[np.datetime64], Floats]) -> Readings:
     times, raw = weather
     raw = np.where(raw == 999999, np.nan, raw)
     angle = np.deg2rad(raw[:, 4])
@@ -154,7 +154,7 @@ def _joined(air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[n
     return _hourly(both, values[:, :6], values[:, 6:])
 
 
-def _hourly(times: NDArray[np.datetime64], weather: Floats, pollutants: Floats) -> Series:
+def _hourly(times: NDArray[np.datetime64], weather: Floats, pollutants: Floats) -> Readings:
     """Every hour from first to last in its place: one without a row is a gap, of two values the first counts."""
     place = (times - times.min()).astype(np.int64)
     values = np.concatenate([weather, pollutants], axis=1)
@@ -173,7 +173,7 @@ def _carried(values: Floats, hours: int) -> Floats:
     return np.where((last >= 0) & (rows - last <= hours), filled, np.nan)
 
 
-def _dataset(name: str, stations: dict[str, Series], settings: _Windows) -> Dataset:
+def _dataset(name: str, stations: dict[str, Readings], settings: _Windows) -> Dataset:
     gathered, possible = Gathered(), 0
     for station in sorted(stations):
         weather, pollutants = stations[station]

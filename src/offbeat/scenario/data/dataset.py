@@ -16,7 +16,7 @@ from offbeat.core.errors import DataError, kind
 # What is asked of a model. classification: y (n,) of class numbers. segmentation: y (n, ...) of class numbers, one a
 # place. multilabel: y (n, labels) of 0 and 1. regression: y (n,) or (n, targets). survival: y (n, 2) of time and event
 # (1: it happened, 0: not seen to happen by then).
-Kind = Literal["classification", "segmentation", "multilabel", "regression", "survival"]
+TaskName = Literal["classification", "segmentation", "multilabel", "regression", "survival"]
 
 
 class Source(Protocol):
@@ -51,7 +51,7 @@ class Dataset:
     x_test: Tensor = field(repr=False)
     y_test: Tensor = field(repr=False)
     num_classes: int | None  # None: no classes (real targets, several labels at once)
-    task: Kind | None = None  # None: classification where there are classes, else regression
+    task: TaskName | None = None  # None: classification where there are classes, else regression
     groups: Tensor | None = field(default=None, repr=False)  # natural owner of each training example, from 0 up
     test_groups: Tensor | None = field(default=None, repr=False)  # of each test example, in the same numbers
     group_names: tuple[str, ...] = field(default=(), repr=False)  # users, subjects, stations, centres
@@ -63,8 +63,8 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.task is None:
             object.__setattr__(self, "task", "regression" if self.num_classes is None else "classification")
-        if self.task not in get_args(Kind):
-            raise DataError(f"data set {self.name!r}: task {self.task!r} is none of {', '.join(get_args(Kind))}")
+        if self.task not in get_args(TaskName):
+            raise DataError(f"data set {self.name!r}: task {self.task!r} is none of {', '.join(get_args(TaskName))}")
         for part, x, y in (("training", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             if len(x) != len(y) or len(x) == 0:
                 raise DataError(f"data set {self.name!r}: {len(x)} {part} inputs, {len(y)} labels")
@@ -165,7 +165,7 @@ def _finite(what: str, values: Tensor) -> None:
         raise DataError(f"{what}: {int(bad.sum())} of {len(values)} are not finite, the first is number {first}")
 
 
-def _fits(what: str, y: Tensor, task: Kind | None) -> None:
+def _fits(what: str, y: Tensor, task: TaskName | None) -> None:
     """The shape and the dtype that the task asks for."""
     others = "a class a place is segmentation, several at once are multilabel"
     shapes = {

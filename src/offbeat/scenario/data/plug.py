@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.dataset import Dataset, Kind, owners
+from offbeat.scenario.data.dataset import Dataset, TaskName, owners
 from offbeat.scenario.data.root import below_root, expanded
 from offbeat.scenario.data.split import every_fifth
 
@@ -33,7 +33,7 @@ def from_dataset(
     *,
     name: str = "mine",
     num_classes: int | None = None,
-    task: Kind | None = None,
+    task: TaskName | None = None,
     groups: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None = None,
     test_groups: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None = None,
 ) -> Dataset:
@@ -63,7 +63,7 @@ def from_dataset(
     return _made(name, (x, y, x_test, y_test), num_classes, task, who, others, notes)
 
 
-def from_npz(folder: str | Path, *, num_classes: int | None = None, task: Kind | None = None) -> Dataset:
+def from_npz(folder: str | Path, *, num_classes: int | None = None, task: TaskName | None = None) -> Dataset:
     """A data set from a folder of one .npz file a client, each with arrays x, y and, if it has some, x_test, y_test.
 
     Clients are named as their files. Without any x_test, every fifth example of each client is for the test.
@@ -94,7 +94,7 @@ class Npz:
 
     folder: str  # relative to the data root, or a whole path
     num_classes: int | None = None  # None: one more than the largest label
-    task: Kind | None = None
+    task: TaskName | None = None
 
     def load(self) -> Dataset:
         return from_npz(below_root(self.folder), num_classes=self.num_classes, task=self.task)
@@ -104,7 +104,7 @@ def _made(
     name: str,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     num_classes: int | None,
-    task: Kind | None,
+    task: TaskName | None,
     who: list[Any] | None,
     others: list[Any],
     notes: tuple[str, ...],
