@@ -6,9 +6,9 @@ PyTorch loop that does the same local trainings.
     python bench/batched.py linear 31    with so many alternations
 
 Each alternation times every worker and the loop, one after the other, and takes ratios: of the CPU time of all threads,
-of the first thread's (all of a run that is on no other core: on idle cores, about the time on the wall), and of the
-time on the wall, which says something on an idle machine only. `linear` (W2) and `cnn` (W1): 50 clients with 200 made-
-up pictures of 28×28, batches of 64, one epoch, FedBuff with k = 10 and 20 clients at work.
+of the first thread's (on idle cores about the time on the wall: the others have less to do), and of the time on the
+wall, which says something on an idle machine only. `linear` (W2) and `cnn` (W1): 50 clients with 200 made-up pictures
+of 28×28, batches of 64, one epoch, FedBuff with k = 10 and 20 clients at work.
 """
 
 from __future__ import annotations

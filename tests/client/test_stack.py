@@ -154,6 +154,19 @@ def test_a_stack_is_as_large_as_its_memory_allows(trainer):
     assert StackTrainer(trainer, cores=2, memory=5 * one).most == 4  # a stack of two for each
 
 
+@pytest.mark.parametrize("training", [Training(batch=8, epochs=2, augment="crop-flip"), Training(batch=8, steps=6)])
+@pytest.mark.parametrize("chain", [False, True])
+def test_clients_in_step_with_each_other_are_gathered_at_once_and_trained_the_same(chain, training, caplog):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 4)) if chain else Net()
+    x, y = torch.randn(60, 1, 6, 6, dtype=torch.float64), torch.randint(0, 4, (60,))
+    data = ClientData.shared(x, y, torch.randperm(60).split(17))  # the last one has fewer
+    trainer = Trainer(module.double(), data, training)
+    base = flatten(trainer.binding.module)
+    jobs = [Job(i, i, i, base * (1 + 0.1 * i), i, LocalWork(lr=0.1 / (1 + i)), 17, {}, seed=3) for i in range(3)]
+    agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
+
+
 class Drawing(nn.Module):
     """Draws by itself, where nobody can repeat it for a stack."""
 

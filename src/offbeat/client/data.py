@@ -120,6 +120,11 @@ class ClientData:
             positions = self._rows_of(at).index_select(0, positions)
         return x.index_select(0, positions), y.index_select(0, positions)
 
+    @property
+    def shared_rows(self) -> bool:
+        """Do all clients hold rows of the same tensors?"""
+        return self._rows is not None
+
     def places(self, client: int, positions: Tensor) -> Tensor:
         """Where these examples of the client lie, for `gather`."""
         at = self._at(client)
@@ -127,12 +132,14 @@ class ClientData:
         return positions if self._rows is None else self._rows_of(at).index_select(0, positions)
 
     def gather(self, clients: Sequence[int], places: Sequence[Tensor]) -> Pair:
-        """The examples of many clients, one client after the other, as new tensors: of shared ones in one pass."""
+        """The examples of many clients, one client after the other, as new tensors. Of shared ones in one pass: there a
+        place is the same for everybody, and places need not be told apart by client.
+        """
         if self._rows is None:
             pairs = [self._pairs[self._at(client)] for client in clients]
             chosen = [[held.index_select(0, p) for held in pair] for pair, p in zip(pairs, places, strict=True)]
             return torch.cat([x for x, _ in chosen]), torch.cat([y for _, y in chosen])
-        (x, y), index = self._pairs[0], torch.cat(list(places))
+        (x, y), index = self._pairs[0], places[0] if len(places) == 1 else torch.cat(list(places))
         return x.index_select(0, index), y.index_select(0, index)
 
     def targets(self, client: int) -> Tensor:

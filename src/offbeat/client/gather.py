@@ -30,6 +30,9 @@ class Group(NamedTuple):
 def steps(data: ClientData, plans: Sequence[Plan], phase: int, pads: bool) -> Iterator[list[Group]]:
     """As many as the longest of the plans has; who is done is in none of the groups."""
     counts = [plan.counts[phase] for plan in plans]
+    if data.shared_rows and len({(plan.job.num_examples, *plan.counts, plan.augment) for plan in plans}) == 1:
+        yield from _in_step(data, plans, phase)
+        return
     batches = [_batches(data, plan, phase) for plan in plans]
     for step in range(max(counts)):
         by_size: dict[int, list[int]] = {}
@@ -39,6 +42,22 @@ def steps(data: ClientData, plans: Sequence[Plan], phase: int, pads: bool) -> It
                 chosen[i] = batch = next(batches[i])
                 by_size.setdefault((batch[1] - 1).bit_length() if pads else batch[1], []).append(i)
         yield [_gathered(data, plans, rows, [chosen[i] for i in rows]) for rows in by_size.values()]
+
+
+def _in_step(data: ClientData, plans: Sequence[Plan], phase: int) -> Iterator[list[Group]]:
+    """The same, where all clients have as many examples and take as many steps: the common case, at less cost."""
+    clients, augment = [plan.job.client for plan in plans], plans[0].augment
+    for epochs in zip(*(plan.epochs(phase) for plan in plans), strict=True):
+        sizes = epochs[0][1]
+        places = torch.stack([data.places(c, positions) for c, (positions, _, _) in zip(clients, epochs, strict=True)])
+        moves = None if augment is None else torch.stack([shown for _, _, shown in epochs if shown is not None])
+        start = 0
+        for size in sizes:
+            x, y = data.gather(clients, (places[:, start : start + size].flatten(),))
+            if augment is not None and moves is not None:
+                x = augment(x, moves[:, start : start + size].flatten(0, 1))
+            yield [Group(None, x.view(len(plans), size, *x.shape[1:]), y.view(len(plans), size, *y.shape[1:]), None)]
+            start += size
 
 
 def _batches(data: ClientData, plan: Plan, phase: int) -> Iterator[Batch]:

@@ -154,9 +154,15 @@ class StackTrainer:
         """A part for each core, none empty, with about as much to do: like cards, the longest first."""
         if self._cores == 1:
             return [jobs]
-        steps = [self._trainer.steps(job.client, job.work, job.num_examples) for job in jobs]
-        ranked = [jobs[i] for i in sorted(range(len(jobs)), key=lambda i: -steps[i])]
+        ranked = sorted(jobs, key=self._length, reverse=True)
         return [ranked[first :: self._cores] for first in range(min(self._cores, len(ranked)))]
+
+    def _length(self, job: Job) -> int:
+        """About how many examples are looked at."""
+        steps, epochs, training = job.work.steps, job.work.epochs, self._trainer.training
+        if steps is None and epochs is None:
+            steps, epochs = training.steps, training.epochs
+        return job.num_examples * (epochs or 1) if steps is None else steps * training.batch
 
     def _together(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """The first here, the others in threads; one thread each."""
