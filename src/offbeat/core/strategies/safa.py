@@ -20,8 +20,8 @@ Deviates: 1. the paper's text was not at hand, only its code, which computes rou
           5. work is handed out when a round begins; who comes, comes back or was lost in between waits for the next
              one.
           6. a tolerable client goes on from its c_i. In the code one that crashed goes on from what it was last sent.
-          7. lag=5 as in the paper (the code's signature says 1). Statistics are averaged over the c_i, counters take
-             the maximum.
+          7. lag=5 is said to be the paper's (the code's signature says 1). Statistics are averaged over the c_i,
+             counters take the maximum.
           8. n_i is what the client said it trained on when c_i was sent.
           9. a round in which no c_i changed commits nothing; one without picks may commit, because of what was bypassed
              before or of c_i := w.

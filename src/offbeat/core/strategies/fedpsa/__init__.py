@@ -20,7 +20,7 @@ Deviates: 1. uniform weights are decided step by step: exactly while M_0 is unse
           7. the sketch is not charged in virtual time: some 32 gradients once a job.
           8. sensitivities are taken in eval mode, over trainable entries only, with the BatchNorm statistics of the
              model measured.
-          9. R has entries N(0, 1/k), rounded to float32, so that all machines draw the same.
+          9. R has entries N(0, 1/k), drawn in double and rounded to float32: so all machines have the same.
           10. calibration="real" draws training examples from all clients, which a simulation can do and a deployment
               should not.
 Checked:  tests/strategies/test_fedpsa.py (spec vectors, reduction to FedBuff), tests/client/test_sensitivity.py, the
