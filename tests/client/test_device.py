@@ -4,6 +4,7 @@ where a GPU plays its graph; bench/gpu.py compares the two on a GPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from offbeat.client.device import DeviceTrainer, rounded
 from offbeat.client.layers import NotStacked, stacked
 from offbeat.client.program import SEGMENT
 from offbeat.client.training import Trainer, Training
+from offbeat.core.errors import DataError
+from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import LocalJob, LocalRule
 
 
@@ -45,6 +48,12 @@ MODELS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def train(trainer: DeviceTrainer, jobs: list[Job]) -> list[Result]:
+    answers = trainer.attempt(jobs)
+    assert not any(isinstance(answer, Exception) for answer in answers), answers
+    return [answer for answer in answers if isinstance(answer, Result)]
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     "training",
@@ -59,10 +68,10 @@ MODELS: dict[str, Any] = {
 def test_every_layer_and_optimizer_trains_as_alone(model: str, training: Training, caplog: Any) -> None:
     trainer = trainer_of(training, MODELS[model]())
     jobs = jobs_of(trainer, None)
-    found = DeviceTrainer(trainer)
+    found = DeviceTrainer([trainer])
     for _ in range(2):  # the second time with what was recorded
-        agree(found(jobs), [trainer(job) for job in jobs])
-        agree(found(jobs[:3]), [trainer(job) for job in jobs[:3]])
+        agree(train(found, jobs), [trainer(job) for job in jobs])
+        agree(train(found, jobs[:3]), [trainer(job) for job in jobs[:3]])
     assert not caplog.records, caplog.text
 
 
@@ -70,36 +79,36 @@ def test_every_layer_and_optimizer_trains_as_alone(model: str, training: Trainin
 def test_every_rule_trains_as_alone(name: str, caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["pooled"]())
     jobs = jobs_of(trainer, *RULES[name])
-    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs], 1e-11)
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs], 1e-11)
 
 
 def test_long_jobs_are_put_in_place_segment_by_segment(caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, steps=2 * SEGMENT + 3), MODELS["linear"]())
     jobs = jobs_of(trainer, None)
-    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs])
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_stacks_are_no_larger_than_they_may_be(most: int) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["pooled"]())
     jobs = jobs_of(trainer, None)
-    agree(DeviceTrainer(trainer, most=most)(jobs), [trainer(job) for job in jobs])
+    agree(train(DeviceTrainer([trainer], most=most), jobs), [trainer(job) for job in jobs])
 
 
 def test_too_little_memory_makes_smaller_stacks_which_is_said(monkeypatch: Any, caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
     jobs = jobs_of(trainer, None)
-    found = DeviceTrainer(trainer)
-    train = found._train
+    found = DeviceTrainer([trainer])
+    whole = found._train
 
     def poor(rule: LocalRule, some: Any) -> Any:
         if len(some) > 2:
             raise torch.OutOfMemoryError
-        return train(rule, some)
+        return whole(rule, some)
 
     monkeypatch.setattr(found, "_train", poor)
     for _ in range(2):
-        agree(found(jobs), [trainer(job) for job in jobs])
+        agree(train(found, jobs), [trainer(job) for job in jobs])
     assert [record.getMessage() for record in caplog.records] == [
         "no memory for stacks of 5 clients: 3 are trained at a time",
         "no memory for stacks of 3 clients: 2 are trained at a time",
@@ -116,7 +125,7 @@ def test_sizes_of_stacks_are_few() -> None:
 def test_what_has_no_stacked_form_is_trained_otherwise_and_said(caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2))  # with BatchNorm
     jobs = jobs_of(trainer, None)
-    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs])
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
     assert [record.getMessage() for record in caplog.records] == [
         "steps are not recorded as one program: BatchNorm sees all examples of a batch"
     ]
@@ -135,7 +144,7 @@ class Counting(LocalRule):
 def test_a_rule_that_cannot_be_recorded_is_trained_otherwise_and_said(caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
     jobs = jobs_of(trainer, Counting())
-    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs])
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
     assert "steps of Counting are not recorded: its rule counts in plain numbers" in caplog.text
 
 
@@ -160,7 +169,7 @@ def test_clients_without_a_common_table_of_examples_train_too() -> None:
     rows = [torch.arange(start, start + size).flip(0) for start, size in zip(starts, SIZES, strict=True)]
     shared = Trainer(trainer.binding, ClientData.shared(x, y, rows), trainer.training)
     jobs = jobs_of(shared, None)
-    agree(DeviceTrainer(shared)(jobs), [shared(job) for job in jobs])
+    agree(train(DeviceTrainer([shared]), jobs), [shared(job) for job in jobs])
 
 
 def test_a_convolution_by_hand() -> None:
@@ -183,4 +192,28 @@ def test_pooling_by_hand() -> None:
 def test_work_with_phases_is_trained_otherwise() -> None:
     trainer = trainer_of(Training(batch=8, epochs=1))
     jobs = jobs_of(trainer, *RULES["head, then body"])
-    agree(DeviceTrainer(trainer)(jobs), [trainer(job) for job in jobs], 1e-11)
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs], 1e-11)
+
+
+def test_runs_of_one_kind_share_a_program_and_keep_their_own_rates_and_examples() -> None:
+    first = trainer_of(Training(batch=8, epochs=1), MODELS["pooled"]())
+    x, y = first.data.pooled()
+    rows = [torch.arange(60).flip(0), torch.arange(20, 70), torch.arange(100, 140), torch.arange(33), torch.arange(12)]
+    runs = [
+        Trainer(first.binding.module, ClientData.shared(x, y, rows), Training(batch=8, epochs=1)),
+        Trainer(first.binding.module, ClientData.shared(x, y, rows[::-1]), Training(batch=8, epochs=2, lr=0.2)),
+    ]
+    jobs = [replace(job, num_examples=12) for trainer in runs for job in jobs_of(trainer, None)]
+    jobs = [replace(job, ticket=i) for i, job in enumerate(jobs)]
+    shared = DeviceTrainer(runs, lambda job: job.ticket // 5)
+    agree(train(shared, jobs), [runs[job.ticket // 5](job) for job in jobs])
+    assert len(shared._programs) == 1
+
+
+def test_a_job_that_fails_fails_alone() -> None:
+    trainer = trainer_of(Training(batch=8, epochs=1), MODELS["linear"]())
+    jobs = jobs_of(trainer, None)
+    jobs[1] = replace(jobs[1], num_examples=10_000)
+    answers = DeviceTrainer([trainer]).attempt(jobs)
+    assert isinstance(answers[1], DataError)
+    assert [isinstance(answer, Result) for answer in answers] == [True, False, True, True, True]

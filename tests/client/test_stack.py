@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from ragged import RULES, agree, jobs_of, trainer_of, vectors
+from ragged import RULES, Net, agree, jobs_of, trainer_of, vectors
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from offbeat.client import recurrent
+from offbeat.client.data import ClientData
 from offbeat.client.dropout import Masks, step_keys, uniform
 from offbeat.client.stack import StackTrainer
 from offbeat.client.stacked import Stack
@@ -19,9 +20,10 @@ from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import STATISTICS, Job, Result
 from offbeat.core.parts.proximal import Proximal
-from offbeat.core.protocol import Gradient, LocalJob, LocalRule
+from offbeat.core.protocol import Gradient, LocalJob, LocalRule, LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.core.strategies.fedpsa.sketch import Sketched
+from offbeat.core.vector import flatten
 
 
 @pytest.fixture
