@@ -51,8 +51,9 @@ WorkerName = Annotated[
     typer.Option(
         "--worker",
         metavar="NAME[:N]",
-        help="Who trains: inline, this process [default; when resumed: as it was begun], or processes[:N], N of them, "
-        "else one a core. Same result, bit for bit.",
+        help="Who trains: inline, this process [default; when resumed: as it was begun]; processes[:N], N of them, "
+        "else one a core: the same, bit for bit; batched[:N], many clients in one tensor program on N cores, or cuda, "
+        "on the GPU: the same within rounding.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -27,9 +27,10 @@ def run_together(engines: Mapping[int, VirtualEngine], pool: Pool, ended: Ended)
                 for run in list(going):
                     if run not in waiting:
                         _go_on(run, going, waiting, pool, ended)
-                for run, answers in pool.collect(waiting).items() if waiting else ():
-                    if run in going:
-                        going[run].provide(answers)
+                if waiting:
+                    pool.gather(waiting)
+                for run, ticket in waiting.items():
+                    going[run].provide(going[run].worker.collect((ticket,)))
                 waiting.clear()
     finally:
         pool.close()

@@ -13,6 +13,7 @@ from statistics import fmean
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
@@ -33,8 +34,10 @@ from offbeat.engines.trace import Trace
 from offbeat.engines.traffic import Payload
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine, Watch
+from offbeat.engines.workers import Worker
 from offbeat.engines.workers.faulty import Faulty
-from offbeat.experiment import groups, metrics, workers
+from offbeat.engines.workers.inline import Inline
+from offbeat.experiment import groups, metrics
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.experiment.heatmap import Held
 from offbeat.scenario import partition
@@ -79,25 +82,43 @@ class Setup:
 
 
 @one_thread()
-def setup(experiment: Experiment) -> Setup:
+def setup(experiment: Experiment, device: str = "cpu") -> Setup:
+    """`device`: where data, models and all that is computed from them lie."""
     data = load(experiment.data)
     dealt = deal(experiment, data)
     trained = experiment.split.of("train", experiment.seed, dealt)
     rows = each(trained, partial(_arriving, experiment.streaming, experiment.seed, data.y_train))
-    clients = ClientData.shared(data.x_train, data.y_train, rows, num_classes=data.num_classes)
-    module = experiment.model.build(data.input_shape, data.outputs, experiment.seed)
+    x_train, y_train, x_test, y_test = (
+        on(device, tensor) for tensor in (data.x_train, data.y_train, data.x_test, data.y_test)
+    )
+    clients = ClientData.shared(x_train, y_train, rows, num_classes=data.num_classes)
+    module = experiment.model.build(data.input_shape, data.outputs, experiment.seed).to(device)
     if data.pixels is not None:
         module.register_forward_pre_hook(data.pixels)  # images stay bytes until a model sees them
     task = experiment.loss.of(TASKS[data.task or "classification"](), data.num_classes)
-    evaluator = Evaluator(module, data.x_test, data.y_test, task)
+    evaluator = Evaluator(module, x_test, y_test, task)
     tests: ClientData | None
     if experiment.split.test > 0:
         held_out = experiment.split.of("test", experiment.seed, dealt)
-        tests = ClientData.shared(data.x_train, data.y_train, held_out, num_classes=data.num_classes)
+        tests = ClientData.shared(x_train, y_train, held_out, num_classes=data.num_classes)
     else:
         tests = groups.own_tests(data, dealt)
+        tests = None if tests is None else tests.to(device)
     made = assemble(module, clients, evaluator, experiment, task, tests)
     return replace(made, facts={**made.facts, "data": data.summary, "evaluated": experiment.evaluate})
+
+
+def on(device: str, tensor: Tensor) -> Tensor:
+    """The tensor, or its one copy on that device: the runs of a comparison share it."""
+    if tensor.device.type == torch.device(device).type:
+        return tensor
+    if tensor not in _copies:
+        _copies[tensor] = tensor.to(device)
+    copy: Tensor = _copies[tensor]
+    return copy
+
+
+_copies = WeakTensorKeyDictionary()
 
 
 def _arriving(streaming: Stream, seed: int, y: Tensor, client: int, rows: Tensor) -> Tensor:
@@ -301,9 +322,9 @@ def engine(
     checkpoints: Checkpoints | None = None,
     checkpoint_every: float = 30.0,
     watch: Watch | None = None,
-    worker: workers.Choice = workers.INLINE,
+    worker: Worker | None = None,  # inline, if none is given
 ) -> VirtualEngine:
-    computing = workers.make(worker, made.trainer)
+    computing = worker or Inline(made.trainer)
     if (spoil := spoiler(made.surroundings.faults, made.layout)) is not None:
         computing = Faulty(computing, spoil)
     return VirtualEngine(

@@ -1,8 +1,8 @@
 """Several methods on the same clients, delays and seeds: one run each, one table, one folder.
 
 The runs are independent, so they fill the cores of the machine; each keeps to one thread and is exact, so the table
-does not depend on how many run at once. With a worker that fills the cores by itself they go one after the other. A
-comparison that was stopped is finished by starting it again.
+does not depend on how many run at once. With a worker that fills the cores by itself they go one after the other, on a
+GPU side by side. A comparison that was stopped is finished by starting it again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.progress import Status
 from offbeat.engines.until import Target
 from offbeat.engines.virtual import INTERRUPTED
-from offbeat.experiment import crew, curves, identity, workers
+from offbeat.experiment import crew, curves, identity, pooled, workers
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.measures import Row, over_seeds, speed_up
@@ -147,6 +147,8 @@ def execute(
     chosen = [runs.Run(folder).worker() if worker is None else workers.parse(worker) for folder in folders]
     if all(choice == workers.INLINE for choice in chosen):
         return crew.execute(folders, jobs, on_progress, worker)
+    if all(workers.device_of(workers.usable(choice)) != "cpu" for choice in chosen):
+        return pooled.execute(folders, on_progress, worker)
     if jobs is not None and jobs > 1:
         other = next(choice for choice in chosen if choice != workers.INLINE)
         raise ConfigError(f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline")

@@ -17,7 +17,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -32,6 +32,7 @@ from offbeat.engines.progress import Outcome
 from offbeat.engines.tally import Tally
 from offbeat.engines.trace import SPENT, TABLES, WORKER, Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
+from offbeat.engines.workers import Worker
 from offbeat.experiment import build, curves, files, finished, guard, identity, machine, metrics, sealed, workers
 from offbeat.experiment.config import Experiment
 
@@ -189,40 +190,75 @@ def execute(
     `worker` computes the jobs; without one, whoever the run was begun with. Ctrl-C ends it after the current event with
     a checkpoint; the outcome then says INTERRUPTED.
     """
+    with attempt(run, worker) as going:
+        if going is None:
+            return None
+        computing = workers.make(going.chosen, going.made.trainer)
+        engine = going.engine(computing, watch, checkpoint_every)
+        with resumable(), interruptible([engine]):
+            going.begin()
+            outcome = engine.run()
+            going.finish(outcome)
+    return outcome
+
+
+@dataclass
+class Attempt:
+    """A run folder that is open: locked, checked, and going on."""
+
+    run: Run
+    experiment: Experiment
+    made: build.Setup
+    chosen: workers.Choice
+    trace: Trace
+    began: float
+    before: float = 0.0  # host seconds of earlier attempts
+
+    def engine(self, worker: Worker, watch: Watch | None, checkpoint_every: float) -> VirtualEngine:
+        """As the newest checkpoint has it."""
+        checkpoints = Checkpoints(self.run.folder / "checkpoint", self.made.world.model.device)
+        engine = build.engine(
+            self.made,
+            self.experiment,
+            trace=self.trace,
+            checkpoints=checkpoints,
+            checkpoint_every=checkpoint_every,
+            watch=watch,
+            worker=worker,
+        )
+        _restore(self.run, engine)
+        return engine
+
+    def begin(self) -> None:
+        self.before = _seconds_so_far(self.trace)
+        self.trace.set_facts({**self.made.facts, WORKER: _workers_so_far(self.trace, self.chosen)})
+
+    def finish(self, outcome: Outcome) -> None:
+        """Store what came out."""
+        self.trace.set_facts({SPENT: self.before + time.monotonic() - self.began, **outcome.costs()})
+        if outcome.reason != INTERRUPTED:
+            model = save(self.made.state_dict(outcome.model))
+            finished.write(self.run.folder, self.trace, model)
+            write_whole(self.run.model_file, model)  # last: with it the run is complete
+
+
+@contextlib.contextmanager
+def attempt(run: Run, worker: str | None = None) -> Iterator[Attempt | None]:
+    """Open a run folder to go on with it; None if it is complete."""
     experiment = run.experiment()
     with guard.alone(run.folder):
         if run.complete:
-            return None
+            yield None
+            return
         guard.sweep(run.folder)
         identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
-        made = build.setup(experiment)
         chosen = workers.usable(run.worker() if worker is None else workers.parse(worker))
+        made = build.setup(experiment, workers.device_of(chosen))
         trace = Trace(run.trace_file)
         try:
-            began = time.monotonic()
-            checkpoints = Checkpoints(run.folder / "checkpoint")
-            engine = build.engine(
-                made,
-                experiment,
-                trace=trace,
-                checkpoints=checkpoints,
-                checkpoint_every=checkpoint_every,
-                watch=watch,
-                worker=chosen,
-            )
-            _restore(run, engine)
-            with _resumable(), _interruptible(engine):
-                before = _seconds_so_far(trace)
-                trace.set_facts({**made.facts, WORKER: _workers_so_far(trace, chosen)})
-                outcome = engine.run()
-                trace.set_facts({SPENT: before + time.monotonic() - began, **outcome.costs()})
-                if outcome.reason != INTERRUPTED:
-                    model = save(made.state_dict(outcome.model))
-                    finished.write(run.folder, trace, model)
-                    write_whole(run.model_file, model)  # last: with it the run is complete
+            yield Attempt(run, experiment, made, chosen, trace, time.monotonic())
         finally:
             trace.abandon()
-        return outcome
 
 
 def _restore(run: Run, engine: VirtualEngine) -> None:
@@ -236,7 +272,7 @@ def _restore(run: Run, engine: VirtualEngine) -> None:
 
 
 @contextlib.contextmanager
-def _resumable() -> Iterator[None]:
+def resumable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -262,8 +298,8 @@ def _workers_so_far(trace: Trace, now: workers.Choice) -> str:
 
 
 @contextlib.contextmanager
-def _interruptible(engine: VirtualEngine) -> Iterator[None]:
-    """Ctrl-C or a termination asks the engine to stop between two events; a second one stops at once (the last
+def interruptible(engines: Iterable[VirtualEngine]) -> Iterator[None]:
+    """Ctrl-C or a termination asks the engines to stop between two events; a second one stops at once (the last
     checkpoint stays).
 
     Who ignores Ctrl-C (a job in the background, one of several runs) goes on ignoring it.
@@ -275,7 +311,8 @@ def _interruptible(engine: VirtualEngine) -> Iterator[None]:
     heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
 
     def ask(number: int, frame: FrameType | None) -> None:
-        engine.interrupt = True
+        for engine in engines:
+            engine.interrupt = True
         signal.signal(number, signal.default_int_handler)
 
     for number in heeded:

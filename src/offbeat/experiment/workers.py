@@ -8,12 +8,19 @@ One worker more is an entry more in WORKERS.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from offbeat.client.device import DeviceTrainer
+from offbeat.client.stack import StackTrainer
 from offbeat.client.training import Trainer
 from offbeat.core.errors import ConfigError, unknown
+from offbeat.core.jobs import Job
 from offbeat.engines.workers import Worker
+from offbeat.engines.workers.batched import Batched
 from offbeat.engines.workers.inline import Inline
 
 log = logging.getLogger("offbeat")
@@ -28,6 +35,7 @@ class Kind:
     make: Callable[[Trainer, int | None], Worker]
     counts: str | None = None  # what N is a number of; None: it takes none
     missing: Callable[[], str | None] = lambda: None  # why it cannot work on this machine, None if it can
+    device: str = "cpu"  # where data and models are to lie
 
 
 def _processes(trainer: Trainer, count: int | None) -> Worker:
@@ -43,9 +51,24 @@ def _no_processes() -> str | None:
     return None if sys.platform == "linux" else f"it needs Linux, and this is {sys.platform}"
 
 
+def _batched(trainer: Trainer, count: int | None) -> Worker:
+    return Batched(StackTrainer(trainer, count or os.cpu_count() or 1))
+
+
+def pooled(trainers: Sequence[Trainer], owner: Callable[[Job], int]) -> Worker:
+    """One worker for the jobs of many runs, on the device of their trainers."""
+    return Batched(DeviceTrainer(trainers, owner))
+
+
+def _no_gpu() -> str | None:
+    return None if torch.cuda.is_available() else "PyTorch finds no GPU here"
+
+
 WORKERS: dict[str, Kind] = {
     "inline": Kind(lambda trainer, _: Inline(trainer)),
     "processes": Kind(_processes, counts="processes", missing=_no_processes),
+    "batched": Kind(_batched, counts="cores"),
+    "cuda": Kind(lambda trainer, _: pooled([trainer], lambda job: 0), missing=_no_gpu, device="cuda"),
 }
 
 
@@ -61,12 +84,18 @@ class Choice:
 INLINE = Choice()
 
 
+def device_of(choice: Choice) -> str:
+    return WORKERS[choice.name].device
+
+
 def parse(text: str) -> Choice:
     """'inline', 'processes:2'; errors say what is wrong and the nearest right thing."""
     name, colon, number = text.strip().partition(":")
     if name not in WORKERS:
         raise unknown("worker", name, WORKERS)
     counts = WORKERS[name].counts
+    if WORKERS[name].device != "cpu" and (reason := WORKERS[name].missing()) is not None:
+        raise ConfigError(f"worker {name}: {reason}; use processes, which fills the cores")
     if not colon:
         return Choice(name)
     if counts is None:

@@ -19,6 +19,7 @@ class Pool:
     def __init__(self, make: Callable[[Callable[[Job], int]], Worker]) -> None:
         self._sent: dict[int, tuple[int, int]] = {}  # number -> (run, its ticket)
         self._numbers: dict[tuple[int, int], int] = {}
+        self._ready: dict[int, list[Answer]] = {}  # run -> answers it has not fetched yet
         self._next = 0
         self._worker = make(self.owner)
 
@@ -39,24 +40,26 @@ class Pool:
             self._worker.cancel(number)
             self._sent.pop(number, None)
 
-    def collect(self, wanted: Mapping[int, int]) -> dict[int, list[Answer]]:
-        """The answer to one ticket of each run, and whatever else comes along, for each run its own."""
-        found: dict[int, list[Answer]] = {run: [] for run in wanted}
+    def gather(self, wanted: Mapping[int, int]) -> None:
+        """Have the answer to one ticket of each run, and whatever else comes along, ready for the ports."""
         for answer in self._worker.collect([self._numbers[asked] for asked in wanted.items()]):
             number = ticket_of(answer)
             if number is None or number not in self._sent:
                 continue  # nobody's
             run, ticket = self._sent.pop(number)
             self._numbers.pop((run, ticket), None)
-            found.setdefault(run, []).append(
+            self._ready.setdefault(run, []).append(
                 Result(ticket, answer.local, answer.num_examples, answer.steps, answer.extras, answer.memory)
                 if isinstance(answer, Result)
                 else replace(answer, ticket=ticket)
             )
-        return found
+
+    def ready(self, run: int) -> list[Answer]:
+        return self._ready.pop(run, [])
 
     def leave(self, run: int) -> None:
         """The run has no more jobs."""
+        self._ready.pop(run, None)
         for key in [key for key in self._numbers if key[0] == run]:
             self.cancel(*key)
 
@@ -77,7 +80,8 @@ class Port:
         self._pool.cancel(self._run, ticket)
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
-        raise AssertionError("runs that share a worker are asked for what they need, and do not ask themselves")
+        """What the pool has gathered for this run."""
+        return self._pool.ready(self._run)
 
     def close(self) -> None:
         self._pool.leave(self._run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal, Protocol, get_args
 
@@ -39,8 +40,14 @@ class Pixels:
         if x.dtype != torch.uint8:
             return None  # made by somebody who knows what models want: noise, say
         shape = (-1, *(1,) * (x.ndim - 2))
-        mean, deviation = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.deviation))
+        mean, deviation = (_constant(v, x.device).view(shape) for v in (self.mean, self.deviation))
         return ((x.float() / 255 - mean) / deviation, *rest)
+
+
+@lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Once for each device: what is recorded there cannot wait for the host."""
+    return torch.tensor(values, device=device)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,80 @@
+"""The runs of a comparison side by side on one device: whatever any of them has sent is trained together.
+
+Each run keeps its own folder, trace and checkpoints, and can be finished alone. What is trained together follows from
+the events of the runs, so the same comparison, started again, computes the same; a run alone agrees within rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.errors import OffbeatError
+from offbeat.engines.progress import Outcome
+from offbeat.engines.together import run_together
+from offbeat.engines.virtual import INTERRUPTED, Watch
+from offbeat.engines.workers.pool import Pool
+from offbeat.experiment import run as runs
+from offbeat.experiment import workers
+from offbeat.experiment.run import Attempt, Unfinished
+
+log = logging.getLogger("offbeat")
+
+SIDE_BY_SIDE = 64  # runs at most: each has its models, caches and books in memory
+CHECKPOINT_EVERY = 30.0  # host seconds
+
+
+def execute(
+    folders: list[Path], on_progress: Callable[[list[float]], Any] | None = None, worker: str | None = None
+) -> bool:
+    """Finish every run that is not complete; False if they were interrupted. A run that fails is told at the end."""
+    shares = [float(runs.Run(folder).complete) for folder in folders]
+    todo = [i for i, share in enumerate(shares) if share < 1.0]
+    failed: dict[int, Exception] = {}
+
+    def tell(index: int, share: float) -> None:
+        shares[index] = share
+        if on_progress is not None:
+            on_progress(list(shares))
+
+    def follow(index: int) -> Watch:
+        return lambda status: tell(index, status.share)
+
+    for first in range(0, len(todo), SIDE_BY_SIDE):
+        with contextlib.ExitStack() as opened:
+            some = todo[first : first + SIDE_BY_SIDE]
+            going = {i: opened.enter_context(runs.attempt(runs.Run(folders[i]), worker)) for i in some}
+            if not _together({i: one for i, one in going.items() if one is not None}, follow, failed):
+                return False
+        for i in some:
+            tell(i, 1.0)
+    for i, error in failed.items():
+        raise Unfinished(f"{folders[i]}: {error}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""))
+    return True
+
+
+def _together(going: dict[int, Attempt], follow: Callable[[int], Watch], failed: dict[int, Exception]) -> bool:
+    places = {i: place for place, i in enumerate(going)}
+    pool = Pool(lambda owner: workers.pooled([one.made.trainer for one in going.values()], lambda j: places[owner(j)]))
+    interrupted = False
+
+    def ended(i: int, outcome: Outcome | Exception) -> None:
+        nonlocal interrupted
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            going[i].finish(outcome)
+            interrupted = interrupted or outcome.reason == INTERRUPTED
+        except (OffbeatError, OSError) as error:
+            log.warning("%s: %s", going[i].run.folder, error)
+            failed[i] = error
+
+    engines = {i: one.engine(pool.port(i), follow(i), CHECKPOINT_EVERY) for i, one in going.items()}
+    with runs.resumable(), runs.interruptible(engines.values()):
+        for one in going.values():
+            one.begin()
+        run_together(engines, pool, ended)
+    return not interrupted

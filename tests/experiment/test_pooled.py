@@ -1,0 +1,106 @@
+"""The runs of a comparison side by side with one device's worker. Here the device is a CPU; bench/gpu.py has a GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from offbeat.experiment import comparison as comparing
+from offbeat.experiment import files, pooled
+from offbeat.experiment import run as runs
+from offbeat.experiment.comparison import Comparison
+from offbeat.presets import load
+
+METHODS = ("fedavg", "fedasync", "fedbuff", "aso_fed", "fedpsa")
+
+
+@pytest.fixture
+def experiments() -> dict[str, Any]:
+    changes = ["clients=4", "model={name: cnn, channels: [3]}", "until=40updates", "training.steps=5"]
+    faults = "faults=[{name: sign_flipped}]"
+    made = {name: files.changed(load("quickstart").experiment, [*changes, f"strategy={name}"]) for name in METHODS}
+    return {**made, "attacked": files.changed(made["fedbuff"], [faults])}
+
+
+def rows(run: runs.Run) -> list[Any]:
+    import sqlite3
+
+    with sqlite3.connect(run.trace_file) as db:
+        return list(db.execute("SELECT now, kind, client, ticket, version FROM trace ORDER BY seq"))
+
+
+def agree(one: Comparison, other: Comparison) -> None:
+    for name in one.strategies():
+        for a, b in zip(one.runs(name), other.runs(name), strict=True):
+            assert rows(a) == rows(b)
+            first, second = load_file(a.model_file), load_file(b.model_file)
+            for key in first:
+                torch.testing.assert_close(first[key], second[key], rtol=1e-3, atol=1e-5)
+
+
+def test_each_run_agrees_with_itself_alone_and_again_bit_for_bit(
+    experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alone = comparing.create(Path("alone"), experiments, [0, 1])
+    for name in alone.strategies():
+        for run in alone.runs(name):
+            runs.execute(run)
+    seen: list[list[float]] = []
+    together = [comparing.create(Path(f"together{i}"), experiments, [0, 1]) for i in range(2)]
+    for made in together:
+        folders = [made.folder / entry["folder"] for entry in made.layout()]
+        assert pooled.execute(folders, seen.append)
+    agree(alone, together[0])
+    digests = [[run.digest() for name in made.strategies() for run in made.runs(name)] for made in together]
+    assert digests[0] == digests[1]
+    assert seen[-1] == [1.0] * 12
+    assert any(0 < share < 1 for shares in seen for share in shares)
+
+
+def test_stopped_in_the_middle_they_are_finished_by_starting_again(
+    experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
+    whole, made = comparing.create(Path("whole"), few, [0]), comparing.create(Path("stopped"), few, [0])
+    assert pooled.execute([whole.folder / entry["folder"] for entry in whole.layout()])
+    folders = [made.folder / entry["folder"] for entry in made.layout()]
+
+    asked: list[int] = []  # a second Ctrl-C would stop at once
+
+    def stop(shares: list[float]) -> None:
+        if max(shares) > 0.3 and not asked:
+            asked.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert not pooled.execute(folders, stop)
+    assert not all(runs.Run(folder).complete for folder in folders)
+    assert pooled.execute(folders)
+    agree(whole, made)
+
+
+def test_a_run_that_fails_leaves_the_others_going(
+    experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
+    made = comparing.create(Path("x"), few, [0])
+    folders = [made.folder / entry["folder"] for entry in made.layout()]
+    finish = runs.Attempt.finish
+
+    def full(self: runs.Attempt, outcome: Any) -> None:
+        if "fedavg" in str(self.run.folder):
+            raise OSError(28, "No space left on device")
+        finish(self, outcome)
+
+    monkeypatch.setattr(runs.Attempt, "finish", full)
+    with pytest.raises(runs.Unfinished, match=r"x/fedavg-seed0: .*No space left"):
+        pooled.execute(folders)
+    assert [runs.Run(folder).complete for folder in folders] == [False, True]
