@@ -67,7 +67,7 @@ def measure(name: str, chosen: tuple[str, ...] = WORKERS) -> None:
     setup = build.assemble(module, clients, Evaluator(module, *pairs[0]), experiment)
 
     def with_(worker: str) -> Callable[[], object]:
-        return lambda: build.engine(setup, experiment, worker=workers.parse(worker)).run()
+        return lambda: build.engine(setup, experiment, worker=workers.make(workers.parse(worker), setup.trainer)).run()
 
     torch.set_num_threads(1)
     order = who_trains(setup, experiment)

@@ -1,0 +1,288 @@
+"""What a GPU gives: the worker `cuda` checked against training one by one, and measured against an eager loop there.
+
+    python bench/gpu.py check             kernels, programs and every strategy agree with one-by-one training
+    python bench/gpu.py rows              steps a second of stacks and of an eager PyTorch loop on the same GPU
+    python bench/gpu.py table NAME [S]    all methods and seeds of a paper's preset side by side, S host seconds at most
+                                          (OFFBEAT_DATA says where its data lies); accuracies, steps a second
+
+Needs torch with CUDA and numpy. Float32 is exact: TF32 is switched off for both sides.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import offbeat
+from offbeat.client import convolution
+from offbeat.client.data import ClientData
+from offbeat.client.device import DeviceTrainer
+from offbeat.client.evaluation import Evaluator
+from offbeat.client.training import Trainer, Training
+from offbeat.core.jobs import Job, Result
+from offbeat.core.protocol import LocalWork
+from offbeat.core.strategies import REGISTRY, FedBuff
+from offbeat.core.vector import flatten
+from offbeat.engines.progress import Outcome
+from offbeat.engines.together import run_together
+from offbeat.engines.until import Until
+from offbeat.engines.workers.pool import Pool
+from offbeat.experiment import build, workers
+from offbeat.experiment.config import Experiment
+from offbeat.scenario.delays import Uniform
+from offbeat.scenario.models import LeNet5, Linear, ResNet
+from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
+
+DEVICE = "cuda"
+PICTURES = (1, 28, 28)
+
+
+def group_norm(module: nn.Module) -> nn.Module:
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, nn.GroupNorm(8, child.num_features))
+        else:
+            group_norm(child)
+    return module
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: Linear().build(PICTURES, 10, 0), PICTURES),
+    "cnn": (lambda: FEDCOMPASS_MNIST.build(PICTURES, 10, 0), PICTURES),
+    "lenet": (lambda: LeNet5().build(PICTURES, 10, 0), PICTURES),
+    "resnet18-gn": (lambda: group_norm(ResNet().build((3, 32, 32), 10, 0)), (3, 32, 32)),
+}
+
+
+def trainer_of(model: str, clients: int, examples: int, training: Training, dtype: torch.dtype) -> Trainer:
+    make, shape = MODELS[model]
+    torch.manual_seed(0)
+    x = torch.randn(clients * examples, *shape, device=DEVICE).to(dtype)
+    y = torch.randint(0, 10, (clients * examples,), device=DEVICE)
+    rows = [torch.arange(i * examples, (i + 1) * examples) for i in range(clients)]
+    return Trainer(make().to(DEVICE, dtype), ClientData.shared(x, y, rows), training)
+
+
+def jobs_of(trainer: Trainer, clients: int, examples: int, index: int = 0) -> list[Job]:
+    base = flatten(trainer.binding.module)
+    return [Job(i, i, index, base, 0, LocalWork(), examples - i % 7, {}, seed=1) for i in range(clients)]
+
+
+# ---------------------------------------------------------------- is it right?
+
+
+def check() -> None:
+    from offbeat.client import kernels
+
+    for c, k, stride, padding, dilation in ((1, 5, 1, 0, 1), (3, 3, 1, 1, 1), (3, 3, 2, 1, 1), (2, 3, 1, 2, 2)):
+        x = torch.randn(3, 4, 9, 9, c, device=DEVICE)
+        g = convolution.Geometry((k, k), (stride,) * 2, (padding,) * 2, (dilation,) * 2)
+        columns = convolution.patches(x, g)
+        assert torch.equal(columns, kernels.patches(x, g))
+        back = torch.randn_like(columns)
+        torch.testing.assert_close(convolution.put_back(back, x.shape, g), kernels.put_back(back, x.shape, g))
+    x = torch.randint(0, 3, (2, 3, 7, 7, 2), device=DEVICE).float()
+    best = convolution.largest(x, (2, 2))
+    grad = torch.randn_like(best)
+    assert torch.equal(best, kernels.largest(x, (2, 2)))
+    assert torch.equal(convolution.to_the_first(x, best, grad, (2, 2)), kernels.to_the_first(x, best, grad, (2, 2)))
+    print("kernels agree with their torch forms")
+    for model in MODELS:
+        for training in (Training(lr=0.01, batch=16, epochs=1), Training(optimizer="adam", lr=1e-3, batch=16, steps=3)):
+            trainer = trainer_of(model, 5, 40, training, torch.float64)
+            jobs = jobs_of(trainer, 5, 40)
+            answers, worst = DeviceTrainer([trainer]).attempt(jobs), 0.0
+            for job, answer in zip(jobs, answers, strict=True):
+                assert isinstance(answer, Result), answer
+                alone = trainer(job)
+                worst = max(worst, float((answer.local - alone.local).norm() / (alone.local - job.base).norm()))
+            assert worst < 1e-9, (model, worst)
+            print(f"{model}, {training.optimizer}, float64: stacks agree with one by one within {worst:.1e}")
+    every_strategy()
+
+
+def every_strategy() -> None:
+    """The whole engine on the GPU: strategies, gate and evaluation too."""
+    torch.manual_seed(0)
+    pairs = [(torch.randn(30 + 3 * i, 12), torch.randint(0, 3, (30 + 3 * i,))) for i in range(6)]
+    for name in REGISTRY:
+        ends = []
+        for worker in ("inline", "cuda"):
+            module = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+            with torch.no_grad():
+                for i, parameter in enumerate(module.parameters()):
+                    parameter.copy_(torch.linspace(-0.4, 0.5, parameter.numel()).view(parameter.shape) * (1 + i))
+            done = offbeat.simulate(
+                module.double(), [(x.double(), y) for x, y in pairs], name, until="60updates", worker=worker
+            )
+            ends.append(done.outcome.model.cpu())
+        moved = float((ends[0] - ends[1]).norm() / ends[0].norm())
+        assert moved < 1e-6, (name, moved)
+        print(f"{name}: cuda agrees with inline within {moved:.1e}")
+
+
+# ---------------------------------------------------------------- how fast is it?
+
+
+def rows() -> None:
+    sgd = Training(lr=0.01, batch=64, epochs=1)
+    five = Training(lr=0.01, batch=128, epochs=5)
+    row("cnn", 50, 200, sgd)
+    row("cnn", 200, 200, sgd)
+    row("linear", 500, 200, sgd)
+    row("lenet", 70, 4800, five)
+    row("lenet", 210, 4800, five)
+    row("resnet18-gn", 20, 256, sgd)
+    engine_row("cnn", 50)
+    engine_row("linear", 500)
+
+
+def row(model: str, at_work: int, examples: int, training: Training) -> None:
+    """Stacks against the eager loop, in turn; and the recorded step alone."""
+    trainer = trainer_of(model, at_work, examples, training, torch.float32)
+    stacks = DeviceTrainer([trainer])
+    jobs = [jobs_of(trainer, at_work, examples, i) for i in range(6)]
+    few = jobs[0][:10] if examples < 1000 else jobs[0][:1]
+    steps, few_steps = (sum(trainer.steps(j.client, j.work, j.num_examples) for j in some) for some in (jobs[0], few))
+    first = seconds(lambda: stacks.attempt(jobs[0]))
+    eager(trainer, few[:1])
+    plain, stacked = [], []
+    for again in jobs[1:]:
+        plain.append(seconds(lambda: eager(trainer, few)) / few_steps)
+        stacked.append(seconds(partial(stacks.attempt, again)) / steps)
+    ratios = [a / b for a, b in zip(plain, stacked, strict=True)]
+    print(
+        f"{model}, {at_work} at work: {statistics.median(ratios):.1f} times the eager loop ({min(ratios):.1f} to "
+        f"{max(ratios):.1f}); {1 / statistics.median(stacked):,.0f} steps/s, the loop "
+        f"{1 / statistics.median(plain):,.0f}; the recorded step alone {played(stacks):,.0f}; first stack "
+        f"{first:.1f} s; "
+        f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB",
+        flush=True,
+    )
+    torch.cuda.reset_peak_memory_stats()
+
+
+def engine_row(model: str, at_work: int) -> None:
+    """Through the whole engine: events, gate, trace, FedBuff on the GPU."""
+    make, shape = MODELS[model]
+    torch.manual_seed(0)
+    pairs = [(torch.randn(200, *shape), torch.randint(0, 10, (200,))) for _ in range(at_work)]
+    data, module = ClientData.own(pairs).to(DEVICE), make().to(DEVICE)
+    experiment = Experiment(
+        clients=at_work,
+        delays=Uniform(low=10.0, high=100.0),
+        training=Training(lr=0.01, batch=64, epochs=1),
+        strategy=FedBuff(k=10, concurrency=at_work),
+        until=Until(updates=20 * at_work),
+        evaluate_every=1e9,
+    )
+    x, y = data.pooled()
+    setup = build.assemble(module, data, Evaluator(module, x[:200], y[:200]), experiment)
+    took = 0.0
+    for _ in range(2):  # the second time with what was compiled
+        engine = build.engine(setup, experiment, worker=workers.make(workers.parse("cuda"), setup.trainer))
+        took = seconds(engine.run)
+    plain = seconds(partial(eager, setup.trainer, jobs_of(setup.trainer, 20, 200))) / 20
+    each = took / engine.coordinator.progress.updates
+    print(
+        f"{model}, {at_work} at work, whole engine: {plain / each:.1f} times the eager loop; {each * 1e6:.0f} µs an "
+        "update"
+    )
+
+
+def eager(trainer: Trainer, jobs: list[Job]) -> None:
+    """What one would write without a framework, on the GPU."""
+    module = deepcopy(trainer.binding.module)
+    start, training = deepcopy(module.state_dict()), trainer.training
+    for job in jobs:
+        module.load_state_dict(start)
+        optimizer = torch.optim.SGD(module.parameters(), lr=training.lr)
+        x, y = trainer.data.take(job.client, torch.arange(job.num_examples))
+        for _ in range(training.epochs or 1):
+            order = torch.randperm(len(x), device=x.device)
+            for batch in torch.split(order, training.batch):
+                optimizer.zero_grad()
+                cross_entropy(module(x[batch]), y[batch]).backward()
+                optimizer.step()
+        torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def played(stacks: DeviceTrainer) -> float:
+    """Steps a second of the recorded step, played and nothing else."""
+    program = next(reversed(stacks._programs.values()))
+    program._at.zero_()
+    taken = seconds(lambda: [program._graph() for _ in range(60)] and program._at.zero_())
+    return 60 * program.clients / taken
+
+
+def seconds(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+# ---------------------------------------------------------------- a paper's table
+
+
+def table(name: str, limit: float = 1e9) -> None:
+    preset = offbeat.presets.load(name)
+    chosen = preset.compared or tuple(preset.methods)
+    experiments = {
+        (method, seed): replace(preset.with_strategy(method), seed=seed)
+        for method in chosen
+        for seed in range(preset.seeds)
+    }
+    began = time.perf_counter()
+    made = {i: build.setup(experiment, DEVICE) for i, experiment in enumerate(experiments.values())}
+    pool = Pool(lambda owner: workers.pooled([one.trainer for one in made.values()], owner))
+    stop: Callable[[object], bool] = lambda _: time.perf_counter() - began > limit  # noqa: E731
+    engines = {
+        i: build.engine(one, experiment, worker=pool.port(i), watch=stop)
+        for (i, one), experiment in zip(made.items(), experiments.values(), strict=True)
+    }
+    labels, ends = list(experiments), {}
+    built = time.perf_counter() - began
+
+    def ended(i: int, outcome: Outcome | Exception) -> None:
+        ends[labels[i]] = outcome
+        print(
+            f"  {labels[i]} after {time.perf_counter() - began:.0f} s: {getattr(outcome, 'metrics', outcome)}",
+            flush=True,
+        )
+
+    run_together(engines, pool, ended)
+    took = time.perf_counter() - began
+    done = [
+        engine.trace.rows("SELECT SUM(steps), COUNT(*) FROM trace WHERE kind = 'arrive'").fetchone()
+        for engine in engines.values()
+    ]
+    steps, updates = sum(row[0] or 0 for row in done), sum(row[1] for row in done)
+    shares = [engine.status().share for engine in engines.values()]
+    print(
+        f"{name}: {len(engines)} runs, {updates:,} updates, {steps:,} steps in {took:.0f} s ({built:.0f} s of it to "
+        f"build); {steps / took:,.0f} steps/s; {statistics.fmean(shares):.1%} of the table"
+    )
+    for method in chosen:
+        found = [ends[method, seed].metrics.get("acc", float("nan")) for seed in range(preset.seeds)]
+        print(f"  {method}: acc {statistics.fmean(found):.4f} ± {statistics.pstdev(found):.4f}")
+
+
+if __name__ == "__main__":
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    print(f"{torch.cuda.get_device_name()}, Python {sys.version.split()[0]}, torch {torch.__version__}")
+    if sys.argv[1] == "table":
+        table(sys.argv[2], *map(float, sys.argv[3:]))
+    else:
+        {"check": check, "rows": rows}[sys.argv[1]]()
