@@ -182,15 +182,13 @@ def engine_row(model: str, at_work: int) -> None:
         delays=Uniform(low=10.0, high=100.0),
         training=Training(lr=0.01, batch=64, epochs=1),
         strategy=FedBuff(k=10, concurrency=at_work),
-        until=Until(updates=20 * at_work),
+        until=Until(updates=200 * at_work),
         evaluate_every=1e9,
     )
     x, y = data.pooled()
     setup = build.assemble(module, data, Evaluator(module, x[:200], y[:200]), experiment)
-    took = 0.0
-    for _ in range(2):  # the second time with what was compiled
-        engine = build.engine(setup, experiment, worker=workers.make(workers.parse("cuda"), setup.trainer))
-        took = seconds(engine.run)
+    engine = build.engine(setup, experiment, worker=workers.make(workers.parse("cuda"), setup.trainer))
+    took = seconds(engine.run)
     plain = seconds(partial(eager, setup.trainer, jobs_of(setup.trainer, 20, 200))) / 20
     each = took / engine.coordinator.progress.updates
     print(

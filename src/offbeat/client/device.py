@@ -32,7 +32,7 @@ from offbeat.core.protocol import LocalJob, LocalRule
 log = logging.getLogger("offbeat")
 
 MOST = 1024  # clients in a stack
-KEPT = 16  # programs
+KEPT = 64  # programs
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class DeviceTrainer:
         self._others: dict[int, StackTrainer] = {}
         self._programs: dict[Any, Program] = {}
         self._refused: set[Any] = set()  # rules that cannot be recorded
+        self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def _form(self, trainer: Trainer, pair: tuple[Tensor, Tensor]) -> Form | None:
         module, training = trainer.binding.module, trainer.training
@@ -177,6 +178,7 @@ class DeviceTrainer:
             size,
             batch,
             trainer.binding.w.dtype,
+            self._pool,
         )
         self._programs[key] = program  # the newest last
         if len(self._programs) > KEPT:

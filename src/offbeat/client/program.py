@@ -46,7 +46,9 @@ class Program:
         clients: int,
         batch: int,
         dtype: torch.dtype,
+        pool: Any = None,  # memory that programs share, since no two are played at once
     ) -> None:
+        self._pool = pool
         self._forward, self._losses, self._layout, self._rule = forward, losses, layout, rule
         self._x, self._y = pair
         self._training, self.clients, self.batch = training, clients, batch
@@ -179,7 +181,7 @@ class Program:
             self._once()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             self._once()
         for tensor, value in zip(self._moving(), kept, strict=True):
             tensor.copy_(value)
