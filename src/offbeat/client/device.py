@@ -158,7 +158,7 @@ class DeviceTrainer:
         results = []
         for i, (job, plan) in enumerate(zip(jobs, plans, strict=True)):
             end = w[i].clone()  # of its own: a row would keep the whole stack alive
-            extras, memory = rule.end(local[i], end, carry_of(carry, i))
+            extras, memory = rule.end(local[i], end, None if carry is None else carry_of(carry, i))
             results.append(Result(job.ticket, end, job.num_examples, plan.steps, extras, memory))
         return results
 

@@ -90,7 +90,7 @@ class Program:
         return self.w, self._carry
 
     def _enter(self, jobs: list[LocalJob], carries: list[Any], rates: list[float]) -> None:
-        job, carry = stacked_job(jobs), stacked_carry(carries)
+        job, carry = stacked_job(jobs), None if carries[0] is None else stacked_carry(carries)
         if self._job is None:
             self._job, self._carry = job, carry
         else:

@@ -33,6 +33,9 @@ def restore(sources: Sequence[torch.Generator], saved: Sequence[Tensor]) -> None
 
 @contextmanager
 def seeded(sources: Sequence[torch.Generator], seed: int) -> Iterator[None]:
+    if len(sources) > 1 and torch.cuda.is_current_stream_capturing():
+        yield  # what is recorded draws nothing: its generators cannot be set meanwhile
+        return
     # torch.manual_seed would also reseed every other device: only these generators are touched
     saved = states(sources)
     for g in sources:

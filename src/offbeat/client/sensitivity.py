@@ -123,6 +123,7 @@ class Probe:
     ) -> None:
         self._layout, self._sketcher, self._seed = layout, sketcher, seed
         self._signal = signal or layout.trainable  # without a signal the parameters themselves are sketched
+        self._record: Callable[[Tensor], Tensor] | None = None  # on a GPU
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = self._signal if isinstance(self._signal, Sensitivity) else None
@@ -131,7 +132,31 @@ class Probe:
     def __call__(self, vector: Tensor) -> Tensor:
         if vector.dim() > 1:  # a stack of clients
             return torch.stack([self(one) for one in vector])
+        if self._record is None and vector.device.type == "cuda":
+            held = self._sketcher.kept(self._layout.num_params, self._seed, vector.device)
+            self._record = Recorded(self._of, vector, held) if held is not None else self._of
+        return self._of(vector) if self._record is None else self._record(vector)
+
+    def _of(self, vector: Tensor) -> Tensor:
         return self._sketcher.sketch(self._signal(vector), self._seed)
+
+
+class Recorded:
+    """A function of one vector, captured as a CUDA graph: many small operations cost what one does."""
+
+    def __init__(self, work: Callable[[Tensor], Tensor], like: Tensor, held: list[Tensor]) -> None:
+        self._held = held  # what it reads must stay where it is
+        self._graph = torch.cuda.CUDAGraph()
+        self._given = like.clone()
+        for _ in range(2):
+            work(self._given)  # whatever is made once is made before
+        with torch.cuda.graph(self._graph):
+            self._found = work(self._given)
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        self._given.copy_(vector)
+        self._graph.replay()
+        return self._found.clone()
 
 
 def make_probe(sketcher: GaussianSketch, module: nn.Module, data: ClientData, task: Task, seed: int) -> Probe:

@@ -43,6 +43,14 @@ class GaussianSketch(Settings):
         require(self.k >= 1, f"sketch = {self.k}: a sketch has at least 1 entry")
         super().__post_init__()
 
+    def kept(self, size: int, seed: int, device: torch.device) -> list[Tensor] | None:
+        """All of R for vectors of that size, where it is kept; None if a part of it is drawn anew for every sketch."""
+        width = max(1, BLOCK // self.k)
+        if size > KEPT * width:
+            return None
+        widths = [min(width, size - first) for first in range(0, size, width)]
+        return [_kept(seed, self.k, j, wide, device) for j, wide in enumerate(widths)]
+
     def sketch(self, s: Tensor, seed: int) -> Tensor:
         """s~ = R s for the last dimension of s; R has entries N(0, 1/k) and is never whole in memory."""
         longest = largest_norm(s.dtype)
