@@ -204,9 +204,9 @@ def test_what_is_empty_on_both_sides_is_right():
 def test_every_kind_of_data_set_has_its_task():
     from typing import get_args
 
-    from offbeat.scenario.data.dataset import Kind
+    from offbeat.scenario.data.dataset import TaskName
 
-    assert set(TASKS) == set(get_args(Kind))
+    assert set(TASKS) == set(get_args(TaskName))
     assert all(isinstance(task(), Task) for task in TASKS.values())
     assert {name: task.metrics[1].name for name, task in TASKS.items()} == {
         "classification": "acc", "regression": "mae", "multilabel": "f1", "segmentation": "dice", "survival": "c_index",
