@@ -56,7 +56,7 @@ class Load:
 
 LOADS = {
     "linear": Load(Linear(), PICTURES, 400),
-    "cnn": Load(Cnn(channels=(32, 64), kernel=5, padding="valid", hidden=(512,)), PICTURES, 20),
+    "cnn": Load(Cnn(channels=(32, 64), kernel=5, padding="valid", hidden=(512,)), PICTURES, 60),
     "mlp": Load(Mlp(hidden=(64,)), PICTURES, 200),
     "lstm": Load(Lstm(hidden=32), (6, 9), 100),  # longer series are trained one by one
 }
