@@ -44,7 +44,7 @@ class World:
     updates: int
 
 
-WORLDS = {"W1": World(FEDCOMPASS_MNIST, 60), "W2": World(Linear(), 600)}
+WORLDS = {"W1": World(FEDCOMPASS_MNIST, 100), "W2": World(Linear(), 600)}
 WORKERS = ("inline", "processes:2")
 
 
