@@ -16,7 +16,6 @@ from torch import nn
 
 from offbeat.client.training import Training
 
-
 TICK = 0.01  # seconds: finer, the system does not tell what processes took
 
 
