@@ -22,6 +22,7 @@ from torch import nn
 
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
+from offbeat.client.survey import Survey
 from offbeat.client.training import Training
 from offbeat.core.strategies import FedBuff
 from offbeat.engines.until import Until
@@ -43,7 +44,7 @@ class World:
     updates: int
 
 
-WORLDS = {"W1": World(FEDCOMPASS_MNIST, 60), "W2": World(Linear(), 600)}
+WORLDS = {"W1": World(FEDCOMPASS_MNIST, 100), "W2": World(Linear(), 600)}
 WORKERS = ("inline", "processes:2")
 
 
@@ -62,9 +63,10 @@ def measure(name: str, chosen: tuple[str, ...] = WORKERS) -> None:
         strategy=FedBuff(k=K, concurrency=AT_WORK),
         until=Until(updates=world.updates),
         evaluate_every=1e9,
+        survey=Survey(examples=0),  # training is what is measured
     )
     clients = ClientData.own(pairs)
-    setup = build.assemble(module, clients, Evaluator(module, *pairs[0]), experiment)
+    setup = build.assemble(module, clients, Evaluator(module, pairs[0][0][:1], pairs[0][1][:1]), experiment)
 
     def with_(worker: str) -> Callable[[], object]:
         return lambda: build.engine(setup, experiment, worker=workers.make(workers.parse(worker), setup.trainer)).run()
