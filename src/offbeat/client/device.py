@@ -195,7 +195,7 @@ def rounded(clients: int) -> int:
 def steps_of(plan: Plan, rows_of: Callable[[int], Tensor], batch: int) -> Steps:
     """The examples of a plan of one phase, step by step."""
     own = rows_of(plan.job.client)
-    chosen, sizes = np.zeros((plan.steps, batch), dtype=np.int64), np.zeros(plan.steps, dtype=np.int64)
+    chosen, sizes = np.zeros((plan.steps, batch), dtype=np.int32), np.zeros(plan.steps, dtype=np.int64)
     step = 0
     for positions, many, _ in plan.epochs(0):
         rows = own.index_select(0, positions).numpy()

@@ -28,8 +28,9 @@ SEGMENT = 64  # steps whose examples are put in place at once
 
 Forward = Callable[[Params, Tensor, Tensor | None], Tensor]
 Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of single examples -> the loss of each
+Rows = np.ndarray[Any, np.dtype[np.int32]]
 Whole = np.ndarray[Any, np.dtype[np.int64]]
-Steps = tuple[Whole, Whole]  # of a job: the rows of each step, filled up to a batch, and how many there are
+Steps = tuple[Rows, Whole]  # of a job: the rows of each step, filled up to a batch, and how many there are
 
 
 class Program:
@@ -57,7 +58,8 @@ class Program:
         def counts(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        self._rows, self._sizes = counts(SEGMENT, clients, batch), counts(SEGMENT, clients)
+        self._rows = counts(SEGMENT, clients, batch).int()  # half of what is sent for every step
+        self._sizes = counts(SEGMENT, clients)
         self._noise, self._places = counts(clients), torch.arange(batch, device=device)
         self._at, self._step = counts(1), counts(1)  # of this segment, of the job
         self._lr = torch.zeros((clients, 1), dtype=dtype, device=device)
@@ -106,7 +108,7 @@ class Program:
 
     def _put(self, plans: Sequence[Steps], first: int, steps: int) -> None:
         """The examples of the next steps."""
-        rows = np.zeros((steps, self.clients, self.batch), dtype=np.int64)
+        rows = np.zeros((steps, self.clients, self.batch), dtype=np.int32)
         sizes = np.zeros((steps, self.clients), dtype=np.int64)  # none: the client is done
         for i, (chosen, many) in enumerate(plans):
             n = min(steps, len(many) - first)
