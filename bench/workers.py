@@ -4,9 +4,10 @@
     python bench/workers.py W1 processes:2       one world, one worker; several of each are fine
 
 W1: 50 clients with 200 made-up pictures of 28×28 each, FedCompass's CNN (582,026 parameters), SGD 0.01, batches of 64,
-one epoch, FedBuff (k = 10) with 20 clients at work. W2: the same with one linear layer. Times of a worker hold the
-start and the end of its processes. In every round everybody runs once; told are ratios to the plain loop of the same
-round: on the wall, and of what all cores did, which says more where others use them too.
+one epoch, FedBuff (k = 10) with 20 clients at work. W2: the same with one linear layer; MLP: with a hidden layer of 64;
+LSTM: 32 units on series of 6 times 9 numbers. Times of a worker hold the start and the end of its processes. In every
+round everybody runs once; told are ratios to the plain loop of the same round: on the wall, and of what all cores did,
+which says more where others use them too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from offbeat.engines.until import Until
 from offbeat.experiment import build, workers
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.delays import Uniform
-from offbeat.scenario.models import Linear, Model
+from offbeat.scenario.models import Linear, Lstm, Mlp, Model
 from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
 from plain import plain_loop, ratios, told
 
@@ -42,20 +43,26 @@ TRAINING = Training(lr=0.01, batch=64, epochs=1)
 class World:
     model: Model
     updates: int
+    shape: tuple[int, ...] = (1, 28, 28)
 
 
-WORLDS = {"W1": World(FEDCOMPASS_MNIST, 100), "W2": World(Linear(), 600)}
-WORKERS = ("inline", "processes:2")
+WORLDS = {
+    "W1": World(FEDCOMPASS_MNIST, 100),
+    "W2": World(Linear(), 600),
+    "MLP": World(Mlp(hidden=(64,)), 300),
+    "LSTM": World(Lstm(hidden=32), 200, (6, 9)),
+}
+WORKERS = ("inline", "processes:2", "batched:1", "batched:2")
 
 
 def measure(name: str, chosen: tuple[str, ...] = WORKERS) -> None:
     world = WORLDS[name]
     generator = torch.Generator().manual_seed(0)
     pairs = [
-        (torch.rand(EXAMPLES, 1, 28, 28, generator=generator), torch.randint(10, (EXAMPLES,), generator=generator))
+        (torch.rand(EXAMPLES, *world.shape, generator=generator), torch.randint(10, (EXAMPLES,), generator=generator))
         for _ in range(CLIENTS)
     ]
-    module = world.model.build((1, 28, 28), 10, seed=0)
+    module = world.model.build(world.shape, 10, seed=0)
     experiment = Experiment(
         clients=CLIENTS,
         delays=Uniform(low=10.0, high=100.0),

@@ -56,7 +56,7 @@ def test_workers_are_measured(monkeypatch, capsys):
     monkeypatch.setattr(workers, "ROUNDS", 1)
     monkeypatch.setattr(workers, "EXAMPLES", 8)
     monkeypatch.setitem(workers.WORLDS, "W2", replace(workers.WORLDS["W2"], updates=20))
-    workers.measure("W2", ("inline", "processes:1"))
+    workers.measure("W2", ("inline", "processes:1", "batched:1"))
     first, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith("W2: 7,850 parameters, 20 jobs; the plain loop takes ")
     for row, name in zip(rows, ("inline", "processes:1"), strict=True):

@@ -231,3 +231,14 @@ def test_on_another_system_processes_are_inline_which_is_said_in_a_line(monkeypa
     runs.execute(run)
     assert caplog.messages == ["worker processes:2: it needs Linux, and this is darwin; inline is used"]
     assert run.summary().worker == "inline"
+
+
+def test_auto_tries_which_is_the_quickest_says_so_and_keeps_to_it(tmp_path, caplog):
+    run = stopped(tmp_path / "auto", worker="auto")
+    [line] = [record.getMessage() for record in caplog.records if "worker auto" in record.getMessage()]
+    chosen = line.split(": ")[1].split(" is used")[0]
+    assert chosen in line.split("(")[1]  # with what it would take
+    caplog.clear()
+    runs.execute(run)
+    assert "worker auto" not in caplog.text
+    assert run.summary().worker == chosen

@@ -53,7 +53,7 @@ WorkerName = Annotated[
         metavar="NAME[:N]",
         help="Who trains: inline, this process [default; when resumed: as it was begun]; processes[:N], N of them, "
         "else one a core: the same, bit for bit; batched[:N], many clients in one tensor program on N cores, or cuda, "
-        "on the GPU: the same within rounding.",
+        "on the GPU: the same within rounding; auto tries which is the quickest.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -43,7 +43,7 @@ class Identity:
 
     def differences(self, other: Identity) -> list[str]:
         """In words, what is not the same."""
-        found = [f"the trace {path}" for path in self.traces if self.traces[path] != other.traces.get(path)]
+        found = [f"the recording {path}" for path in self.traces if self.traces[path] != other.traces.get(path)]
         norms = zip_longest(self.norms, other.norms, fillvalue=inf)
         same = self.data == other.data and all(isclose(a, b, rel_tol=TOLERANCE) for a, b in norms)
         return found if same else ["the data, or who holds what of it,", *found]
@@ -125,4 +125,4 @@ def _of_file(path: str) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(f"cannot read the recording {path}: {getattr(error, 'strerror', None) or error}") from None

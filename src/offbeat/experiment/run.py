@@ -1,18 +1,9 @@
-"""One execution of an experiment, in one folder: start it, stop it at any moment, resume it, read it.
-
-experiment.yaml     the resolved experiment        run.sqlite          trace and metrics
-environment.json    versions, machine, worker      checkpoint/         to resume from
-command.txt         the command that repeats it    model.safetensors   the final model, a plain state_dict
-world.json          the experiment once more,      finished.json       checksums of all this, once it is done
-                    checksums of data and traces   lock                held by the process that runs it
-"""
+"""One execution of an experiment: start it, stop it at any moment, resume it. `folder` has where it lies."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import shlex
+import logging
 import signal
 import sqlite3
 import threading
@@ -20,166 +11,28 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import nan
-from pathlib import Path
 from types import FrameType
 
 from safetensors.torch import save
 
-from offbeat.core.errors import CheckpointError, ConfigError, OffbeatError, RunError
-from offbeat.core.snapshot import unpack
+from offbeat.core.errors import CheckpointError, OffbeatError, RunError
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.progress import Outcome
-from offbeat.engines.tally import Tally
-from offbeat.engines.trace import SPENT, TABLES, WORKER, Trace
+from offbeat.engines.trace import SPENT, WORKER, Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
 from offbeat.engines.workers import Worker
-from offbeat.experiment import build, curves, files, finished, guard, identity, machine, metrics, sealed, workers
+from offbeat.experiment import auto, build, finished, guard, identity, metrics, workers
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.folder import COMPARISON, Run, create
 
-COMPARISON = guard.COMPARISON
+log = logging.getLogger("offbeat")
+
+
+__all__ = ["COMPARISON", "Attempt", "Run", "Unfinished", "attempt", "create", "execute", "interruptible", "resumable"]
 
 
 class Unfinished(RunError):
     """A run that an error stopped. What is stored is whole: it can be resumed."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder."""
-
-    folder: Path
-
-    @property
-    def experiment_file(self) -> Path:
-        return self.folder / "experiment.yaml"
-
-    @property
-    def trace_file(self) -> Path:
-        return self.folder / "run.sqlite"
-
-    @property
-    def model_file(self) -> Path:
-        return self.folder / "model.safetensors"
-
-    @property
-    def world_file(self) -> Path:
-        return self.folder / "world.json"
-
-    @property
-    def complete(self) -> bool:
-        return self.model_file.is_file()
-
-    def experiment(self) -> Experiment:
-        """As the run was made for; an edited file is refused."""
-        guard.refuse_links(self.folder)
-        if (self.folder / COMPARISON).is_file():
-            raise ConfigError(
-                f"{self.folder} is a comparison: finish it with 'offbeat compare --resume', or name one of the runs "
-                "in it"
-            )
-        if not self.experiment_file.is_file():
-            if guard.half_made(self.folder):
-                raise ConfigError(
-                    f"{self.folder} was stopped while it was made: start the run again, with --out {self.folder}"
-                )
-            raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
-        experiment = files.read(self.experiment_file)
-        kept = identity.read(self.world_file)
-        if kept is not None and kept.experiment is not None:
-            identity.check_experiment(self.experiment_file, kept.experiment, experiment)
-        return experiment
-
-    def check(self) -> None:
-        """Refuse a finished run that is not what came out."""
-        if self.complete:
-            kept = identity.read(self.world_file)
-            finished.check(self.folder, kept=kept is not None and kept.experiment is not None)
-
-    def summary(self) -> metrics.Summary:
-        experiment = self.experiment()
-        if not self.trace_file.is_file():
-            raise RunError(f"{self.folder} has not begun: start it with 'offbeat run --resume {self.folder}'")
-        self.check()
-        with metrics.open_trace(self.trace_file) as db:
-            return metrics.summarize(db, experiment.population, experiment.until.target or experiment.target)
-
-    def moved(self) -> str | None:
-        """In words, how this machine is not the one it began on; bits may differ then."""
-        begun = self.trace_file.is_file() and not self.complete
-        return machine.moved(self.folder / "environment.json") if begun else None
-
-    def worker(self) -> workers.Choice:
-        """The one it was begun with; inline where that cannot be told any more."""
-        try:
-            stored = sealed.read(self.folder / "environment.json").get("worker")
-        except (FileNotFoundError, RunError):
-            stored = None
-        return workers.begun_with(stored if isinstance(stored, str) else None)
-
-    def curve(self, metric: str) -> curves.Curve:
-        """A metric on the evaluation grid."""
-        with metrics.open_trace(self.trace_file) as db:
-            return metrics.curve(db, metric)
-
-    def digest(self) -> str:
-        """A hash of the whole trace and the final model: equal digests mean equal runs."""
-        model = hashlib.sha256(self.model_file.read_bytes()).hexdigest() if self.complete else "unfinished"
-        with metrics.open_trace(self.trace_file) as db:
-            return hashlib.sha256(f"{Tally.of(db, TABLES).digest()} {model}".encode()).hexdigest()
-
-    def export(self) -> bytes:
-        """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint."""
-        experiment = self.experiment()
-        if self.complete:
-            self.check()
-            return self.model_file.read_bytes()
-        checkpoints = Checkpoints(self.folder / "checkpoint")
-        if not checkpoints.exist():
-            raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        made = build.setup(experiment)
-        return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get))))
-
-
-def create(
-    folder: Path,
-    experiment: Experiment,
-    command: str | None = None,
-    world: identity.Identity | None = None,
-    worker: str = "inline",
-) -> Run:
-    """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is
-    large. `worker`: who is to compute it, unless whoever executes it says otherwise.
-    """
-    run, chosen = Run(folder), workers.parse(worker)
-    guard.refuse_held(folder)
-    world = world or identity.of(experiment)
-    new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with guard.alone(folder) as lock:
-            guard.refuse_held(folder)  # somebody may have been quicker
-            guard.sweep(folder)
-            try:
-                os.write(lock, guard.MAKING)
-                os.fsync(lock)  # before anything else is: after a power failure it tells whose the rest is
-                write_whole(folder / "environment.json", sealed.dump({**machine.environment(), "worker": str(chosen)}))
-                write_whole(folder / "command.txt", _repeat(run, command).encode())
-                write_whole(run.world_file, world.dump(experiment))
-                files.write(run.experiment_file, experiment)  # last: with it the folder is a run
-                os.truncate(lock, 0)
-            except (OSError, OffbeatError):
-                guard.unmake(folder, new)
-                raise
-    except (OSError, OffbeatError) as error:
-        reason = error.strerror or error if isinstance(error, OSError) else error
-        raise RunError(f"cannot make the run folder {folder}: {reason}") from None
-    return run
-
-
-def _repeat(run: Run, command: str | None) -> str:
-    """What a preset or a file said may change with time; the resolved experiment does not."""
-    repeat = f"offbeat run {shlex.quote(str(run.experiment_file))}\n"
-    return f"{repeat}# it was made by: {command}\n" if command else repeat
 
 
 def execute(
@@ -253,6 +106,8 @@ def attempt(run: Run, worker: str | None = None) -> Iterator[Attempt | None]:
         guard.sweep(run.folder)
         identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
         chosen = workers.usable(run.worker() if worker is None else workers.parse(worker))
+        if chosen == workers.AUTO:
+            chosen = _settled(run)
         made = build.setup(experiment, workers.device_of(chosen))
         trace = Trace(run.trace_file)
         try:
@@ -288,6 +143,18 @@ def _seconds_so_far(trace: Trace) -> float:
         return float(stored[0]) if stored else 0.0
     except ValueError:
         return nan  # nobody knows any more
+
+
+def _settled(run: Run) -> workers.Choice:
+    """Whom `auto` chose when the run began, or chooses now."""
+    if run.trace_file.is_file():
+        with metrics.open_trace(run.trace_file) as db:
+            stored = db.execute("SELECT value FROM facts WHERE key = ?", (WORKER,)).fetchone()
+        if stored:
+            return workers.usable(workers.begun_with(str(stored[0]).split(", then ")[-1]))
+    chosen, why = auto.settle(build.setup(run.experiment()))
+    log.warning("worker auto: %s is used (%s)", chosen, why)
+    return chosen
 
 
 def _workers_so_far(trace: Trace, now: workers.Choice) -> str:

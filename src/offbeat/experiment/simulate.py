@@ -29,7 +29,7 @@ from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import WORKER, Trace
 from offbeat.engines.until import Until, parse_until
-from offbeat.experiment import build, metrics, workers
+from offbeat.experiment import auto, build, metrics, workers
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.metrics import Summary
@@ -157,10 +157,12 @@ def simulate(
     without it all is there. until: '3600s', '500updates', 'acc=0.9,3600s'. test: what to evaluate on; without it, the
     clients' data. loss: a function (outputs, labels) -> scalar; by default cross entropy for whole-number labels and
     squared error for real ones. worker: who trains: 'inline' is this process, 'processes' one a core, 'processes:4'
-    four, with the same result; 'batched' and 'cuda' train clients together, with the same within rounding. The model
-    itself is left as it is.
+    four, with the same result; 'batched' and 'cuda' train clients together, with the same within rounding; 'auto' tries
+    which is the quickest. The model itself is left as it is.
     """
     began, chosen = time.monotonic(), workers.usable(workers.parse(worker))
+    if chosen == workers.AUTO and workers.WORKERS["cuda"].missing() is None:
+        chosen = workers.Choice("cuda")
     device = workers.device_of(chosen)
     data = ClientData.own(_arriving(_pairs(clients), streaming, seed)).to(device)
     experiment = Experiment(
@@ -182,6 +184,8 @@ def simulate(
     model = model if device == "cpu" else deepcopy(model).to(device)
     evaluator = Evaluator(model, x.to(device), y.to(device), loss)
     made = build.assemble(model, data, evaluator, experiment, loss)
+    if chosen == workers.AUTO:
+        chosen, _ = auto.settle(made)
     engine = build.engine(made, experiment, worker=workers.make(chosen, made.trainer))
     engine.trace.set_facts({**made.facts, WORKER: chosen})
     outcome = engine.run()

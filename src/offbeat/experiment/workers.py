@@ -68,6 +68,7 @@ WORKERS: dict[str, Kind] = {
     "inline": Kind(lambda trainer, _: Inline(trainer)),
     "processes": Kind(_processes, counts="processes", missing=_no_processes),
     "batched": Kind(_batched, counts="cores"),
+    "auto": Kind(lambda trainer, _: Inline(trainer)),  # settled before it is made: see `auto`
     "cuda": Kind(lambda trainer, _: pooled([trainer], lambda job: 0), missing=_no_gpu, device="cuda"),
 }
 
@@ -81,7 +82,7 @@ class Choice:
         return self.name if self.count is None else f"{self.name}:{self.count}"
 
 
-INLINE = Choice()
+INLINE, AUTO = Choice(), Choice("auto")
 
 
 def device_of(choice: Choice) -> str:
