@@ -74,7 +74,7 @@ def test_a_trace_that_changed_is_noticed_and_nothing_is_touched():
     before = {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()}
     record(1, 2, 3, 5)
     for _ in range(2):  # asking again does not help
-        with pytest.raises(RunError, match=r"^x: the trace speeds.csv changed since the run was made: put back"):
+        with pytest.raises(RunError, match=r"^x: the recording speeds.csv changed since the run was made: put back"):
             runs.execute(run)
     assert {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()} == before
     record(1, 2, 3, 4)
@@ -95,14 +95,14 @@ def test_every_kind_of_trace_is_one():
     Path("shifts.csv").write_text(
         "client,t,available\n" + "".join(f"{client},0,1\n{client},9,0\n" for client in range(4))
     )
-    assert found.differences(identity.of(experiment)) == ["the trace shifts.csv"]
+    assert found.differences(identity.of(experiment)) == ["the recording shifts.csv"]
 
 
 def test_a_run_that_has_not_begun_is_held_to_it_as_well():
     record(1, 2, 3, 4)
     run = runs.create(Path("x"), traced())
     record(4, 3, 2, 1)
-    with pytest.raises(RunError, match=r"the trace speeds.csv changed"):
+    with pytest.raises(RunError, match=r"the recording speeds.csv changed"):
         runs.execute(run)
     assert not run.trace_file.exists()
 
@@ -116,7 +116,7 @@ def test_runs_of_one_comparison_are_of_one_world(request):
     runs.execute(comparison.runs("fedavg")[0])
     record(1, 2, 3, 5)
     # also tells it across processes
-    with pytest.raises(RunError, match=r"^x/fedasync-seed0: the trace speeds.csv changed"):
+    with pytest.raises(RunError, match=r"^x/fedasync-seed0: the recording speeds.csv changed"):
         compare.execute(comparison, jobs=1)
     record(1, 2, 3, 4)
     request.getfixturevalue("one_by_one")
@@ -165,6 +165,6 @@ def test_a_run_from_before_is_not_asked_and_a_damaged_file_is_one_line():
 
 
 def test_without_its_trace_no_folder_is_made():
-    with pytest.raises(DataError, match=r"cannot read the trace speeds.csv: No such file"):
+    with pytest.raises(DataError, match=r"cannot read the recording speeds.csv: No such file"):
         runs.create(Path("x"), traced())
     assert not Path("x").exists()
