@@ -42,7 +42,7 @@ from offbeat.scenario.surroundings import SimulatedWorld
 EVENTS, REPEATS = 20_000, 3
 BYTES = 2_000_000_000  # that one point's updates may move through memory, or fewer of them are made
 
-GROWN = 5  # MB of a point beyond an empty process from which on they tell anything
+GROWN = 20  # MB of a point beyond an empty process from which on they tell anything
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def world() -> Surroundings:
     )
 
 
-def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, **more):
+def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, memory=None, **more):
     layout = LAYERED if isinstance(strategy, FedPAC) else LAYOUT  # a head needs a body
 
     def training(job):
@@ -126,7 +126,7 @@ def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, **more):
         return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, extras, memory)
 
     folder.mkdir(exist_ok=True)
-    trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint")
+    trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint", beside=memory)
     settings = {
         "layout": layout,
         "train": training,
@@ -134,6 +134,7 @@ def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, **more):
         "checkpoints": checkpoints,
         "checkpoint_every": 1e9,
         "every": 2.5,
+        "memory": memory,
     }
     surroundings = surroundings or world()
     return make_engine(

@@ -32,7 +32,19 @@ from offbeat.engines.progress import Outcome
 from offbeat.engines.tally import Tally
 from offbeat.engines.trace import SPENT, TABLES, WORKER, Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
-from offbeat.experiment import build, curves, files, finished, guard, identity, machine, metrics, sealed, workers
+from offbeat.experiment import (
+    build,
+    client_memory,
+    curves,
+    files,
+    finished,
+    guard,
+    identity,
+    machine,
+    metrics,
+    sealed,
+    workers,
+)
 from offbeat.experiment.config import Experiment
 
 COMPARISON = guard.COMPARISON
@@ -145,11 +157,14 @@ def create(
     command: str | None = None,
     world: identity.Identity | None = None,
     worker: str = "inline",
+    memory: str | None = None,
 ) -> Run:
     """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is
-    large. `worker`: who is to compute it, unless whoever executes it says otherwise.
+    large. `worker`: who is to compute it, unless whoever executes it says otherwise; `memory`: for what is kept of
+    clients.
     """
     run, chosen = Run(folder), workers.parse(worker)
+    limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse(memory))}
     guard.refuse_held(folder)
     world = world or identity.of(experiment)
     new = not folder.exists()
@@ -161,7 +176,9 @@ def create(
             try:
                 os.write(lock, guard.MAKING)
                 os.fsync(lock)  # before anything else is: after a power failure it tells whose the rest is
-                write_whole(folder / "environment.json", sealed.dump({**machine.environment(), "worker": str(chosen)}))
+                write_whole(
+                    folder / "environment.json", sealed.dump({**machine.environment(), "worker": str(chosen), **limit})
+                )
                 write_whole(folder / "command.txt", _repeat(run, command).encode())
                 write_whole(run.world_file, world.dump(experiment))
                 files.write(run.experiment_file, experiment)  # last: with it the folder is a run
@@ -182,25 +199,32 @@ def _repeat(run: Run, command: str | None) -> str:
 
 
 def execute(
-    run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0, worker: str | None = None
+    run: Run,
+    watch: Watch | None = None,
+    checkpoint_every: float = 30.0,
+    worker: str | None = None,
+    memory: str | None = None,
 ) -> Outcome | None:
     """Run to the end, from the newest checkpoint if there is one; None if it was complete already.
 
-    `worker` computes the jobs; without one, whoever the run was begun with. Ctrl-C ends it after the current event with
-    a checkpoint; the outcome then says INTERRUPTED.
+    `worker` computes the jobs, `memory` is for what is kept of clients; without one, what the run was begun with.
+    Ctrl-C ends it after the current event with a checkpoint; the outcome then says INTERRUPTED.
     """
     experiment = run.experiment()
     with guard.alone(run.folder):
         if run.complete:
+            client_memory.remove(run.folder)  # it is not resumed any more
             return None
         guard.sweep(run.folder)
         identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
         made = build.setup(experiment)
         chosen = workers.usable(run.worker() if worker is None else workers.parse(worker))
+        limit = client_memory.gone_on_with(run.folder, memory)
         trace = Trace(run.trace_file)
+        kept = client_memory.of_run(run.folder, limit)
         try:
             began = time.monotonic()
-            checkpoints = Checkpoints(run.folder / "checkpoint")
+            checkpoints = Checkpoints(run.folder / "checkpoint", beside=kept)
             engine = build.engine(
                 made,
                 experiment,
@@ -209,19 +233,23 @@ def execute(
                 checkpoint_every=checkpoint_every,
                 watch=watch,
                 worker=chosen,
+                memory=kept,
             )
             _restore(run, engine)
             with _resumable(), _interruptible(engine):
                 before = _seconds_so_far(trace)
-                trace.set_facts({**made.facts, WORKER: _workers_so_far(trace, chosen)})
+                trace.set_facts({**made.facts, WORKER: _workers_so_far(trace, chosen), **client_memory.facts(limit)})
                 outcome = engine.run()
                 trace.set_facts({SPENT: before + time.monotonic() - began, **outcome.costs()})
                 if outcome.reason != INTERRUPTED:
                     model = save(made.state_dict(outcome.model))
                     finished.write(run.folder, trace, model)
                     write_whole(run.model_file, model)  # last: with it the run is complete
+                    client_memory.remove(run.folder)
         finally:
             trace.abandon()
+            if kept is not None:
+                kept.close()
         return outcome
 
 

@@ -29,6 +29,7 @@ from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import WORKER, Trace
 from offbeat.engines.until import Until, parse_until
 from offbeat.experiment import build, metrics, workers
+from offbeat.experiment import client_memory as memories
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.metrics import Summary
@@ -146,6 +147,7 @@ def simulate(
     max_norm: float | None = None,
     seed: int = 0,
     worker: str = "inline",
+    client_memory: str | None = None,
 ) -> Simulation:
     """Train `model` on the clients' own tensors in virtual time.
 
@@ -156,9 +158,11 @@ def simulate(
     without it all is there. until: '3600s', '500updates', 'acc=0.9,3600s'. test: what to evaluate on; without it, the
     clients' data. loss: a function (outputs, labels) -> scalar; by default cross entropy for whole-number labels and
     squared error for real ones. worker: who trains: 'inline' is this process, 'processes' one a core, 'processes:4'
-    four; the result is the same. The model itself is left as it is.
+    four; the result is the same. client_memory: '8GB', for what a method keeps of each client; beyond it lies in a
+    temporary file, and the result is the same; '8GB:half' keeps it in 16 bits. The model itself is left as it is.
     """
     began, chosen = time.monotonic(), workers.usable(workers.parse(worker))
+    limit = None if client_memory is None else memories.parse(client_memory)
     data = ClientData.own(_arriving(_pairs(clients), streaming, seed))
     experiment = Experiment(
         name="simulation",
@@ -178,8 +182,8 @@ def simulate(
     x, y = data.pooled() if test is None else _pair(test, "test")
     evaluator = Evaluator(model, x, y, loss)
     made = build.assemble(model, data, evaluator, experiment, loss)
-    engine = build.engine(made, experiment, worker=chosen)
-    engine.trace.set_facts({**made.facts, WORKER: chosen})
+    engine = build.engine(made, experiment, worker=chosen, memory=None if limit is None else limit.make())
+    engine.trace.set_facts({**made.facts, WORKER: chosen, **memories.facts(limit)})
     outcome = engine.run()
     engine.trace.set_facts({"wall_seconds": time.monotonic() - began, **outcome.costs()})
     summary = metrics.summarize(engine.trace.db, experiment.population, experiment.until.target)
