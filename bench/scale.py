@@ -65,6 +65,7 @@ def null_training(job: Job) -> Result:
 
 def measure(point: Point, events: int, repeats: int) -> dict[str, float]:
     """CPU microseconds an event once all have begun, the seconds before that, peak memory of this process."""
+    torch.set_num_threads(1)
     updates = max(20, min(events, BYTES // (4 * point.parameters)))
     before = _peak()
     costs, starts = [], []
