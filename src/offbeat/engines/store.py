@@ -15,60 +15,20 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from hashlib import blake2b
-from math import inf, prod
+from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import CheckpointError, ProtocolError
+from offbeat.core.errors import CheckpointError
 from offbeat.core.snapshot import Get, Put, Tree, pack, unpack
 from offbeat.engines import slots
+from offbeat.engines.kept import HALF, KINDS, Kind, Row, give_back
 from offbeat.engines.slots import SlotFile
 
-HALF = torch.bfloat16  # the range of float32, so that nothing becomes infinite
-LOOK = 61  # entries that tell whether tensors may be equal
-KINDS = {str(kind): kind for kind in (torch.float32, torch.float64, HALF, torch.float16, torch.int64, torch.int32,
-                                      torch.int16, torch.int8, torch.uint8, torch.bool)}  # fmt: skip
+GIVE_BACK = 256_000_000  # bytes spilled after which freed memory goes back to the system
 Held = dict[int, set[int]]  # size of a slot -> slots
-
-
-class Kind(NamedTuple):
-    """What a row's bytes mean."""
-
-    stored: torch.dtype
-    given: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.stored.itemsize
-
-
-class Row:
-    """`tensor` as it is stored, None where it is only in the file; `at`: (size of the slot, slot), None where it is
-    only in memory.
-    """
-
-    __slots__ = ("__weakref__", "_changes", "_memory", "at", "digest", "kind", "tensor")
-
-    def __init__(self, memory: ClientMemory, kind: Kind, tensor: Tensor | None) -> None:
-        self._memory, self.kind, self.tensor = memory, kind, tensor
-        self._changes = 0 if tensor is None else tensor._version
-        self.at: tuple[int, int] | None = None
-        self.digest = b""
-
-    def checked(self) -> Tensor:
-        """The tensor in memory, if it is what was put there."""
-        assert self.tensor is not None
-        if self.tensor._version != self._changes:
-            raise ProtocolError("a tensor was changed in place after it was put into a store: put another in its place")
-        return self.tensor
-
-    def __del__(self) -> None:
-        self._memory.forget(self)
 
 
 class ClientMemory:
@@ -84,6 +44,7 @@ class ClientMemory:
     ) -> None:
         self.most, self.half, self.folder, self._device = most, half, folder, device
         self.resident = 0  # bytes
+        self._spilled = 0  # since freed memory was last given back
         self._recent: OrderedDict[int, weakref.ref[Row]] = OrderedDict()  # rows in memory, by id
         self._alike: weakref.WeakValueDictionary[bytes, Row] = weakref.WeakValueDictionary()
         self._lying: weakref.WeakValueDictionary[tuple[int, int], Row] = weakref.WeakValueDictionary()
@@ -105,12 +66,12 @@ class ClientMemory:
         if not stored.is_contiguous() or stored.untyped_storage().nbytes() != stored.nbytes:
             stored = stored.clone(memory_format=torch.contiguous_format)  # not all of what it is a part of
         kind = Kind(stored.dtype, given.dtype, tuple(given.shape))
-        look = _look(stored, kind)
+        look = kind.look(stored)
         like = self._alike.get(look)
         if like is not None and like.kind == kind and self._same(like, stored):
             self._touch(like)
             return like
-        row = self._alike[look] = Row(self, kind, stored)
+        row = self._alike[look] = Row(self.forget, kind, stored)
         self.resident += kind.nbytes
         self._recent[id(row)] = weakref.ref(row)
         self._make_room()
@@ -129,7 +90,7 @@ class ClientMemory:
         """The row that a checkpoint says lies there; it is looked at."""
         row = self._lying.get(at)
         if row is None or (row.kind, row.digest) != (kind, digest):
-            row = Row(self, kind, None)
+            row = Row(self.forget, kind, None)
             row.at, row.digest = at, digest
             file = self._file(kind)
             if file.size != at[0] or not 0 <= at[1] < file.count:
@@ -177,7 +138,11 @@ class ClientMemory:
                 self._write(row)
             del self._recent[id(row)]
             self.resident -= row.kind.nbytes
+            self._spilled += row.kind.nbytes
             row.tensor = None
+        if self._spilled >= GIVE_BACK:
+            self._spilled = 0
+            give_back()
 
     def _write(self, row: Row) -> None:
         file = self._file(row.kind)
@@ -300,10 +265,3 @@ class ClientStore(MutableMapping[int, Tensor]):
             for i, (size, slot, number) in enumerate(zip(sizes, at, kind, strict=True))
         ]
         self._rows = {client: found[i] for client, i in zip(clients, row, strict=True)}
-
-
-def _look(stored: Tensor, kind: Kind) -> bytes:
-    """The same for equal tensors, and hardly ever for others."""
-    flat = stored.reshape(-1)
-    some = flat[:: max(1, flat.numel() // LOOK)].contiguous().view(torch.uint8).cpu().numpy().tobytes()
-    return blake2b(some + repr(kind).encode(), digest_size=16).digest()
