@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from dataclasses import replace
@@ -84,3 +85,15 @@ def test_the_table_of_all_methods_is_made(monkeypatch):
     assert len(cells) == len(methods.HEAD.split("|"))
     assert cells[1].strip() == "fedavg"
     assert re.match(r" 0\.\d+ ± 0\.000 ", cells[2])
+
+
+def test_growth_is_measured(monkeypatch, capsys, tmp_path):
+    scale = script("scale", monkeypatch)
+    few = [scale.Point(clients=20, at_work=2), scale.Point(clients=200, at_work=2)]
+    monkeypatch.setitem(scale.AXES, "clients", few)
+    scale.main(["clients", "--events", "30", "--repeats", "1", "--json", f"{tmp_path}/s.json", "--plot", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert re.search(r"^ +200 +[\d.]+ +[\d.]+ +\d+$", printed, re.MULTILINE)
+    assert re.search(r"exponents: time -?[\d.]+, memory -?[\d.]+; -?\d+ bytes", printed)
+    assert json.loads((tmp_path / "s.json").read_text())["axes"][0]["axis"] == "clients"
+    assert (tmp_path / "scale-clients.png").stat().st_size > 1000

@@ -12,7 +12,7 @@ from damage import CHANGES, KEPT, Killed, die, same_or_one_line
 
 from offbeat.engines.trace import Trace
 from offbeat.experiment import comparison as compare
-from offbeat.experiment import files, machine, sealed
+from offbeat.experiment import files, folder, machine, sealed
 from offbeat.experiment import run as runs
 from offbeat.experiment.run import Run
 from offbeat.presets import load
@@ -100,7 +100,7 @@ def test_so_it_is_for_a_comparison_once(offbeat, monkeypatch):
 @pytest.mark.parametrize("write", range(4))
 def test_a_folder_that_was_killed_while_it_was_made_can_be_used_again(offbeat, monkeypatch, digest, write):
     experiment = files.changed(load("quickstart").experiment, CHANGES)
-    real, calls = runs.write_whole, []
+    real, calls = folder.write_whole, []
 
     def dying(path, data):
         if len(calls) == write:
@@ -110,7 +110,7 @@ def test_a_folder_that_was_killed_while_it_was_made_can_be_used_again(offbeat, m
         real(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "write_whole", dying)
+        patch.setattr(folder, "write_whole", dying)
         patch.setattr(files, "write_whole", dying)
         with pytest.raises(Killed):
             runs.create(Path("x"), experiment)

@@ -381,3 +381,18 @@ def test_a_worker_that_is_none_is_refused_before_a_folder_is_made(offbeat):
         )
         refused(offbeat(verb, "quickstart", *TINY, "--worker", "inline:3", "--out", "here"), "inline takes no number")
     assert not Path("here").exists()
+
+
+def test_memory_for_clients_is_shown_with_the_run(offbeat):
+    changes = ["--set", "strategy=ca2fl", "--client-memory", "10kB"]
+    done = offbeat("run", "quickstart", *TINY, *changes, "--out", "here")
+    assert done.status == 0, done.err
+    assert re.search(r"memory for clients +10kB", done.out)
+    assert json.loads(offbeat("show", "here", "--json").out)["client_memory"] == "10kB"
+    assert "10kB" not in Path("here/experiment.yaml").read_text()
+
+
+def test_memory_that_is_no_size_is_refused_before_a_folder_is_made(offbeat):
+    for verb in ("run", "compare"):
+        refused(offbeat(verb, "quickstart", *TINY, "--client-memory", "8", "--out", "here"), "such as 8GB or 500MB")
+        assert not Path("here").exists()

@@ -2,6 +2,7 @@
 
 import torch
 
+from offbeat.core import draws
 from offbeat.core.draws import below, bits, exponential, generator, normal, sample, uniform
 
 
@@ -60,6 +61,31 @@ def test_everybody_is_sampled_equally_often() -> None:
             counts[client] += 1
     # each is in 2 of 5: 800 expected, 4 standard deviations are 4 sqrt(2000 * .4 * .6) = 88
     assert all(abs(count - 800) < 88 for count in counts.values())
+
+
+def test_so_are_many_of_whom_few_are_hashed(monkeypatch) -> None:
+    monkeypatch.setattr(draws, "MANY", 4)
+    counts = dict.fromkeys(range(10, 15), 0)
+    for n in range(2000):
+        drawn = sample([14, 10, 13, 12, 11], 2, 0, "fair", n)
+        assert drawn == sorted(set(drawn)) == sample(range(10, 15), 2, 0, "fair", n)
+        for client in drawn:
+            counts[client] += 1
+    assert all(abs(count - 800) < 88 for count in counts.values())
+    pairs = {tuple(sample(range(5), 2, 0, "fair", n)) for n in range(200)}
+    assert len(pairs) == 10  # every pair there is
+
+
+def test_a_sample_of_a_million_hashes_as_many_as_it_takes(monkeypatch) -> None:
+    hashed = 0
+
+    def counting(*key: object) -> int:
+        nonlocal hashed
+        hashed += 1
+        return bits(*key)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(draws, "bits", counting)
+    assert len(sample(range(1_000_000), 100, 0, "s")) == hashed == 100
 
 
 def test_generators_of_one_key_draw_the_same_tensor() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -23,6 +23,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.surroundings import Trip
+from offbeat.engines.store import ClientMemory
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers import Worker
@@ -105,12 +106,15 @@ def make_engine(
     layout: Layout = LAYOUT,
     world: World | None = None,
     worker: Worker | None = None,
+    memory: ClientMemory | None = None,
     **settings: Any,
 ) -> VirtualEngine:
     clients = dict.fromkeys(
         surroundings.counts if isinstance(surroundings, SimulatedWorld) else surroundings.durations, 10
     )
     world = world or with_probe(World(model=torch.zeros(layout.size), layout=layout, clients=clients), strategy)
+    if memory is not None:
+        world = replace(world, store=memory.store)
     worker = worker or Inline(train)
     if spoil := spoiler(getattr(surroundings, "faults", ()), layout):
         worker = Faulty(worker, spoil)

@@ -115,7 +115,7 @@ def world() -> Surroundings:
     )
 
 
-def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, **more):
+def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, memory=None, **more):
     layout = LAYERED if isinstance(strategy, FedPAC) else LAYOUT  # a head needs a body
 
     def training(job):
@@ -126,7 +126,7 @@ def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, **more):
         return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, extras, memory)
 
     folder.mkdir(exist_ok=True)
-    trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint")
+    trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint", beside=memory)
     settings = {
         "layout": layout,
         "train": training,
@@ -134,6 +134,7 @@ def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, **more):
         "checkpoints": checkpoints,
         "checkpoint_every": 1e9,
         "every": 2.5,
+        "memory": memory,
     }
     surroundings = surroundings or world()
     return make_engine(
@@ -274,7 +275,18 @@ def test_so_it_is_with_processes_and_when_workers_change_from_one_attempt_to_the
     killed_often(tmp_path, strategy, ("processes:2", "processes:3", "inline"))
 
 
-def killed_often(tmp_path, strategy, workers):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy",
+    [s for s in KILLED if isinstance(s, CA2FL | Mifa | OrthoFL | Safa | FedPAC)],
+    ids=lambda s: type(s).__name__,
+)
+def test_so_it_is_where_what_is_kept_of_clients_lies_in_files(tmp_path, strategy):
+    """Two rows fit into memory; the run nobody kills has no limit."""
+    killed_often(tmp_path, strategy, ("inline",), memory="10kB")
+
+
+def killed_often(tmp_path, strategy, workers, memory=None):
     training, until = Training(epochs=2), Until(seconds=1500.0)
     experiment = Experiment(
         clients=8, model=Mlp(hidden=(16,)), training=training, strategy=strategy, until=until, evaluate_every=20.0
@@ -285,7 +297,7 @@ def killed_often(tmp_path, strategy, workers):
     length = time.monotonic() - began
     kills = 0
     for n in range(KILLS):
-        killed = runs.create(tmp_path / f"killed {n}", experiment)
+        killed = runs.create(tmp_path / f"killed {n}", experiment, memory=memory)
         while not killed.complete:
             child = _start(killed.folder, workers[kills % len(workers)])
             if kills < KILLS:

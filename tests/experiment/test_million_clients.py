@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from offbeat import presets
 from offbeat.client.survey import Survey
 from offbeat.core.strategies import REGISTRY, FedBuff
 from offbeat.engines.until import Until
@@ -143,6 +144,19 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path) -> None:
     assert begun.reason == "interrupted"
     runs.execute(stopped)
     assert stopped.digest() == whole.digest()
+
+
+@pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
+def test_the_preset_of_a_million_is_one_of_a_few_thousand_but_for_a_number(method: str) -> None:
+    preset = presets.load("scale-1m")
+    assert preset.experiment.clients == 1_000_000
+    experiment = replace(preset.with_strategy(method), clients=3_000, until=Until(updates=1_500))
+    engine = build.engine(build.setup(experiment), experiment)
+    engine.advance()
+    assert len(engine.coordinator.ledger.open) == preset.methods[method].concurrency  # enough are there by day
+    away = len(engine.coordinator.ledger.absent)
+    assert 1_700 < away < 2_300  # a third is there: 8 hours of 24 on average, so 2,000 of 3,000 are away
+    assert engine.run().updates == 1_500
 
 
 def test_a_file_says_it_in_a_line(tmp_path) -> None:

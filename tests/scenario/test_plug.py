@@ -222,6 +222,8 @@ def test_synthetic_is_a_function_of_its_settings():
     assert sizes.min() >= 50
     assert data.groups.bincount().tolist() == [int(0.9 * n) for n in sizes.tolist()]
     assert data.group_names == ("user 0", "user 1", "user 2", "user 3")
+    assert data.input_shape == (60,)
+    assert Synthetic(users=4, inputs=10).load().input_shape == (10,)
 
 
 def test_alpha_shifts_all_classes_alike_and_so_changes_no_label():
@@ -243,7 +245,7 @@ def test_beta_moves_the_inputs():
     assert abs(Synthetic(users=6, iid=True).load().x_train.mean().item()) < 0.04
 
 
-@pytest.mark.parametrize("settings", [{"alpha": -1.0}, {"beta": float("inf")}, {"users": 0}])
+@pytest.mark.parametrize("settings", [{"alpha": -1.0}, {"beta": float("inf")}, {"users": 0}, {"inputs": 0}])
 def test_impossible_synthetic_settings_are_refused(settings):
     with pytest.raises(ConfigError, match=f"synthetic {next(iter(settings))}"):
         Synthetic(**settings)

@@ -56,7 +56,8 @@ def written(folder: Path, world: World) -> Path:
 
 def begin(folder: Path, world: World) -> tuple[object, ...]:
     """A checkpoint after every event: as many file operations as a run can have."""
-    return ("run", written(folder, world), "--out", folder / "run", "--checkpoint-every", 0)
+    options = [word for word in world if word == worlds.LIMITED]
+    return ("run", written(folder, world), "--out", folder / "run", "--checkpoint-every", 0, *options)
 
 
 def go_on(folder: Path, world: World) -> tuple[object, ...]:

@@ -16,13 +16,14 @@ from typing import Self
 from cases import Case, begin, finish, same, tail
 from children import KILLED, Wrong, call, child
 from disk import HOWS, Disk
-from worlds import TROUBLED, World
+from worlds import LIMITED, TROUBLED, World
 
 WORLDS: tuple[World, ...] = (
     ("strategy=fedasync", "until=4updates"),
     ("strategy=fedavg", "until=8updates"),
     ("strategy=fedpsa", "strategy.buffer=2", "until=5updates", *TROUBLED),
     ("strategy=orthofl", "until=6updates", *TROUBLED),
+    ("strategy=ca2fl", "strategy.k=2", "until=6updates", LIMITED),
 )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli.options import (
+    ClientMemory,
     DataRoot,
     Json,
     Reference,
@@ -39,6 +40,7 @@ def compare(
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Finish a comparison that was stopped.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once [default: one a core].")] = None,
     worker: WorkerName = None,
+    memory: ClientMemory = None,
     reference: Reference = None,
     data: DataRoot = None,
     as_json: Json = False,
@@ -48,25 +50,29 @@ def compare(
     Also writes a figure (PNG) and a self-contained page (HTML) into the folder.
     """
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import workers
+    from offbeat.experiment import client_memory, workers
     from offbeat.experiment.comparison import Comparison
 
     use_data(data)
     if worker is not None:
         workers.parse(worker)  # before anything is made
+    if memory is not None:
+        client_memory.parse(memory)
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
-        if changes or any(given is not None for given in (scale, strategies, seeds, until, out)):
+        if changes or any(given is not None for given in (scale, strategies, seeds, until, out, memory)):
             raise ConfigError(
-                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until or --out "
-                "with it"
+                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until, --out or "
+                "--client-memory with it"
             )
         comparison = Comparison(resume)
         _say_moved(comparison)
     else:
         assert source is not None
-        comparison = _create(source, scale, strategies, seeds, changes, until, out, reference, worker or "inline")
+        comparison = _create(
+            source, scale, strategies, seeds, changes, until, out, reference, worker or "inline", memory
+        )
     execute(comparison, jobs, as_json, reference, worker)
 
 
@@ -105,6 +111,7 @@ def _create(
     out: Path | None,
     reference: str | None,
     worker: str,
+    memory: str | None,
 ) -> Comparison:
     from dataclasses import replace
 
@@ -126,6 +133,7 @@ def _create(
         numbers,
         reference or preset.reference,
         worker,
+        memory,
     )
 
 

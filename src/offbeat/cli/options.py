@@ -56,6 +56,15 @@ WorkerName = Annotated[
         "on the GPU: the same within rounding; auto tries which is the quickest.",
     ),
 ]
+ClientMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--client-memory",
+        metavar="SIZE[:half]",
+        help="Memory of a run for what its method keeps of each client: 8GB, 500MB [default: no limit]. The rest lies "
+        "in a file of the run; same result, bit for bit. With :half it is kept in 16 bits, and the result is another.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli.options import (
+    ClientMemory,
     DataRoot,
     Json,
     ScaleText,
@@ -40,6 +41,7 @@ def run(
         float, typer.Option(min=0.0, help="Seconds between checkpoints, at least; 0: after every event.")
     ] = 30.0,
     worker: WorkerName = None,
+    memory: ClientMemory = None,
     data: DataRoot = None,
     as_json: Json = False,
 ) -> None:
@@ -49,13 +51,15 @@ def run(
     happened, bit for bit.
     """
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import build, workers
+    from offbeat.experiment import build, client_memory, workers
     from offbeat.experiment import run as runs
     from offbeat.experiment.config import strategy_name
 
     use_data(data)
     if worker is not None:
         workers.parse(worker)  # before anything is made
+    if memory is not None:
+        client_memory.parse(memory)
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to start a run, or --resume DIR to go on with one")
     if resume is not None:
@@ -66,7 +70,7 @@ def run(
         stopped = runs.Run(resume)
         if moved := stopped.moved():
             typer.echo(f"{resume}: {moved}", err=True)
-        execute(stopped, checkpoint_every, as_json, worker)
+        execute(stopped, checkpoint_every, as_json, worker, memory)
         return
     assert source is not None
     experiment = load(
@@ -75,10 +79,13 @@ def run(
     build.setup(experiment)  # what cannot be built is refused before a folder is made
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
-    execute(runs.create(folder, experiment, command, worker=worker or "inline"), checkpoint_every, as_json)
+    made = runs.create(folder, experiment, command, worker=worker or "inline", memory=memory)
+    execute(made, checkpoint_every, as_json)
 
 
-def execute(run: Run, checkpoint_every: float, as_json: bool, worker: str | None = None) -> None:
+def execute(
+    run: Run, checkpoint_every: float, as_json: bool, worker: str | None = None, memory: str | None = None
+) -> None:
     from offbeat.cli.output import run_progress, say
     from offbeat.cli.show import print_run
     from offbeat.core.errors import RunError
@@ -89,7 +96,7 @@ def execute(run: Run, checkpoint_every: float, as_json: bool, worker: str | None
     again = shlex.join(["offbeat", "run", "--resume", str(run.folder)])
     try:
         with run_progress(str(run.experiment().until)) as watch:
-            outcome = runs.execute(run, watch, checkpoint_every, worker)
+            outcome = runs.execute(run, watch, checkpoint_every, worker, memory)
     except runs.Unfinished as error:
         raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None
     except KeyboardInterrupt:  # before the first event, or a second one: the last checkpoint stands

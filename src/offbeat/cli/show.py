@@ -111,6 +111,8 @@ def _numbers(s: Summary) -> list[list[str]]:
     lines += measures.lines(s)
     if s.worker is not None:
         lines.append(["computed by", s.worker])
+    if s.client_memory is not None:
+        lines.append(["memory for clients", s.client_memory])
     return lines + [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
 
 

@@ -15,6 +15,7 @@ import torch
 
 _NORMAL = NormalDist()
 _SCALE = 2.0**-53
+MANY = 10_000  # items from which on a sample does not hash each of them
 _KEYS = ["%d/%s" + "/%d" * counters for counters in range(16)]
 
 
@@ -44,11 +45,23 @@ def below(n: int, seed: int, purpose: str, *counters: int) -> int:
 
 
 def sample(items: Sequence[int], k: int, seed: int, purpose: str, *counters: int) -> list[int]:
-    """k of the items, uniformly without replacement, in increasing order."""
+    """k of the items, uniformly without replacement, in increasing order; k hashes where there are many of them."""
     if k >= len(items):
         return sorted(items)
+    if len(items) > MANY:
+        ordered = sorted(items)
+        return [ordered[place] for place in sorted(_places(len(ordered), k, seed, purpose, *counters))]
     ranked = sorted(items, key=lambda item: (bits(seed, purpose, *counters, item), item))
     return sorted(ranked[:k])
+
+
+def _places(n: int, k: int, seed: int, purpose: str, *counters: int) -> set[int]:
+    """k different numbers below n, by Floyd's method."""
+    taken: set[int] = set()
+    for last in range(n - k, n):
+        drawn = below(last + 1, seed, purpose, *counters, last)
+        taken.add(last if drawn in taken else drawn)
+    return taken
 
 
 def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,16 @@ from offbeat.core.vector import Layout
 Tree = Any  # what json can hold
 Put = Callable[[Tensor], int]  # stores a tensor, returns its number
 Get = Callable[[int], Tensor]
+
+
+@runtime_checkable
+class SavesItself(Protocol):
+    """A field of a state that knows how it is stored: what an engine's memory policy keeps for clients."""
+
+    def save(self, put: Put) -> Tree: ...
+
+    def restore(self, tree: Tree, get: Get) -> None: ...
+
 
 MANY = 1000  # whole numbers from which on they are stored as a tensor
 
@@ -137,7 +147,11 @@ def expect(kind: type, value: Any, name: str) -> Any:
 
 def pack_state(state: Any, put: Put) -> Tree:
     """A strategy's state, field by field, without what comes from `init`."""
-    return {f.name: pack(value, put) for f in fields(state) if not _from_init(value := getattr(state, f.name))}
+    return {
+        f.name: {"$store": value.save(put)} if isinstance(value, SavesItself) else pack(value, put)
+        for f in fields(state)
+        if not _from_init(value := getattr(state, f.name))
+    }
 
 
 def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
@@ -149,8 +163,11 @@ def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
     if not wanted <= tree.keys() <= {f.name for f in fields(fresh)}:
         raise CheckpointError(f"it does not hold what it should: its state has {', '.join(tree)}")
     for name, saved in tree.items():
-        value = unpack(saved, get)
         held = getattr(fresh, name)
+        if isinstance(saved, dict) and "$store" in saved and isinstance(held, SavesItself):
+            held.restore(saved["$store"], get)
+            continue
+        value = unpack(saved, get)
         if not _of_a_kind(value, held):
             raise CheckpointError(f"it does not hold what it should: its state's {name} is a {type(value).__name__}")
         if isinstance(held, MutableMapping) and not isinstance(held, dict):

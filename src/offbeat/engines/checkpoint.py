@@ -19,10 +19,10 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from offbeat.core.errors import CheckpointError, OffbeatError
 from offbeat.core.snapshot import Get, Put, Tree
+from offbeat.engines.slots import sync_folder
 
 log = logging.getLogger("offbeat")
 T = TypeVar("T")
@@ -51,7 +52,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         if made:
             with contextlib.suppress(OSError):
@@ -59,12 +60,16 @@ def write_whole(path: Path, data: bytes) -> None:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+class Beside(Protocol):
+    """Tensors that lie in files of their own, which checkpoints refer to (`store`)."""
+
+    def begin(self) -> None: ...
+
+    def noted(self) -> Tree: ...
+
+    def settled(self) -> None: ...
+
+    def hold(self, noted: Iterable[Tree]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +84,9 @@ class Written:
 class Checkpoints:
     """The checkpoints of one run, in one folder."""
 
-    def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
+    def __init__(self, folder: Path, device: torch.device | str = "cpu", beside: Beside | None = None) -> None:
         self.folder, self._device = folder, device  # where tensors are put that were read
+        self._beside = beside
         # of the last two, the older first; by id of the tensor
         self._lines: tuple[dict[int, Written], dict[int, Written]] = ({}, {})
         self._home: dict[int, str] = {}  # tensor number -> pack
@@ -95,6 +101,8 @@ class Checkpoints:
     def save(self, build: Callable[[Put], Tree]) -> None:
         """Write one checkpoint; `build` packs the state with the given `put`."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self._beside is not None:
+            self._beside.begin()
         tree, used, new = self._collect(build)
         if self._wasteful(used):
             new = used  # all that is alive goes into the new pack
@@ -103,14 +111,18 @@ class Checkpoints:
             self._write_pack(name, new)
         home = {number: self._home[number] for number in used}
         packs = {pack: self._packs[pack] for pack in sorted(set(home.values()))}
+        beside = {} if self._beside is None else {"beside": self._beside.noted()}
         body = json.dumps(
             {"format": FORMAT, "tree": tree, "home": list(home.items()), "packs": packs, "next": self._next_number}
+            | beside
         )
         line = hashlib.sha256(body.encode()).hexdigest()
         write_whole(self.folder / f"{name}.json", f"{line}\n{body}".encode())
         self._next_checkpoint += 1
         self._lines = (self._lines[1], _written(used))
         self._clean()
+        if self._beside is not None:
+            self._beside.settled()
 
     def _collect(self, build: Callable[[Put], Tree]) -> tuple[Tree, dict[int, Tensor], dict[int, Tensor]]:
         used: dict[int, Tensor] = {}
@@ -189,8 +201,16 @@ class Checkpoints:
                 log.warning("%s; trying the checkpoint before it", problems[-1])
             else:
                 self._go_on_from(body, tensors)
+                if self._beside is not None:
+                    self._beside.hold([*self._noted_by_others(path), body.get("beside", {})])
                 return made
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {'; '.join(problems) or 'there is none'}")
+
+    def _noted_by_others(self, chosen: Path) -> Iterator[Tree]:
+        for path in self._manifests():
+            if path != chosen:
+                with contextlib.suppress(CheckpointError):  # what cannot be read is not gone back to
+                    yield _read_manifest(path).get("beside", {})
 
     def _go_on_from(self, body: dict[str, Any], tensors: dict[int, Tensor]) -> None:
         self._home = dict(body["home"])
@@ -274,4 +294,9 @@ def _has_its_fields(manifest: dict[str, Any]) -> bool:
             for pack, facts in packs.items()
         )
         and all(type(number) is int and pack in packs for number, pack in home)
+        and all(
+            size.isdecimal() and type(first) is int and type(end) is int
+            for size, runs in manifest.get("beside", {}).items()
+            for first, end in runs
+        )
     )

@@ -226,7 +226,8 @@ def _plain(vector: Tensor) -> Tensor:
 
 
 def _squared_norm(vector: Tensor) -> float:
-    return float(_square(vector))
+    square: float = _square(vector).item()
+    return square
 
 
 def _square(vector: Tensor) -> Tensor:

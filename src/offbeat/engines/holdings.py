@@ -1,4 +1,6 @@
-"""How much memory a strategy's state holds: its tensors, each counted once however often it is referred to."""
+"""How much a strategy's state holds, in memory or on disk: its tensors, each counted once however often it is referred
+to.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
+
+from offbeat.engines.store import ClientStore
 
 _LOOK = 100  # entries
 _SCALARS = (int, float, str, bool, type(None))
@@ -24,6 +28,12 @@ def _walk(value: Any, storages: dict[int, int]) -> None:
     if isinstance(value, Tensor):
         storage = value.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
+    elif isinstance(value, ClientStore):
+        for row in value.rows():  # without reading those that are on disk
+            if row.tensor is None:
+                storages[-id(row)] = row.kind.nbytes
+            else:
+                _walk(row.tensor, storages)
     elif isinstance(value, Mapping):
         _walk_all(value.values(), storages)
     elif isinstance(value, (list, tuple, deque)):

@@ -30,6 +30,7 @@ from offbeat.core.threads import one_thread
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.gate import Gate
+from offbeat.engines.store import ClientMemory
 from offbeat.engines.trace import Trace
 from offbeat.engines.traffic import Payload
 from offbeat.engines.until import Until
@@ -323,13 +324,15 @@ def engine(
     checkpoint_every: float = 30.0,
     watch: Watch | None = None,
     worker: Worker | None = None,  # inline, if none is given
+    memory: ClientMemory | None = None,
 ) -> VirtualEngine:
+    world = made.world if memory is None else replace(made.world, store=memory.store)
     computing = worker or Inline(made.trainer)
     if (spoil := spoiler(made.surroundings.faults, made.layout)) is not None:
         computing = Faulty(computing, spoil)
     return VirtualEngine(
         experiment.strategy,
-        made.world,
+        world,
         made.surroundings,
         computing,
         until=_towards(experiment.until, made.evaluator.metrics),

@@ -108,6 +108,7 @@ def create(
     seeds: list[int],
     reference: str = REFERENCE,
     worker: str = "inline",
+    memory: str | None = None,
 ) -> Comparison:
     """Make the folders of all runs; `experiments` are one a strategy, alike in all else. Without the reference the
     first is one.
@@ -128,7 +129,7 @@ def create(
     for name, experiment in experiments.items():
         for seed in seeds:
             sub = f"{name}-seed{seed}"
-            runs.create(folder / sub, replace(experiment, seed=seed), world=worlds[seed], worker=worker)
+            runs.create(folder / sub, replace(experiment, seed=seed), world=worlds[seed], worker=worker, memory=memory)
             entries.append({"strategy": name, "seed": seed, "folder": sub})
     write_whole(folder / MANIFEST, json.dumps({"reference": against, "runs": entries}, indent=2).encode())
     return Comparison(folder)

@@ -22,7 +22,19 @@ from offbeat.core.snapshot import unpack
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.tally import Tally
 from offbeat.engines.trace import TABLES
-from offbeat.experiment import build, curves, files, finished, guard, identity, machine, metrics, sealed, workers
+from offbeat.experiment import (
+    build,
+    client_memory,
+    curves,
+    files,
+    finished,
+    guard,
+    identity,
+    machine,
+    metrics,
+    sealed,
+    workers,
+)
 from offbeat.experiment.config import Experiment
 
 COMPARISON = guard.COMPARISON
@@ -131,11 +143,14 @@ def create(
     command: str | None = None,
     world: identity.Identity | None = None,
     worker: str = "inline",
+    memory: str | None = None,
 ) -> Run:
     """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is
-    large. `worker`: who is to compute it, unless whoever executes it says otherwise.
+    large. `worker`: who is to compute it, unless whoever executes it says otherwise; `memory`: for what is kept of
+    clients.
     """
     run, chosen = Run(folder), workers.parse(worker)
+    limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse(memory))}
     guard.refuse_held(folder)
     world = world or identity.of(experiment)
     new = not folder.exists()
@@ -147,7 +162,8 @@ def create(
             try:
                 os.write(lock, guard.MAKING)
                 os.fsync(lock)  # before anything else is: after a power failure it tells whose the rest is
-                write_whole(folder / "environment.json", sealed.dump({**machine.environment(), "worker": str(chosen)}))
+                stored = {**machine.environment(), "worker": str(chosen), **limit}
+                write_whole(folder / "environment.json", sealed.dump(stored))
                 write_whole(folder / "command.txt", _repeat(run, command).encode())
                 write_whole(run.world_file, world.dump(experiment))
                 files.write(run.experiment_file, experiment)  # last: with it the folder is a run

@@ -60,6 +60,7 @@ class Summary:
     server_bytes: float = nan  # the most the strategy's tensors took, looked at on the evaluation grid
     wall_seconds: float = nan  # host time of the run, over all its resumes
     worker: str | None = None  # who computed its jobs, over all its resumes
+    client_memory: str | None = None  # the limit for what is kept of clients, where there was one
     # "acc/slowest", …: of groups of clients, on their own examples
     groups: dict[str, float] = field(default_factory=dict)
     # the metric a table shows, of each client on its own examples
@@ -212,6 +213,7 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         server_bytes=float(facts.get("server_bytes", nan)),
         wall_seconds=float(facts.get("wall_seconds", nan)),
         worker=facts.get(WORKER),
+        client_memory=facts.get("client_memory"),
         groups={key: value for key, value in values.items() if "/" in key},
         by_client=per_client(db, name),
         surveyed=facts.get("surveyed"),

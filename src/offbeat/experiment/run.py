@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
 from types import FrameType
@@ -18,10 +18,11 @@ from safetensors.torch import save
 from offbeat.core.errors import CheckpointError, OffbeatError, RunError
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.progress import Outcome
+from offbeat.engines.store import ClientMemory
 from offbeat.engines.trace import SPENT, WORKER, Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
 from offbeat.engines.workers import Worker
-from offbeat.experiment import auto, build, finished, guard, identity, metrics, workers
+from offbeat.experiment import auto, build, client_memory, finished, guard, identity, metrics, workers
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.folder import COMPARISON, Run, create
 
@@ -36,14 +37,18 @@ class Unfinished(RunError):
 
 
 def execute(
-    run: Run, watch: Watch | None = None, checkpoint_every: float = 30.0, worker: str | None = None
+    run: Run,
+    watch: Watch | None = None,
+    checkpoint_every: float = 30.0,
+    worker: str | None = None,
+    memory: str | None = None,
 ) -> Outcome | None:
     """Run to the end, from the newest checkpoint if there is one; None if it was complete already.
 
-    `worker` computes the jobs; without one, whoever the run was begun with. Ctrl-C ends it after the current event with
-    a checkpoint; the outcome then says INTERRUPTED.
+    `worker` computes the jobs, `memory` is for what is kept of clients; without one, what the run was begun with.
+    Ctrl-C ends it after the current event with a checkpoint; the outcome then says INTERRUPTED.
     """
-    with attempt(run, worker) as going:
+    with attempt(run, worker, memory) as going:
         if going is None:
             return None
         computing = workers.make(going.chosen, going.made.trainer)
@@ -64,12 +69,14 @@ class Attempt:
     made: build.Setup
     chosen: workers.Choice
     trace: Trace
+    kept: ClientMemory | None  # of clients, under a limit
+    facts: Mapping[str, object]
     began: float
     before: float = 0.0  # host seconds of earlier attempts
 
     def engine(self, worker: Worker, watch: Watch | None, checkpoint_every: float) -> VirtualEngine:
         """As the newest checkpoint has it."""
-        checkpoints = Checkpoints(self.run.folder / "checkpoint", self.made.world.model.device)
+        checkpoints = Checkpoints(self.run.folder / "checkpoint", self.made.world.model.device, beside=self.kept)
         engine = build.engine(
             self.made,
             self.experiment,
@@ -78,13 +85,14 @@ class Attempt:
             checkpoint_every=checkpoint_every,
             watch=watch,
             worker=worker,
+            memory=self.kept,
         )
         _restore(self.run, engine)
         return engine
 
     def begin(self) -> None:
         self.before = _seconds_so_far(self.trace)
-        self.trace.set_facts({**self.made.facts, WORKER: _workers_so_far(self.trace, self.chosen)})
+        self.trace.set_facts({**self.facts, WORKER: _workers_so_far(self.trace, self.chosen)})
 
     def finish(self, outcome: Outcome) -> None:
         """Store what came out."""
@@ -93,14 +101,16 @@ class Attempt:
             model = save(self.made.state_dict(outcome.model))
             finished.write(self.run.folder, self.trace, model)
             write_whole(self.run.model_file, model)  # last: with it the run is complete
+            client_memory.remove(self.run.folder)
 
 
 @contextlib.contextmanager
-def attempt(run: Run, worker: str | None = None) -> Iterator[Attempt | None]:
+def attempt(run: Run, worker: str | None = None, memory: str | None = None) -> Iterator[Attempt | None]:
     """Open a run folder to go on with it; None if it is complete."""
     experiment = run.experiment()
     with guard.alone(run.folder):
         if run.complete:
+            client_memory.remove(run.folder)  # it is not resumed any more
             yield None
             return
         guard.sweep(run.folder)
@@ -109,11 +119,16 @@ def attempt(run: Run, worker: str | None = None) -> Iterator[Attempt | None]:
         if chosen == workers.AUTO:
             chosen = _settled(run)
         made = build.setup(experiment, workers.device_of(chosen))
+        limit = client_memory.gone_on_with(run.folder, memory)
         trace = Trace(run.trace_file)
+        kept = client_memory.of_run(run.folder, limit)
         try:
-            yield Attempt(run, experiment, made, chosen, trace, time.monotonic())
+            facts = {**made.facts, **client_memory.facts(limit)}
+            yield Attempt(run, experiment, made, chosen, trace, kept, facts, time.monotonic())
         finally:
             trace.abandon()
+            if kept is not None:
+                kept.close()
 
 
 def _restore(run: Run, engine: VirtualEngine) -> None:

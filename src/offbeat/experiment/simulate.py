@@ -30,6 +30,7 @@ from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import WORKER, Trace
 from offbeat.engines.until import Until, parse_until
 from offbeat.experiment import auto, build, metrics, workers
+from offbeat.experiment import client_memory as memories
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.metrics import Summary
@@ -147,6 +148,7 @@ def simulate(
     max_norm: float | None = None,
     seed: int = 0,
     worker: str = "inline",
+    client_memory: str | None = None,
 ) -> Simulation:
     """Train `model` on the clients' own tensors in virtual time.
 
@@ -158,11 +160,13 @@ def simulate(
     clients' data. loss: a function (outputs, labels) -> scalar; by default cross entropy for whole-number labels and
     squared error for real ones. worker: who trains: 'inline' is this process, 'processes' one a core, 'processes:4'
     four, with the same result; 'batched' and 'cuda' train clients together, with the same within rounding; 'auto' tries
-    which is the quickest. The model itself is left as it is.
+    which is the quickest. client_memory: '8GB', for what a method keeps of each client; beyond it lies in a temporary
+    file, and the result is the same; '8GB:half' keeps it in 16 bits. The model itself is left as it is.
     """
     began, chosen = time.monotonic(), workers.usable(workers.parse(worker))
     if chosen == workers.AUTO and workers.WORKERS["cuda"].missing() is None:
         chosen = workers.Choice("cuda")
+    limit = None if client_memory is None else memories.parse(client_memory)
     device = workers.device_of(chosen)
     data = ClientData.own(_arriving(_pairs(clients), streaming, seed)).to(device)
     experiment = Experiment(
@@ -186,8 +190,9 @@ def simulate(
     made = build.assemble(model, data, evaluator, experiment, loss)
     if chosen == workers.AUTO:
         chosen, _ = auto.settle(made)
-    engine = build.engine(made, experiment, worker=workers.make(chosen, made.trainer))
-    engine.trace.set_facts({**made.facts, WORKER: chosen})
+    computing, kept = workers.make(chosen, made.trainer), None if limit is None else limit.make()
+    engine = build.engine(made, experiment, worker=computing, memory=kept)
+    engine.trace.set_facts({**made.facts, WORKER: chosen, **memories.facts(limit)})
     outcome = engine.run()
     engine.trace.set_facts({"wall_seconds": time.monotonic() - began, **outcome.costs()})
     summary = metrics.summarize(engine.trace.db, experiment.population, experiment.until.target)

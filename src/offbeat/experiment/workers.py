@@ -68,8 +68,8 @@ WORKERS: dict[str, Kind] = {
     "inline": Kind(lambda trainer, _: Inline(trainer)),
     "processes": Kind(_processes, counts="processes", missing=_no_processes),
     "batched": Kind(_batched, counts="cores"),
-    "auto": Kind(lambda trainer, _: Inline(trainer)),  # settled before it is made: see `auto`
     "cuda": Kind(lambda trainer, _: pooled([trainer], lambda job: 0), missing=_no_gpu, device="cuda"),
+    "auto": Kind(lambda trainer, _: Inline(trainer)),  # settled before it is made: see `auto`
 }
 
 

@@ -59,8 +59,9 @@ Maker = Callable[[Scale], Preset]
 def _own() -> dict[str, Callable[[], Preset]]:
     from offbeat.presets.methods import digits, mnist
     from offbeat.presets.quickstart import quickstart
+    from offbeat.presets.scale import million
 
-    return {"quickstart": quickstart, "digits": digits, "mnist": mnist}
+    return {"quickstart": quickstart, "digits": digits, "mnist": mnist, "scale-1m": million}
 
 
 def _of_papers() -> dict[str, Maker]:

@@ -18,6 +18,8 @@ from offbeat.scenario.streaming import Static, Stream
 Steps = Callable[[int, LocalWork, int], int]  # (client, work, num_examples) -> local steps of that work
 Payload = Callable[[LocalWork], tuple[int, int]]  # bytes that go down with that work and come up for it
 
+REMEMBERED = 50_000  # clients' windows at most; they can be drawn again at any time
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedWorld:
@@ -100,6 +102,8 @@ class SimulatedWorld:
         asked, window = self._windows.get(client, (now, None))
         if window is None or not asked <= now < window.end:  # no window ends in between
             window = self.availability.window(self.seed, client, now)
+            if len(self._windows) >= REMEMBERED:  # of a million clients most are never asked about again soon
+                self._windows.clear()
             self._windows[client] = (now, window)
         return window
 

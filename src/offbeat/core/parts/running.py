@@ -43,7 +43,7 @@ class RunningSum:
             self.remove(table[client], self.weights[client])
         table[client] = vector
         self.weights[client] = weight
-        self.add(vector, weight)
+        self.add(table[client], weight)  # as it is kept: a store may round
         self._renew_from(table)
 
     def drop(self, table: MutableMapping[int, Tensor], client: int) -> None:

@@ -81,7 +81,7 @@ class CA2FL(Settings):
             state.total.remove(h_i)
         state.buffer.add(state.layout, residual, 1.0, event.local)  # acc += Delta_i - h_i
         state.caches[client] = delta  # h_i := Delta_i
-        state.total.add(delta)
+        state.total.add(state.caches[client])  # as it is kept: a store may round
         if state.total.needs_renewal:
             state.total.renew(state.caches[other] for other in sorted(state.caches))
         moved = _norm(state, delta)

@@ -1,0 +1,138 @@
+"""Memory for what is kept of clients is an option of a run: written beside its results, no part of what it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import offbeat
+from offbeat.client.training import Training
+from offbeat.core.errors import ConfigError
+from offbeat.core.strategies import CA2FL, Mifa
+from offbeat.engines.until import Until
+from offbeat.engines.virtual import INTERRUPTED
+from offbeat.experiment import client_memory, sealed
+from offbeat.experiment import run as runs
+from offbeat.experiment.client_memory import Choice, parse
+from offbeat.experiment.config import Experiment
+from offbeat.scenario.models import Linear
+
+SMALL = Experiment(
+    clients=6, model=Linear(), training=Training(epochs=1), strategy=CA2FL(k=2), until=Until(updates=40), seed=1
+)
+TWO = "5200B"  # two rows of 650 float32
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen", "written"),
+    [
+        ("8GB", Choice(8 * 10**9), "8GB"),
+        ("500MB", Choice(500 * 10**6), "500MB"),
+        ("1.5gb", Choice(1_500_000_000), "1500MB"),
+        ("2 GiB", Choice(2**31), "2147483648B"),
+        ("8GB:half", Choice(8 * 10**9, half=True), "8GB:half"),
+        ("1B", Choice(1), "1B"),
+    ],
+)
+def test_a_size_has_a_number_and_a_unit(text, chosen, written):
+    assert parse(text) == chosen
+    assert str(chosen) == written
+    assert parse(written) == chosen
+
+
+@pytest.mark.parametrize("text", ["", "8", "GB", "8XB", "-8GB", "8GB 9GB", "1e9B", "٣GB", "nanGB", "8GB:", "8GB:hlaf"])
+def test_what_is_no_size_is_told_with_one_that_is(text):
+    with pytest.raises(ConfigError, match=r"client memory '.*': (write a size with its unit, such as 8GB|.*:half)"):
+        parse(text)
+
+
+def test_nothing_is_not_enough():
+    with pytest.raises(ConfigError, match="must be more than nothing"):
+        parse("0GB")
+
+
+@pytest.fixture(scope="module")
+def digest(tmp_path_factory):
+    whole = runs.create(tmp_path_factory.mktemp("memory") / "whole", SMALL)
+    runs.execute(whole)
+    return whole.digest()
+
+
+def test_a_run_with_little_memory_has_the_same_digest(tmp_path, digest):
+    run = runs.create(tmp_path / "x", SMALL, memory=TWO)
+    runs.execute(run, checkpoint_every=0.0)
+    assert run.digest() == digest
+    assert run.summary().client_memory == TWO
+    assert sealed.read(run.folder / "environment.json")["client_memory"] == TWO
+    assert "client_memory" not in (run.folder / "world.json").read_text()
+    assert not list((run.folder / "checkpoint").glob("*.slots"))  # a finished run needs none
+
+
+@pytest.mark.parametrize("later", [None, "1GB", "1B"])
+def test_a_stopped_run_goes_on_with_what_it_was_begun_with_or_with_another_size(tmp_path, digest, later):
+    run = runs.create(tmp_path / "x", SMALL, memory=TWO)
+    outcome = runs.execute(run, watch=lambda status: status.updates > 15)
+    assert outcome is not None
+    assert outcome.reason == INTERRUPTED
+    assert list((run.folder / "checkpoint").glob("rows-*.slots"))
+    runs.execute(run, memory=later)
+    assert run.digest() == digest
+
+
+def test_so_does_one_that_was_begun_without(tmp_path, digest):
+    run = runs.create(tmp_path / "x", SMALL)
+    runs.execute(run, watch=lambda status: status.updates > 10)
+    runs.execute(run, watch=lambda status: status.updates > 20, memory="1B")
+    assert list((run.folder / "checkpoint").glob("rows-*.slots"))
+    runs.execute(run)  # the checkpoint lies partly in files: they are used, limit or not
+    assert run.digest() == digest
+
+
+def test_what_an_attempt_left_that_nothing_can_be_gone_on_from_is_removed(tmp_path, digest):
+    run = runs.create(tmp_path / "x", SMALL, memory=TWO)
+    (run.folder / "checkpoint").mkdir()
+    (run.folder / "checkpoint" / "rows-2624.slots").write_bytes(b"x" * 100_000)
+    runs.execute(run, watch=lambda status: status.updates > 15)
+    # six clients and two checkpoints: fewer than 18 rows of 2,624 bytes
+    assert (run.folder / "checkpoint" / "rows-2624.slots").stat().st_size < 18 * 2624
+    runs.execute(run)
+    assert run.digest() == digest
+
+
+def test_half_is_another_result_and_is_settled_at_the_beginning(tmp_path, digest):
+    half = runs.create(tmp_path / "half", SMALL, memory="1GB:half")
+    spilled = runs.create(tmp_path / "spilled", SMALL, memory="1B:half")
+    for run in (half, spilled):
+        runs.execute(run, watch=lambda status: status.updates > 15)
+        with pytest.raises(ConfigError, match="begun with half precision"):
+            runs.execute(run, memory="1GB")
+        runs.execute(run)
+    assert half.digest() == spilled.digest() != digest
+    plain = runs.create(tmp_path / "plain", SMALL)
+    with pytest.raises(ConfigError, match="begun with full precision"):
+        runs.execute(plain, memory="1GB:half")
+
+
+@pytest.mark.parametrize("strategy", [CA2FL(k=3), Mifa(lr=0.1)])
+def test_simulate_spills_into_a_temporary_file(strategy):
+    clients = [(torch.randn(16, 4, generator=torch.Generator().manual_seed(i)), torch.arange(16) % 2) for i in range(8)]
+
+    def run(memory: str | None) -> offbeat.Simulation:
+        return offbeat.simulate(torch.nn.Linear(4, 2), clients, strategy, until="2000s", client_memory=memory)
+
+    torch.manual_seed(0)
+    plain = run(None)
+    torch.manual_seed(0)
+    spilled = run("80B")
+    assert torch.equal(plain.outcome.model, spilled.outcome.model)
+    assert plain.summary.server_bytes == spilled.summary.server_bytes  # what a method needs, wherever it lies
+    assert (plain.summary.client_memory, spilled.summary.client_memory) == (None, "80B")
+    with pytest.raises(ConfigError, match="client memory '80'"):
+        run("80")
+
+
+def test_a_fact_is_a_choice_in_words():
+    assert client_memory.facts(None) == {}
+    assert json.dumps(str(client_memory.facts(parse("8GB"))["client_memory"])) == '"8GB"'
