@@ -22,6 +22,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -159,16 +160,24 @@ def plot(found: dict[str, object], folder: Path) -> Path:
     figure = Figure(figsize=(7.2, 2.8), layout="constrained")
     time_axis, memory_axis = figure.subplots(1, 2)
     time_axis.loglog(x, [row["event_us"] for row in rows], "o-")  # type: ignore[attr-defined]
-    time_axis.set(xlabel=axis.replace("_", " "), ylabel="CPU µs an event", ylim=(1, None))
+    time_axis.set(xlabel=axis.replace("_", " "), ylabel="CPU µs an event", ylim=_decades(time_axis))
     time_axis.set_title(f"exponent {found['time_exponent']:.2f}", fontsize=9)
     memory_axis.loglog(x, [row["peak_mb"] for row in rows], "o-")  # type: ignore[attr-defined]
-    memory_axis.set(xlabel=axis.replace("_", " "), ylabel="peak memory, MB", ylim=(100, None))
+    memory_axis.set(xlabel=axis.replace("_", " "), ylabel="peak memory, MB", ylim=_decades(memory_axis))
     memory_axis.set_title(f"{found['bytes_each']:.0f} bytes for one more", fontsize=9)
     for each in (time_axis, memory_axis):
         each.grid(alpha=0.2)
     path = folder / f"scale-{axis}.png"
     figure.savefig(path, dpi=80)
     return path
+
+
+def _decades(axis: Any) -> tuple[float, float]:
+    """Two at least: noise should not look like growth."""
+    low, high = (
+        10.0 ** edge(np.log10(value)) for edge, value in zip((np.floor, np.ceil), axis.get_ylim(), strict=True)
+    )
+    return (low, high) if high / low > 10 else (low, 10 * high)
 
 
 def main(arguments: list[str]) -> None:

@@ -97,3 +97,16 @@ def test_growth_is_measured(monkeypatch, capsys, tmp_path):
     assert re.search(r"exponents: time -?[\d.]+, memory -?[\d.]+; -?\d+ bytes", printed)
     assert json.loads((tmp_path / "s.json").read_text())["axes"][0]["axis"] == "clients"
     assert (tmp_path / "scale-clients.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("method", ["ca2fl", "mifa"])
+def test_what_lies_beyond_memory_is_measured(method, monkeypatch, capsys, tmp_path):
+    stores = script("stores", monkeypatch)
+    folder = tmp_path / "x"
+    small = ["--clients", "30", "--parameters", "100", "--memory", "4kB", "--folder", str(folder)]
+    stores.main([method, *small])
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^checkpoint: [\d.]+ s, [+-][\d.]+ GB on disk$", printed, re.MULTILINE)) == 3
+    assert re.search(r"^first answers: 3\d updates, [\d.]+ ms of wall and [\d.]+ ms of CPU each", printed, re.MULTILINE)
+    assert printed.count("resumed, again: read and checked in ") == 2
+    assert not folder.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from math import inf
 from pathlib import Path
@@ -319,6 +320,23 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(CheckpointError, match=r"cannot write .*rows-256.slots: No space left on device"):
         store[1] = row(1)
+
+
+def test_a_row_of_a_checkpoint_that_could_not_be_used_takes_no_slot_away(tmp_path):
+    memory, checkpoints, store = opened(tmp_path)
+    store[0] = row(0)
+    save(checkpoints, store)
+    held = store._rows[0]
+    path, other = tmp_path / f"rows-{ROW}.slots", row(5)
+    path.write_bytes(other.numpy().tobytes())
+    again = memory.lying(held.kind, held.at, hashlib.sha256(other.numpy().tobytes()).digest())
+    memory.hold([])
+    store.clear()
+    del held
+    assert memory._files[ROW].free == []
+    assert memory.read(again)[0] == 5
+    del again
+    assert memory._files[ROW].free == [0]
 
 
 def test_no_link_is_followed(tmp_path):

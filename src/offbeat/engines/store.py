@@ -115,7 +115,9 @@ class ClientMemory:
         """No client has it any more."""
         if self._recent.pop(id(row), None) is not None:
             self.resident -= row.kind.nbytes
-        if row.at is not None and row.at[0] in self._files and not self._is_kept(row.at):
+        # of a checkpoint that could not be used there may be a row where another lies
+        free = row.at is not None and self._lying.get(row.at) is row and not self._is_kept(row.at)
+        if free and row.at is not None and row.at[0] in self._files:
             self._files[row.at[0]].free.append(row.at[1])
 
     def _same(self, row: Row, stored: Tensor) -> bool:
