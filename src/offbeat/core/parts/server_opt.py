@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from offbeat.core.errors import require
+from offbeat.core.parts.reuse import new_vector, room
 
 
 class ServerOptimizer(Protocol):
@@ -35,7 +37,7 @@ class Plain:
         require(self.lr > 0, f"server lr = {self.lr}: must be positive")
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        return w.add(d, alpha=self.lr)
+        return torch.add(w, d, alpha=self.lr, out=room(w))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,11 @@ class Momentum:
         require(0 <= self.mu < 1, f"server momentum mu = {self.mu}: must lie in [0, 1)")
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        memory.first = d.clone() if memory.first is None else memory.first.mul(self.mu).add_(d)
-        return w + memory.first
+        before = memory.first
+        memory.first = (
+            new_vector(d).copy_(d) if before is None else torch.mul(before, self.mu, out=room(before)).add_(d)
+        )
+        return torch.add(w, memory.first, out=room(w))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,9 @@ class Adam:
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
         new = 1 - self.beta1
-        m = d.mul(new) if memory.first is None else memory.first.mul(self.beta1).add_(d, alpha=new)
-        s = d.new_full(d.shape, self.tau**2) if memory.second is None else memory.second
-        s = s.mul(self.beta2).addcmul_(d, d, value=1 - self.beta2)
+        m, s = memory.first, memory.second
+        m = torch.mul(d, new, out=room(d)) if m is None else torch.mul(m, self.beta1, out=room(m)).add_(d, alpha=new)
+        s = new_vector(d).fill_(self.tau**2) if s is None else s
+        s = torch.mul(s, self.beta2, out=room(s)).addcmul_(d, d, value=1 - self.beta2)
         memory.first, memory.second = m, s
-        return w.addcdiv(m, s.sqrt().add_(self.tau), value=self.lr)
+        return torch.addcdiv(w, m, torch.sqrt(s, out=room(s)).add_(self.tau), value=self.lr, out=room(w))

@@ -27,6 +27,7 @@ import torch
 from offbeat.core.about import About
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, Profiled, fastest, profile_turn
+from offbeat.core.parts.reuse import room
 from offbeat.core.parts.rounds import OPEN, Round, Rounds, Turn
 from offbeat.core.parts.selection import Sample, sample_size
 from offbeat.core.parts.server import ServerState
@@ -111,8 +112,8 @@ class FLANP(Settings):
         state.done += 1
         over = state.done >= self.max_rounds_per_stage
         if actions:
-            # ||mean_k (y_k - w)||
-            delta = float(torch.linalg.vector_norm(state.layout.trainable(torch.sub(state.model, before))))
+            moved = torch.sub(state.model, before, out=room(before))
+            delta = float(torch.linalg.vector_norm(state.layout.trainable(moved)))  # ||mean_k (y_k - w)||
             state.first = delta if state.first is None else state.first
             over = over or delta < state.first / 2
             actions.append(Note({"stage": state.stage, "n": state.n, "delta": delta, "first": state.first}))
