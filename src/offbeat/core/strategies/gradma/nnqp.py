@@ -17,7 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offbeat.core.parts.blocks import blocks
+
 BLOCK = 1 << 18  # entries worked on at once, so that they stay in the caches
+FEW, LONG = 8, 1 << 12  # up to so many rows at least so long are multiplied pair by pair: a thin matrix is copied first
 MARGIN = 64  # of the rounding of a Gram matrix's entries: less than this is not a distance
 # the 8 active sets of three variables, none first: of equally good ones the smaller counts
 SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
@@ -25,11 +28,24 @@ SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1,
 
 def gram_of(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
     """The inner products of these entries of all rows: each row is read once, and nothing long is copied."""
+    if len(rows) <= FEW and stop - start >= LONG:
+        return _pairs(rows, start, stop)
     gram = rows[0].new_zeros(len(rows), len(rows))
     width = max(1, BLOCK // len(rows))
     for a in range(start, stop, width):
         some = torch.stack([row[a : min(a + width, stop)] for row in rows])
         gram.addmm_(some, some.mT)
+    return gram
+
+
+def _pairs(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
+    here, there = torch.tril_indices(len(rows), len(rows))
+    pairs = list(zip(here.tolist(), there.tolist(), strict=True))
+    found = rows[0].new_zeros(len(pairs))
+    for parts in blocks(*(row[start:stop] for row in rows)):
+        found += torch.stack([torch.dot(parts[i], parts[j]) for i, j in pairs])
+    gram = found.new_empty(len(rows), len(rows))
+    gram[here, there] = gram[there, here] = found
     return gram
 
 
