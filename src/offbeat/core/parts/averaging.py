@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from offbeat.core.parts.blocks import distance
 from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.reuse import room
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.server import ServerState
 from offbeat.core.parts.server_opt import Moments, ServerOptimizer
@@ -51,8 +51,7 @@ def _close(state: Averaging, optimizer: ServerOptimizer | None) -> list[Action]:
     if optimizer is not None:
         d = model.sub_(w)
         model = optimizer.step(state.memory, w, d)
-        step = torch.sub(model, w, out=room(w))
-        lengths = (torch.linalg.vector_norm(state.layout.trainable(v)) for v in (d, step))
-        notes = [Note(dict(zip(("d", "step"), map(float, lengths), strict=True)))]
+        length = float(torch.linalg.vector_norm(state.layout.trainable(d)))
+        notes = [Note({"d": length, "step": distance(state.layout.trainable(model), state.layout.trainable(w))})]
     answers.statistics.write(state.layout, model, w)  # averaged, whatever the optimizer made of them
     return [state.publish(model), *notes]

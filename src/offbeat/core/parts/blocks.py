@@ -7,6 +7,7 @@ those of the pieces, and rounds otherwise where there are several.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import hypot
 
 import torch
 from torch import Tensor
@@ -27,3 +28,16 @@ def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield vectors
     else:
         yield from zip(*(torch.split(vector, most) for vector in vectors), strict=True)
+
+
+def differences(a: Tensor, b: Tensor) -> Iterator[Tensor]:
+    """a - b, piece by piece, all in the same memory: each is to be used before the next is made."""
+    made: Tensor | None = None
+    for x, y in blocks(a, b):
+        made = torch.sub(x, y) if made is None else torch.sub(x, y, out=made[: len(x)])
+        yield made
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """||a - b||"""
+    return hypot(*(float(torch.linalg.vector_norm(piece)) for piece in differences(a, b)))

@@ -22,12 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-import torch
-
 from offbeat.core.about import About
+from offbeat.core.parts.blocks import distance
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, Profiled, fastest, profile_turn
-from offbeat.core.parts.reuse import room
 from offbeat.core.parts.rounds import OPEN, Round, Rounds, Turn
 from offbeat.core.parts.selection import Sample, sample_size
 from offbeat.core.parts.server import ServerState
@@ -112,8 +110,9 @@ class FLANP(Settings):
         state.done += 1
         over = state.done >= self.max_rounds_per_stage
         if actions:
-            moved = torch.sub(state.model, before, out=room(before))
-            delta = float(torch.linalg.vector_norm(state.layout.trainable(moved)))  # ||mean_k (y_k - w)||
+            delta = distance(
+                state.layout.trainable(state.model), state.layout.trainable(before)
+            )  # ||mean_k (y_k - w)||
             state.first = delta if state.first is None else state.first
             over = over or delta < state.first / 2
             actions.append(Note({"stage": state.stage, "n": state.n, "delta": delta, "first": state.first}))

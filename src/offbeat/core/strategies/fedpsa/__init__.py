@@ -42,7 +42,7 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require
-from offbeat.core.parts.blocks import blocks
+from offbeat.core.parts.blocks import blocks, differences
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.reuse import new_vector
 from offbeat.core.parts.selection import Concurrency, Seated, hold, must_step, serve
@@ -208,9 +208,7 @@ def squared_norm(layout: Layout, local: Tensor, base: Tensor) -> float:
     """||local - base||^2 over the trainable entries."""
     total = 0.0
     for a, b in layout.params:
-        for y, x in blocks(local[a:b], base[a:b]):
-            delta = y - x
-            total += float(delta @ delta)
+        total += sum(float(delta @ delta) for delta in differences(local[a:b], base[a:b]))
     return total
 
 

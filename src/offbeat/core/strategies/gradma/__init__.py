@@ -39,6 +39,7 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.absence import Absences, EvictAfter
+from offbeat.core.parts.blocks import distance
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.reuse import new_vector, room
 from offbeat.core.parts.rounds import Round, Rounds
@@ -222,8 +223,7 @@ class GradMA(Settings):
             failures += z is None
             corrected += bool(active)
         length = float(torch.linalg.vector_norm(m))
-        moved = 0.0 if tilde is m else float(torch.linalg.vector_norm(torch.sub(tilde, m, out=room(m))))
-        share = moved / length if length > 0 else 0.0
+        share = distance(tilde, m) / length if length > 0 and tilde is not m else 0.0
         return tilde, Note({"rows": len(rows), "corrected": corrected, "correction": share, "failures": failures})
 
     def _decay(self, state: State) -> None:
