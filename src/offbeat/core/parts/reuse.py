@@ -19,7 +19,9 @@ from torch import Tensor
 Block = np.ndarray[Any, np.dtype[np.uint8]]
 
 LARGE = 1 << 18  # bytes; below, the allocator of torch reuses memory well enough
-KEPT = 4  # spare blocks of one size: a step makes two models and one piece of scratch
+# spare blocks of one size: a step makes two models and one piece of scratch, and a buffer of uploads is let go at once
+KEPT = 8
+FEW, SPARE = 4, 1 << 30  # of blocks so large that KEPT of them would take more bytes than that, only a few
 ALIGNED = 64  # as torch aligns: a sum may be taken in another order, and round otherwise, where memory begins elsewhere
 
 _spare: dict[int, list[Block]] = {}
@@ -53,5 +55,5 @@ def room(like: Tensor) -> Tensor | None:
 
 def _take_back(size: int, block: Block) -> None:
     spare = _spare.setdefault(size, [])
-    if len(spare) < KEPT:
+    if len(spare) < (KEPT if KEPT * size <= SPARE else FEW):
         spare.append(block)

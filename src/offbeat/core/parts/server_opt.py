@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import require
+from offbeat.core.parts.blocks import blocks
 from offbeat.core.parts.reuse import new_vector, room
 
 
@@ -74,10 +75,11 @@ class Adam:
         )
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        new = 1 - self.beta1
-        m, s = memory.first, memory.second
-        m = torch.mul(d, new, out=room(d)) if m is None else torch.mul(m, self.beta1, out=room(m)).add_(d, alpha=new)
-        s = new_vector(d).fill_(self.tau**2) if s is None else s
-        s = torch.mul(s, self.beta2, out=room(s)).addcmul_(d, d, value=1 - self.beta2)
-        memory.first, memory.second = m, s
-        return torch.addcdiv(w, m, torch.sqrt(s, out=room(s)).add_(self.tau), value=self.lr, out=room(w))
+        m = new_vector(d).zero_() if memory.first is None else memory.first
+        v = new_vector(d).fill_(self.tau**2) if memory.second is None else memory.second
+        model, memory.first, memory.second = new_vector(d), new_vector(d), new_vector(d)
+        for w_, d_, m_, v_, m_new, v_new, w_new in blocks(w, d, m, v, memory.first, memory.second, model):
+            torch.mul(m_, self.beta1, out=m_new).add_(d_, alpha=1 - self.beta1)  # m := beta1 m + (1 - beta1) d
+            torch.mul(v_, self.beta2, out=v_new).addcmul_(d_, d_, value=1 - self.beta2)  # v likewise, of d^2
+            torch.addcdiv(w_, m_new, torch.sqrt(v_new).add_(self.tau), value=self.lr, out=w_new)
+        return model
