@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from math import isfinite
 from typing import Annotated, Any, ClassVar
 
@@ -58,7 +59,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, Settings, UpToOne, least
-from offbeat.core.strategies.gradma.nnqp import gram_of, solve, solve_three
+from offbeat.core.strategies.gradma.nnqp import gram_of, solve_each, solve_three
 from offbeat.core.vector import Layout
 
 LocalRate = Annotated[
@@ -70,6 +71,12 @@ LocalRate = Annotated[
 def _sizes(layout: Layout) -> list[int]:
     """Of the tensors: each has a program of its own."""
     return [s.stop - s.start for s in layout.of_kind("param")]
+
+
+def _slices(layout: Layout) -> list[slice]:
+    """Where they are among the params."""
+    ends = list(accumulate(_sizes(layout), initial=0))
+    return [slice(start, stop) for start, stop in pairwise(ends)]
 
 
 # ---------------------------------------------------------------- the client half
@@ -211,10 +218,11 @@ class GradMA(Settings):
     def _correct(self, state: State, m: Tensor) -> tuple[Tensor, Note]:
         """m~: the nearest to m that goes, in no tensor, against what a remembered client did."""
         rows = [state.deltas[client] for client in state.deltas]
-        tilde, corrected, failures, at = m, 0, 0, 0
-        for size in _sizes(state.layout) if rows else []:
-            here = slice(at, at := at + size)
-            z = solve(gram_of((*rows, m), here.start, here.stop), self.rho)  # min_{z >= 0} 1/2 z^T DD^T z + z^T D m
+        tilde, corrected, failures = m, 0, 0
+        tensors = _slices(state.layout) if rows else []
+        grams = [gram_of((*rows, m), here.start, here.stop) for here in tensors]
+        # min_{z >= 0} 1/2 z^T DD^T z + z^T D m, in every tensor
+        for here, z in zip(tensors, solve_each(torch.stack(grams), self.rho) if rows else [], strict=True):
             active = [] if z is None else [(D_i, z_i) for D_i, z_i in zip(rows, z.tolist(), strict=True) if z_i > 0]
             if active and tilde is m:
                 tilde = new_vector(m).copy_(m)

@@ -15,9 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.core.parts.blocks import blocks
+
+Matrix = NDArray[np.float64]
 
 BLOCK = 1 << 18  # entries worked on at once, so that they stay in the caches
 FEW, LONG = 8, 1 << 12  # up to so many rows at least so long are multiplied pair by pair: a thin matrix is copied first
@@ -110,7 +113,20 @@ def solve_three(gram: Tensor, rho: float = 0.0) -> Tensor:
 
 
 def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
-    """z [n] for any number of rows; None if the solver fails, or if no vector keeps the margin.
+    """z [n] for any number of rows; None if the solver fails, or if no vector keeps the margin."""
+    return solve_each(gram.unsqueeze(0), rho)[0]
+
+
+def solve_each(grams: Tensor, rho: float = 0.0) -> list[Tensor | None]:
+    """z [n] of each of several programs with equally many rows: most need no solver, and are looked at together."""
+    cosines, scales = (part.cpu().numpy() for part in _scaled(grams))
+    eps = torch.finfo(grams.dtype).eps
+    found = (_solution(*program, rho, eps) for program in zip(cosines, scales, strict=True))
+    return [None if z is None else torch.from_numpy(z).to(grams) for z in found]
+
+
+def _solution(cosines: Matrix, scale: Matrix, rho: float, eps: float) -> Matrix | None:
+    """z [n], or None.
 
     The cosines of rows and v are F^T F, F = [B f]: vectors with the same inner products, in as many dimensions as they
     span. Without a margin u >= 0 is the non-negative least-squares solution of B u = -f. With one it is Lawson and
@@ -119,15 +135,13 @@ def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
     the rows: products with v read off the Gram matrix leave the range of B^T by their rounding, and then no z is the
     best.
     """
-    from scipy.optimize import nnls  # slow to import, and few methods need it
-
-    cosines, scale = (part.cpu().numpy() for part in _scaled(gram))
     if not np.isfinite(cosines).all():
         return None  # squares that overflow
-    eps = torch.finfo(gram.dtype).eps
     long = scale > 0
     z = np.zeros(len(scale))
     if (cosines[:-1, -1][long] < rho).any():  # otherwise v stays as it is, to the last bit
+        from scipy.optimize import nnls  # slow to import, and few methods need it
+
         kept = np.append(long, True)
         try:
             values, vectors = np.linalg.eigh(cosines[np.ix_(kept, kept)])
@@ -146,4 +160,4 @@ def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
         except (RuntimeError, ValueError, np.linalg.LinAlgError):
             return None
         z[long] = u * scale[long]
-    return torch.from_numpy(z).to(gram)
+    return z
