@@ -7,7 +7,11 @@ The models have the sizes and layouts of OrthoFL's Table 3 (float32). A step is 
 update; a pass is torch.lerp over one vector of the same length, into memory that is already there. Both run on one
 thread, in turn, and are measured in CPU time, that of the operating system included (it hands out memory). The number
 that counts is their ratio: it carries over to other machines. Clients arrive in rotation, so that each update is as
-stale as there are other clients, and nothing is kept from being freed.
+stale as there are other clients, and nothing is kept from being freed. What clients send lies in used memory, as the
+answers of worker processes do.
+
+Beside it stands what the method's formula must read and write (NEEDED), in passes too, and how many times that much the
+step takes.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from offbeat.core.jobs import Job, Result
+from offbeat.core.parts.reuse import new_vector
 from offbeat.core.protocol import Action, Commit, Event, UpdateArrived, World
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.vector import Layout, Slice
@@ -33,58 +39,101 @@ STEPS = 61  # of which the median is taken
 CLIENTS = 4
 # OrthoFL's calibration and aggregation take at most so many passes on models larger than this
 BOUND, LARGE = 8.0, 700_000
+TIMES = 3.0  # a step should take at most so many times what its formula needs
+A_PASS = 3  # vectors that one pass reads and writes
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Vectors of the model's size that a formula must read (what it is given, and what the server keeps) and write (the
+    model, and what the server keeps), each once: what it makes in between could stay in registers. A tensor that is two
+    things at once, as base and model are in a round, counts once. `update` is an answer that commits nothing, None
+    where there is none in this rotation of four clients.
+    """
+
+    commit: int
+    update: int | None = None
+
+
+NEEDED = {
+    "fedavg": Needed(update=2 + 1, commit=2 + 1),  # sum, y -> sum | w
+    "fedprox": Needed(update=3 + 1, commit=3 + 1),  # and base, for the drift that is noted
+    "fedadam": Needed(update=2 + 1, commit=5 + 3),  # sum, y, w, m, v -> m, v, w
+    "fedavgm": Needed(update=2 + 1, commit=4 + 2),  # sum, y, w, v -> v, w
+    "fedasync": Needed(commit=2 + 1),  # w, y -> w
+    "fedbuff": Needed(update=3 + 1, commit=3 + 1),  # sum, y, base -> sum | w; the last base is w
+    "ca2fl": Needed(update=5 + 3, commit=6 + 4),  # y, base, h_i, sum, all -> h_i, sum, all | and h -> h_i, all, h, w
+    "fedat": Needed(commit=4 + 2),  # y, three other tiers -> w^(m), w
+    "fedfa": Needed(commit=3 + 2),  # y, the oldest, sum -> sum, w
+    "fedpac": Needed(update=2 + 1, commit=2 + 1),  # as fedavg; heads and class means are short
+    "safa": Needed(update=3 + 1, commit=1 + 1),  # y, c_i, sum -> sum; sum -> w
+    "mifa": Needed(update=4 + 2, commit=4 + 3),  # y, base, G_i, sum -> G_i, sum | and w, which is the base
+    "flanp": Needed(update=2 + 1, commit=3 + 1),  # sum, y, w -> w
+    # y, base, sum -> D_i, sum; then y, w, sum, m~, three D_j -> D_i, m, and, when each tensor's z is known, w, m -> w
+    "gradma": Needed(update=3 + 2, commit=9 + 3),
+    "local": Needed(update=0, commit=0),
+    "global": Needed(commit=0),
+    "orthofl": Needed(commit=4 + 2),  # Y, C, W, W^(tau+) -> C, W
+    "aso_fed": Needed(commit=3 + 2),  # y, base, w -> w, what is sent
+    "fedpsa": Needed(update=2, commit=7 + 1),  # y, base; five y, two bases of which one is w -> w
+    # y, base, G_k, sum -> G_k, sum; then two G_k, sum, w -> sum, its basis, w: nobody is active here, that basis is 0
+    "fed_ogd": Needed(update=4 + 2, commit=4 + 3),
+    "fedcompass": Needed(update=2 + 1, commit=2 + 1),  # y, base -> sum, as the first of its group; sum, w -> w
+}
 
 
 # ---------------------------------------------------------------- the models of OrthoFL's Table 3, tensor by tensor
 
 
-def lenet() -> Iterator[int]:
+def lenet() -> Iterator[Shape]:
     for fan_in, out in ((25, 6), (150, 16), (256, 120), (120, 84), (84, 10)):
-        yield from (fan_in * out, out)
+        yield from ((out, fan_in), (out,))
 
 
-def resnet_1d(width: int = 11) -> Iterator[int]:
+def resnet_1d(width: int = 11) -> Iterator[Shape]:
     """ResNet-18 on series of nine channels, narrow enough for the 119 K parameters that are printed."""
     before = width
-    yield from (9 * width * 7, width, width)
+    yield from ((width, 9 * 7), (width,), (width,))
     for n in range(8):
         after = width * 2 ** (n // 2)
-        yield from (before * after * 3, after, after, after * after * 3, after, after)
+        yield from ((after, before * 3), (after,), (after,), (after, after * 3), (after,), (after,))
         if before != after:
-            yield from (before * after, after, after)
+            yield from ((after, before), (after,), (after,))
         before = after
-    yield from (before * 6, 6)
+    yield from ((6, before), (6,))
 
 
-def distilbert_lora() -> Iterator[int]:
+def distilbert_lora() -> Iterator[Shape]:
     """Rank 8 on queries and values of six layers, and the classifier."""
-    yield from [8 * 768] * (6 * 2 * 2)
-    yield from (768 * 768, 768, 768 * 20, 20)
+    yield from [(8, 768), (768, 8)] * (6 * 2)
+    yield from ((768, 768), (768,), (20, 768), (20,))
 
 
-def mobilenet_v2() -> Iterator[int]:
+def mobilenet_v2() -> Iterator[Shape]:
     before = 32
-    yield from (3 * 9 * 32, 32, 32)
+    yield from ((32, 3 * 9), (32,), (32,))
     for factor, after, times in ((1, 16, 1), (6, 24, 2), (6, 32, 3), (6, 64, 4), (6, 96, 3), (6, 160, 3), (6, 320, 1)):
         for _ in range(times):
             hidden = before * factor
             if factor > 1:
-                yield from (before * hidden, hidden, hidden)
-            yield from (9 * hidden, hidden, hidden, hidden * after, after, after)
+                yield from ((hidden, before), (hidden,), (hidden,))
+            yield from ((hidden, 9), (hidden,), (hidden,), (after, hidden), (after,), (after,))
             before = after
-    yield from (320 * 1280, 1280, 1280, 1280 * 100, 100)
+    yield from ((1280, 320), (1280,), (1280,), (100, 1280), (100,))
 
 
-def vgg11_bn() -> Iterator[int]:
+def vgg11_bn() -> Iterator[Shape]:
     before = 3
     for after in (64, 128, 256, 256, 512, 512, 512, 512):
-        yield from (before * after * 9, after, after, after)
+        yield from ((after, before * 9), (after,), (after,), (after,))
         before = after
-    yield from (512 * 10, 10)
+    yield from ((10, 512), (10,))
 
 
 # name, tensors, milliseconds the authors report for their aggregation
-MODELS: tuple[tuple[str, Callable[[], Iterator[int]], int], ...] = (
+MODELS: tuple[tuple[str, Callable[[], Iterator[Shape]], int], ...] = (
     ("LeNet5", lenet, 3),
     ("ResNet18-1D", resnet_1d, 199),
     ("DistilBERT, LoRA", distilbert_lora, 110),
@@ -93,12 +142,14 @@ MODELS: tuple[tuple[str, Callable[[], Iterator[int]], int], ...] = (
 )
 
 
-def layout_of(sizes: Iterator[int]) -> Layout:
+def layout_of(shapes: Iterator[Shape]) -> Layout:
+    """A matrix begins a layer."""
     slices: list[Slice] = []
-    end = 0
-    for n, size in enumerate(sizes):
-        slices.append(Slice(f"p{n}", (size,), end, end + size))
-        end += size
+    end = layer = 0
+    for n, shape in enumerate(shapes):
+        layer += len(shape) > 1
+        slices.append(Slice(f"layer{layer}.p{n}", shape, end, end + prod(shape)))
+        end += prod(shape)
     return Layout(tuple(slices))
 
 
@@ -107,11 +158,11 @@ def layout_of(sizes: Iterator[int]) -> Layout:
 
 @dataclass
 class Timed:
-    """A strategy that is timed: `update` is its last answer to an update, `commit` the last answer that committed."""
+    """A strategy that is timed: the answer to an update that committed nothing, and the answer that committed."""
 
     strategy: Any
-    update: float = 0.0
-    commit: float | None = field(default=None)
+    update: float | None = None
+    commit: float | None = None
 
     def init(self, world: World) -> Any:
         return self.strategy.init(world)
@@ -120,10 +171,10 @@ class Timed:
         began = time.thread_time()
         actions: list[Action] = self.strategy.on_event(state, event)
         took = time.thread_time() - began
-        if isinstance(event, UpdateArrived):
-            self.update = took
         if any(isinstance(action, Commit) for action in actions):
             self.commit = took
+        elif isinstance(event, UpdateArrived):
+            self.update = took
         return actions
 
 
@@ -136,7 +187,7 @@ def drive(strategy: Any, layout: Layout, model: Tensor) -> Iterator[Timed]:
     def train(job: Job) -> Result:
         uploads = {} if job.work.rule is None else job.work.rule.uploads(layout)
         extras = {name: torch.ones(length) for name, length in uploads.items()}
-        local = torch.add(job.base, noise.roll(job.client + job.index), alpha=0.01)
+        local = torch.add(job.base, noise.roll(job.client + job.index), alpha=0.01, out=new_vector(model))
         return Result(job.ticket, local, job.num_examples, 10, extras)
 
     timed = Timed(strategy)
@@ -151,7 +202,7 @@ def drive(strategy: Any, layout: Layout, model: Tensor) -> Iterator[Timed]:
             engine.advance(min(engine.timers.values()))
             continue
         first = min(engine.ledger.busy, key=engine.ledger.busy.__getitem__)  # who was sent work longest ago
-        timed.commit = None
+        timed.update = timed.commit = None
         engine.arrive(first, at=engine.now + 1.0)
         engine.advance()
         yield timed
@@ -170,10 +221,10 @@ def one_pass(model: Tensor) -> Callable[[], float]:
 
 @dataclass
 class Measured:
-    """Seconds of updates, of the answers that committed, and of the pass that followed each of them."""
+    """Seconds of updates that changed no model, of the answers that did, each with the pass that followed it."""
 
-    updates: list[float] = field(default_factory=list)
-    commits: list[tuple[float, float]] = field(default_factory=list)  # each with its pass
+    updates: list[tuple[float, float]] = field(default_factory=list)
+    commits: list[tuple[float, float]] = field(default_factory=list)
     passes: list[float] = field(default_factory=list)
 
 
@@ -184,8 +235,9 @@ def measure(strategy: Any, layout: Layout, model: Tensor, plain: Callable[[], fl
         timed, took = next(driven), plain()
         if n < 3 * CLIENTS:
             continue  # until everybody has been stale, and memory is there
-        found.updates.append(timed.update)
         found.passes.append(took)
+        if timed.update is not None:
+            found.updates.append((timed.update, took))
         if timed.commit is not None:
             found.commits.append((timed.commit, took))
     return found
@@ -202,12 +254,23 @@ def interval(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(ranked), ranked[max(low, 0)], ranked[min(high, len(ranked) - 1)]
 
 
-def told(pairs: list[tuple[float, float]]) -> str:
-    """Milliseconds, and the ratio to a pass with its interval."""
-    if not pairs:
-        return f"{'none':>12} {'':21}"
-    middle, low, high = interval([step / plain for step, plain in pairs])
-    return f"{1e3 * statistics.median(step for step, _ in pairs):9.3f} ms {middle:6.1f} ({low:5.1f}-{high:5.1f})"
+@dataclass(frozen=True)
+class Told:
+    """Milliseconds, the ratio to a pass with its interval, and what was needed."""
+
+    text: str
+    times: float | None  # as long as needed
+
+    @staticmethod
+    def of(pairs: list[tuple[float, float]], needed: int | None) -> Told:
+        if not pairs or needed is None:
+            return Told(f"{'none':>12} {'':46}", None)
+        middle, low, high = interval([step / plain for step, plain in pairs])
+        wanted = needed / A_PASS
+        times = middle / wanted if wanted else None
+        of_it = f"{times:4.1f} times" if times is not None else f"{'':10}"
+        took = 1e3 * statistics.median(step for step, _ in pairs)
+        return Told(f"{took:9.3f} ms {middle:6.1f} ({low:5.1f}-{high:5.1f}), needed {wanted:4.1f}: {of_it}", times)
 
 
 def main(names: list[str]) -> None:
@@ -218,11 +281,11 @@ def main(names: list[str]) -> None:
     )
     print(
         f"median of {STEPS} steps, and in passes made in turn with them (95 % interval); 'commit' is the answer that "
-        "changes the model\n"
+        "changes the model, 'update' one that does not\n"
     )
-    worst = 0.0
-    for name, sizes, reported in MODELS:
-        layout = layout_of(sizes())
+    worst, over = 0.0, list[str]()
+    for name, shapes, reported in MODELS:
+        layout = layout_of(shapes())
         model = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
         plain = one_pass(model)
         alone = statistics.median(plain() for _ in range(STEPS))
@@ -231,20 +294,21 @@ def main(names: list[str]) -> None:
             f"{1e3 * alone:.3f} ms"
         )
         for chosen in names:
-            try:
-                found = measure(REGISTRY[chosen](), layout, model, plain)
-            except Exception as error:  # a strategy that needs more than this: say so and go on
-                print(f"  {chosen:<10} skipped: {type(error).__name__}: {error}")
-                continue
-            updates = list(zip(found.updates, found.passes, strict=True))
+            found = measure(REGISTRY[chosen](), layout, model, plain)
             in_turn = 1e3 * statistics.median(found.passes)
-            line = f"  {chosen:<10} pass {in_turn:7.3f} ms  update {told(updates)}  commit {told(found.commits)}"
+            update = Told.of(found.updates, NEEDED[chosen].update)
+            commit = Told.of(found.commits, NEEDED[chosen].commit)
+            line = f"  {chosen:<10} pass {in_turn:7.3f} ms  update {update.text}  commit {commit.text}"
+            if layout.size > LARGE:
+                kinds = {"update": update.times, "commit": commit.times}
+                over += [f"{chosen}'s {kind} {t:.1f} ({name})" for kind, t in kinds.items() if t and t > TIMES]
             if chosen == "orthofl":
                 line += f"  authors: {reported} ms"
                 if layout.size > LARGE:
-                    worst = max(worst, statistics.median(step / plain for step, plain in updates))
+                    worst = max(worst, statistics.median(step / plain for step, plain in found.commits))
             print(line, flush=True)
         print()
+    print(f"above {LARGE:,} parameters, over {TIMES:g} times what is needed: {', '.join(over) or 'none'}")
     if worst:
         kept = "kept" if worst <= BOUND else "MISSED"
         print(f"orthofl above {LARGE:,} parameters: {worst:.1f} passes at most (bound {BOUND:g}: {kept})")

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from offbeat.core.strategies import REGISTRY
 from offbeat.presets import load
 
 BENCH = Path(__file__).parents[1] / "bench"
@@ -68,11 +69,14 @@ def test_a_server_step_is_measured(monkeypatch, capsys):
     step = script("server_step", monkeypatch)
     monkeypatch.setattr(step, "STEPS", 2)
     monkeypatch.setattr(step, "MODELS", step.MODELS[:1])
-    step.main(["fedavg", "orthofl", "fedbuff"])
+    step.main(list(REGISTRY))
     printed = capsys.readouterr().out
     assert "LeNet5: 44,426 parameters in 10 tensors" in printed
-    assert re.search(r"orthofl +pass +[\d.]+ ms +update +[\d.]+ ms", printed)
-    assert "skipped" not in printed
+    assert re.search(
+        r"fedavg +pass +[\d.]+ ms +update +[\d.]+ ms +[\d.]+ \( *[\d.]+- *[\d.]+\), needed +1\.0: ", printed
+    )
+    assert re.search(r"orthofl +pass +[\d.]+ ms +update +none +commit +[\d.]+ ms .* needed +2\.0: ", printed)
+    assert set(step.NEEDED) == set(REGISTRY)
 
 
 def test_the_table_of_all_methods_is_made(monkeypatch):

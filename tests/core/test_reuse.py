@@ -72,6 +72,14 @@ def test_only_so_many_blocks_wait_to_be_used_again() -> None:
     assert [len(blocks) for blocks in reuse._spare.values()] == [reuse.KEPT]
 
 
+def test_fewer_large_blocks_wait_than_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse, "SPARE", reuse.KEPT * LARGE.nbytes - 1)
+    many = [new_vector(LARGE) for _ in range(3 * reuse.KEPT)]
+    del many
+    gc.collect()
+    assert [len(blocks) for blocks in reuse._spare.values()] == [reuse.FEW]
+
+
 def test_threads_do_not_get_the_same_memory() -> None:
     wrong: list[int] = []
 

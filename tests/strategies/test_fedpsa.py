@@ -186,6 +186,14 @@ def test_an_update_is_noted_with_its_agreement_with_the_others_of_its_buffer() -
     assert tickets[-3:] == [0, 1, 2]
 
 
+def test_beside_a_huge_update_the_agreement_of_the_others_is_not_lost_in_rounding() -> None:
+    engine = started(FedPSA(buffer=3), [1, 0], THREE)
+    engine.arrive(0, [1 + 1e9, 0], at=1.0)  # Δ = 1e9 (1, 0), the others (3, 4): 3/5
+    engine.arrive(1, [1, 4], at=2.0)  # Δ = (0, 4), the others about (1, 0): 0
+    engine.arrive(2, [4, 0], at=3.0)  # Δ = (3, 0), the others about (1, 0): 1
+    assert noted(engine, "agreement") == pytest.approx([0.6, 0, 1], abs=1e-6)
+
+
 def test_a_buffer_of_one_has_nobody_to_agree_with() -> None:
     engine = started(FedPSA(buffer=1), [1, 0])
     engine.arrive(0, [2, 0], at=1.0)

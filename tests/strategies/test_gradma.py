@@ -152,7 +152,7 @@ def test_a_margin_asks_the_server_for_more_than_no_conflict() -> None:
 
 
 def test_where_the_program_fails_the_momentum_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradma, "solve", lambda *_: None)
+    monkeypatch.setattr(gradma, "solve_each", lambda grams, rho: [None] * len(grams))
     engine = opened(GradMA(), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     close(engine.model, [2, -3])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from offbeat.core.parts.blocks import distance
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.server import ServerState
@@ -45,12 +46,12 @@ def _close(state: Averaging, optimizer: ServerOptimizer | None) -> list[Action]:
     answers, state.answers = state.answers, Buffer()
     if answers.total is None:
         return []  # nobody answered: keep w, and whatever the optimizer remembers
-    w, model = state.model, answers.total / answers.weight  # sum_k n_k w_k / sum_k n_k
+    w, model = state.model, answers.total.div_(answers.weight)  # sum_k n_k w_k / sum_k n_k, in the memory of the sum
     notes: list[Action] = []
     if optimizer is not None:
         d = model.sub_(w)
         model = optimizer.step(state.memory, w, d)
-        lengths = (torch.linalg.vector_norm(state.layout.trainable(v)) for v in (d, model - w))
-        notes = [Note(dict(zip(("d", "step"), map(float, lengths), strict=True)))]
+        length = float(torch.linalg.vector_norm(state.layout.trainable(d)))
+        notes = [Note({"d": length, "step": distance(state.layout.trainable(model), state.layout.trainable(w))})]
     answers.statistics.write(state.layout, model, w)  # averaged, whatever the optimizer made of them
     return [state.publish(model), *notes]

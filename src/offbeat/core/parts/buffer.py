@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from offbeat.core.parts.reuse import room
 from offbeat.core.parts.statistics import Contributions
 from offbeat.core.vector import Layout
 
@@ -24,7 +25,7 @@ class Buffer:
     def add(self, layout: Layout, vector: Tensor, weight: float, local: Tensor, share: float | None = None) -> None:
         """Add weight * vector; the statistics of `local`, the client's model, count as much, or with `share`."""
         if self.total is None:
-            self.total = vector * weight
+            self.total = torch.mul(vector, weight, out=room(vector))
         else:
             self.total.add_(vector, alpha=weight)
         self.weight += weight
@@ -33,7 +34,7 @@ class Buffer:
 
     def add_delta(self, layout: Layout, base: Tensor, local: Tensor, weight: float) -> None:
         """Add weight * (local - base)."""
-        self.add(layout, torch.sub(local, base), weight, local)
+        self.add(layout, torch.sub(local, base, out=room(local)), weight, local)
 
     def merge(self, layout: Layout, other: Buffer) -> None:
         """Add all that another buffer has gathered; that one is not used any more."""
@@ -47,9 +48,12 @@ class Buffer:
             self.statistics.add(layout, other.statistics.mean, other.statistics.weight)
 
     def mean(self, layout: Layout, server: Tensor) -> Tensor | None:
-        """The mean with the weights given, and with the statistics of the locals; None where nothing was added."""
+        """The mean with the weights given, and with the statistics of the locals; None where nothing was added.
+
+        The sum becomes the mean, in its memory: this buffer is not used any more.
+        """
         if self.total is None:
             return None
-        model = self.total / self.weight
+        model = self.total.div_(self.weight)
         self.statistics.write(layout, model, server)
         return model

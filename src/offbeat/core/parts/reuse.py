@@ -3,6 +3,8 @@
 A server step on a large model spends more time in the operating system, which hands out zeroed pages one by one, than
 in arithmetic: three to five times as much, measured on 9.2 M parameters. So large blocks are kept when the last tensor
 over them is gone, and handed out again. Values are not touched by this: a new vector holds nothing that may be read.
+
+Server arithmetic says `out=room(w)` where it makes a vector: for a short one that is None, and torch does as ever.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from torch import Tensor
 Block = np.ndarray[Any, np.dtype[np.uint8]]
 
 LARGE = 1 << 18  # bytes; below, the allocator of torch reuses memory well enough
-KEPT = 4  # spare blocks of one size: a step makes two models and one piece of scratch
+# spare blocks of one size: a step makes two models and one piece of scratch, and a buffer of uploads is let go at once
+KEPT = 8
+FEW, SPARE = 4, 1 << 30  # of blocks so large that KEPT of them would take more bytes than that, only a few
 ALIGNED = 64  # as torch aligns: a sum may be taken in another order, and round otherwise, where memory begins elsewhere
 
 _spare: dict[int, list[Block]] = {}
@@ -29,9 +33,15 @@ class _Lease(np.ndarray[Any, Any]):
 
 def new_vector(like: Tensor) -> Tensor:
     """A vector of that length, dtype and device, holding anything."""
+    found = room(like)
+    return torch.empty_like(like) if found is None else found
+
+
+def room(like: Tensor) -> Tensor | None:
+    """Memory for a vector like that, or None where the allocator of torch does as well: what `out` takes."""
     size = like.nbytes
-    if like.device.type != "cpu" or size < LARGE:
-        return torch.empty_like(like)
+    if size < LARGE or not like.is_cpu:
+        return None
     try:
         block = _spare[size].pop()  # one step, so that no other thread gets the same
     except (KeyError, IndexError):
@@ -45,5 +55,5 @@ def new_vector(like: Tensor) -> Tensor:
 
 def _take_back(size: int, block: Block) -> None:
     spare = _spare.setdefault(size, [])
-    if len(spare) < KEPT:
+    if len(spare) < (KEPT if KEPT * size <= SPARE else FEW):
         spare.append(block)

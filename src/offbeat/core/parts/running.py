@@ -11,7 +11,10 @@ from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from itertools import repeat
 
+import torch
 from torch import Tensor
+
+from offbeat.core.parts.reuse import room
 
 
 @dataclass(slots=True)
@@ -23,7 +26,10 @@ class RunningSum:
     weight: float = 0.0  # of all that is in the sum: exact, as long as weights are whole numbers
 
     def add(self, vector: Tensor, weight: float = 1.0) -> None:
-        self.total = vector * weight if self.total is None else self.total.add_(vector, alpha=weight)
+        if self.total is None:
+            self.total = torch.mul(vector, weight, out=room(vector))
+        else:
+            self.total.add_(vector, alpha=weight)
         self.count += 1
         self.weight += weight
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from offbeat.core.errors import require
+from offbeat.core.parts.blocks import blocks
+from offbeat.core.parts.reuse import new_vector, room
 
 
 class ServerOptimizer(Protocol):
@@ -35,7 +38,7 @@ class Plain:
         require(self.lr > 0, f"server lr = {self.lr}: must be positive")
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        return w.add(d, alpha=self.lr)
+        return torch.add(w, d, alpha=self.lr, out=room(w))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,11 @@ class Momentum:
         require(0 <= self.mu < 1, f"server momentum mu = {self.mu}: must lie in [0, 1)")
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        memory.first = d.clone() if memory.first is None else memory.first.mul(self.mu).add_(d)
-        return w + memory.first
+        before = memory.first
+        memory.first = (
+            new_vector(d).copy_(d) if before is None else torch.mul(before, self.mu, out=room(before)).add_(d)
+        )
+        return torch.add(w, memory.first, out=room(w))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +75,11 @@ class Adam:
         )
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        new = 1 - self.beta1
-        m = d.mul(new) if memory.first is None else memory.first.mul(self.beta1).add_(d, alpha=new)
-        s = d.new_full(d.shape, self.tau**2) if memory.second is None else memory.second
-        s = s.mul(self.beta2).addcmul_(d, d, value=1 - self.beta2)
-        memory.first, memory.second = m, s
-        return w.addcdiv(m, s.sqrt().add_(self.tau), value=self.lr)
+        m = new_vector(d).zero_() if memory.first is None else memory.first
+        v = new_vector(d).fill_(self.tau**2) if memory.second is None else memory.second
+        model, memory.first, memory.second = new_vector(d), new_vector(d), new_vector(d)
+        for w_, d_, m_, v_, m_new, v_new, w_new in blocks(w, d, m, v, memory.first, memory.second, model):
+            torch.mul(m_, self.beta1, out=m_new).add_(d_, alpha=1 - self.beta1)  # m := beta1 m + (1 - beta1) d
+            torch.mul(v_, self.beta2, out=v_new).addcmul_(d_, d_, value=1 - self.beta2)  # v likewise, of d^2
+            torch.addcdiv(w_, m_new, torch.sqrt(v_new).add_(self.tau), value=self.lr, out=w_new)
+        return model

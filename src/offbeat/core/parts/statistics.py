@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from offbeat.core.parts.reuse import new_vector
 from offbeat.core.vector import Layout
 
 # with the method's weight, or with omega = 1 and all contributors alike (what APPFL does)
@@ -50,7 +51,7 @@ class Contributions:
             return
         self.weight += weight
         if self.mean is None:
-            self.mean = local.clone()
+            self.mean = new_vector(local).copy_(local)
             return
         for a, b in layout.buffers:
             self.mean[a:b].lerp_(local[a:b], weight / self.weight)

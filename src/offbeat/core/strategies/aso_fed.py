@@ -43,6 +43,7 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
+from offbeat.core.parts.reuse import new_vector, room
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.weights import Census
 from offbeat.core.protocol import (
@@ -178,7 +179,8 @@ class AsoFed(Settings):
         past.jobs += 1
         past.seconds += event.now - event.started
         p = state.census.weight(event.client, "examples")  # n'_k / N'
-        w = torch.sub(state.w, event.base - event.local, alpha=p)  # w^(t+1) = w^t - (n'_k / N') (w_k^t - w_k^(t+1))
+        back = torch.sub(event.base, event.local, out=room(event.local))
+        w = torch.sub(state.w, back, alpha=p, out=room(back))  # w^(t+1) = w^t - (n'_k / N') (w_k^t - w_k^(t+1))
         statistics.mix(state.layout, w, state.w, event.local, p)
         state.sent = self._attended(state.layout, w)
         state.w = state.sent if self.feature == "literal" else w
@@ -190,7 +192,7 @@ class AsoFed(Settings):
         layer = first_layer(layout)
         if self.feature == "off" or layer is None:
             return w
-        model, rows = w.clone(), (layer.shape[0], -1)
+        model, rows = new_vector(w).copy_(w), (layer.shape[0], -1)
         a = w[layer.start : layer.stop].view(rows)
         model[layer.start : layer.stop].view(rows).copy_(attend(a, self.axis, keep_norm=self.feature == "view"))
         return model

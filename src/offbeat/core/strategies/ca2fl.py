@@ -29,6 +29,7 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.parts.absence import Absences, EvictAfter
 from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.reuse import room
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.protocol import Action, ClientReady, Event, LocalWork, Note, UpdateArrived, World
@@ -73,10 +74,10 @@ class CA2FL(Settings):
 
     def _collect(self, state: State, event: UpdateArrived) -> Action:
         client = event.client
-        delta = torch.sub(event.local, event.base)  # Delta_i
+        delta = torch.sub(event.local, event.base, out=room(event.local))  # Delta_i
         # read once, for the residual and for the sum: a store may lie on disk, so not RunningSum.put
         h_i = state.caches.get(client)
-        residual = delta if h_i is None else delta - h_i
+        residual = delta if h_i is None else torch.sub(delta, h_i, out=room(delta))
         if h_i is not None:
             state.total.remove(h_i)
         state.buffer.add(state.layout, residual, 1.0, event.local)  # acc += Delta_i - h_i
@@ -91,15 +92,15 @@ class CA2FL(Settings):
         buffer, state.buffer = state.buffer, Buffer()
         assert buffer.total is not None
         assert state.total.total is not None
-        v = buffer.total / self.k
+        v = buffer.total.div_(self.k)
         if state.h is not None:
             v += state.h  # v_t = h_t + 1/K sum_{i in S} (Delta_i - h_i)
-        model = torch.add(state.model, v, alpha=self.lr)  # w := w + eta v_t
+        model = torch.add(state.model, v, alpha=self.lr, out=room(v))  # w := w + eta v_t
         buffer.statistics.write(state.layout, model, state.model)
         N = len(state.clients) + len(state.newcomers)
         h = 0.0 if state.h is None else _norm(state, state.h)
         note = Note({"h": h, "v": _norm(state, v), "cached": state.total.count / N})
-        state.h = state.total.total / N  # h_{t+1} = 1/N sum_i h_i
+        state.h = torch.div(state.total.total, N, out=room(v))  # h_{t+1} = 1/N sum_i h_i
         return [state.publish(model), note]
 
 

@@ -40,6 +40,7 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.absence import Absences, EvictAfter
 from offbeat.core.parts.epochs import Epochs
+from offbeat.core.parts.reuse import new_vector, room
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import Concurrency
 from offbeat.core.parts.server import ServerState
@@ -194,7 +195,7 @@ class FedOGD(Settings):
         if ticks and state.epochs.length:
             actions = self._tick(state)
         elif ticks:  # first jobs, before the length of an epoch is known: reports wait, and bases are 0
-            nothing = torch.zeros_like(state.layout.trainable(state.model))
+            nothing = new_vector(state.layout.trainable(state.model)).zero_()
             actions = self._serve(state, nothing, nothing)
         return actions + state.epochs.timer(event)
 
@@ -202,7 +203,8 @@ class FedOGD(Settings):
         client = event.client
         if client in state.caches:
             state.sum_of(client).remove(state.caches[client])
-        G = torch.sub(event.base, event.local).div_(self.lr_local)  # G_k = (w^t - w_k) / eta_l
+        # G_k = (w^t - w_k) / eta_l
+        G = torch.sub(event.base, event.local, out=room(event.local)).div_(self.lr_local)
         own(state.layout, G, event.local)
         state.caches[client] = G
         state.heard[client] = None
@@ -257,20 +259,22 @@ class FedOGD(Settings):
         ]
 
     def _basis(self, state: State, running: RunningSum, n: int) -> Tensor:
+        w = state.layout.trainable(state.model)
         if running.total is None:
-            return torch.zeros_like(state.layout.trainable(state.model))
-        return state.layout.trainable(running.total) / n  # b_i = 1 / |M_i| sum_{k in M_i} G_k
+            return new_vector(w).zero_()
+        return torch.div(state.layout.trainable(running.total), n, out=room(w))  # b_i = 1 / |M_i| sum_{k in M_i} G_k
 
     def _step(self, state: State, n_act: int, n_str: int) -> list[Action]:
         step: Tensor | None = None
         for running, members in ((state.sum_act, n_act), (state.sum_str, n_str)):
             if running.total is not None:
                 # 1/n sum_k G_k, or b_act + b_str
-                part = running.total / (n_act + n_str if self.combine == "mean" else members)
+                n = n_act + n_str if self.combine == "mean" else members
+                part = torch.div(running.total, n, out=room(running.total))
                 step = part if step is None else step.add_(part)
         if step is None:
             return []  # nothing was reported yet, or without caches, in this epoch
-        model = torch.sub(state.model, step, alpha=self.lr_global)  # w^{t+1} = w^t - eta_g Delta w^t
+        model = torch.sub(state.model, step, alpha=self.lr_global, out=room(step))  # w^{t+1} = w^t - eta_g Delta w^t
         statistics = Contributions()
         for client in () if state.layout.plain else state.caches:
             statistics.add(state.layout, state.caches[client], 1.0)
@@ -279,7 +283,9 @@ class FedOGD(Settings):
         return [state.publish(model)]
 
     def _note(self, state: State, n_act: int, n_str: int, b_act: Tensor, b_str: Tensor) -> Note:
-        norms = float(torch.linalg.vector_norm(b_act)) * float(torch.linalg.vector_norm(b_str))
-        cosine = float(torch.dot(b_act, b_str)) / norms if norms > 0 else 0.0
+        cosine = 0.0
+        if state.sum_act.total is not None and state.sum_str.total is not None:  # neither is nothing
+            norms = float(torch.linalg.vector_norm(b_act)) * float(torch.linalg.vector_norm(b_str))
+            cosine = float(torch.dot(b_act, b_str)) / norms if norms > 0 else 0.0
         counts = {"tick": state.epochs.tick, "reports": len(state.epochs.reports), "active": n_act, "stragglers": n_str}
         return Note({**counts, "cosine": cosine})

@@ -26,6 +26,7 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.proximal import with_proximal
+from offbeat.core.parts.reuse import room
 from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, Staleness, as_staleness, too_old
 from offbeat.core.parts.statistics import Statistics
@@ -81,9 +82,11 @@ class FedAsync(Settings):
         # alpha itself is never overwritten: each update is discounted for its own age only
         alpha_t = self.alpha * as_staleness(self.staleness)(u)
         if self.mode == "mix":
-            model = torch.lerp(state.model, event.local, alpha_t)  # x_t = (1 - a_t) x_{t-1} + a_t x_new
+            # x_t = (1 - a_t) x_{t-1} + a_t x_new
+            model = torch.lerp(state.model, event.local, alpha_t, out=room(state.model))
         else:
             alpha_t *= state.census.weight(event.client, self.client_weight)
-            model = torch.sub(event.local, event.base).mul_(alpha_t).add_(state.model)  # w + a_t p_k (local - base)
+            model = torch.sub(event.local, event.base, out=room(state.model))
+            model.mul_(alpha_t).add_(state.model)  # w + a_t p_k (local - base)
         statistics.mix(state.layout, model, state.model, event.local, 1.0 if self.statistics == "replace" else alpha_t)
         return [state.publish(model)]

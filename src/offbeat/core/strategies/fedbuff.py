@@ -77,7 +77,7 @@ class FedBuff(Settings):
         buffer, state.buffer = state.buffer, Buffer()
         assert buffer.total is not None
         # K updates as a rule; fewer only where nobody else could answer
-        mean = buffer.total if self.client_weight else buffer.total / buffer.count
+        mean = buffer.total if self.client_weight else buffer.total.div_(buffer.count)
         model = Plain(lr=self.lr).step(Moments(), state.model, mean)  # w := w + eta_g A / K
         buffer.statistics.write(state.layout, model, state.model)
         return state.publish(model)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
+from offbeat.core.parts.reuse import room
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.parts.statistics import Contributions, own
@@ -66,13 +67,13 @@ class FedFa(Settings):
     def _push(self, state: State, event: UpdateArrived) -> None:
         vector = event.local
         if self.queue == "deltas":
-            vector = torch.sub(event.local, event.base)
+            vector = torch.sub(event.local, event.base, out=room(event.local))
             own(state.layout, vector, event.local)
         if len(state.queue) == self.k:
             oldest = state.queue.pop(0).vector
             state.total.remove(oldest)
             if state.anchor is not None:
-                state.anchor = torch.add(state.anchor, oldest, alpha=1 / self.k)
+                state.anchor = torch.add(state.anchor, oldest, alpha=1 / self.k, out=room(oldest))
         state.queue.append(Upload(event.client, event.base_version, vector))
         state.total.add(vector)
         if state.total.needs_renewal:
@@ -85,7 +86,7 @@ class FedFa(Settings):
         if len(state.queue) < self.k:
             return [note]
         assert state.total.total is not None
-        model = state.total.total / self.k  # w := 1/K sum_{i in queue} w_i
+        model = torch.div(state.total.total, self.k, out=room(state.model))  # w := 1/K sum_{i in queue} w_i
         if state.anchor is not None:
             model += state.anchor  # w := w_anchor + 1/K sum_{i in queue} Delta_i
         statistics = Contributions()

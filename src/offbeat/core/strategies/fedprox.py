@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import torch
-
 from offbeat.core.about import About
 from offbeat.core.parts.averaging import Averaging, average
+from offbeat.core.parts.blocks import distance
 from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.rounds import Rounds
 from offbeat.core.parts.selection import Sample
@@ -60,6 +59,7 @@ class FedProx(Settings):
     def on_event(self, state: Averaging, event: Event) -> list[Action]:
         actions = average(state, event, self._rounds, self._pulled)
         if isinstance(event, UpdateArrived):
-            moved = torch.linalg.vector_norm(state.layout.trainable(torch.sub(event.local, event.base)))
-            actions.append(Note({"drift": float(moved)}, event.ticket))  # ||w_k - w^t||, which mu is to keep short
+            # ||w_k - w^t||, which mu is to keep short
+            drift = distance(state.layout.trainable(event.local), state.layout.trainable(event.base))
+            actions.append(Note({"drift": drift}, event.ticket))
         return actions

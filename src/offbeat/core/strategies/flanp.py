@@ -22,9 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-import torch
-
 from offbeat.core.about import About
+from offbeat.core.parts.blocks import distance
 from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.profile import Profile, Profiled, fastest, profile_turn
 from offbeat.core.parts.rounds import OPEN, Round, Rounds, Turn
@@ -111,8 +110,9 @@ class FLANP(Settings):
         state.done += 1
         over = state.done >= self.max_rounds_per_stage
         if actions:
-            # ||mean_k (y_k - w)||
-            delta = float(torch.linalg.vector_norm(state.layout.trainable(torch.sub(state.model, before))))
+            delta = distance(
+                state.layout.trainable(state.model), state.layout.trainable(before)
+            )  # ||mean_k (y_k - w)||
             state.first = delta if state.first is None else state.first
             over = over or delta < state.first / 2
             actions.append(Note({"stage": state.stage, "n": state.n, "delta": delta, "first": state.first}))

@@ -43,6 +43,7 @@ from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.absence import Absences, EvictAfter
 from offbeat.core.parts.epochs import Epochs
+from offbeat.core.parts.reuse import room
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.server import ServerState
@@ -143,7 +144,7 @@ class Mifa(Settings):
 
     def _remember(self, state: State, event: UpdateArrived) -> None:
         eta = self._eta(event.base_version)  # what this client trained with; the step has the rate of its own time
-        G = torch.sub(event.base, event.local).div_(eta)  # G_i = (x - y) / eta_t
+        G = torch.sub(event.base, event.local, out=room(event.local)).div_(eta)  # G_i = (x - y) / eta_t
         statistics.own(state.layout, G, event.local)
         state.total.put(state.table, event.client, G)
         state.heard[event.client] = None
@@ -163,6 +164,7 @@ class Mifa(Settings):
         if self._still_waits(state) or state.total.total is None:
             return [note]
         over = N if self.average == "all" else known
-        model = torch.sub(state.model, state.total.total, alpha=eta / over)  # w := w - eta_t 1/N sum_i G_i
+        # w := w - eta_t 1/N sum_i G_i
+        model = torch.sub(state.model, state.total.total, alpha=eta / over, out=room(state.model))
         Contributions.of(state.layout, state.table, state.total.weights).write(state.layout, model, state.model)
         return [state.publish(model), note]

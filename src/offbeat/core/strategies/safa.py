@@ -34,10 +34,12 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.parts.absence import Absences, EvictAfter
+from offbeat.core.parts.reuse import room
 from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import Sample, sample_size
 from offbeat.core.parts.server import ServerState
@@ -173,7 +175,8 @@ class Safa(Settings):
         actions: list[Action] = [note] if state.round >= 0 else []
         if state.changed:
             assert state.total.total is not None
-            model = state.total.total / state.total.weight  # w := sum_i (n_i / n) c_i
+            # w := sum_i (n_i / n) c_i
+            model = torch.div(state.total.total, state.total.weight, out=room(state.model))
             Contributions.of(state.layout, state.caches, state.total.weights).write(state.layout, model, state.model)
             state.changed = False
             actions.append(state.publish(model))

@@ -37,11 +37,13 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.reuse import room
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.server_opt import Moments, Momentum, Plain
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, too_old
@@ -127,7 +129,7 @@ class FedCompass(Settings):
         st, speed = self._st(u), state.schedule.speeds[event.client]
         place = {"group": float(turn.group or 0), "late": float(turn.place == "late"), "steps": float(turn.steps)}
         note = Note({"staleness": float(u), "weight": st * p, "seconds_per_step": speed, **place}, event.ticket)
-        delta = torch.sub(event.local, event.base)
+        delta = torch.sub(event.local, event.base, out=room(event.local))
         if turn.place == "first" or turn.group is None:
             model = delta.mul_(st * p).add_(state.model)  # w := w - st(u) p_i Delta_i
             statistics.mix(state.layout, model, state.model, event.local, st * p if self.statistics == "mix" else 1.0)
@@ -164,17 +166,20 @@ class FedCompass(Settings):
     def _apply(self, state: State, number: int, groups: list[Pile]) -> list[Action]:
         """w moves by these buffers and the general one."""
         late, state.general = state.general, Pile()
-        d, values, omega = torch.zeros_like(state.model), Contributions(), 0.0
+        values, omega = Contributions(), 0.0
+        d: Tensor | None = None
         for base_version, part in (entry for pile in (*groups, late) for entry in pile.sums.items()):
             assert part.total is not None
             st = 1.0 if self.discount == "arrival" else self._st(state.version - base_version)
-            d.add_(part.total, alpha=st)  # Delta-bar_g + Delta-bar
+            # Delta-bar_g + Delta-bar, in the memory of the first: buffers that were applied are not used any more
+            d = part.total.mul_(st) if d is None else d.add_(part.total, alpha=st)
             omega += st * part.weight  # for a group of one, what FedAsync's delta form mixes with
             if part.statistics.mean is not None:
                 share = st if self.statistics == "mix" else 1.0
                 values.add(state.layout, part.statistics.mean, share * part.statistics.weight)
         p, pq = sum(pile.p for pile in groups) + late.p, sum(pile.pq for pile in groups) + late.pq
         q_eff = pq / p if p > 0 else 0.0  # Q_eff = sum p_i Q_i / sum p_i
+        assert d is not None
         if self.normalized:
             d.mul_(q_eff)
         optimizer = Momentum(mu=self.mu) if self.momentum else Plain()  # m := mu m + d

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 from offbeat.core.errors import ConfigError, require, unknown
+from offbeat.core.parts.reuse import new_vector
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork, Phase
 from offbeat.core.vector import Layout
 
@@ -51,7 +52,7 @@ class Halves:
 
     def with_head(self, layout: Layout, model: Tensor, head: Tensor) -> Tensor:
         """A copy of the model with this head; statistics of BatchNorm stay those of the model."""
-        out, at = model.clone(), 0
+        out, at = new_vector(model).copy_(model), 0
         for a, b in self.ranges(layout):
             out[a:b] = head[at : at + b - a]
             at += b - a

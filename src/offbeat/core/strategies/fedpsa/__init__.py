@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import sqrt
 from statistics import fmean
 from typing import Annotated, ClassVar
 
@@ -41,9 +42,11 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require
+from offbeat.core.parts.blocks import blocks, differences
 from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.reuse import new_vector
 from offbeat.core.parts.selection import Concurrency, Seated, hold, must_step, serve
-from offbeat.core.parts.server_opt import Moments, Plain
+from offbeat.core.parts.statistics import Contributions
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, NonNegative, Positive, Settings, above, least
 from offbeat.core.strategies.fedpsa.sketch import Calibration, Fisher, GaussianSketch, Signal, Sketched
@@ -60,6 +63,7 @@ class Waiting:
     base: Tensor
     local: Tensor
     kappa: float
+    squared: float = 0.0  # m_i
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,13 +134,12 @@ class FedPSA(Settings):
         # in double: sensitivities shrink as training goes on, and their squares must not vanish
         s_i, s_g = (s.to("cpu", torch.float64) for s in (sketch, state.sketch))
         kappa = cosine(s_i, s_g)  # kappa_i = cos(s~_i, s~_g)
-        delta = state.layout.trainable(event.local) - state.layout.trainable(event.base)
-        m = float(delta @ delta)  # m_i = ||Delta w_i||^2
+        m = squared_norm(state.layout, event.local, event.base)  # m_i = ||Delta w_i||^2
         if self.thermometer:
             state.norms.append(m)
             if state.first is None and len(state.norms) == self.queue:
                 state.first = fmean(state.norms)  # M_0
-        state.buffer.append(Waiting(event.ticket, event.base, event.local, kappa))
+        state.buffer.append(Waiting(event.ticket, event.base, event.local, kappa, m))
         if self.exclude_buffered:
             hold(state.seats, event.client)
         return Note({"kappa": kappa, "squared_norm": m}, event.ticket)
@@ -154,17 +157,37 @@ class FedPSA(Settings):
         updates, state.buffer = state.buffer, []
         temp = self._temperature(state)
         weights = softmax([update.kappa for update in updates], temp)
-        step = Buffer()
-        for update, weight in zip(updates, weights, strict=True):
-            step.add_delta(state.layout, update.base, update.local, weight)  # sum_i Weight_i Delta w_i
-        assert step.total is not None
-        model = Plain(lr=self.lr).step(Moments(), state.model, step.total)  # w_g := w_g + that
-        step.statistics.write(state.layout, model, state.model)
+        model, along = self._moved(state, updates, weights)
         commit, state.sketch = state.publish(model), state.probe(model)
-        moved = state.layout.trainable(step.total)
-        weighted = zip(updates, weights, strict=True)
-        notes = [Note(_told(state.layout, u, w, moved, len(updates)), u.ticket) for u, w in weighted]
+        told = agreements(state.layout, updates, weights, along)
+        notes = [
+            Note({"weight": weight} if agreement is None else {"weight": weight, "agreement": agreement}, update.ticket)
+            for update, weight, agreement in zip(updates, weights, told, strict=True)
+        ]
         return [*([] if temp is None else [Note({"temperature": temp})]), *notes, commit]
+
+    def _moved(self, state: State, updates: list[Waiting], weights: list[float]) -> tuple[Tensor, list[float]]:
+        """The next model, and the inner product of each Delta w_i with the step: all vectors are read once."""
+        model, n, along = new_vector(state.model), len(updates), torch.zeros(len(updates), dtype=torch.float64)
+        vectors = (state.model, model, *(u.local for u in updates), *(u.base for u in updates))
+        deltas = model.new_empty(0)
+        for a, b in state.layout.params:
+            for w, new, *rest in blocks(*(vector[a:b] for vector in vectors)):
+                if deltas.shape[-1] < len(w):
+                    deltas = w.new_empty(n + 1, len(w))  # and their sum
+                *delta, step = deltas[:, : len(w)].unbind()
+                for delta_i, local, base in zip(delta, rest[:n], rest[n:], strict=True):
+                    torch.sub(local, base, out=delta_i)
+                torch.mul(delta[0], weights[0], out=step)  # sum_i Weight_i Delta w_i
+                for delta_i, weight in zip(delta[1:], weights[1:], strict=True):
+                    step.add_(delta_i, alpha=weight)
+                torch.add(w, step, alpha=self.lr, out=new)  # w_g := w_g + that
+                along += torch.mv(deltas[:n, : len(w)], step).to(along)
+        values = Contributions()
+        for update, weight in zip(updates, weights, strict=True):
+            values.add(state.layout, update.local, weight)
+        values.write(state.layout, model, state.model)
+        return model, along.tolist()
 
 
 def softmax(kappas: list[float], temp: float | None) -> list[float]:
@@ -181,12 +204,44 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return min(1.0, max(-1.0, float(a @ b) / norms)) if norms > 0 else 0.0
 
 
-def _told(layout: Layout, update: Waiting, weight: float, moved: Tensor, count: int) -> dict[str, float]:
-    """What is logged of an update when its buffer steps: its weight, and how well it agrees with the others in it.
+def squared_norm(layout: Layout, local: Tensor, base: Tensor) -> float:
+    """||local - base||^2 over the trainable entries."""
+    total = 0.0
+    for a, b in layout.params:
+        total += sum(float(delta @ delta) for delta in differences(local[a:b], base[a:b]))
+    return total
 
-    The others, because any update agrees with a step it is a large part of: that would only measure its norm.
+
+def agreements(layout: Layout, updates: list[Waiting], weights: list[float], along: list[float]) -> list[float | None]:
+    """How well each update agrees with the others in its buffer: its cosine with their part of the step; None if alone.
+
+    The others, because any update agrees with a step it is a large part of: that would only measure its norm. Their
+    part is M - Weight_i Delta w_i, and products of M are known. Where that would leave little but rounding, because
+    they are all so short beside this one, it is added up.
     """
-    if count == 1:
-        return {"weight": weight}
-    delta = layout.trainable(update.local) - layout.trainable(update.base)
-    return {"weight": weight, "agreement": cosine(delta, moved.sub(delta, alpha=weight))}
+    if len(updates) == 1:
+        return [None]
+    M2 = sum(weight * product for weight, product in zip(weights, along, strict=True))  # ||M||^2
+    rounding = torch.finfo(updates[0].local.dtype).eps ** 0.5
+    found: list[float | None] = []
+    for update, weight, product in zip(updates, weights, along, strict=True):
+        own = weight * update.squared  # <Delta w_i, Weight_i Delta w_i>
+        others = M2 - 2 * weight * product + weight * own  # ||M - Weight_i Delta w_i||^2
+        if others > rounding * (M2 + weight * own):
+            value = (product - own) / sqrt(update.squared * others) if update.squared > 0 else 0.0
+            found.append(min(1.0, max(-1.0, value)))
+        else:
+            found.append(
+                _agreement(
+                    layout, update, [pair for pair in zip(updates, weights, strict=True) if pair[0] is not update]
+                )
+            )
+    return found
+
+
+def _agreement(layout: Layout, update: Waiting, others: list[tuple[Waiting, float]]) -> float:
+    part = Buffer()
+    for other, weight in others:
+        part.add_delta(layout, other.base, other.local, weight)
+    assert part.total is not None
+    return cosine(layout.trainable(update.local - update.base), layout.trainable(part.total))

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from math import isfinite
 from typing import Annotated, Any, ClassVar
 
@@ -39,7 +40,9 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.absence import Absences, EvictAfter
+from offbeat.core.parts.blocks import distance
 from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.reuse import new_vector, room
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server import ServerState
@@ -56,7 +59,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, Settings, UpToOne, least
-from offbeat.core.strategies.gradma.nnqp import gram_of, solve, solve_three
+from offbeat.core.strategies.gradma.nnqp import gram_of, solve_each, solve_three
 from offbeat.core.vector import Layout
 
 LocalRate = Annotated[
@@ -68,6 +71,12 @@ LocalRate = Annotated[
 def _sizes(layout: Layout) -> list[int]:
     """Of the tensors: each has a program of its own."""
     return [s.stop - s.start for s in layout.of_kind("param")]
+
+
+def _slices(layout: Layout) -> list[slice]:
+    """Where they are among the params."""
+    ends = list(accumulate(_sizes(layout), initial=0))
+    return [slice(start, stop) for start, stop in pairwise(ends)]
 
 
 # ---------------------------------------------------------------- the client half
@@ -162,11 +171,13 @@ class GradMA(Settings):
         return actions + [Dispatch(client, state.model, self._work) for client in turn.chosen]
 
     def _receive(self, state: State, event: UpdateArrived) -> None:
-        delta = state.layout.trainable(event.base) - state.layout.trainable(event.local)  # descent: w - y_k
+        w, y_k = state.layout.trainable(event.base), state.layout.trainable(event.local)
+        delta = torch.sub(w, y_k, out=room(w))  # descent: w - y_k
         state.answers.add(state.layout, delta, float(event.num_examples), event.local)
         if self.server and self._remembers(state, event.client):
             held = state.deltas.get(event.client)
-            state.deltas[event.client] = delta if held is None else held + delta  # D_i := D_i + (w - y_i)
+            # D_i := D_i + (w - y_i)
+            state.deltas[event.client] = delta if held is None else torch.add(held, delta, out=room(held))
 
     def _remembers(self, state: State, client: int) -> bool:
         """Is it in the memory, or is there room for it?"""
@@ -190,7 +201,7 @@ class GradMA(Settings):
         if answers.total is None:
             return []  # nobody answered: keep everything
         actions: list[Action] = []
-        step = answers.total / answers.weight  # acc = sum_k n_k (w - y_k) / sum_k n_k
+        step = answers.total.div_(answers.weight)  # acc = sum_k n_k (w - y_k) / sum_k n_k
         if self.server:
             m = step if state.momentum is None else step.add_(state.momentum, alpha=self.beta1)  # m := beta_1 m~ + acc
             step, note = self._correct(state, m)
@@ -198,25 +209,29 @@ class GradMA(Settings):
             self._decay(state)
             actions.append(note)
         w = state.layout.trainable(state.model)
-        # w := w - gamma_g m~
-        model = state.layout.with_trainable(state.model, torch.sub(w, step, alpha=self.lr_global))
+        model = torch.sub(w, step, alpha=self.lr_global, out=room(w))  # w := w - gamma_g m~
+        if not state.layout.plain:
+            model = state.layout.with_trainable(state.model, model)
         answers.statistics.write(state.layout, model, state.model)
         return [*actions, state.publish(model)]
 
     def _correct(self, state: State, m: Tensor) -> tuple[Tensor, Note]:
         """m~: the nearest to m that goes, in no tensor, against what a remembered client did."""
         rows = [state.deltas[client] for client in state.deltas]
-        tilde, corrected, failures, at = m.clone(), 0, 0, 0
-        for size in _sizes(state.layout) if rows else []:
-            here = slice(at, at := at + size)
-            z = solve(gram_of((*rows, m), here.start, here.stop), self.rho)  # min_{z >= 0} 1/2 z^T DD^T z + z^T D m
+        tilde, corrected, failures = m, 0, 0
+        tensors = _slices(state.layout) if rows else []
+        grams = [gram_of((*rows, m), here.start, here.stop) for here in tensors]
+        # min_{z >= 0} 1/2 z^T DD^T z + z^T D m, in every tensor
+        for here, z in zip(tensors, solve_each(torch.stack(grams), self.rho) if rows else [], strict=True):
             active = [] if z is None else [(D_i, z_i) for D_i, z_i in zip(rows, z.tolist(), strict=True) if z_i > 0]
+            if active and tilde is m:
+                tilde = new_vector(m).copy_(m)
             for D_i, z_i in active:
                 tilde[here].add_(D_i[here], alpha=z_i)  # m~ = m + D^T z; without a solution m as it is
             failures += z is None
             corrected += bool(active)
         length = float(torch.linalg.vector_norm(m))
-        share = float(torch.linalg.vector_norm(tilde - m)) / length if length > 0 else 0.0
+        share = distance(tilde, m) / length if length > 0 and tilde is not m else 0.0
         return tilde, Note({"rows": len(rows), "corrected": corrected, "correction": share, "failures": failures})
 
     def _decay(self, state: State) -> None:
@@ -225,4 +240,5 @@ class GradMA(Settings):
             return
         if self.beta2 < 1:
             for client in list(state.deltas):
-                state.deltas[client] = state.deltas[client] * self.beta2  # D_i := beta_2 D_i
+                D_i = state.deltas[client]
+                state.deltas[client] = torch.mul(D_i, self.beta2, out=room(D_i))  # D_i := beta_2 D_i

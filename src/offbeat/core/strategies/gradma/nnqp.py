@@ -15,9 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from offbeat.core.parts.blocks import blocks
+
+Matrix = NDArray[np.float64]
+
 BLOCK = 1 << 18  # entries worked on at once, so that they stay in the caches
+FEW, LONG = 8, 1 << 12  # up to so many rows at least so long are multiplied pair by pair: a thin matrix is copied first
 MARGIN = 64  # of the rounding of a Gram matrix's entries: less than this is not a distance
 # the 8 active sets of three variables, none first: of equally good ones the smaller counts
 SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
@@ -25,11 +31,24 @@ SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1,
 
 def gram_of(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
     """The inner products of these entries of all rows: each row is read once, and nothing long is copied."""
+    if len(rows) <= FEW and stop - start >= LONG:
+        return _pairs(rows, start, stop)
     gram = rows[0].new_zeros(len(rows), len(rows))
     width = max(1, BLOCK // len(rows))
     for a in range(start, stop, width):
         some = torch.stack([row[a : min(a + width, stop)] for row in rows])
         gram.addmm_(some, some.mT)
+    return gram
+
+
+def _pairs(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
+    here, there = torch.tril_indices(len(rows), len(rows))
+    pairs = list(zip(here.tolist(), there.tolist(), strict=True))
+    found = rows[0].new_zeros(len(pairs))
+    for parts in blocks(*(row[start:stop] for row in rows)):
+        found += torch.stack([torch.dot(parts[i], parts[j]) for i, j in pairs])
+    gram = found.new_empty(len(rows), len(rows))
+    gram[here, there] = gram[there, here] = found
     return gram
 
 
@@ -94,7 +113,20 @@ def solve_three(gram: Tensor, rho: float = 0.0) -> Tensor:
 
 
 def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
-    """z [n] for any number of rows; None if the solver fails, or if no vector keeps the margin.
+    """z [n] for any number of rows; None if the solver fails, or if no vector keeps the margin."""
+    return solve_each(gram.unsqueeze(0), rho)[0]
+
+
+def solve_each(grams: Tensor, rho: float = 0.0) -> list[Tensor | None]:
+    """z [n] of each of several programs with equally many rows: most need no solver, and are looked at together."""
+    cosines, scales = (part.cpu().numpy() for part in _scaled(grams))
+    eps = torch.finfo(grams.dtype).eps
+    found = (_solution(*program, rho, eps) for program in zip(cosines, scales, strict=True))
+    return [None if z is None else torch.from_numpy(z).to(grams) for z in found]
+
+
+def _solution(cosines: Matrix, scale: Matrix, rho: float, eps: float) -> Matrix | None:
+    """z [n], or None.
 
     The cosines of rows and v are F^T F, F = [B f]: vectors with the same inner products, in as many dimensions as they
     span. Without a margin u >= 0 is the non-negative least-squares solution of B u = -f. With one it is Lawson and
@@ -103,15 +135,13 @@ def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
     the rows: products with v read off the Gram matrix leave the range of B^T by their rounding, and then no z is the
     best.
     """
-    from scipy.optimize import nnls  # slow to import, and few methods need it
-
-    cosines, scale = (part.cpu().numpy() for part in _scaled(gram))
     if not np.isfinite(cosines).all():
         return None  # squares that overflow
-    eps = torch.finfo(gram.dtype).eps
     long = scale > 0
     z = np.zeros(len(scale))
     if (cosines[:-1, -1][long] < rho).any():  # otherwise v stays as it is, to the last bit
+        from scipy.optimize import nnls  # slow to import, and few methods need it
+
         kept = np.append(long, True)
         try:
             values, vectors = np.linalg.eigh(cosines[np.ix_(kept, kept)])
@@ -130,4 +160,4 @@ def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
         except (RuntimeError, ValueError, np.linalg.LinAlgError):
             return None
         z[long] = u * scale[long]
-    return torch.from_numpy(z).to(gram)
+    return z

@@ -40,7 +40,7 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import statistics
 from offbeat.core.parts.absence import Absences, EvictAfter
-from offbeat.core.parts.reuse import new_vector
+from offbeat.core.parts.reuse import new_vector, room
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, too_old
 from offbeat.core.protocol import Action, ClientLost, Dispatch, Event, LocalWork, Note, UpdateArrived, World
@@ -141,7 +141,7 @@ class OrthoFL(Settings):
             statistics.mix(state.layout, W, state.model, Y, beta_t)
             notes["beta_t"] = beta_t
         else:
-            W = C if state.layout.plain else C.clone()  # C may be what was received
+            W = C if state.layout.plain else new_vector(C).copy_(C)  # C may be what was received
             statistics.mix(state.layout, W, state.model, Y, 1.0)
             C = W  # one tensor: it is committed, kept and sent
         commit = state.publish(W)
@@ -167,10 +167,10 @@ class OrthoFL(Settings):
         """G := G + d~, where d~ is the client's update without the span of the others' last ones."""
         Y, C, G = event.local, event.base, state.chain
         assert G is not None
-        d = torch.sub(Y, C)
+        d = torch.sub(Y, C, out=room(Y))
         others = [state.updates[client] for client in sorted(state.updates) if client != event.client]
         state.updates[event.client] = d
-        left = d.clone()
+        left = new_vector(d).copy_(d)
         remove_span_(state.layout, left, others)  # d~ = d - sum_j <d, q_j> q_j
         before, after = (state.layout.trainable(v).norm().item() for v in (d, left))
         notes["kept"] = after / before if before > 0 else 0.0
