@@ -58,10 +58,11 @@ def test_workers_are_measured(monkeypatch, capsys):
     monkeypatch.setattr(workers, "ROUNDS", 1)
     monkeypatch.setattr(workers, "EXAMPLES", 8)
     monkeypatch.setitem(workers.WORLDS, "W2", replace(workers.WORLDS["W2"], updates=20))
-    workers.measure("W2", ("inline", "processes:1", "batched:1"))
+    chosen = ("inline", "processes:1", "batched:1")
+    workers.measure("W2", chosen)
     first, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith("W2: 7,850 parameters, 20 jobs; the plain loop takes ")
-    for row, name in zip(rows, ("inline", "processes:1"), strict=True):
+    for row, name in zip(rows, chosen, strict=True):
         assert re.match(rf"W2: {name} / plain loop = \d+\.\d+ \(median of 1, \d+\.\d+ to \d+\.\d+\); work of ", row)
 
 
