@@ -11,6 +11,7 @@ checkpoints cost, peak memory of the process, and the size of the files.
 from __future__ import annotations
 
 import argparse
+import gc
 import platform
 import resource
 import shutil
@@ -20,7 +21,6 @@ from math import inf
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import World
@@ -82,7 +82,7 @@ def engine(given: argparse.Namespace, updates: int) -> tuple[VirtualEngine, Clie
     return made, memory
 
 
-def stage(given: argparse.Namespace, name: str, updates: int, resume: bool) -> Tensor:
+def stage(given: argparse.Namespace, name: str, updates: int, resume: bool) -> None:
     """From where the folder is to so many updates, with a checkpoint at the end as if it was interrupted."""
     made, memory = engine(given, updates + 1_000)  # it is interrupted before
     began = time.perf_counter()
@@ -107,7 +107,8 @@ def stage(given: argparse.Namespace, name: str, updates: int, resume: bool) -> T
         flush=True,
     )
     memory.close()
-    return outcome.model
+    del made, memory
+    gc.collect()  # the next stage is to begin without it
 
 
 def _size(folder: Path) -> int:
