@@ -211,8 +211,9 @@ def test_three_rows_agree_with_least_squares_also_where_they_are_nearly_parallel
     unit = (G[:-1] / torch.linalg.vector_norm(G[:-1], dim=1, keepdim=True)).numpy()
     # min || unit^T t + v ||, t >= 0: the same program, without a Gram matrix
     t, _ = optimize.nnls(unit.T, -G[-1].numpy())
+    # rows that differ by 1e-6 are told apart by 1e-12 in a Gram matrix: what is left of that is a few of those 1e-6
     np.testing.assert_allclose(
-        x, G[-1].numpy() + unit.T @ t, rtol=0, atol=1e-6 * float(torch.linalg.vector_norm(G[-1]))
+        x, G[-1].numpy() + unit.T @ t, rtol=0, atol=5e-6 * float(torch.linalg.vector_norm(G[-1]))
     )
 
 
