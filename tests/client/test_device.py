@@ -20,7 +20,8 @@ from offbeat.client.program import SEGMENT
 from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import DataError
 from offbeat.core.jobs import Job, Result
-from offbeat.core.protocol import LocalJob, LocalRule
+from offbeat.core.protocol import LocalJob, LocalRule, LocalWork
+from offbeat.core.vector import flatten
 
 
 class Residual(nn.Module):
@@ -217,3 +218,106 @@ def test_a_job_that_fails_fails_alone() -> None:
     answers = DeviceTrainer([trainer]).attempt(jobs)
     assert isinstance(answers[1], DataError)
     assert [isinstance(answer, Result) for answer in answers] == [True, False, True, True, True]
+
+
+class Normed(LocalRule):
+    """A direction of length one: nothing over nothing, once a client is done."""
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Any, carry: Any) -> tuple[Tensor, Any]:
+        g = grad(w)
+        return g / g.norm(dim=-1, keepdim=True), carry
+
+
+class Before(LocalRule):
+    """Steps along the gradient of two steps ago: a carry whose leaves move up."""
+
+    def begin(self, job: LocalJob) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(job.start), torch.zeros_like(job.start)
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Any, carry: Any) -> tuple[Tensor, Any]:
+        g = grad(w)
+        return g + carry[1], (g, carry[0])
+
+
+class Noisy(LocalRule):
+    """Draws at its end."""
+
+    def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Any, Any]:
+        local += torch.randn(local.shape, dtype=local.dtype)
+        return {}, {}
+
+
+class Shaken(LocalRule):
+    """Draws at every step."""
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Any, carry: Any) -> tuple[Tensor, Any]:
+        return grad(w) + torch.randn(w.shape, dtype=w.dtype), carry
+
+
+@pytest.mark.parametrize("rule", [Normed(), Before(), Noisy(), Shaken()], ids=lambda rule: type(rule).__name__)
+def test_rules_that_divide_remember_or_draw(rule: LocalRule) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
+    jobs = jobs_of(trainer, rule)
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+
+
+class Again(nn.Module):
+    """Reads what an in-place layer has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.relu = nn.Linear(36, 6), nn.Linear(6, 6), nn.ReLU(inplace=True)
+        self.flat, self.c = nn.Flatten(), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(self.flat(x))
+        out: Tensor = self.c(self.b(self.relu(h)) + h)
+        return out
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.a, self.b, self.c = nn.Flatten(), nn.Linear(36, 36), nn.Linear(36, 36), nn.Linear(36, 4)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.b(self.a(self.flat(x)).relu()))
+        return out
+
+
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+    module.register_forward_hook(lambda _, __, out: 2 * out)
+    return module
+
+
+UNUSUAL: dict[str, Any] = {
+    "in place": Again,
+    "tied": Tied,
+    "hooks": hooked,
+    "divisor": lambda: nn.Sequential(nn.AvgPool2d(2, divisor_override=3), nn.Flatten(), nn.Linear(9, 4)),
+    "adaptive": lambda: nn.Sequential(nn.AdaptiveAvgPool2d((None, 1)), nn.Flatten(), nn.Linear(6, 4)),
+    "channels": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Dropout2d(0.5), nn.Linear(8, 4)),
+    "evaluation": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 4)).eval(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:dropout2d")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_is_unusual_is_right_one_way_or_the_other(name: str) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), UNUSUAL[name]())
+    jobs = jobs_of(trainer, None)
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+
+
+def test_a_word_that_an_embedding_does_not_know_is_that_clients_failure() -> None:
+    module = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2)).double()
+    pairs = [(torch.randint(0, 5, (10, 4)), torch.randint(0, 2, (10,))) for _ in range(3)]
+    pairs[0][0][0, 0] = 7
+    trainer = Trainer(module, ClientData.own(pairs), Training(batch=4))
+    base = flatten(module)
+    jobs = [Job(i, i, 0, base, 0, LocalWork(), 10, {}, seed=1) for i in range(3)]
+    answers = DeviceTrainer([trainer]).attempt(jobs)
+    assert isinstance(answers[0], IndexError)
+    agree([answer for answer in answers if isinstance(answer, Result)], [trainer(job) for job in jobs[1:]])

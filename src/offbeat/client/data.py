@@ -103,6 +103,12 @@ class ClientData:
         """Of one input."""
         return tuple(self._pairs[0][0].shape[1:])
 
+    def words(self) -> tuple[int, int] | None:
+        """The smallest and the largest input, where inputs are whole numbers."""
+        if self.inputs.is_floating_point:
+            return None
+        return min(int(x.min()) for x, _ in self._pairs), max(int(x.max()) for x, _ in self._pairs)
+
     def least(self) -> Tensor:
         """The smallest value of each channel, the first dimension of an input, over all there is."""
         return torch.stack([x.flatten(2).amin((0, 2)) for x, _ in self._pairs]).amin(0)

@@ -9,7 +9,7 @@ said once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ from offbeat.client.gradient import overrides
 from offbeat.client.layers import NotStacked, stacked
 from offbeat.client.plan import Plan
 from offbeat.client.program import CannotRecord, Forward, Losses, Program, Steps
-from offbeat.client.stack import StackTrainer, alike, named
+from offbeat.client.randomness import generators, restore, seeded, states
+from offbeat.client.stack import StackTrainer, alike, named, unknown_words
 from offbeat.client.task import Classification, Regression, Task
 from offbeat.client.training import Trainer
 from offbeat.core.jobs import PLAIN, Job, Result, carry_of
@@ -55,6 +56,7 @@ class DeviceTrainer:
         self._rows = [trainer.data.in_one_place() for trainer in trainers]
         self._forms = [self._form(trainer, pair) for trainer, (pair, _) in zip(trainers, self._rows, strict=True)]
         self._others: dict[int, StackTrainer] = {}
+        self._sources = generators(trainers[0].binding.vector.device)
         self._programs: dict[Any, Program] = {}
         self._refused: set[Any] = set()  # rules that cannot be recorded
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
@@ -64,6 +66,12 @@ class DeviceTrainer:
         try:
             if needs_two(module):
                 raise NotStacked("BatchNorm sees all examples of a batch")
+            names = {s.name for s in trainer.binding.layout.slices}
+            if {name for name, _ in module.named_parameters(remove_duplicate=False)} != names:
+                raise NotStacked("it has tied or frozen parameters")
+            if unknown_words(trainer):
+                raise NotStacked("the data has words that an embedding does not know")
+            module.train()  # as it is trained, whatever it was handed in as
             if not trainer.binding.layout.plain:
                 raise NotStacked("its buffers change as it trains")
             if training.augment is not None:
@@ -153,14 +161,33 @@ class DeviceTrainer:
         batch = min(1 << (batch - 1).bit_length(), plans[0].batch)  # few sizes, few programs
         program = self._program(owners[0], rule, len(jobs), batch, local[0])
         steps = [steps_of(plan, self._rows[i][1], batch) for i, plan in zip(owners, plans, strict=True)]
-        carries = [rule.begin(job) for job in local]
+        begun = [self._begin(rule, job, plan) for job, plan in zip(local, plans, strict=True)]
+        carries = [carry for carry, _ in begun]
         w, carry = program.run(local, carries, [plan.rate(0) for plan in plans], [plan.noise for plan in plans], steps)
         results = []
         for i, (job, plan) in enumerate(zip(jobs, plans, strict=True)):
             end = w[i].clone()  # of its own: a row would keep the whole stack alive
-            extras, memory = rule.end(local[i], end, None if carry is None else carry_of(carry, i))
+            own_carry = None if carry is None else carry_of(carry, i)
+            extras, memory = self._end(rule, local[i], end, own_carry, plan, begun[i][1])
             results.append(Result(job.ticket, end, job.num_examples, plan.steps, extras, memory))
         return results
+
+    def _begin(self, rule: LocalRule, job: LocalJob, plan: Plan) -> tuple[Any, list[Tensor]]:
+        """The rule's carry, and where its draws are then: what it draws comes from the job's own key."""
+        if not overrides(rule, "begin"):
+            return rule.begin(job), []
+        with seeded(self._sources, plan.noise):
+            return rule.begin(job), states(self._sources)
+
+    def _end(
+        self, rule: LocalRule, job: LocalJob, local: Tensor, carry: Any, plan: Plan, drawn: list[Tensor]
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        if not overrides(rule, "end"):
+            return rule.end(job, local, carry)
+        with seeded(self._sources, plan.noise):
+            if drawn:
+                restore(self._sources, drawn)
+            return rule.end(job, local, carry)
 
     def _program(self, owner: int, rule: LocalRule, clients: int, batch: int, like: LocalJob) -> Program:
         form, trainer = self._forms[owner], self._trainers[owner]

@@ -41,6 +41,8 @@ class Pass:
 
 def stacked(module: nn.Module) -> Callable[[Params, Tensor, Tensor | None], Tensor]:
     """forward(params, x, keys) with a leading client dimension everywhere; raises NotStacked."""
+    if module._forward_hooks:
+        raise NotStacked("the model has hooks of its own")
     sites = {name: i for i, (name, m) in enumerate((n, m) for n, m in module.named_modules() if type(m) in SERVED)}
     if type(module) in LAYERS:
         if (why := _unusual(module)) is not None:
@@ -68,14 +70,22 @@ def _check(module: nn.Module, node: fx.Node) -> None:
             raise NotStacked(f"{node.target}: {why}")
         if layer._forward_pre_hooks or layer._forward_hooks:
             raise NotStacked(f"{node.target} has hooks")
+        if getattr(layer, "inplace", False) and _read_again(node):
+            raise NotStacked(f"{node.target} changes what is read again")
     elif node.op == "call_function" and node.target not in FUNCTIONS:
         raise NotStacked(f"it calls {getattr(node.target, '__name__', node.target)}")
     elif node.op == "call_method" and node.target not in METHODS:
         raise NotStacked(f"it calls .{node.target}()")
+    elif node.op in ("call_function", "call_method") and node.kwargs.get("inplace") and _read_again(node):
+        raise NotStacked(f"{node.target} changes what is read again")
     elif node.op in ("call_function", "call_method") and set(node.kwargs) - {"inplace"}:
         raise NotStacked(f"it calls {node.target} with {', '.join(node.kwargs)}")
     elif node.op == "get_attr":
         raise NotStacked(f"it uses {node.target} outside of a layer")
+
+
+def _read_again(node: fx.Node) -> bool:
+    return any(len(given.users) > 1 for given in node.all_input_nodes)
 
 
 def _unusual(layer: nn.Module) -> str | None:
@@ -89,7 +99,9 @@ def _unusual(layer: nn.Module) -> str | None:
         whole = not layer.ceil_mode and padding == (0, 0) and _pair(layer.stride) == side
         if not whole or (isinstance(layer, nn.MaxPool2d) and (_pair(layer.dilation) != (1, 1) or layer.return_indices)):
             return "a pooling whose windows overlap"
-    if isinstance(layer, nn.AdaptiveAvgPool2d) and _pair(layer.output_size) != (1, 1):
+    if isinstance(layer, nn.AvgPool2d) and layer.divisor_override is not None:
+        return "a pooling with a divisor of its own"
+    if isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1), [1, 1]):
         return "an adaptive pooling to more than one place"
     if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq):
         return "an embedding that changes itself"
@@ -207,7 +219,8 @@ def _dropout(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:
     assert now.keys is not None
     number, shape = now.sites[name], tuple(x.shape[1:])
     if isinstance(layer, CHANNELS):
-        shape = (*shape[:2], *(1 for _ in shape[2:]))
+        channels = 2 if len(shape) >= 2 + CHANNELS.index(type(layer)) + 1 else 1  # as `dropout.Masks` has it
+        shape = (*shape[:channels], *(1 for _ in shape[channels:]))
     call = now.calls[number] = now.calls.get(number, -1) + 1
     drawn = vmap(lambda key: uniform(key, shape))(now.keys + noise_at(number, call))
     return torch.where(drawn >= p, x, 0.0) / (1 - p)

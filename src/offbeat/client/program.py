@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from offbeat.client.dropout import step_keys
 from offbeat.client.layers import Params
+from offbeat.client.randomness import generators, restore, states
 from offbeat.client.training import Training
 from offbeat.core.jobs import column, stacked_carry, stacked_job
 from offbeat.core.protocol import LocalJob, LocalRule
@@ -142,7 +143,7 @@ class Program:
             return grad
 
         d, after = rule.direction(job, self.w, gradient, self._carry)
-        self._move(d, self._lr * active)
+        self._move(torch.where(active > 0, d, 0.0), self._lr * active)  # nothing, where a rule divides it by nothing
         self._carry = _copied(self._carry, after, active)
         self._at.add_(1)
         self._step.add_(1)
@@ -172,10 +173,14 @@ class Program:
 
     def _record(self) -> None:
         """Capture the step, where the device can; it is tried before, which must leave no trace."""
+        kept, sources = [tensor.clone() for tensor in self._moving()], generators(self.w.device)
+        before = states(sources)
         if self.w.device.type != "cuda":
+            self._once()
+            self._put_back(kept)
+            self._same(sources, before)
             self._graph = self._once
             return
-        kept = [tensor.clone() for tensor in self._moving()]
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -185,9 +190,18 @@ class Program:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._once()
+        self._put_back(kept)
+        self._same(sources, before)
+        self._graph = graph.replay
+
+    def _same(self, sources: list[torch.Generator], before: list[Tensor]) -> None:
+        if not all(map(torch.equal, before, states(sources))):
+            restore(sources, before)
+            raise CannotRecord("its rule draws at every step")
+
+    def _put_back(self, kept: list[Tensor]) -> None:
         for tensor, value in zip(self._moving(), kept, strict=True):
             tensor.copy_(value)
-        self._graph = graph.replay
 
     def _moving(self) -> list[Tensor]:
         """What a step changes."""
@@ -215,13 +229,17 @@ def _copied(into: Any, values: Any, active: Tensor | None = None) -> Any:
     given, other = tree_flatten(values)
     if shape != other:
         raise CannotRecord("its rule's carry changes its form")
+    moved = []  # all of it before any place is written: a value may be what stands in another
     for place, value in zip(places, given, strict=True):
         if not isinstance(place, Tensor):
             if place != value:
                 raise CannotRecord("its rule counts in plain numbers")
+        elif active is None:
+            moved.append((place, value))
         elif place is not value:
-            moves = None if active is None else active.view(-1, *(1,) * (place.dim() - 1)) > 0
-            place.copy_(value if moves is None else torch.where(moves, value, place))
+            moved.append((place, torch.where(active.view(-1, *(1,) * (place.dim() - 1)) > 0, value, place)))
+    for place, value in moved:
+        place.copy_(value)
     return tree_unflatten(places, shape)
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from offbeat.client.chain import Chain
 from offbeat.client.gradient import overrides
@@ -54,7 +55,9 @@ class StackTrainer:
         self._sources = generators(binding.vector.device)
         self._pool: ThreadPoolExecutor | None = None
         self._said: set[str] = set()
-        self._one_by_one = False  # once it is known that it has to be
+        self._one_by_one = unknown_words(trainer)  # or once it is known that it has to be
+        if self._one_by_one:
+            self._say("the data has words that an embedding does not know")
 
     def _fit(self, memory: int) -> int:
         """How many jobs make up a stack of one thread."""
@@ -175,6 +178,13 @@ class StackTrainer:
         finally:
             wait(others)
         return [first, *(other.result() for other in others)]
+
+
+def unknown_words(trainer: Trainer) -> bool:
+    """Has the data numbers that an embedding has no row for? In a stack they would be a row of another client's."""
+    sizes = [m.num_embeddings for m in trainer.binding.module.modules() if isinstance(m, nn.Embedding)]
+    found = trainer.data.words() if sizes else None
+    return found is not None and not 0 <= found[0] <= found[1] < min(sizes)
 
 
 def alike(jobs: Sequence[Job]) -> list[list[Job]]:

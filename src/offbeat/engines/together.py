@@ -30,7 +30,10 @@ def run_together(engines: Mapping[int, VirtualEngine], pool: Pool, ended: Ended)
                 if waiting:
                     pool.gather(waiting)
                 for run, ticket in waiting.items():
-                    going[run].provide(going[run].worker.collect((ticket,)))
+                    try:
+                        going[run].provide(going[run].worker.collect((ticket,)))
+                    except Exception as error:
+                        _end(run, error, going, pool, ended)
                 waiting.clear()
     finally:
         pool.close()
@@ -45,6 +48,10 @@ def _go_on(run: int, going: dict[int, VirtualEngine], waiting: dict[int, int], p
         outcome: Outcome | Exception = going[run].finish()
     except Exception as error:
         outcome = error
+    _end(run, outcome, going, pool, ended)
+
+
+def _end(run: int, outcome: Outcome | Exception, going: dict[int, VirtualEngine], pool: Pool, ended: Ended) -> None:
     del going[run]
     pool.leave(run)
     ended(run, outcome)

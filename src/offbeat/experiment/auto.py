@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from offbeat.client.stack import StackTrainer
+from offbeat.core.errors import in_words
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.threads import one_thread
@@ -27,13 +28,18 @@ def settle(made: Setup) -> tuple[Choice, str]:
         return Choice("cuda"), "there is a GPU"
     jobs = _jobs(made)
     cores = os.cpu_count() or 1
-    with one_thread():
-        made.trainer(jobs[0])  # whatever is made once is made before
-        alone = _seconds(lambda: [made.trainer(job) for job in jobs[:ALONE]]) / min(ALONE, len(jobs))
-        stack = StackTrainer(made.trainer)
-        stack.attempt(jobs)
-        together = _seconds(lambda: stack.attempt(jobs)) / len(jobs)
-        stack.close()
+    try:
+        with one_thread():
+            made.trainer(jobs[0])  # whatever is made once is made before
+            alone = _seconds(lambda: [made.trainer(job) for job in jobs[:ALONE]]) / min(ALONE, len(jobs))
+            stack = StackTrainer(made.trainer)
+            stack.attempt(jobs)
+            together = _seconds(lambda: stack.attempt(jobs)) / len(jobs)
+            stack.close()
+    except MemoryError:
+        raise
+    except Exception as error:  # of a client's job: the run will say so of that client
+        return INLINE, f"a job that was tried failed: {in_words(error)}"
     costs = {INLINE: alone, Choice("batched", cores): together / cores}
     if cores > 1 and WORKERS["processes"].missing() is None:
         costs[Choice("processes", cores)] = max(alone / cores, SENT)

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.engines import slots
 from offbeat.engines.checkpoint import Checkpoints
@@ -32,8 +34,8 @@ class Choice:
         unit = next(unit for unit in ("TB", "GB", "MB", "kB", "B") if self.most % UNITS[unit] == 0)
         return f"{self.most // UNITS[unit]}{unit}{':half' if self.half else ''}"
 
-    def make(self, folder: Path | None = None) -> ClientMemory:
-        return ClientMemory(self.most, half=self.half, folder=folder)
+    def make(self, folder: Path | None = None, device: torch.device | str = "cpu") -> ClientMemory:
+        return ClientMemory(self.most, half=self.half, folder=folder, device=device)
 
 
 def parse(text: str) -> Choice:
@@ -68,14 +70,14 @@ def begun_with(folder: Path) -> Choice | None:
     return parse(stored) if isinstance(stored, str) else None
 
 
-def of_run(folder: Path, limit: Choice | None) -> ClientMemory | None:
-    """The memory of a run in this folder."""
+def of_run(folder: Path, limit: Choice | None, device: torch.device | str = "cpu") -> ClientMemory | None:
+    """The memory of a run in this folder, whose models lie on that device."""
     beside = folder / "checkpoint"
     if not Checkpoints(beside).exist():
         slots.remove(beside)  # of an attempt that nothing can be gone on from
     if limit is None:  # a checkpoint may refer to files nevertheless
-        return ClientMemory(folder=beside) if slots.there(beside) else None
-    return limit.make(beside)
+        return ClientMemory(folder=beside, device=device) if slots.there(beside) else None
+    return limit.make(beside, device)
 
 
 def remove(folder: Path) -> None:

@@ -50,7 +50,8 @@ def execute(
             if not _together({i: one for i, one in going.items() if one is not None}, follow, failed):
                 return False
         for i in some:
-            tell(i, 1.0)
+            if i not in failed:
+                tell(i, 1.0)
     for i, error in failed.items():
         raise Unfinished(f"{folders[i]}: {error}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""))
     return True
@@ -68,13 +69,19 @@ def _together(going: dict[int, Attempt], follow: Callable[[int], Watch], failed:
                 raise outcome
             going[i].finish(outcome)
             interrupted = interrupted or outcome.reason == INTERRUPTED
-        except (OffbeatError, OSError) as error:
+        except Exception as error:  # whatever it is, the others go on
             log.warning("%s: %s", going[i].run.folder, error)
             failed[i] = error
 
-    engines = {i: one.engine(pool.port(i), follow(i), CHECKPOINT_EVERY) for i, one in going.items()}
+    engines = {}
+    for i, one in going.items():
+        try:
+            engines[i] = one.engine(pool.port(i), follow(i), CHECKPOINT_EVERY)
+        except OffbeatError as error:  # a checkpoint that cannot be read, say
+            log.warning("%s: %s", one.run.folder, error)
+            failed[i] = error
     with runs.resumable(), runs.interruptible(engines.values()):
-        for one in going.values():
-            one.begin()
+        for i in engines:
+            going[i].begin()
         run_together(engines, pool, ended)
     return not interrupted

@@ -121,7 +121,7 @@ def attempt(run: Run, worker: str | None = None, memory: str | None = None) -> I
         made = build.setup(experiment, workers.device_of(chosen))
         limit = client_memory.gone_on_with(run.folder, memory)
         trace = Trace(run.trace_file)
-        kept = client_memory.of_run(run.folder, limit)
+        kept = client_memory.of_run(run.folder, limit, made.world.model.device)
         try:
             facts = {**made.facts, **client_memory.facts(limit)}
             yield Attempt(run, experiment, made, chosen, trace, kept, facts, time.monotonic())

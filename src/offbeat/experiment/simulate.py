@@ -190,7 +190,7 @@ def simulate(
     made = build.assemble(model, data, evaluator, experiment, loss)
     if chosen == workers.AUTO:
         chosen, _ = auto.settle(made)
-    computing, kept = workers.make(chosen, made.trainer), None if limit is None else limit.make()
+    computing, kept = workers.make(chosen, made.trainer), None if limit is None else limit.make(device=device)
     engine = build.engine(made, experiment, worker=computing, memory=kept)
     engine.trace.set_facts({**made.facts, WORKER: chosen, **memories.facts(limit)})
     outcome = engine.run()
