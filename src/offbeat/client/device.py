@@ -66,7 +66,7 @@ class DeviceTrainer:
         try:
             if needs_two(module):
                 raise NotStacked("BatchNorm sees all examples of a batch")
-            names = {s.name for s in trainer.binding.layout.slices}
+            names = {s.name for s in trainer.binding.layout.of_kind("param")}
             if {name for name, _ in module.named_parameters(remove_duplicate=False)} != names:
                 raise NotStacked("it has tied or frozen parameters")
             if unknown_words(trainer):
