@@ -69,6 +69,16 @@ def test_the_same_ticket_is_answered_from_disk_by_a_site_made_anew(
     assert again.handle(server.order(1)) == first
 
 
+def test_another_job_under_the_same_ticket_is_another_job(server: Server, tmp_path: Path) -> None:
+    """A server that lost what it had sent may number its jobs so: an answer to the other one would be a wrong one."""
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    site.handle(server.order(1))
+    other = replace(server.job(1), base=server.base - 1)
+    got = meeting.result(site.handle(wire.encode(meeting.assignment(other), RUN)))
+    assert same(got.local, server.made.trainer(other).local)
+
+
 def test_memory_counts_only_once_its_ticket_is_named_as_accepted(server: Server, tmp_path: Path) -> None:
     site = meeting.site(tmp_path)
     site.handle(meeting.greeting(server.of))

@@ -10,6 +10,7 @@ again, since jobs are pure. What leaves the site is written to sent.log before i
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -72,7 +73,8 @@ class Site:
                 return self._sent("hello", "", self._greeted(order, data))
             part = self._taking_part(run)
             if isinstance(order, Assignment):
-                return self._sent("result", f" ticket={order.ticket}", self._assigned(part, order))
+                digest = hashlib.sha256(data).hexdigest()
+                return self._sent("result", f" ticket={order.ticket}", self._assigned(part, order, digest))
             assert isinstance(order, Question)
             return self._sent("scores", f" version={order.version}", self._asked(part, order))
 
@@ -120,10 +122,10 @@ class Site:
 
     # ------------------------------------------------------------ at work
 
-    def _assigned(self, part: Part, order: Assignment) -> bytes:
+    def _assigned(self, part: Part, order: Assignment, digest: str) -> bytes:
         outbox = part.outbox
         kept = outbox.find(order.ticket)
-        if kept is not None:
+        if kept is not None and kept.order == digest:
             return kept.reply
         if (newest := max(outbox.tickets(), default=-1)) > order.ticket:  # a message that was under way for long
             return self._failed(part, order, f"an old ticket: {newest} came after it")
@@ -137,7 +139,7 @@ class Site:
             return self._failed(part, order, answer.reason)
         seconds = time.perf_counter() - began
         try:
-            kept = self._kept(part, order, answer, before, seconds)
+            kept = self._kept(part, order, digest, answer, before, seconds)
             outbox.keep(kept)
         except OutboxError as error:
             log.error("%s", error)
@@ -146,7 +148,9 @@ class Site:
             return self._failed(part, order, in_words(error))
         return kept.reply
 
-    def _kept(self, part: Part, order: Assignment, result: Result, before: Kept | None, seconds: float) -> Kept:
+    def _kept(
+        self, part: Part, order: Assignment, digest: str, result: Result, before: Kept | None, seconds: float
+    ) -> Kept:
         upload, residual = None, None
         if str(part.compression) != "none":
             size = part.ground.layout.num_params  # what comes after them, statistics, is never rounded
@@ -156,7 +160,7 @@ class Site:
         returned = Returned(HERE, result, self._examples(part, order.index + 1), seconds)
         reply = wire.encode(returned, part.greeting.run, upload)
         memory = result.memory or (before.memory if before else {})
-        return Kept(order.ticket, order.index, reply, memory, residual)
+        return Kept(order.ticket, order.index, digest, reply, memory, residual)
 
     def _failed(self, part: Part, order: Assignment, reason: str) -> bytes:
         failure = Failure(order.ticket, plain_text(reason))
