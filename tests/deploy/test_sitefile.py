@@ -16,16 +16,19 @@ import torch
 from meeting import RUN
 
 from offbeat import presets
-from offbeat.client.training import Trainer
+from offbeat.client.data import ClientData
+from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import OffbeatError
+from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies.fedpsa import FedPSA
+from offbeat.core.vector import flatten
 from offbeat.deploy import rules, wire
 from offbeat.deploy.checking import certificate_line, check_site
 from offbeat.deploy.site import Site
 from offbeat.deploy.sitefile import SiteFile, starting_text
 from offbeat.deploy.sources import Partition
-from offbeat.engines.transport import Assignment, Question, Scores
+from offbeat.engines.transport import Assignment, Question, Returned, Scores
 from offbeat.experiment import build
 from offbeat.experiment.config import Experiment
 
@@ -86,9 +89,6 @@ def test_a_site_with_a_file_of_its_own_trains_on_its_own_data(tmp_path: Path) ->
     order = Assignment(1, 6, 0, 0, base, work, 4, 5, None)
     got = meeting.result(site.handle(wire.encode(order, RUN)))
     # the same by hand: this module, this data, as client 6
-    from offbeat.client.data import ClientData
-    from offbeat.core.jobs import Job
-
     module = torch.nn.Sequential(torch.nn.Linear(3, 2))
     x = torch.arange(12.0).view(4, 3) / 12
     data = ClientData.own({6: (x, torch.tensor([0, 1, 0, 1]))})
@@ -264,3 +264,47 @@ def test_what_is_no_certificate_is_one_line(tmp_path: Path) -> None:
         certificate_line(tmp_path / "ca.pem")
     with pytest.raises(OffbeatError, match=r"cannot read .*: No such file"):
         check_site(Partition(0), certificates=[tmp_path / "none.pem"])
+
+
+# ---------------------------------------------------------------- statistics
+
+
+NORMED = """
+    import torch
+    from torch import nn
+
+    def model():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+
+    def load_data():
+        x = torch.arange(60.0).view(20, 3).sin()
+        return x, torch.arange(20) % 2
+"""
+
+
+@pytest.mark.parametrize("how", ["none", "8bit", "topk:0.5"])
+def test_statistics_that_stay_at_the_site_do_and_counters_are_exact_when_compressed(how: str, tmp_path: Path) -> None:
+    """training.bn = local: the site's own statistics are memory, and go on from its last accepted job; what it sends
+    has those it was sent. With shared ones, what is compressed is the trainable part alone: counters count steps."""
+    local = meeting.experiment(training=Training(batch=10, steps=2, bn="local"))
+    shared = meeting.experiment(training=Training(batch=10, steps=2))
+    source = written(tmp_path, NORMED)
+    for of, counted in ((local, 0.0), (shared, 2.0)):
+        ground = source.ground(of)
+        base = flatten(ground.trainer(0).binding.module)
+        run = f"{RUN}-{of.training.bn}"
+        site = Site(tmp_path / of.training.bn, "mine", source)
+        site.handle(meeting.greeting(of, how, run))
+        memory: dict[str, torch.Tensor] = {}
+        for ticket, accepted in ((1, None), (2, 1)):
+            order = Assignment(ticket, 0, ticket - 1, 0, base, LocalWork(), 20, 5, accepted)
+            message = wire.decode(site.handle(wire.encode(order, run)), 1, run=run, base_of=lambda _, b=base: b)
+            assert isinstance(message, Returned)
+            assert isinstance(message.answer, Result)
+            expected = ground.trainer(0)(Job(ticket, 0, ticket - 1, base, 0, LocalWork(), 20, memory, 5))
+            size = ground.layout.num_params
+            assert torch.equal(message.answer.local[size:], expected.local[size:])
+            assert float(message.answer.local[-1]) == counted  # num_batches_tracked is the last entry
+            if how == "none":
+                assert torch.equal(message.answer.local, expected.local)
+            memory = dict(expected.memory)

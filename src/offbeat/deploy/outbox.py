@@ -76,7 +76,7 @@ class Outbox:
         # bytes as a tensor; a copy, since those of an immutable object must not be lent
         tensors[REPLY] = torch.frombuffer(bytearray(kept.reply), dtype=torch.uint8)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self._path(kept.ticket), seal({"index": kept.index, "order": kept.order}, tensors))
         except (OSError, OffbeatError) as error:
             reason = error.strerror or error if isinstance(error, OSError) else error
@@ -101,7 +101,7 @@ class Outbox:
 
     def remember(self, greeting: bytes, since: float) -> None:
         """What the run is about: a site that is started anew goes on without being greeted."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tensors = {REPLY: torch.frombuffer(bytearray(greeting), dtype=torch.uint8)}
         write_whole(self.folder / "greeting", seal({"since": since}, tensors))
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from offbeat.core.errors import RunError, in_words, plain_text
+from offbeat.core.errors import OffbeatError, RunError, in_words, plain_text
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.parts import compression
 from offbeat.core.protocol import LocalRule
@@ -114,10 +114,12 @@ class Site:
         return self._part
 
     def _farewell(self, run: str, order: Farewell) -> bytes:
-        self.farewell = order
+        part = self._part
         if not order.refused:
             Outbox(self.home, run).clear()
-        self.ended.set()
+        if part is None or part.greeting.run == run:  # not of a run that this site has left behind
+            self.farewell = order
+            self.ended.set()
         return b""
 
     # ------------------------------------------------------------ at work
@@ -172,8 +174,13 @@ class Site:
         return wire.encode(Scores(HERE, order.now, order.version, examples, values), part.greeting.run)
 
     def _examples(self, part: Part, index: int) -> int:
-        """What there is now; never fewer than before, whatever the clock says."""
-        part.most = max(part.most, part.ground.num_examples(index, max(0.0, time.time() - part.since)))
+        """What there is now; never fewer than before, whatever the clock says or the data's own code raises."""
+        try:
+            part.most = max(part.most, part.ground.num_examples(index, max(0.0, time.time() - part.since)))
+        except OffbeatError as error:
+            if part.most == 0:
+                raise
+            log.warning("how many examples there are is not known: %s", error)
         return part.most
 
     # ------------------------------------------------------------ the log
