@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, listing, replay, run, show
+from offbeat.cli import check, compare, export, listing, new, replay, run, show
 
 app = typer.Typer(
     name="offbeat",
@@ -26,6 +26,7 @@ app.command("show")(show.show)
 app.command("check")(check.check)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)
+app.add_typer(new.app, name="new")
 
 
 def _version(asked: bool) -> None:
