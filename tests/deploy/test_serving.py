@@ -61,8 +61,8 @@ def retold(run: Run):
     experiment = run.experiment()
     made = build.setup(experiment)
     numbers = Roster.at(run.folder / "sites.json").numbers
-    (x, y), rows_of = made.trainer.data.in_one_place()
-    own = ClientData.shared(x, y, {client: rows_of(int(name[-1])) for name, client in numbers.items()})
+    placed = made.trainer.data.in_one_place()
+    own = ClientData.shared(*placed.pair, {client: placed.of(int(name[-1])) for name, client in numbers.items()})
     trainer = Trainer(made.module, own, experiment.training, made.trainer.task, made.trainer.probe)
     with metrics.open_trace(run.trace_file) as db:
         return retell(db, experiment.strategy, replace(made.world, clients={}), trainer, experiment.until)

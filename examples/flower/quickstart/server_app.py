@@ -17,4 +17,5 @@ def main(grid: Grid, context: Context) -> None:
     _, outcome = flower.serve(
         grid, config["strategy"], Net, until=config["until"], config={"lr": config["lr"]}, ask_clients=True, min_nodes=2
     )
-    print(f"{outcome.updates} updates, {outcome.version} versions, accuracy at the clients {outcome.metrics['acc']:.3f}")
+    accuracy = outcome.metrics["acc"]  # the mean over the clients
+    print(f"{outcome.updates} updates, {outcome.version} versions, accuracy {accuracy:.3f}")
