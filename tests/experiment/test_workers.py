@@ -289,7 +289,8 @@ def test_what_a_worker_finds_out_is_stored_with_who_computed(monkeypatch, tmp_pa
             return super().collect(tickets)
 
     monkeypatch.setitem(workers.WORKERS, "noting", Kind(lambda trainer, _: Noting(trainer)))
-    run = stopped(tmp_path / "run", worker="noting")
+    run = runs.create(tmp_path / "run", replace(SMALL, evaluate_every=1.0), worker="noting")
+    runs.execute(run, lambda status: status.updates >= 4)
     runs.execute(run, worker="inline")
     assert run.summary().worker == "noting (a node has another torch), then inline"
     clients = [(torch.ones(4, 3), torch.arange(4) % 2)] * 2

@@ -74,7 +74,7 @@ class Settings:
         return cls(
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
-            torch.backends.mkldnn.enabled,
+            bool(torch.backends.mkldnn.enabled),
             torch.are_deterministic_algorithms_enabled(),
         )
 
@@ -83,7 +83,7 @@ class Settings:
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.matmul)
         torch.use_deterministic_algorithms(self.deterministic)
-        torch.backends.mkldnn.enabled = self.mkldnn
+        torch.backends.mkldnn.enabled = self.mkldnn  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

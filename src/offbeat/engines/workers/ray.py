@@ -69,9 +69,9 @@ class Ray:
         self._order: list[tuple[float, int]] = []  # a heap of them, and of some that are gone
         self._here: set[int] = set()  # those that cannot travel: they are trained in this process
         self._answers: dict[int, Answer | MemoryError] = {}  # that nobody asked for yet
-        self._deaths: dict[int, int] = {}  # of actors that had it
+        self._deaths: dict[int, int] = {}  # of actors that had it first; those with an entry are sent alone
         self._members: list[Member] = []
-        self._placed = WeakTensorKeyDictionary()  # tensor -> (its version, where it lies): as long as it is in use
+        self._placed: Any = WeakTensorKeyDictionary()  # tensor -> (its version, where it lies), while it is in use
         self._most = self._ahead = 0  # actors there may be; results that may wait
         self._trainer: Ref | None = None
         self._made: Any = None  # makes actors
@@ -144,8 +144,7 @@ class Ray:
             under_way = sum(map(Member.load, self._members))
             if ticket != needed and len(self._answers) + under_way >= self._ahead:
                 return
-            free = (member for member in self._members if member.greeting is None and member.load() < DEPTH)
-            member = min(free, key=Member.load, default=None)
+            member = self._free_for(ticket)
             if member is None:
                 return
             try:
@@ -154,6 +153,20 @@ class Ray:
                 self._stays(ticket, str(reason))
             heappop(self._order)
             self._due.pop(ticket, None)
+
+    def _free_for(self, ticket: int) -> Member | None:
+        """The least busy. With a job that was in an actor that died an actor has nothing else: an answer that was on
+        its way is lost too, so that only of a job that is alone it is certain that it was the one.
+        """
+        room = 1 if ticket in self._deaths else DEPTH
+        free = (
+            member
+            for member in self._members
+            if member.greeting is None
+            and member.load() < room
+            and not any(other in self._deaths for _, other, _ in member.jobs)
+        )
+        return min(free, key=Member.load, default=None)
 
     def _sent(self, member: Member, job: Job) -> Ref:
         body, large = pack(fields_of(job), exact=True)
@@ -270,9 +283,8 @@ class Ray:
         for number, (_, ticket, due) in enumerate(member.jobs):
             if ticket not in self._jobs:
                 continue  # cancelled meanwhile
-            if number == 0:
-                self._deaths[ticket] = self._deaths.get(ticket, 0) + 1
-                self._give_up_on(self._jobs[ticket], how)
+            self._deaths[ticket] = self._deaths.get(ticket, 0) + (number == 0)
+            self._give_up_on(self._jobs[ticket], how)
             self._wait_for(ticket, due)
         again = self._new()
         again.tries = 1 if member.greeting is None else member.tries + 1

@@ -58,7 +58,7 @@ def as_block(tensor: Tensor) -> Block:
     return found
 
 
-class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc, name-defined]
+class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
     def __init__(self, file: BytesIO, exact: bool) -> None:
         super().__init__(file, protocol=5)
         self.large: list[Tensor] = []
@@ -124,7 +124,7 @@ def unpack_trainer(body: bytes, block: Block) -> Any:
     return _TrainerUnpacker(BytesIO(body), block).load()
 
 
-class _TrainerPacker(cloudpickle.CloudPickler):  # type: ignore[misc, name-defined]
+class _TrainerPacker(cloudpickle.CloudPickler):  # type: ignore[misc]
     def __init__(self, file: BytesIO, still: Collection[Tensor]) -> None:
         super().__init__(file, protocol=5)
         self.placed: list[tuple[Tensor, int]] = []
