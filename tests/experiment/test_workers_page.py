@@ -19,7 +19,8 @@ def test_it_names_every_worker_in_order() -> None:
 
 
 def test_its_commands_name_workers_there_are() -> None:
-    named = re.findall(r"--worker (\S+)", "\n".join(re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    named = re.findall(r"--worker (\S+)", "\n".join(shown for language, shown in blocks if not language))
     assert len(named) == 4
     for name in named:
         if name.startswith("ray:"):
