@@ -21,7 +21,7 @@ from patience import PATIENCE, until
 
 pytestmark = pytest.mark.ray
 
-LONGER = ["--set", "clients=4", "--set", "model=mlp", "--until", "20000s"]
+LONGER = ["--set", "clients=4", "--set", "model=mlp", "--until", "4000s"]
 
 
 def session_of(pid: int) -> set[int]:
