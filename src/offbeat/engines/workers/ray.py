@@ -20,7 +20,7 @@ from math import inf
 from typing import Any
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -326,6 +326,8 @@ def _how(error: RayError) -> str:
     """In words, how an actor ended."""
     if isinstance(error, OutOfMemoryError):
         return "was ended for want of memory"
+    if isinstance(error, ActorUnavailableError):  # what is heard first of a node that is gone
+        return "cannot be reached any more"
     text = str(error)
     if "node has died" in text or "node was terminated" in text or "node failure" in text:
         return "was lost with its node"
