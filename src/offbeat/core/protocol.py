@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from torch import Tensor
 
 from offbeat.core.errors import ProtocolError, require
+from offbeat.core.values import value
 from offbeat.core.vector import Layout, Slice
 
 __all__ = [
@@ -140,7 +141,7 @@ class LocalWork:
 # ---------------------------------------------------------------- events: facts
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientReady:
     """An idle, reachable client can take work; a strategy may answer now or later."""
 
@@ -149,7 +150,7 @@ class ClientReady:
     num_examples: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UpdateArrived:
     """A client answered: `base` is exactly what it was sent, `local` what it returned."""
 
@@ -186,7 +187,7 @@ Event = ClientReady | UpdateArrived | ClientLost | TimerFired
 # ---------------------------------------------------------------- actions: requests
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dispatch:
     client: int
     model: Tensor
