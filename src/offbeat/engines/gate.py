@@ -29,6 +29,7 @@ from offbeat.core.vector import Layout, largest_norm
 
 MOST_COUNTED = 1 << 24  # steps or batches in one job
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WIDE = FLOATS[2:]  # whose squares are summed as they are
 TOGETHER = 4096  # vectors up to this length are stacked: above it, a copy costs more than a call
 MANY_RULES = 64
 ABSENT = object()
@@ -223,8 +224,8 @@ def _plain(vector: Tensor) -> Tensor:
 
 def _square(vector: Tensor) -> Tensor:
     """The squared norm, where the vector is."""
-    if vector.dtype in (torch.float32, torch.float64):
-        return torch.dot(vector, vector)
+    if vector.dtype in WIDE:
+        return vector.dot(vector)
     norm: Tensor = torch.linalg.vector_norm(vector, dtype=_wide(vector.dtype))
     return norm.square()
 
