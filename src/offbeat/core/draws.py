@@ -16,13 +16,15 @@ import torch
 _NORMAL = NormalDist()
 _SCALE = 2.0**-53
 MANY = 10_000  # items from which on a sample does not hash each of them
+_fresh = blake2b(digest_size=8).copy  # cheaper than reading its arguments for each draw
 _KEYS = ["%d/%s" + "/%d" * counters for counters in range(16)]
 
 
 def bits(seed: int, purpose: str, *counters: int) -> int:
     """64 random bits for this key."""
-    key = (_KEYS[len(counters)] % (seed, purpose, *counters)).encode()  # %d: numpy's whole numbers draw the same
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+    hashed = _fresh()
+    hashed.update((_KEYS[len(counters)] % (seed, purpose, *counters)).encode())  # %d: so that numpy's draw the same
+    return int.from_bytes(hashed.digest(), "little")
 
 
 def uniform(seed: int, purpose: str, *counters: int) -> float:

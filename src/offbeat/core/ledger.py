@@ -64,14 +64,15 @@ class Ledger:
         del self.busy[job.client]
         return job
 
-    def check(self, actions: list[Action], like: Tensor, arrived: Job | None, now: float) -> None:
-        """Raise ProtocolError if any action of this answer is illegal; book nothing.
+    def check(self, actions: list[Action], like: Tensor, arrived: Job | None, now: float) -> bool:
+        """Raise ProtocolError if any action of this answer is illegal; book nothing. Does it reject the update?
 
         `like` is the current model, `arrived` the job whose update is answered: only that may be rejected.
         """
         if not isinstance(actions, list):
             raise ProtocolError(f"on_event returned a {type(actions).__name__}: it returns a list of actions")
         sent: set[int] = set()
+        rejects = False
         for action in actions:
             if isinstance(action, Dispatch):
                 client = action.client
@@ -89,8 +90,9 @@ class Ledger:
                         f"SetTimer({action.key!r}, at={action.at}): now is {now}, a timer lies at or after it"
                     )
             elif isinstance(action, Reject):
-                if (rejected := sum(isinstance(other, Reject) for other in actions)) > 1:
-                    raise ProtocolError(f"{rejected} Rejects in one answer: there is one update to refuse")
+                if rejects:
+                    raise ProtocolError("a second Reject in one answer: there is one update to refuse")
+                rejects = True
                 if arrived is None or (action.client, action.ticket) != (arrived.client, arrived.ticket):
                     raise ProtocolError(
                         f"Reject of client {action.client}'s ticket {action.ticket}: not the update being answered"
@@ -101,6 +103,7 @@ class Ledger:
                         raise ProtocolError(f"Note {name!r} = {value!r}: noted quantities are plain numbers")
             elif not isinstance(action, (CancelTimer, Stop)):
                 raise ProtocolError(f"{action!r} is not an action")
+        return rejects
 
     def check_last(self, actions: list[Action], like: Tensor, now: float) -> None:
         """The same for what a strategy asks at the end of a run, when nothing can happen any more."""
@@ -153,10 +156,10 @@ def in_order(clients: Mapping[int, int]) -> Iterable[int]:
 
 
 def _check_model(what: str, model: object, like: Tensor) -> None:
-    if not isinstance(model, Tensor) or model.dim() != 1 or model.numel() != like.numel():
+    if not isinstance(model, Tensor) or model.shape != like.shape:
         given = f"shape {tuple(model.shape)}" if isinstance(model, Tensor) else type(model).__name__
         raise ProtocolError(f"{what} with {given}: a model is a flat vector of {like.numel()} entries")
-    if model.dtype != like.dtype:
+    if model.dtype is not like.dtype:
         raise ProtocolError(
             f"{what} with {model.dtype}: strategies compute in the dtype of the model they are given, {like.dtype}"
         )

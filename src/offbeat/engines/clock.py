@@ -37,17 +37,13 @@ class Clock:
 
     def next(self, horizon: float) -> Due | None:
         """What is due next; None if that lies beyond the horizon or, without one, only evaluation is left."""
-        heap = self.heap
-        while heap:
-            due = heap[0]
-            if self.dead and self._is_dead(due):
-                heappop(heap)
-                self.dead -= 1
-                continue
-            if due[0] > horizon or (horizon == inf and due[1] == EVALUATE and len(heap) - self.dead == 1):
-                return None
-            return due
-        return None
+        if self.dead:
+            self._bury()
+        if not (heap := self.heap):
+            return None
+        due = heap[0]
+        over = due[0] > horizon or (due[1] == EVALUATE and horizon == inf and len(heap) - self.dead == 1)
+        return None if over else due
 
     def pop(self) -> None:
         """Advance to what is due next."""
@@ -60,15 +56,19 @@ class Clock:
 
     def upcoming(self) -> float:
         """When something is due next; inf if nothing is."""
-        while self.dead and self._is_dead(self.heap[0]):
-            heappop(self.heap)
-            self.dead -= 1
+        self._bury()
         return self.heap[0][0] if self.heap else inf
 
     @property
     def over(self) -> bool:
         """Nothing but evaluations of a model that will not change any more."""
         return all(due[1] == EVALUATE or self._is_dead(due) for due in self.heap)
+
+    def _bury(self) -> None:
+        """The first entry is alive after this."""
+        while self.dead and self._is_dead(self.heap[0]):
+            heappop(self.heap)
+            self.dead -= 1
 
     def _is_dead(self, due: Due) -> bool:
         return due[1] == TIMER and due[2] not in self.keys

@@ -14,8 +14,8 @@ Facts are plain values: a journal can hold them, and the same facts lead to the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -234,9 +234,9 @@ class Coordinator:
         last = self.contract.finish
         if last is None or self.fallen:  # the state of a run that fell back is not asked any more
             return []
-        began = time.perf_counter()
+        began = perf_counter()
         actions = last(self.state, now)
-        self.progress.server_seconds += time.perf_counter() - began
+        self.progress.server_seconds += perf_counter() - began
         self.ledger.check_last(actions, self.model, now)
         self._book(now, actions, [])
         self._compare_versions()
@@ -331,22 +331,21 @@ class Coordinator:
         self, event: Event, orders: list[Order], arrived: Job | None = None, result: Result | None = None
     ) -> None:
         """Hand an event to the strategy and book its answer; an update comes with its job and result."""
-        now, ledger, began = event.now, self.ledger, time.perf_counter()
+        ledger, progress, footing, now, began = self.ledger, self.progress, self.footing, event.now, perf_counter()
         try:
             actions = self.strategy.on_event(self.state, event)
-            self.progress.server_seconds += time.perf_counter() - began
-            ledger.check(actions, self.model, arrived, now)
+            progress.server_seconds += perf_counter() - began
+            rejects = ledger.check(actions, self.model, arrived, now)
         except Exception as error:
             error.add_note(f"while answering: {tell(event)}")
             raise
-        accepted = result is not None and Reject not in map(type, actions)
-        footing, updates = self.footing, self.progress.updates
+        updates = progress.updates
         looked = updates >= footing.look_at and Commit in map(type, actions)
         if looked and (fault := footing.fault(actions)) is not None:
-            self._fall(fault, arrived if accepted else None)
+            self._fall(fault, None if rejects else arrived)
             return
-        if accepted and result is not None:
-            self._accept(event, result)  # before the answer is booked: it may send the client its next job
+        if arrived is not None and result is not None and not rejects:
+            self._accept(arrived, result)  # before the answer is booked: it may send the client its next job
         self._book(now, actions, orders)
         if looked:
             footing.keep(self.model, ledger.version, updates)
@@ -389,12 +388,13 @@ class Coordinator:
         self.reason = self.footing.reason(fault)
         self.model, self.ledger.version = self.footing.model, self.footing.version
 
-    def _accept(self, event: Any, result: Result) -> None:
-        self.progress.updates += 1
-        self.progress.since_accepted = 0
-        self.footing.accepted(event.ticket)
+    def _accept(self, job: Job, result: Result) -> None:
+        progress = self.progress
+        progress.updates += 1
+        progress.since_accepted = 0
+        self.footing.accepted(job.ticket)
         if result.memory:
-            self.memories[event.client] = result.memory
+            self.memories[job.client] = result.memory
 
     def _dispatch(self, now: float, action: Dispatch) -> Job:
         client = action.client

@@ -29,11 +29,13 @@ from offbeat.core.vector import Layout, largest_norm
 
 MOST_COUNTED = 1 << 24  # steps or batches in one job
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WIDE = FLOATS[2:]  # whose squares are summed as they are
 TOGETHER = 4096  # vectors up to this length are stacked: above it, a copy costs more than a call
 MANY_RULES = 64
 ABSENT = object()
 
 Lengths = Mapping[str, int]  # of vectors, by name
+Named = tuple[LocalRule | None, Lengths, Lengths]  # by a rule: the extras, the memory
 Verdict = Result | str  # the admitted result, or why it is refused
 
 
@@ -50,9 +52,7 @@ class Gate:
     max_norm: float | None = None  # of local - base, over the trainable entries
     local_statistics: bool = False  # do clients keep their buffers and counters, as memory?
     _most: float = field(init=False, repr=False, compare=False)  # the largest squared norm
-    _rules: dict[int, tuple[LocalRule | None, Lengths, Lengths]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
+    _rules: dict[int, Named] = field(init=False, repr=False, compare=False, default_factory=dict)  # by id
 
     def __post_init__(self) -> None:
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
@@ -73,11 +73,9 @@ class Gate:
 
     def _alone(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         verdict = self._shape_of(answer, jobs)
-        return (
-            plain_text(verdict)
-            if isinstance(verdict, str)
-            else self._number_of(verdict, jobs, _squared_norm(verdict.local))
-        )
+        if isinstance(verdict, str):
+            return plain_text(verdict)
+        return self._number_of(verdict, jobs, _square(verdict.local).item())
 
     def _spared(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         """A verdict also where looking at what was sent raises: a kind of tensor, or of mapping, nobody thought of."""
@@ -118,25 +116,26 @@ class Gate:
         job = jobs.get(answer.ticket) if type(answer.ticket) is int else None
         if job is None:
             return "unknown ticket"
-        local = answer.local
+        local, examples, steps = answer.local, answer.num_examples, answer.steps
         if not dense(local):
             return "not a dense vector"
-        if local.dim() != 1 or local.numel() != self.layout.size:
+        if local.shape != (self.layout.size,):
             return f"shape {tuple(local.shape)} instead of ({self.layout.size},)"
-        if local.dtype != self.dtype:
+        if local.dtype is not self.dtype:
             return f"{local.dtype} instead of {self.dtype}"
         if local.device != job.base.device:
             return f"a vector on {local.device} instead of {job.base.device}"
-        if type(answer.num_examples) is not int or not 1 <= answer.num_examples <= job.num_examples:
-            return (
-                f"num_examples {str(answer.num_examples)[:20]} is not a whole number from 1 to the "
-                f"{job.num_examples} it has"
-            )
-        if type(answer.steps) is not int or not 1 <= answer.steps <= MOST_COUNTED:
-            return f"steps {str(answer.steps)[:20]} is not a positive whole number"
+        if type(examples) is not int or not 1 <= examples <= job.num_examples:
+            return f"num_examples {str(examples)[:20]} is not a whole number from 1 to the {job.num_examples} it has"
+        if type(steps) is not int or not 1 <= steps <= MOST_COUNTED:
+            return f"steps {str(steps)[:20]} is not a positive whole number"
         if local.requires_grad or local.is_inference() or not local.is_contiguous():
             answer = replace(answer, local=_plain(local))
-        uploads, kept = self._named(job.work.rule)
+        rule = job.work.rule
+        known = self._rules.get(id(rule))
+        if known is None or known[0] is not rule:
+            known = self._ask(rule)
+        _, uploads, kept = known
         if uploads or kept:
             return self._with_rule(answer, uploads, kept, job.base.device)
         extras, memory = answer.extras, answer.memory
@@ -148,20 +147,18 @@ class Gate:
             return "not an answer"
         return f"failed: {plain_text(answer.reason)}" if ticket_of(answer) in jobs else "unknown ticket"
 
-    def _named(self, rule: LocalRule | None) -> tuple[Lengths, Lengths]:
+    def _ask(self, rule: LocalRule | None) -> Named:
         """The extras and the memory an answer to work with this rule is to have. A rule is asked once: it never
         changes.
         """
-        known = self._rules.get(id(rule))
-        if known is None or known[0] is not rule:
-            uploads = {} if rule is None else dict(rule.uploads(self.layout))
-            kept = {} if rule is None else dict.fromkeys(rule.memory, self.layout.num_params)
-            if self.local_statistics:
-                kept[STATISTICS] = self.layout.size - self.layout.num_params
-            if len(self._rules) >= MANY_RULES:
-                self._rules.clear()  # a rule of its own for every job: they are not to be kept alive
-            self._rules[id(rule)] = known = rule, uploads, kept
-        return known[1], known[2]
+        uploads = {} if rule is None else dict(rule.uploads(self.layout))
+        kept = {} if rule is None else dict.fromkeys(rule.memory, self.layout.num_params)
+        if self.local_statistics:
+            kept[STATISTICS] = self.layout.size - self.layout.num_params
+        if len(self._rules) >= MANY_RULES:
+            self._rules.clear()  # a rule of its own for every job: they are not to be kept alive
+        self._rules[id(rule)] = named = rule, uploads, kept
+        return named
 
     def _with_rule(self, result: Result, uploads: Lengths, lengths: Lengths, device: torch.device) -> Verdict:
         """The extras and the memory that the job's rule named, each read once; whatever else was sent is dropped."""
@@ -170,7 +167,7 @@ class Gate:
             extra = _read(result.extras, name)
             if not dense(extra) or extra.shape != (length,) or extra.dtype not in FLOATS or extra.device != device:
                 return f"extras[{name!r}] is not a vector of {length} entries"
-            if not (squared_norm := _squared_norm(extra)) <= self._most:
+            if not (squared_norm := _square(extra).item()) <= self._most:
                 return f"extras[{name!r}] holds {self._too_large(squared_norm)}"
             extras[name] = _plain(extra)
         memory: dict[str, Tensor] = {}
@@ -180,7 +177,7 @@ class Gate:
                 continue
             if not dense(kept) or kept.shape != (length,) or kept.dtype != self.dtype or kept.device != device:
                 return "memory that holds no finite vectors"
-            if not _squared_norm(kept) <= self._most:
+            if not _square(kept).item() <= self._most:
                 return "memory that holds no finite vectors"
             memory[name] = _plain(kept)
         return Result(result.ticket, result.local, result.num_examples, result.steps, extras, memory)
@@ -190,11 +187,11 @@ class Gate:
             squares: list[float] = torch.stack([_square(v) for v in vectors]).tolist()
             return squares
         if not vectors or vectors[0].numel() > TOGETHER:
-            return [_squared_norm(v) for v in vectors]
+            return [_square(v).item() for v in vectors]
         stacked = torch.stack(vectors)
         norms: list[float] = torch.linalg.vector_norm(stacked, dim=1, dtype=_wide(stacked.dtype)).square().tolist()
         # the same verdict as alone: near the bound the two sums may round to either side of it
-        return [norm if norm <= self._most / 2 else _squared_norm(v) for v, norm in zip(vectors, norms, strict=True)]
+        return [norm if norm <= self._most / 2 else _square(v).item() for v, norm in zip(vectors, norms, strict=True)]
 
 
 def _read(held: object, name: str) -> object:
@@ -225,14 +222,10 @@ def _plain(vector: Tensor) -> Tensor:
     return torch.empty(vector.shape, dtype=vector.dtype, device=vector.device).copy_(vector.detach())
 
 
-def _squared_norm(vector: Tensor) -> float:
-    square: float = _square(vector).item()
-    return square
-
-
 def _square(vector: Tensor) -> Tensor:
-    if vector.dtype in (torch.float32, torch.float64):
-        return torch.dot(vector, vector)
+    """The squared norm, where the vector is."""
+    if vector.dtype in WIDE:
+        return vector.dot(vector)
     norm: Tensor = torch.linalg.vector_norm(vector, dtype=_wide(vector.dtype))
     return norm.square()
 

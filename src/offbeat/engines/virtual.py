@@ -103,18 +103,18 @@ class VirtualEngine:
 
     def advance(self) -> int | None:
         """Go on until a result is needed, and say of which ticket; None when the run has ended."""
-        run, clock = self.coordinator, self.clock
         if self._cadence is None:
             self._cadence = Cadence(self.checkpoint_every)
         if not self._started:
             self._start()
+        run, clock, verdicts, waited_for = self.coordinator, self.clock, self._verdicts, self.coordinator.ledger.open
         while run.reason is None and self._ended is None:
             due = self._waiting or clock.next(self._horizon)
             if due is None:
                 self._run_out()
                 break
             _, kind, who, ticket = due
-            if kind == ARRIVE and ticket not in self._verdicts and ticket in run.ledger.open:
+            if kind == ARRIVE and ticket not in verdicts and ticket in waited_for:
                 self._waiting = due
                 self._waits -= 1
                 if self._waits <= 0:
@@ -285,20 +285,20 @@ class VirtualEngine:
         """Put on the clock how the job will end: it arrives, once or twice, or its ticket expires and nobody
         computes it.
         """
-        clock, client, now = self.clock, job.client, job.started
-        trip = self.presence.trip(job)
-        if not (trip.duration >= 0 and isfinite(trip.duration)):
+        client, ticket, now, push = job.client, job.ticket, job.started, self.clock.push
+        duration, expected, crashes, _, again = self.presence.trip(job)
+        if not 0 <= duration < inf:
             raise RunError(
-                f"client {client} would take {trip.duration} s for its job {job.index}: durations are finite, 0 or more"
+                f"client {client} would take {duration} s for its job {job.index}: durations are finite, 0 or more"
             )
-        patience = self.timeout * trip.expected
-        if trip.crashes or trip.duration > patience:
-            clock.push(now + patience, LOST, client, job.ticket)
+        patience = self.timeout * expected
+        if crashes or duration > patience:
+            push(now + patience, LOST, client, ticket)
             return
-        due = now + trip.duration
-        clock.push(due, ARRIVE, client, job.ticket)
-        if trip.again is not None:
-            clock.push(due + trip.again, ARRIVE, client, job.ticket)
+        due = now + duration
+        push(due, ARRIVE, client, ticket)
+        if again is not None:
+            push(due + again, ARRIVE, client, ticket)
         if due <= self._horizon:
             self.worker.submit(job, due)
 
