@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, listing, run, show
+from offbeat.cli import check, compare, export, join, keys, listing, run, serve, show, status
 
 app = typer.Typer(
     name="offbeat",
@@ -25,6 +25,10 @@ app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("check")(check.check)
 app.command("export")(export.export)
+app.command("serve")(serve.serve)
+app.command("join")(join.join)
+app.command("status")(status.status)
+app.command("keys")(keys.keys)
 
 
 def _version(asked: bool) -> None:
@@ -37,7 +41,7 @@ def _version(asked: bool) -> None:
 def offbeat(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Asynchronous federated learning for PyTorch: simulate, compare, check."""
+    """Asynchronous federated learning for PyTorch: simulate, compare, check, deploy."""
 
 
 def main() -> None:

@@ -79,7 +79,11 @@ class Door(ThreadingHTTPServer):
         try:
             request.settimeout(HANDSHAKE)
             if self.outside is not None:
-                if request.recv(1, socket.MSG_PEEK) not in (b"\x16", b""):
+                first = request.recv(1, socket.MSG_PEEK)
+                if not first:  # somebody looked whether the port is open
+                    self.shutdown_request(request)
+                    return
+                if first != b"\x16":
                     log.warning("%s: turned away, it does not speak TLS (plain HTTP to a TLS port?)", who)
                     request.sendall(b"HTTP/1.1 400 TLS only\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
                     self.shutdown_request(request)
@@ -169,7 +173,9 @@ class Request(BaseHTTPRequestHandler):
                     self._say(503, {"error": "the server is not ready"})
                     return
         if answer.status >= 400 and answer.status != 503:
-            log.warning("%s: %s: %s %s", self._who(), path, answer.status, plain_text(content[:300].decode("utf-8", "replace")))
+            log.warning(
+                "%s: %s: %s %s", self._who(), path, answer.status, plain_text(content[:300].decode("utf-8", "replace"))
+            )
         self.send_response_only(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in HOP:
@@ -215,7 +221,9 @@ class Request(BaseHTTPRequestHandler):
     def _who(self) -> str:
         key = self.headers.get(KEY)
         try:
-            name = self.server.known().get(fingerprint_of_pem(base64.b64decode(key))) if key and self.server.keys else None
+            name = (
+                self.server.known().get(fingerprint_of_pem(base64.b64decode(key))) if key and self.server.keys else None
+            )
         except ValueError:
             name = None
         return f"{name} at {self.client_address[0]}" if name else str(self.client_address[0])

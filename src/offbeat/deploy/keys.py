@@ -66,7 +66,9 @@ class ServerKeys:
         try:
             certificate.verify_directly_issued_by(read_certificate(self.ca))
         except Exception:
-            raise ConfigError(f"{self.certificate} was not signed by {self.ca}: make it again with 'offbeat keys'") from None
+            raise ConfigError(
+                f"{self.certificate} was not signed by {self.ca}: make it again with 'offbeat keys'"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ def make_authority(folder: Path, days: int) -> bool:
     if (folder / "ca.pem").exists() and (folder / "ca.key").exists():
         return False
     if (folder / "ca.pem").exists() or (folder / "ca.key").exists():
-        raise ConfigError(f"{folder} has one of ca.pem and ca.key, but not both: put back the other, or use another --dir")
+        raise ConfigError(
+            f"{folder} has one of ca.pem and ca.key, but not both: put back the other, or use another --dir"
+        )
     key = _new_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offbeat federation")])
     builder = _builder(name, name, key.public_key(), days)
@@ -150,7 +154,9 @@ def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
 def make_site(folder: Path, name: str) -> Path:
     """The folder for a site: its key pair, and whom it trusts."""
     if not NAME.fullmatch(name):
-        raise ConfigError(f"--site {name!r}: a name has letters, digits, '.', '_' and '-', and begins with one of the first two")
+        raise ConfigError(
+            f"--site {name!r}: a name has letters, digits, '.', '_' and '-', and begins with one of the first two"
+        )
     home = folder / "sites" / name
     if (home / "site.key").exists() or (home / "site.pub").exists():
         raise ConfigError(f"{home} has keys already: they are not replaced; remove the folder to make new ones")

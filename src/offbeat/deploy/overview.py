@@ -108,7 +108,18 @@ def _of_trace(db: sqlite3.Connection, known: dict[int, str]) -> dict[str, Any]:
     }
 
 
-HEADINGS = ["site", "client", "now", "examples", "updates", "refused", "lost", "staleness", "training s", "round trip s"]
+HEADINGS = [
+    "site",
+    "client",
+    "now",
+    "examples",
+    "updates",
+    "refused",
+    "lost",
+    "staleness",
+    "training s",
+    "round trip s",
+]
 
 
 def table(sites: list[dict[str, Any]], ended: bool = False) -> list[list[str]]:
@@ -119,7 +130,10 @@ def table(sites: list[dict[str, Any]], ended: bool = False) -> list[list[str]]:
 
     rows = []
     for site in sites:
-        counts = [str(site.get(key, 0) if site.get(key) is not None else "-") for key in ("examples", "updates", "refused", "lost")]
+        counts = [
+            str(site.get(key, 0) if site.get(key) is not None else "-")
+            for key in ("examples", "updates", "refused", "lost")
+        ]
         measured = [number(site.get("staleness")), number(site.get("training"), 2), number(site.get("round_trip"), 2)]
         rows.append([str(site["name"]), str(site["client"]), str(site.get("doing", "here")), *counts, *measured])
     whole = [HEADINGS, *rows]

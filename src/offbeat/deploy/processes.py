@@ -61,7 +61,9 @@ class Children:
             "NO_COLOR": "1",
         }
 
-    def start(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """In the background; what it says goes to logs/NAME.log."""
         self.look_after()
         with open(self.logs / f"{name}.log", "ab") as log:

@@ -61,7 +61,9 @@ def ask_door(address: str, path: str, keys: SiteKeys | None, name: str) -> dict[
         raise RunError(_distrust(where, host, error, keys)) from None
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"):
-            raise RunError(f"{where} does not speak TLS: it was started with --insecure, or is no offbeat server") from None
+            raise RunError(
+                f"{where} does not speak TLS: it was started with --insecure, or is no offbeat server"
+            ) from None
         raise RunError(f"no secure connection to {where}: {error.reason or error}") from None
     except socket.gaierror:
         raise RunError(f"no machine is called {host!r}: look at --server {address}") from None

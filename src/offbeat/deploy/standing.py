@@ -47,7 +47,6 @@ class Orders(_File):
     record: str = "checkpoint"  # or full
     checkpoint_every: float = 30.0
 
-
     @classmethod
     def of(cls, live: Path) -> Orders:
         """Those that must be there."""
