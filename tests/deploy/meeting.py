@@ -24,7 +24,7 @@ from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import MODELS
 from offbeat.scenario.partition import PARTITIONS
 
-RUN = "a-run"
+RUN, CLIENT = "a-run", 1
 
 
 def experiment(strategy: str = "fedasync", settings: Mapping[str, Any] | None = None, **changes: Any) -> Experiment:
@@ -47,7 +47,7 @@ def greeting(of: Experiment, compression: str = "none", run: str = RUN) -> bytes
     return wire.encode(wire.Greeting(run, files.dump(of), "digest", compression), run)
 
 
-def site(home: Path, number: int = 1) -> Site:
+def site(home: Path, number: int = CLIENT) -> Site:
     return Site(home, f"site-{number}", Partition(number))
 
 

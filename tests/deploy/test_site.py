@@ -8,6 +8,7 @@ from typing import Any
 import meeting
 import pytest
 import torch
+from meeting import CLIENT
 
 from offbeat.core.jobs import Job, Result
 from offbeat.core.strategies import REGISTRY
@@ -16,7 +17,6 @@ from offbeat.engines.until import Until
 from offbeat.engines.workers.inline import Inline
 from offbeat.experiment import build
 
-CLIENT = 1
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.1},
     "fedbuff": {"k": 2},

@@ -18,6 +18,8 @@ from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWo
 
 # memory of every client, whatever its rule, where statistics stay at the clients; not a name for a rule's
 STATISTICS = "own statistics"
+# an extra of updates that come from somewhere else: the seconds of training, as the client measured them
+TRAINING_SECONDS = "training_seconds"
 Rate = float | Tensor
 Features = Callable[[Tensor], tuple[Tensor, Tensor]]  # see LocalJob.features
 

@@ -53,6 +53,11 @@ class Clock:
         """Advance to what is due next."""
         self.now = heappop(self.heap)[0]
 
+    def drop(self, kind: int) -> None:
+        """Nothing of this kind is due any more."""
+        self.heap = [due for due in self.heap if due[1] != kind]
+        heapify(self.heap)
+
     def upcoming(self) -> float:
         """When something is due next; inf if nothing is."""
         while self.dead and self._is_dead(self.heap[0]):

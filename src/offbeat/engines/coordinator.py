@@ -83,6 +83,7 @@ class Coordinator:
         journal: Callable[[Fact], None] | None = None,  # told each fact before the strategy is
         # told each event and answer after it was booked; without, versions are compared here
         heard: Hear | None = None,
+        gives_up: bool = True,  # does a run end in which job after job comes to nothing?
     ) -> None:
         self.strategy, self.world, self.until = strategy, world, until
         self.contract = contract_of(strategy)
@@ -99,7 +100,7 @@ class Coordinator:
         self._num_examples = num_examples or self._as_told
         # what clients said they have, if nobody else knows
         self._claimed: dict[int, int] | None = {} if num_examples is None else None
-        self._journal, self._heard = journal, heard
+        self._journal, self._heard, self._gives_up = journal, heard, gives_up
         self._asked = (-1, -1, -1.0), 0  # the last question for a client's examples, and its answer
         self._fired = (-1.0, 0)  # timers fired at this instant
 
@@ -127,9 +128,23 @@ class Coordinator:
         if self._claimed is not None:
             self._claimed[client] = num_examples
         self._asked = (client, self.ledger.jobs.get(client, 0), now), num_examples
-        self.trace.add(now, "back", self.ledger.version, client)
+        self.trace.add(now, "back", self.ledger.version, client, examples=num_examples)
         self._tell(ClientReady(now, client, num_examples), orders)
         return orders
+
+    def claims(self, now: float, client: int, num_examples: int) -> list[Order]:
+        """A client says how much it has, where nobody else knows; its data may grow."""
+        if self._claimed is not None and self._as_told(client, 0, now) != num_examples:
+            if self._journal is not None:
+                self._journal(("claims", (now, client, num_examples)))
+            self._claimed[client] = num_examples
+            self._asked = (-1, -1, -1.0), 0
+            self.trace.add(now, "examples", self.ledger.version, client, examples=num_examples)
+        return []
+
+    def claimed(self, client: int) -> int:
+        """What a client said last."""
+        return self._as_told(client, 0, 0.0)
 
     def left(self, now: float, client: int) -> list[Order]:
         """An idle client went away; the host tells when it joins again."""
@@ -139,17 +154,19 @@ class Coordinator:
         self._leave(now, client, orders)
         return orders
 
-    def answered(self, now: float, ticket: int, verdict: Verdict, back: float) -> list[Order]:
-        """A client answered, and the gate has judged. `back`: when it can be reached again; now, if it stays."""
+    def answered(self, now: float, ticket: int, verdict: Verdict, back: float, size: int | None = None) -> list[Order]:
+        """A client answered, and the gate has judged. `back`: when it can be reached again; now, if it stays. `size`:
+        of what it sent, where that was measured.
+        """
         if self._journal is not None:
-            self._journal(("answered", (now, ticket, verdict, back)))
+            self._journal(("answered", (now, ticket, verdict, back, size)))
         job = self.ledger.close(ticket)
         if isinstance(verdict, str):
-            return self._refused(now, job, verdict, back)
+            return self._refused(now, job, verdict, back, size)
         orders: list[Order] = []
         client = job.client
         self.progress.refusals.pop(client, None)
-        size = self.traffic.up(client, verdict.local, verdict.extras)
+        counted = self.traffic.up(client, verdict.local, verdict.extras)
         self.trace.add(
             now,
             "arrive",
@@ -159,7 +176,7 @@ class Coordinator:
             job.base_version,
             verdict.steps,
             verdict.num_examples,
-            size,
+            counted if size is None else size,
         )
         event = UpdateArrived(
             now,
@@ -193,9 +210,13 @@ class Coordinator:
         self._in_vain("jobs in a row were lost")
         return self._lose(now, job, back)
 
-    def strayed(self, now: float, client: int, ticket: int, how: str) -> None:
+    def strayed(self, now: float, client: int, ticket: int, how: str, size: int | None = None) -> list[Order]:
         """An upload nobody waits for: `late`, after its ticket expired, or a `duplicate` of one that was consumed."""
-        self.trace.add(now, how, self.ledger.version, client, ticket, size=self.traffic.wasted())
+        if self._journal is not None:
+            self._journal(("strayed", (now, client, ticket, how, size)))
+        wasted = self.traffic.wasted() if size is None else size
+        self.trace.add(now, how, self.ledger.version, client, ticket, size=wasted)
+        return []
 
     def fired(self, now: float, key: str) -> list[Order]:
         if self._journal is not None:
@@ -260,9 +281,10 @@ class Coordinator:
 
     # ------------------------------------------------------------ what follows from a fact
 
-    def _refused(self, now: float, job: Job, reason: str, back: float) -> list[Order]:
+    def _refused(self, now: float, job: Job, reason: str, back: float, size: int | None) -> list[Order]:
         client, failed = job.client, reason.startswith("failed: ")  # then nothing was sent
-        size = None if failed else self.traffic.wasted()
+        if size is None and not failed:
+            size = self.traffic.wasted()
         self.trace.add(
             now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason
         )
@@ -270,7 +292,7 @@ class Coordinator:
             self._fall(fault)
         if not self.model_holds():
             return []
-        if failed:
+        if failed and self._gives_up:
             self.progress.failed(reason)
         self._in_vain(f"answers in a row were refused, the last for {reason}")
         wait = self.progress.refused(client, lasted=now - job.started)
@@ -299,7 +321,7 @@ class Coordinator:
     def _in_vain(self, what: str) -> None:
         """A job more that came to nothing: without an end in time the run might have none."""
         self.progress.since_accepted += 1
-        endless = self.until is not None and self.until.seconds is None
+        endless = self._gives_up and self.until is not None and self.until.seconds is None
         if endless and self.progress.hopeless(len(self.ledger.clients)):
             self.end(f"{self.progress.since_accepted} {what}")
 

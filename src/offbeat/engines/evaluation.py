@@ -52,6 +52,12 @@ class Evaluation:
         measured.points = max(measured.points + 1, self._before(upcoming, run))
         return self._at(measured.points)
 
+    def after(self, now: float) -> float:
+        """The time of the next point that has not passed: where time does not wait, some may have."""
+        while isfinite(self._every) and self._at(self.measured.points) <= now:
+            self.measured.points += 1
+        return self._at(self.measured.points)
+
     def finish(self, now: float, run: Coordinator) -> None:
         """The end of a run counts as a point, wherever it lies."""
         if self.measured.last != (now, run.ledger.version):

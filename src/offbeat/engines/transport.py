@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from offbeat.core.jobs import Failure, Result
+from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.protocol import LocalWork
 
 # ---------------------------------------------------------------- from a site
@@ -86,6 +86,11 @@ class Assignment:
     num_examples: int  # how much of its data the site is to train on
     seed: int
     accepted: int | None  # the last ticket of this client that was accepted: what was kept for it becomes the site's
+
+    @classmethod
+    def of(cls, job: Job, accepted: int | None) -> Assignment:
+        numbers = (job.ticket, job.client, job.index, job.base_version)
+        return cls(*numbers, job.base, job.work, job.num_examples, job.seed, accepted)
 
 
 @dataclass(frozen=True, slots=True)

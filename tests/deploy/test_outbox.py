@@ -1,0 +1,366 @@
+"""Nothing lost, nothing twice: at any moment the site may be thrown away, and the same ticket is answered the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import meeting
+import pytest
+import torch
+from meeting import CLIENT, RUN
+from torch import Tensor
+
+from offbeat.core.errors import OffbeatError
+from offbeat.core.jobs import Job
+from offbeat.core.protocol import LocalWork
+from offbeat.core.strategies.aso_fed import DecayedGradients
+from offbeat.deploy import outbox, socket, wire
+from offbeat.engines.transport import Farewell, Question, Scores
+from offbeat.experiment import build
+from offbeat.scenario.partition import Split
+from offbeat.scenario.streaming import Growing
+from patience import PATIENCE, until
+
+RULE = DecayedGradients(beta=0.5, lam=0.1)
+
+
+class Server:
+    """A server's half: it numbers jobs of one client, and computes inline what it expects."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.of = meeting.experiment("aso_fed", **changes)
+        self.made = build.setup(self.of)
+        self.base = self.made.world.model
+
+    def job(self, ticket: int, memory: dict[str, Tensor] | None = None, rule: Any = RULE) -> Job:
+        work = LocalWork(lr=0.05, rule=rule)
+        return meeting.job(self.made, ticket, ticket, self.base + 0.01 * ticket, work, memory or {}, CLIENT)
+
+    def order(self, ticket: int, accepted: int | None = None, rule: Any = RULE) -> bytes:
+        return wire.encode(meeting.assignment(self.job(ticket, rule=rule), accepted), RUN)
+
+
+@pytest.fixture(scope="module")
+def server() -> Server:
+    return Server()
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.equal(one, other))
+
+
+def test_the_same_ticket_is_answered_from_disk_by_a_site_made_anew(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    first = site.handle(server.order(1))
+    assert site.handle(server.order(1)) == first
+    again = meeting.site(tmp_path)  # which is not greeted: it knows what the run is about
+    monkeypatch.setattr(build.Trainer, "__call__", lambda *_: pytest.fail("it was computed again"))
+    assert again.handle(server.order(1)) == first
+
+
+def test_memory_counts_only_once_its_ticket_is_named_as_accepted(server: Server, tmp_path: Path) -> None:
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    one = server.made.trainer(server.job(1))
+    assert same(meeting.result(site.handle(server.order(1))).local, one.local)
+    # 1 was refused, or lost: nothing was kept
+    anew = server.made.trainer(server.job(2))
+    assert same(meeting.result(site.handle(server.order(2))).local, anew.local)
+    # 2 was accepted: 3 begins with what it kept
+    three = server.made.trainer(server.job(3, anew.memory))
+    assert not same(three.local, server.made.trainer(server.job(3)).local)
+    assert same(meeting.result(site.handle(server.order(3, accepted=2))).local, three.local)
+    # 3 was not: 4 begins with what 2 kept as well
+    four = server.made.trainer(server.job(4, anew.memory))
+    assert same(meeting.result(site.handle(server.order(4, accepted=2))).local, four.local)
+    five = server.made.trainer(server.job(5, four.memory))
+    assert same(meeting.result(meeting.site(tmp_path).handle(server.order(5, accepted=4))).local, five.local)
+
+
+def test_a_job_without_memory_leaves_what_was_kept_before(server: Server, tmp_path: Path) -> None:
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    site.handle(server.order(1))
+    site.handle(server.order(2, accepted=1, rule=None))
+    kept = server.made.trainer(server.job(1)).memory
+    three = server.made.trainer(server.job(3, dict(kept)))
+    assert same(meeting.result(site.handle(server.order(3, accepted=2))).local, three.local)
+
+
+def test_at_most_two_results_lie_on_disk(server: Server, tmp_path: Path) -> None:
+    site, accepted = meeting.site(tmp_path), None
+    site.handle(meeting.greeting(server.of))
+    for ticket in range(1, 8):
+        site.handle(server.order(ticket, accepted))
+        accepted = ticket if ticket % 3 else accepted
+        assert len(list(tmp_path.glob("runs/*/*.result"))) <= 2
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_an_order_that_was_long_under_way_changes_nothing(server: Server, tmp_path: Path) -> None:
+    """Ticket 1 comes once more when 2 was accepted and 3 is computed from what it kept."""
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    site.handle(server.order(1))
+    site.handle(server.order(2))
+    three = site.handle(server.order(3, accepted=2))
+    assert meeting.failure(site.handle(server.order(1))) == "an old ticket: 3 came after it"
+    assert site.handle(server.order(3, accepted=2)) == three
+    two = server.made.trainer(server.job(2))
+    four = server.made.trainer(server.job(4, dict(two.memory)))
+    assert same(meeting.result(site.handle(server.order(4, accepted=2))).local, four.local)
+
+
+def test_an_outbox_of_another_run_is_not_mistaken(server: Server, tmp_path: Path) -> None:
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    mine = site.handle(server.order(1))
+    with pytest.raises(OffbeatError, match="was not greeted for run 'other'"):
+        site.handle(wire.encode(meeting.assignment(server.job(1)), "other"))
+    site.handle(meeting.greeting(replace(server.of, seed=6), run="other"))
+    other = site.handle(wire.encode(meeting.assignment(replace(server.job(1), seed=6)), "other"))
+    assert wire.opened(other, 1).run == "other"
+    assert other != mine
+    assert site.handle(server.order(1)) == mine  # and the first run's is still there
+
+
+def test_a_run_that_has_ended_leaves_nothing_behind(server: Server, tmp_path: Path) -> None:
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    site.handle(server.order(1))
+    assert site.handle(wire.encode(Farewell("not this one", refused=True), RUN)) == b""
+    assert list(tmp_path.glob("runs/*"))
+    assert site.handle(wire.encode(Farewell("all done"), RUN)) == b""
+    assert site.ended.is_set()
+    assert site.farewell == Farewell("all done")
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_full_disk_is_a_failure_with_its_reason_and_the_site_goes_on(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    write = outbox.write_whole
+
+    def full(path: Path, data: bytes) -> None:
+        real = os.fsync
+        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        try:
+            write(path, data)
+        finally:
+            monkeypatch.setattr(os, "fsync", real)
+
+    monkeypatch.setattr(outbox, "write_whole", full)
+    reason = meeting.failure(site.handle(server.order(1)))
+    assert reason.startswith("the result could not be stored at the site: cannot write")
+    assert reason.endswith("No space left on device")
+    assert not list(tmp_path.rglob("*.tmp"))
+    monkeypatch.setattr(outbox, "write_whole", write)
+    expected = server.made.trainer(server.job(2))
+    assert same(meeting.result(site.handle(server.order(2))).local, expected.local)
+
+
+def test_a_job_that_raises_is_a_failure(server: Server, tmp_path: Path) -> None:
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    too_many = replace(meeting.assignment(server.job(1)), num_examples=10**9)
+    assert "cannot train on 1000000000 examples" in meeting.failure(site.handle(wire.encode(too_many, RUN)))
+    short = replace(meeting.assignment(server.job(2)), base=torch.zeros(3))
+    assert "does not fit a model" in meeting.failure(site.handle(wire.encode(short, RUN)))
+    assert meeting.result(site.handle(server.order(3))).ticket == 3
+
+
+def test_a_damaged_result_is_computed_again(server: Server, tmp_path: Path) -> None:
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    first = meeting.result(site.handle(server.order(1)))
+    (path,) = tmp_path.glob("runs/*/1.result")
+    path.write_bytes(path.read_bytes()[:-7])
+    assert same(meeting.result(meeting.site(tmp_path).handle(server.order(1))).local, first.local)
+
+
+def test_many_threads_that_ask_for_one_ticket_get_one_result(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for the job that is running, then read the outbox; a question in between is answered too."""
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    calls: list[int] = []
+    train = build.Trainer.__call__
+
+    def counted(self: Any, job: Job) -> Any:
+        calls.append(job.ticket)
+        return train(self, job)
+
+    monkeypatch.setattr(build.Trainer, "__call__", counted)
+    answers: dict[int, list[bytes]] = {1: [], 2: []}
+    orders = [(1, server.order(1))] * 6
+    threads = [threading.Thread(target=lambda t, o: answers[t].append(site.handle(o)), args=pair) for pair in orders]
+    threads.append(threading.Thread(target=site.handle, args=(wire.encode(Question(0.0, 0, server.base), RUN),)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(answers[1]) == 6
+    assert len(set(answers[1])) == 1
+    assert calls == [1]
+    assert same(meeting.result(answers[1][0]).local, train(server.made.trainer, server.job(1)).local)
+
+
+# ---------------------------------------------------------------- killed
+
+
+def trainer(home: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "offbeat.deploy.resident", "--home", str(home), "--name", "site-1"]
+    command += ["--socket", str(home / "socket"), "--partition", str(CLIENT), "--parent", str(os.getpid())]
+    return subprocess.Popen(command)
+
+
+@pytest.mark.slow
+def test_memory_at_the_site_survives_a_sigkill(server: Server, tmp_path: Path) -> None:
+    """ASO-Fed's: killed after each answer, and once while somebody waits for one, who asks again."""
+    memory: dict[str, Tensor] = {}
+    accepted = None
+    for ticket in range(1, 4):
+        process = trainer(tmp_path)
+        if ticket == 1:
+            socket.ask(tmp_path / "socket", meeting.greeting(server.of), PATIENCE)
+        if ticket == 2:
+            asking = threading.Thread(target=socket.ask, args=(tmp_path / "socket", server.order(2, 1), PATIENCE))
+            asking.start()
+            until((tmp_path / "socket").exists)
+            process.kill()
+            process.wait()
+            process = trainer(tmp_path)
+        reply = socket.ask(tmp_path / "socket", server.order(ticket, accepted), PATIENCE)
+        expected = server.made.trainer(server.job(ticket, memory))
+        assert same(meeting.result(reply).local, expected.local)
+        memory, accepted = dict(expected.memory), ticket
+        if ticket == 2:
+            asking.join(PATIENCE)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_farewell_ends_the_trainer(server: Server, tmp_path: Path) -> None:
+    process = trainer(tmp_path)
+    farewell = wire.encode(Farewell("another layout", refused=True), RUN)
+    assert socket.ask(tmp_path / "socket", farewell, PATIENCE) == b""
+    assert process.wait(PATIENCE) == 3
+    assert not (tmp_path / "socket").exists()
+
+
+def test_a_termination_ends_the_trainer(tmp_path: Path) -> None:
+    process = trainer(tmp_path)
+    until((tmp_path / "socket").exists)
+    process.terminate()
+    assert process.wait(PATIENCE) == 0
+
+
+# ---------------------------------------------------------------- what a site tells
+
+
+def test_a_site_says_who_it_is_and_stays_who_it_was(server: Server, tmp_path: Path) -> None:
+    told = meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
+    assert told.name == "site-1"
+    assert told.num_examples == server.made.trainer.data.size(CLIENT)
+    assert told == meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
+    assert os.stat(tmp_path / "token").st_mode & 0o077 == 0
+
+
+def test_every_byte_that_leaves_is_in_the_log(server: Server, tmp_path: Path) -> None:
+    site = meeting.site(tmp_path)
+    sent = [site.handle(meeting.greeting(server.of)), site.handle(server.order(1)), site.handle(server.order(1))]
+    sent.append(site.handle(wire.encode(Question(0.0, 3, server.base), RUN)))
+    lines = (tmp_path / "sent.log").read_text().splitlines()
+    assert [int(line.rpartition("bytes=")[2]) for line in lines] == [len(reply) for reply in sent]
+    told = [re.sub(r"^\S+ | bytes=\d+$", "", line) for line in lines]
+    assert told == ["hello", "result ticket=1", "result ticket=1", "scores version=3"]
+
+
+def test_a_question_is_answered_on_test_examples_of_the_sites_own(tmp_path: Path) -> None:
+    of = meeting.experiment(split=Split(train=0.5))
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(of))
+    made = build.setup(of)
+    got = wire.decode(site.handle(wire.encode(Question(2.5, 0, made.world.model), RUN)), 4, run=RUN)
+    assert isinstance(got, Scores)
+    assert made.surveyor is not None
+    tests = made.surveyor.data
+    pair = tests.take(CLIENT, torch.arange(tests.size(CLIENT)))
+    expected = made.evaluator.values(made.evaluator.rows(made.world.model, *pair))
+    assert (got.now, got.version, got.num_examples) == (2.5, 0, tests.size(CLIENT))
+    assert got.values == pytest.approx(expected)
+
+
+def test_a_site_without_test_examples_says_so(server: Server, tmp_path: Path) -> None:
+    of = meeting.experiment()
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(of))
+    got = wire.decode(site.handle(wire.encode(Question(2.5, 0, server.base), RUN)), 4)
+    assert isinstance(got, Scores)
+    assert (got.num_examples, got.values) == (0, {})
+
+
+def test_data_that_grows_is_told_with_every_answer(tmp_path: Path) -> None:
+    """A tenth at first, a fifth more with each job, of this client's examples; what was assigned is trained on."""
+    stream = Growing(start=0.1, rate=0.2)
+    server = Server(streaming=stream)
+    site, total = meeting.site(tmp_path), server.made.trainer.data.size(CLIENT)
+    there = [stream.arrived(5, CLIENT, total, index, 0.0) for index in range(3)]
+    assert there[0] < there[1] < there[2]
+    assert meeting.hello(site.handle(meeting.greeting(server.of))).num_examples == there[0]
+    for index in range(2):
+        job = replace(server.job(index + 1), index=index, num_examples=there[index])
+        order = wire.encode(meeting.assignment(job, None), RUN)
+        reply = site.handle(order)
+        assert meeting.returned(reply).num_examples == there[index + 1]
+        assert same(meeting.result(reply).local, server.made.trainer(job).local)
+    again = meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
+    assert again.num_examples == there[2]  # a site made anew knows how far it was
+
+
+def test_a_partition_that_does_not_exist_is_one_line(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(OffbeatError, match="partition 7: the experiment's data is dealt to 3 clients, 0 to 2"):
+        meeting.site(tmp_path, 7).handle(meeting.greeting(server.of))
+    with pytest.raises(OffbeatError, match="the server's experiment"):
+        meeting.site(tmp_path).handle(wire.encode(wire.Greeting(RUN, "clients: many", "x"), RUN))
+
+
+# ---------------------------------------------------------------- compressed
+
+
+@pytest.mark.parametrize("how", ["half", "8bit", "topk:0.1"])
+def test_a_compressed_upload_is_smaller_and_owes_only_what_was_accepted(
+    how: str, server: Server, tmp_path: Path
+) -> None:
+    from offbeat.core.parts import compression
+
+    site, chosen = meeting.site(tmp_path), compression.parse(how)
+    site.handle(meeting.greeting(server.of, how))
+    owed: Tensor | None = None
+    sizes: list[int] = []
+    for ticket, accepted in ((1, None), (2, None), (3, 2)):  # 1 was lost: what it owed with it
+        job = server.job(ticket, rule=None)
+        reply = site.handle(server.order(ticket, accepted, rule=None))
+        delta = server.made.trainer(job).local - job.base
+        parts, left = compression.compress(chosen, delta, owed if accepted is not None else None)
+        expected = job.base + chosen.unpack(parts, len(delta), delta.dtype)
+        assert same(meeting.result(reply, job.base).local, expected)
+        assert meeting.returned(reply, job.base).size == len(reply)
+        owed = left
+        sizes.append(len(reply))
+    whole = {"half": 0.5, "8bit": 0.25, "topk:0.1": 0.2}[how] * server.base.nbytes
+    assert whole <= max(sizes) <= 1.1 * whole + 1000
