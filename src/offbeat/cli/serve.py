@@ -49,6 +49,10 @@ def serve(
         str | None,
         typer.Option(metavar="checkpoint|full", help="Keep what was received until the next checkpoint, or for ever."),
     ] = None,
+    compression: Annotated[
+        str | None,
+        typer.Option(metavar="HOW", help="Of what sites send: none, half, 8bit, topk:SHARE [default: none]."),
+    ] = None,
     checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints, at least.")] = 30.0,
     data: DataRoot = None,
     as_json: Json = False,
@@ -68,6 +72,10 @@ def serve(
         raise ConfigError("give a preset or an experiment file to serve, or --resume RUN to go on with one")
     if record not in (None, "checkpoint", "full"):
         raise ConfigError(f"--record {record}: checkpoint or full")
+    if compression is not None:
+        from offbeat.core.parts.compression import parse
+
+        parse(compression)  # before anything is made
     place = _place(host, port, keys, insecure, local)
     if resume is not None:
         if changes or any(given is not None for given in (scale, seed, until, out)):
@@ -78,7 +86,7 @@ def serve(
     else:
         assert source is not None
         run = _made(source, scale, [*(changes or []), *_seeded(seed)], until, out, local)
-    orders = _orders(run, min_sites or local, record, checkpoint_every)
+    orders = _orders(run, min_sites or local, record, checkpoint_every, compression)
     hosting = Hosting(run, place, orders)
     standing = None
     try:
@@ -96,7 +104,7 @@ def _place(host: str, port: int | None, folder: Path, insecure: bool, local: int
     from offbeat.core.errors import ConfigError
     from offbeat.deploy.hosting import Place
     from offbeat.deploy.keys import ServerKeys
-    from offbeat.deploy.processes import free_port
+    from offbeat.deploy.processes import free_port, refuse_taken
     from offbeat.deploy.reaching import is_loopback
 
     if (insecure or local) and not is_loopback(host):
@@ -105,11 +113,13 @@ def _place(host: str, port: int | None, folder: Path, insecure: bool, local: int
             f"{given} is refused on {host}: anybody who reaches it could join. Make keys with 'offbeat keys', or leave "
             "out --host"
         )
+    chosen = port or (free_port(host) if local else PORT)
+    refuse_taken(host, chosen)
     if insecure or local:
-        return Place(host, port or (free_port(host) if local else PORT), None)
+        return Place(host, chosen, None)
     keys = ServerKeys(folder)
     keys.check(host)
-    return Place(host, port or PORT, keys)
+    return Place(host, chosen, keys)
 
 
 def _made(
@@ -142,17 +152,22 @@ def _stopped(folder: Path) -> Path:
     return folder
 
 
-def _orders(run: Path, min_sites: int | None, record: str | None, checkpoint_every: float) -> Orders:
+def _orders(
+    run: Path, min_sites: int | None, record: str | None, checkpoint_every: float, compression: str | None
+) -> Orders:
     """What is not said again stays as it was."""
+    import secrets
     from dataclasses import replace
 
     from offbeat.deploy.overview import LIVE
     from offbeat.deploy.standing import Orders
 
-    orders = Orders.read(run / LIVE) or Orders(str(run.resolve()))
+    orders = Orders.read(run / LIVE) or Orders(str(run.resolve()), secrets.token_hex(8))
     orders = replace(orders, run=str(run.resolve()), checkpoint_every=checkpoint_every)
     if min_sites is not None:
         orders = replace(orders, min_sites=min_sites)
+    if compression is not None:
+        orders = replace(orders, compression=compression)
     return orders if record is None else replace(orders, record=record)
 
 

@@ -18,7 +18,7 @@ from offbeat.core.errors import RunError
 from offbeat.deploy import guardian
 from offbeat.deploy.keys import ServerKeys, fingerprint
 from offbeat.deploy.overview import LIVE
-from offbeat.deploy.processes import Children, answers, last_lines, until
+from offbeat.deploy.processes import Children, answers, last_lines, refuse_taken, until
 from offbeat.deploy.standing import Orders, Registered, Standing
 from offbeat.deploy.superlink import SuperLink
 
@@ -65,8 +65,7 @@ class Hosting:
 
     def _open_door(self) -> None:
         place = self.place
-        if answers("127.0.0.1" if place.host in ("0.0.0.0", "::") else place.host, place.port):
-            raise RunError(f"port {place.port} of {place.host} is in use: choose another with --port")
+        refuse_taken(place.host, place.port)
         command = [*_python("offbeat.deploy.door"), "--host", place.host, "--port", str(place.port)]
         command += ["--link", f"127.0.0.1:{self.link.port}", "--live", str(self.live.parent)]
         if place.keys is not None:

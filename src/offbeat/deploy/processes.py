@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -12,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from offbeat.core.errors import RunError
+from offbeat.core.errors import ConfigError, RunError
 from offbeat.deploy import guardian
 
 # the commands that Flower starts by name
@@ -182,6 +183,23 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Say in one line why nobody could listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the door: connections that linger do not count
+        try:
+            probe.bind((host, port))
+        except socket.gaierror:
+            raise ConfigError(f"--host {host}: this machine has no such address or name") from None
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"port {port} of {host} is in use: choose another with --port") from None
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(f"--host {host}: this machine has no such address") from None
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
 def answers(host: str, port: int, timeout: float = 1.0) -> bool:

@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
     from offbeat.core.errors import OffbeatError, in_words  # torch comes with these: it is said first that it runs
 
     try:
-        from offbeat.deploy.serving import serve_over
+        from offbeat.deploy.over_flower import serve_over
 
         reason = serve_over(grid, live, Orders.of(live))
     except BaseException as error:

@@ -42,10 +42,12 @@ class _File:
 class Orders(_File):
     """For the app."""
 
-    run: str  # the run folder
+    run: str  # the run folder,
+    number: str  # and what sites know it by: the same however often it is resumed
     min_sites: int = 1
     record: str = "checkpoint"  # or full
     checkpoint_every: float = 30.0
+    compression: str = "none"  # of uploads
 
     @classmethod
     def of(cls, live: Path) -> Orders:
