@@ -140,7 +140,7 @@ class OwnGround:
         self._evaluator = Evaluator(self._module, *(test or self._pair), self._task)
         own = ClientData.own({NUMBER: self._pair})
         rehearse(self._module, own, self._evaluator, self._task)
-        self._probe = self._made_probe(classes)
+        self.probe = self._made_probe(classes)
         self._client = NUMBER
         self._trainer = self._trained_on(NUMBER)
 
@@ -151,6 +151,11 @@ class OwnGround:
     @property
     def dtype(self) -> torch.dtype:
         return flatten(self._module).dtype
+
+    @property
+    def tested(self) -> Evaluator | None:
+        """What evaluates on the file's test examples, if it has such."""
+        return None if self._evaluated_on is None else self._evaluator
 
     def num_examples(self, index: int, seconds: float) -> int:
         self._reload()
@@ -169,7 +174,7 @@ class OwnGround:
 
     def _trained_on(self, client: int) -> Trainer:
         data = ClientData.own({client: self._pair})
-        return Trainer(self._module, data, self._experiment.training, self._task, self._probe)
+        return Trainer(self._module, data, self._experiment.training, self._task, self.probe)
 
     def _reload(self) -> bool:
         """Data that has grown is loaded again; what was there must come first, as before."""

@@ -307,7 +307,7 @@ def directions(measured: Sequence[Metric]) -> dict[str, bool]:
     return {metric.name: metric.higher_is_better for metric in measured}
 
 
-def _towards(until: Until, measured: Sequence[Metric]) -> Until:
+def towards(until: Until, measured: Sequence[Metric]) -> Until:
     """A file says which value of a metric is wanted; which way that is, the task says."""
     if until.target is None:
         return until
@@ -335,7 +335,7 @@ def engine(
         world,
         made.surroundings,
         computing,
-        until=_towards(experiment.until, made.evaluator.metrics),
+        until=towards(experiment.until, made.evaluator.metrics),
         evaluate=made.evaluator,
         own=made.own,
         every=made.every,

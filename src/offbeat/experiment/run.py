@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
 from types import FrameType
+from typing import Protocol
 
 from safetensors.torch import save
+from torch import Tensor
 
 from offbeat.core.errors import CheckpointError, OffbeatError, RunError
 from offbeat.engines.checkpoint import Checkpoints, write_whole
@@ -91,17 +93,29 @@ class Attempt:
         return engine
 
     def begin(self) -> None:
-        self.before = _seconds_so_far(self.trace)
+        self.before = seconds_so_far(self.trace)
         self.trace.set_facts({**self.facts, WORKER: _workers_so_far(self.trace, self.chosen)})
 
     def finish(self, outcome: Outcome) -> None:
         """Store what came out."""
-        self.trace.set_facts({SPENT: self.before + time.monotonic() - self.began, **outcome.costs()})
+        conclude(self.run, self.trace, outcome, self.before + time.monotonic() - self.began, self.made)
         if outcome.reason != INTERRUPTED:
-            model = save(self.made.state_dict(outcome.model))
-            finished.write(self.run.folder, self.trace, model)
-            write_whole(self.run.model_file, model)  # last: with it the run is complete
             client_memory.remove(self.run.folder)
+
+
+class Named(Protocol):
+    """Knows the parts of a model by name."""
+
+    def state_dict(self, model: Tensor) -> dict[str, Tensor]: ...
+
+
+def conclude(run: Run, trace: Trace, outcome: Outcome, seconds: float, made: Named) -> None:
+    """What it cost, and, of a run that came to its end, the model. `seconds`: host time of all attempts."""
+    trace.set_facts({SPENT: seconds, **outcome.costs()})
+    if outcome.reason != INTERRUPTED:
+        model = save(made.state_dict(outcome.model))
+        finished.write(run.folder, trace, model)
+        write_whole(run.model_file, model)  # last: with it the run is complete
 
 
 @contextlib.contextmanager
@@ -151,7 +165,7 @@ def resumable() -> Iterator[None]:
         raise Unfinished(str(error)) from None
 
 
-def _seconds_so_far(trace: Trace) -> float:
+def seconds_so_far(trace: Trace) -> float:
     """Of the attempts before this one; a killed one did not get to say."""
     stored = trace.db.execute("SELECT value FROM facts WHERE key = ?", (SPENT,)).fetchone()
     try:
@@ -179,8 +193,12 @@ def _workers_so_far(trace: Trace, now: workers.Choice) -> str:
     return ", then ".join(before if before[-1:] == [str(now)] else [*before, str(now)])
 
 
+class Stoppable(Protocol):
+    interrupt: bool
+
+
 @contextlib.contextmanager
-def interruptible(engines: Iterable[VirtualEngine]) -> Iterator[None]:
+def interruptible(engines: Iterable[Stoppable]) -> Iterator[None]:
     """Ctrl-C or a termination asks the engines to stop between two events; a second one stops at once (the last
     checkpoint stays).
 

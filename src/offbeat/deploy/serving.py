@@ -1,0 +1,183 @@
+"""A run folder served to sites: opened or gone on with, over whatever carries messages, to its end.
+
+A live run's folder has two things more than a simulation's: sites.json, who is who, and record/, what was told since
+the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.client.evaluation import Evaluator
+from offbeat.core.contract import contract_of
+from offbeat.core.errors import ConfigError, OffbeatError
+from offbeat.core.protocol import World
+from offbeat.core.vector import Binding, Layout, flatten
+from offbeat.deploy import rules, wire
+from offbeat.deploy.sitefile import Opened, OwnGround
+from offbeat.engines.checkpoint import Checkpoints, write_whole
+from offbeat.engines.gate import Gate
+from offbeat.engines.live import LiveEngine
+from offbeat.engines.progress import Outcome
+from offbeat.engines.reach import Patience
+from offbeat.engines.record import Record
+from offbeat.engines.roster import Roster
+from offbeat.engines.trace import Trace
+from offbeat.engines.transport import Heard, Order, Transport
+from offbeat.engines.virtual import Watch
+from offbeat.experiment import build, files, guard, identity
+from offbeat.experiment.config import Experiment, is_pooled
+from offbeat.experiment.run import Run, conclude, interruptible, resumable, seconds_so_far
+
+SITES, RECORD, NUMBER = "sites.json", "record", "run-id"
+POINTS = 50  # evaluations in a run of known length
+EVERY = 60.0  # seconds between them otherwise
+
+Encode = Callable[[Order], bytes]
+Decode = Callable[[bytes, int], Heard]
+Open = Callable[[bytes, Encode, Decode], Transport]  # given the greeting, and how messages are written and read
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a run is served; nothing of it is part of what the run is."""
+
+    min_sites: int = 1
+    full_record: bool = False
+    compression: str = "none"
+    checkpoint_every: float = 30.0
+    patience: Patience = Patience()
+    model: Path | None = None  # a site's file: its model, instead of the experiment's, and no data is needed here
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a server has: a model, and perhaps test examples."""
+
+    module: nn.Module
+    world: World
+    evaluator: Evaluator | None
+
+    def state_dict(self, model: Tensor) -> dict[str, Tensor]:
+        binding = Binding(deepcopy(self.module))
+        with torch.no_grad():
+            binding.put(model)
+        return {name: t.detach().clone().contiguous() for name, t in binding.module.state_dict().items()}
+
+
+def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Watch | None = None) -> Outcome | None:
+    """To the end, from the newest checkpoint and the record if there are such; None if it was complete already."""
+    experiment = run.experiment()
+    with guard.alone(run.folder):
+        if run.complete:
+            return None
+        guard.sweep(run.folder)
+        identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
+        ground = _ground(experiment, terms.model)
+        trace, began = Trace(run.trace_file), time.monotonic()
+        record = Record(run.folder / RECORD, full=terms.full_record)
+        try:
+            with resumable():
+                engine = _engine(run, experiment, ground, trace, record, open_transport, terms, watch)
+                with interruptible([engine]):
+                    before = seconds_so_far(trace)
+                    trace.set_facts({"served": "live", "evaluated": "sites" if ground.evaluator is None else "test"})
+                    outcome = engine.run()
+                    conclude(run, trace, outcome, before + time.monotonic() - began, ground)
+            if run.complete and not terms.full_record:
+                record.clear()
+            return outcome
+        finally:
+            trace.abandon()
+            record.close()
+
+
+def run_id(folder: Path) -> str:
+    """Drawn once: what sites keep is of this run and of no other."""
+    path = folder / NUMBER
+    with suppress(FileNotFoundError):
+        if known := path.read_text(encoding="ascii").strip():
+            return known
+    write_whole(path, secrets.token_hex(8).encode())
+    return path.read_text(encoding="ascii").strip()
+
+
+def _engine(
+    run: Run,
+    experiment: Experiment,
+    ground: Ground,
+    trace: Trace,
+    record: Record,
+    open_transport: Open,
+    terms: Terms,
+    watch: Watch | None,
+) -> LiveEngine:
+    world, number = ground.world, run_id(run.folder)
+    layout, code = rules.layout_digest(world.layout, world.model.dtype), rules.code_digest(experiment.strategy)
+    greeting = wire.Greeting(number, files.dump(experiment), layout, terms.compression)
+    limit = wire.room(world.model)
+    held: list[LiveEngine] = []
+
+    def base_of(ticket: int) -> Tensor | None:
+        job = held[0].coordinator.ledger.open.get(ticket) if held else None
+        return None if job is None else job.base
+
+    def read(data: bytes, address: int) -> Heard:
+        message = wire.decode(data, address, limit, run=number, base_of=base_of)
+        assert not isinstance(message, wire.Order)
+        return message
+
+    transport = open_transport(wire.encode(greeting, number), lambda order: wire.encode(order, number), read)
+    until = experiment.until
+    if ground.evaluator is not None:
+        until = build.towards(until, ground.evaluator.metrics)
+    engine = LiveEngine(
+        experiment.strategy,
+        world,
+        transport,
+        until=until,
+        layout=layout,
+        code=code,
+        evaluate=ground.evaluator,
+        every=experiment.evaluate_every or (until.seconds / POINTS if until.seconds else EVERY),
+        gate=Gate(world.layout, world.model.dtype, experiment.max_norm, experiment.training.bn == "local"),
+        trace=trace,
+        roster=Roster.at(run.folder / SITES),
+        record=record,
+        checkpoints=Checkpoints(run.folder / "checkpoint"),
+        checkpoint_every=terms.checkpoint_every,
+        min_sites=terms.min_sites,
+        patience=terms.patience,
+        watch=watch,
+    )
+    held.append(engine)
+    engine.restore()
+    return engine
+
+
+def _ground(experiment: Experiment, file: Path | None) -> Ground:
+    if is_pooled(experiment.strategy):
+        raise ConfigError("this strategy pools all data in one place: it cannot be served to sites")
+    if file is None:
+        made = build.setup(experiment)
+        return Ground(made.module, replace(made.world, clients={}), made.evaluator)
+    opened = Opened(file)
+    try:
+        own = OwnGround(opened, experiment)
+    except OffbeatError as error:
+        if contract_of(experiment.strategy).sketcher is not None:
+            raise ConfigError(f"this strategy needs to know what an example looks like: {error}") from None
+        own = None
+    module = opened.model()
+    layout, model = Layout.of(module), flatten(module)
+    world = World(model=model, layout=layout, clients={}, seed=experiment.seed, probe=own.probe if own else None)
+    return Ground(module, world, own.tested if own else None)

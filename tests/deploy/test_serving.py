@@ -1,0 +1,131 @@
+"""Whole federations within one process: run folder, wire, sites, outboxes, record; everything but the network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from offbeat.client.data import ClientData
+from offbeat.client.survey import Survey
+from offbeat.client.training import Trainer, Training
+from offbeat.core.protocol import Strategy
+from offbeat.core.strategies import REGISTRY
+from offbeat.deploy.serving import Terms, serve_run
+from offbeat.deploy.site import Site
+from offbeat.deploy.sources import Partition
+from offbeat.deploy.within import Within
+from offbeat.engines.retell import retell
+from offbeat.engines.roster import Roster
+from offbeat.engines.until import parse_until
+from offbeat.experiment import build, metrics
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.folder import Run, create
+from offbeat.scenario.models import Linear
+from offbeat.scenario.streaming import Growing
+
+PAPERS = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
+
+
+def experiment_of(strategy: Strategy, until: str = "12updates", **more) -> Experiment:
+    return Experiment(
+        clients=3,
+        model=Linear(),
+        training=Training(lr=0.05, steps=2, batch=8),
+        strategy=strategy,
+        until=parse_until(until),
+        survey=Survey(examples=0),
+        **more,
+    )
+
+
+def sites_in(folder: Path, count: int = 3) -> dict[int, Site]:
+    return {100 + n: Site(folder / f"home-{n}", f"site-{n}", Partition(n)) for n in range(count)}
+
+
+def serve(run: Run, folder: Path, **terms):
+    opened = partial(Within, sites_in(folder))
+    return serve_run(run, opened, Terms(min_sites=3, **terms))
+
+
+def retold(run: Run):
+    """A simulation of what the run recorded, with each client's data where the roster says it was."""
+    experiment = run.experiment()
+    made = build.setup(experiment)
+    numbers = Roster.at(run.folder / "sites.json").numbers
+    (x, y), rows_of = made.trainer.data.in_one_place()
+    own = ClientData.shared(x, y, {client: rows_of(int(name[-1])) for name, client in numbers.items()})
+    trainer = Trainer(made.module, own, experiment.training, made.trainer.task, made.trainer.probe)
+    with metrics.open_trace(run.trace_file) as db:
+        return retell(db, experiment.strategy, replace(made.world, clients={}), trainer, experiment.until), made
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedasync", *PAPERS])
+def test_a_federation_is_the_simulation_of_what_it_recorded(name: str, tmp_path: Path):
+    """Committed order and weights, bit for bit; ASO-Fed's memory is kept at its sites, and data grows there."""
+    more = {"streaming": Growing()} if name == "aso_fed" else {}
+    run = create(tmp_path / "run", experiment_of(REGISTRY[name](), **more))
+    outcome = serve(run, tmp_path)
+    assert outcome is not None
+    assert outcome.updates == 12
+    again, made = retold(run)
+    assert torch.equal(again.model, outcome.model)
+    assert run.complete
+    assert list((run.folder / "record").iterdir()) == []
+
+
+def test_one_that_was_stopped_goes_on_where_it_was(tmp_path: Path):
+    run = create(tmp_path / "run", experiment_of(REGISTRY["orthofl"](), until="20updates"))
+    opened = partial(Within, sites_in(tmp_path))
+    stopped = serve_run(run, opened, Terms(min_sites=3), watch=lambda status: status.updates >= 7)
+    assert stopped is not None
+    assert stopped.reason == "interrupted"
+    assert not run.complete
+    ended = serve(run, tmp_path)
+    assert ended is not None
+    assert (ended.reason, ended.updates) == ("updates", 20)
+    again, _ = retold(run)
+    assert torch.equal(again.model, ended.model)
+
+
+def test_uploads_may_be_compressed_and_the_trace_has_the_bytes_that_came(tmp_path: Path):
+    """Half precision: two bytes an entry instead of four, and a header."""
+    sizes = {}
+    for how in ("none", "half"):
+        run = create(tmp_path / how, experiment_of(REGISTRY["fedbuff"](k=2)))
+        outcome = serve(run, tmp_path / f"sites-{how}", compression=how)
+        assert outcome is not None
+        assert outcome.updates == 12
+        with metrics.open_trace(run.trace_file) as db:
+            sizes[how] = {size for (size,) in db.execute("SELECT bytes FROM trace WHERE kind = 'arrive'")}
+    entries = 64 * 10 + 10  # digits: 64 pixels, 10 classes
+    assert all(4 * entries < size < 4 * entries + 1000 for size in sizes["none"])
+    assert all(2 * entries < size < 2 * entries + 1000 for size in sizes["half"])
+
+
+def test_a_server_without_data_takes_the_model_of_a_sites_file(tmp_path: Path):
+    site = tmp_path / "site.py"
+    site.write_text(
+        "import torch\n"
+        "def model():\n    torch.manual_seed(0)\n    return torch.nn.Linear(3, 2)\n"
+        "def load_data():\n    raise FileNotFoundError('only at the site')\n"
+    )
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\n"
+        "def model():\n    torch.manual_seed(0)\n    return torch.nn.Linear(3, 2)\n"
+        "def load_data():\n    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))\n"
+        "    y = (x[:, 0] > 0).long()\n    return {'train': (x[:12], y[:12]), 'test': (x[12:], y[12:])}\n"
+    )
+    from offbeat.deploy.sitefile import SiteFile
+
+    run = create(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
+    sites = {100 + n: Site(tmp_path / f"home-{n}", f"site-{n}", SiteFile(own)) for n in range(2)}
+    outcome = serve_run(run, partial(Within, sites), Terms(min_sites=2, model=site))
+    assert outcome is not None
+    assert outcome.updates == 12
+    assert 0.0 <= outcome.metrics["acc"] <= 1.0  # what the sites found, of 8 test examples each
+    assert len(outcome.model) == 8
