@@ -23,9 +23,9 @@ def keys(
 ) -> None:
     """Make the keys of a federation, or show them.
 
-    The first time this makes an authority and a server certificate, which --host replaces by a new one later. Each --site gets a folder
-    DIR/sites/NAME: hand it to that site alone, over a channel you trust. A server that is running lets new sites in
-    after some seconds.
+    The first time this makes an authority and a server certificate, which --host replaces by a new one later. Each
+    --site gets a folder DIR/sites/NAME: hand it to that site alone, over a channel you trust. A server that is running
+    lets new sites in after some seconds, and those whose folder is removed no longer.
     """
     from offbeat.cli.output import print_table, say
     from offbeat.deploy import keys as made

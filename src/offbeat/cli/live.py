@@ -19,8 +19,8 @@ def interrupted() -> Iterator[threading.Event]:
     try:
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for known, handler in before.items():
+            signal.signal(known, handler)
 
 
 def tell(line: str) -> None:

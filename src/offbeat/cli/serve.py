@@ -53,6 +53,12 @@ def serve(
         str | None,
         typer.Option(metavar="HOW", help="Of what sites send: none, half, 8bit, topk:SHARE [default: none]."),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A site's file ('offbeat new site') whose model is served; no data is needed."
+        ),
+    ] = None,
     checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints, at least.")] = 30.0,
     data: DataRoot = None,
     as_json: Json = False,
@@ -85,8 +91,14 @@ def serve(
         run = _stopped(resume)
     else:
         assert source is not None
-        run = _made(source, scale, [*(changes or []), *_seeded(seed)], until, out, local)
-    orders = _orders(run, min_sites or local, record, checkpoint_every, compression)
+        run = _made(source, scale, [*(changes or []), *_seeded(seed)], until, out, local, built=model is None)
+    said = {
+        "keys": place.keys is not None,
+        "min_sites": min_sites or local,
+        "record": record,
+        "compression": compression,
+    }
+    orders = _orders(run, checkpoint_every, {**said, "model": None if model is None else str(model.resolve())})
     hosting = Hosting(run, place, orders)
     standing = None
     try:
@@ -123,7 +135,13 @@ def _place(host: str, port: int | None, folder: Path, insecure: bool, local: int
 
 
 def _made(
-    source: str, scale: str | None, changes: list[str], until: str | None, out: Path | None, local: int | None
+    source: str,
+    scale: str | None,
+    changes: list[str],
+    until: str | None,
+    out: Path | None,
+    local: int | None,
+    built: bool,
 ) -> Path:
     """A new run folder. With --local the data is for so many clients."""
     from offbeat.experiment import build
@@ -132,7 +150,8 @@ def _made(
 
     shared = [] if local is None else [f"clients={local}"]
     experiment = load(source, [*shared, *changes], until, scale).experiment
-    build.setup(experiment)  # what cannot be built is refused before a folder is made
+    if built:
+        build.setup(experiment)  # what cannot be built is refused before a folder is made
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     runs.create(folder, experiment, shlex.join(["offbeat", *sys.argv[1:]]))
     return folder
@@ -152,23 +171,16 @@ def _stopped(folder: Path) -> Path:
     return folder
 
 
-def _orders(
-    run: Path, min_sites: int | None, record: str | None, checkpoint_every: float, compression: str | None
-) -> Orders:
+def _orders(run: Path, checkpoint_every: float, said: dict[str, Any]) -> Orders:
     """What is not said again stays as it was."""
-    import secrets
     from dataclasses import replace
 
     from offbeat.deploy.overview import LIVE
     from offbeat.deploy.standing import Orders
 
-    orders = Orders.read(run / LIVE) or Orders(str(run.resolve()), secrets.token_hex(8))
-    orders = replace(orders, run=str(run.resolve()), checkpoint_every=checkpoint_every)
-    if min_sites is not None:
-        orders = replace(orders, min_sites=min_sites)
-    if compression is not None:
-        orders = replace(orders, compression=compression)
-    return orders if record is None else replace(orders, record=record)
+    before = Orders.read(run / LIVE) or Orders("")
+    given = {key: value for key, value in said.items() if value is not None}
+    return replace(before, run=str(run.resolve()), checkpoint_every=checkpoint_every, **given)
 
 
 def _members(run: Path, place: Place, local: int) -> list[list[str]]:

@@ -56,7 +56,8 @@ def print_overview(found: dict[str, Any]) -> None:
     reason = f" ({found['reason']})" if found["reason"] else ""
     measured = "".join(f", {key} {value:.4f}" for key, value in found["metrics"].items() if value is not None)
     say(
-        f"{found['state']}{reason}: {found['now']:.0f} s, version {found['version']}, {found['updates']} updates{measured}"
+        f"{found['state']}{reason}: {found['now']:.0f} s, version {found['version']}, {found['updates']} updates"
+        f"{measured}"
     )
     if found["sites"]:
         print_table(table(found["sites"], ended=found["state"] == "ended"))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from flwr.app import Message, MessageType
 
@@ -55,6 +55,7 @@ class Node:
     pause: float = AGAIN[0]
 
 
+Kind = Literal["greeting", "order", "farewell"]
 Encode = Callable[[Order], bytes]
 Decode = Callable[[bytes, int], Heard]
 
@@ -75,11 +76,10 @@ class GridTransport:
         self._grid, self._greeting, self._encode, self._decode = grid, greeting, encode, decode
         self._known, self._clock, self._pause = known, clock, pause
         self._heard: queue.SimpleQueue[Heard | BaseException] = queue.SimpleQueue()
-        self._outgoing: queue.SimpleQueue[tuple[int, bytes, bool] | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[tuple[int, bytes, Kind] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._open: dict[str, int] = {}  # message -> address, of what was not answered
-        self._farewells = 0  # that were not answered
-        self._partings: set[str] = set()
+        self._open: dict[str, tuple[int, Kind]] = {}  # messages that were not answered
+        self._farewells = 0  # of them and of those still to be pushed
         self._nodes: dict[int, Node] = {}
         self._looked = -LOOK
         self._over = False
@@ -96,11 +96,10 @@ class GridTransport:
 
     def send(self, address: int, order: Order) -> int:
         data = self._encode(order)
-        parting = isinstance(order, Farewell)
-        if parting:
-            with self._lock:
-                self._farewells += 1
-        self._outgoing.put((address, data, parting))
+        kind: Kind = "farewell" if isinstance(order, Farewell) else "order"
+        with self._lock:
+            self._farewells += kind == "farewell"
+        self._outgoing.put((address, data, kind))
         return len(data)
 
     def receive(self, timeout: float) -> list[Heard]:
@@ -136,7 +135,7 @@ class GridTransport:
         item = self._outgoing.get()
         if item is None:
             return False
-        address, data, parting = item
+        address, data, kind = item
         try:
             message = Message(wrap(data), address, MessageType.QUERY, ttl=TTL)
             number = next(iter(self._grid.push_messages([message])), None)
@@ -147,11 +146,9 @@ class GridTransport:
             why = "Flower did not take a message to it"
         with self._lock:
             if number is not None:
-                self._open[number] = address
-                if parting:
-                    self._partings.add(number)
-            elif parting:
-                self._farewells -= 1
+                self._open[number] = (address, kind)
+            else:
+                self._farewells -= kind == "farewell"
         if number is None:
             self._lost(address, why)
         return True
@@ -185,54 +182,53 @@ class GridTransport:
             node = self._nodes.setdefault(address, Node())
             if not node.here and not node.asked and now >= node.again:
                 node.asked = True
-                self._outgoing.put((address, self._greeting, False))
+                self._outgoing.put((address, self._greeting, "greeting"))
         for address in self._nodes.keys() - there:
             with self._lock:  # nobody will answer these
-                for number in [n for n, a in self._open.items() if a == address]:
+                for number in [n for n, (a, _) in self._open.items() if a == address]:
                     self._forget(number)
             if self._nodes.pop(address).here:
                 self._heard.put(Gone(address, "it left, or its connection was lost"))
 
-    def _forget(self, number: str) -> int | None:
+    def _forget(self, number: str) -> tuple[int, Kind] | None:
         """What was sent is answered, or will never be. Call it with the lock."""
-        if number in self._partings:
-            self._partings.discard(number)
-            self._farewells -= 1
-        return self._open.pop(number, None)
+        sent = self._open.pop(number, None)
+        self._farewells -= sent is not None and sent[1] == "farewell"
+        return sent
 
     def _take(self, reply: Message) -> None:
         with self._lock:
-            parting = reply.metadata.reply_to_message_id in self._partings
-            address = self._forget(reply.metadata.reply_to_message_id)
-        if address is None:
+            sent = self._forget(reply.metadata.reply_to_message_id)
+        if sent is None:
             return  # of a node that has left meanwhile
+        address, kind = sent
         if reply.has_error():
-            reason = plain_text(reply.error.reason or f"error {reply.error.code}", 200)
-            self._lost(address, reason)
-            return
-        if parting:
-            return  # it has been read: there is nothing to say
+            self._lost(address, plain_text(reply.error.reason or f"error {reply.error.code}", 200))
+        elif kind != "farewell":  # which is read, and that is all
+            self._hear(address, kind, reply)
+
+    def _hear(self, address: int, kind: Kind, reply: Message) -> None:
         try:
             heard = self._decode(unwrap(reply.content), address)
         except (OffbeatError, ValueError) as error:
             heard = Garbled(address, plain_text(error, 200))
-        if isinstance(heard, Hello):
-            named = self._named(heard)
+        if kind == "greeting":
+            named = self._named(heard) if isinstance(heard, Hello) else None
             if named is None:
-                self._lost(address, "no key is registered for it")
-                return
-            heard = named
-            self._nodes[address] = Node(here=True)
-        elif not self._nodes.setdefault(address, Node()).here:  # the answer to a greeting is a hello
-            self._lost(address, f"it answered a greeting with a {type(heard).__name__}")
-        self._heard.put(heard)
+                why = "no key is registered for it" if isinstance(heard, Hello) else f"it answered with {heard}"
+                return self._lost(address, plain_text(why, 200))
+            heard, self._nodes[address] = named, Node(here=True)
+        elif isinstance(heard, Hello):  # nobody asked who it is
+            heard = Garbled(address, "a hello that was not asked for")
+        if self._nodes.setdefault(address, Node()).here:  # else it is greeted first, and sent the same order again
+            self._heard.put(heard)
 
     def _named(self, hello: Hello) -> Hello | None:
         """With keys a site is whose key it has."""
         if self._known is None:
             return hello
         identity = self._known().get(hello.address)
-        return identity and replace(hello, name=identity.name, token=identity.token)
+        return None if identity is None else replace(hello, name=identity.name, token=identity.token)
 
     def _lost(self, address: int, why: str) -> None:
         """It is greeted again after a while, longer each time: a dead node answers with an error at once."""

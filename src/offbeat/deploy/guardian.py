@@ -4,6 +4,7 @@ that it starts at once: python -I -S guardian.py MARK, with a pipe from the pare
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -39,10 +40,8 @@ def end(mark: str, patience: float = 0.0) -> None:
             late = time.monotonic() >= until
             if late or process not in asked:
                 asked.add(process)
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL if late else signal.SIGTERM)
-                except ProcessLookupError:
-                    pass
         time.sleep(0.05)
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,10 +148,8 @@ class Hosting:
         standing = Standing.read(self.live)
         if standing is None or standing.state != "running" or not self._runs(standing.process):
             return standing
-        try:
+        with suppress(ProcessLookupError):
             os.kill(standing.process, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
         end = time.monotonic() + STOPPING
         while time.monotonic() < end and self._runs(standing.process):
             if (now := Standing.read(self.live)) is not None and now.state != "running":

@@ -219,8 +219,8 @@ def check_dates(path: Path) -> None:
         )
     if now < certificate.not_valid_before_utc:
         raise ConfigError(
-            f"{path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: is this machine's clock "
-            "right?"
+            f"{path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: is the clock of this "
+            "machine right?"
         )
 
 
@@ -252,9 +252,9 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: object, days: int) -> x
 def _usage(**used: bool) -> x509.KeyUsage:
     from cryptography import x509
 
-    names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    names = (*names, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
-    return x509.KeyUsage(**{name: used.get(name, False) for name in names})
+    names = "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign "
+    names += "crl_sign encipher_only decipher_only"
+    return x509.KeyUsage(**{name: used.get(name, False) for name in names.split()})
 
 
 def _general_name(host: str) -> x509.GeneralName:

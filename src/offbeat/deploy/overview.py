@@ -17,12 +17,12 @@ from offbeat.engines.trace import read_only
 LIVE = "live"  # the folder within a run's that its processes use
 # as `experiment.folder` names them, which is not imported: the door answers without torch
 TRACE, MODEL = "run.sqlite", "model.safetensors"
-TRAINING_SECONDS = "training_seconds"  # the note that the engine makes of each answer
+TRAINING_SECONDS = "training_seconds"  # the note that the engine makes of each answer, as `core.jobs` has it
 
 # per client: what became of its tickets
 COUNTS = """
 SELECT client, SUM(kind = 'arrive'), SUM(kind IN ('refuse', 'reject')), SUM(kind = 'lost'),
-       AVG(CASE WHEN kind = 'arrive' THEN version - base_version END), MAX(CASE WHEN kind = 'dispatch' THEN examples END)
+       AVG(CASE WHEN kind = 'arrive' THEN version - base_version END), MAX(examples)
 FROM trace WHERE client IS NOT NULL GROUP BY client
 """
 TRIPS = """

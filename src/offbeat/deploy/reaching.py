@@ -104,6 +104,6 @@ def _distrust(where: str, host: str, error: ssl.SSLCertVerificationError, keys: 
     if code in (62, 64):  # …_HOSTNAME_MISMATCH, …_IP_ADDRESS_MISMATCH
         return f"the certificate of {where} is not for {host!r}: make one there with 'offbeat keys --host {host}'"
     return (
-        f"the certificate of {where} was not signed by the authority in {keys.ca}: the wrong server, or keys of another "
-        f"federation ({error.verify_message})"
+        f"the certificate of {where} was not signed by the authority in {keys.ca}: the wrong server, or keys of "
+        f"another federation ({error.verify_message})"
     )

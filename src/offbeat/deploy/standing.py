@@ -42,12 +42,13 @@ class _File:
 class Orders(_File):
     """For the app."""
 
-    run: str  # the run folder,
-    number: str  # and what sites know it by: the same however often it is resumed
+    run: str  # the run folder
+    keys: bool = True  # a site is whose key it has
     min_sites: int = 1
     record: str = "checkpoint"  # or full
     checkpoint_every: float = 30.0
     compression: str = "none"  # of uploads
+    model: str | None = None  # a site's file, whose model is served
 
     @classmethod
     def of(cls, live: Path) -> Orders:

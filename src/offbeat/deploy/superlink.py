@@ -82,7 +82,7 @@ class SuperLink:
         if text not in self.nodes:
             said = self._ask("supernode", "register", str(public_key.resolve()))
             try:
-                self.nodes[text] = int(said["node-id"])
+                self.nodes[text] = int(str(said["node-id"]))
             except (KeyError, TypeError, ValueError):
                 raise RunError(f"Flower did not register the key {public_key}: {said}") from None
         return self.nodes[text]
