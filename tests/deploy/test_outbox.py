@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from typing import Any
 import meeting
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from meeting import CLIENT, RUN
 from torch import Tensor
 
@@ -23,6 +26,7 @@ from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.deploy import outbox, socket, wire
+from offbeat.deploy.site import Site
 from offbeat.engines.transport import Farewell, Question, Scores
 from offbeat.experiment import build
 from offbeat.scenario.partition import Split
@@ -67,6 +71,16 @@ def test_the_same_ticket_is_answered_from_disk_by_a_site_made_anew(
     again = meeting.site(tmp_path)  # which is not greeted: it knows what the run is about
     monkeypatch.setattr(build.Trainer, "__call__", lambda *_: pytest.fail("it was computed again"))
     assert again.handle(server.order(1)) == first
+
+
+def test_another_job_under_the_same_ticket_is_another_job(server: Server, tmp_path: Path) -> None:
+    """A server that lost what it had sent may number its jobs so: an answer to the other one would be a wrong one."""
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    site.handle(server.order(1))
+    other = replace(server.job(1), base=server.base - 1)
+    got = meeting.result(site.handle(wire.encode(meeting.assignment(other), RUN)))
+    assert same(got.local, server.made.trainer(other).local)
 
 
 def test_memory_counts_only_once_its_ticket_is_named_as_accepted(server: Server, tmp_path: Path) -> None:
@@ -364,3 +378,39 @@ def test_a_compressed_upload_is_smaller_and_owes_only_what_was_accepted(
         sizes.append(len(reply))
     whole = {"half": 0.5, "8bit": 0.25, "topk:0.1": 0.2}[how] * server.base.nbytes
     assert whole <= max(sizes) <= 1.1 * whole + 1000
+
+
+# ---------------------------------------------------------------- odd ones
+
+
+def test_a_farewell_of_a_run_that_was_left_behind_ends_nothing(server: Server, tmp_path: Path) -> None:
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of, run="before"))
+    site.handle(meeting.greeting(server.of))
+    site.handle(wire.encode(Farewell("all done"), "before"))
+    assert not site.ended.is_set()
+    assert len(list(tmp_path.glob("runs/*"))) == 1
+    assert meeting.result(site.handle(server.order(1))).ticket == 1
+
+
+@pytest.fixture(scope="module")
+def warm(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    site = meeting.site(tmp_path_factory.mktemp("warm"))
+    site.handle(meeting.greeting(server.of))
+    return site
+
+
+@given(data=st.data())
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
+def test_a_spoilt_order_is_computed_or_refused_and_the_next_one_is_answered(
+    data: st.DataObject, server: Server, warm: Site
+) -> None:
+    """Whatever another byte makes of it, nothing but an OffbeatError is raised."""
+    spoilt = bytearray(server.order(1))
+    places = st.integers(0, min(900, len(spoilt) - 1))  # where the header is
+    for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=3)):
+        spoilt[place] = value
+    with contextlib.suppress(OffbeatError):
+        wire.opened(warm.handle(bytes(spoilt)), 1)
+    newest = max(warm._part.outbox.tickets(), default=0) if warm._part else 0  # a spoilt ticket may be a large one
+    assert meeting.result(warm.handle(server.order(newest + 1))).ticket == newest + 1

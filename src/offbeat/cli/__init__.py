@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, join, keys, listing, run, serve, show, status
+from offbeat.cli import check, compare, export, join, keys, listing, new, run, serve, show, status
 
 app = typer.Typer(
     name="offbeat",
@@ -29,6 +29,7 @@ app.command("serve")(serve.serve)
 app.command("join")(join.join)
 app.command("status")(status.status)
 app.command("keys")(keys.keys)
+app.add_typer(new.app, name="new")
 
 
 def _version(asked: bool) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def join(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where 'offbeat serve' runs.")],
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where 'offbeat serve' runs.")] = None,
     name: Annotated[
         str | None, typer.Option(help="What this site is called [default: as its keys, else this machine].")
     ] = None,
@@ -45,16 +45,15 @@ def join(
     from offbeat.deploy.extra import need_flower
 
     need_flower()
-    member = _member(server, name, data, partition, keys, insecure)
-    place = home or Path("sites") / member.name
     if check:
-        _check(member, place)
-    else:
-        _run(member, place)
+        _check(server, data, keys)
+        return
+    member = _member(server, name, data, partition, keys, insecure)
+    _run(member, home or Path("sites") / member.name)
 
 
 def _member(
-    server: str, name: str | None, data: Path | None, partition: int | None, keys: Path | None, insecure: bool
+    server: str | None, name: str | None, data: Path | None, partition: int | None, keys: Path | None, insecure: bool
 ) -> Member:
     import socket
 
@@ -63,6 +62,8 @@ def _member(
     from offbeat.deploy.keys import SiteKeys
     from offbeat.deploy.reaching import is_loopback, split
 
+    if server is None:
+        raise ConfigError("which federation? Give --server HOST:PORT, where 'offbeat serve' runs")
     host, _ = split(server)
     if insecure == (keys is not None):
         raise ConfigError(
@@ -76,8 +77,7 @@ def _member(
         )
     if (data is None) == (partition is None):
         raise ConfigError("whose data is it? Give --data FILE (made by 'offbeat new site'), or --partition N")
-    if data is not None and not data.is_file():
-        raise ConfigError(f"--data {data}: there is no such file; 'offbeat new site {data.stem}' makes one")
+    _refuse_missing(data)
     found = None
     if keys is not None:
         found = SiteKeys(keys)
@@ -89,10 +89,36 @@ def _member(
     return Member(name or socket.gethostname(), server, found, data, partition)
 
 
-def _check(member: Member, home: Path) -> None:
-    from offbeat.deploy.checking import check_site
+def _refuse_missing(data: Path | None) -> None:
+    from offbeat.core.errors import ConfigError
 
-    check_site(member, home)
+    if data is not None and not data.is_file():
+        raise ConfigError(f"--data {data}: there is no such file; 'offbeat new site {data.stem}' makes one")
+
+
+def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
+    """Whatever is given is looked at; the server sees no more of it than a question whether it knows this site."""
+    from offbeat.cli.output import say
+    from offbeat.core.errors import ConfigError
+    from offbeat.deploy.checking import check_site
+    from offbeat.deploy.keys import SiteKeys, fingerprint
+    from offbeat.deploy.reaching import ask_door
+    from offbeat.deploy.sitefile import SiteFile
+
+    if data is None:
+        raise ConfigError("--check looks at a site's own file: give --data FILE (made by 'offbeat new site')")
+    _refuse_missing(data)
+    own = None if keys is None else SiteKeys(keys)
+    if own is not None:
+        own.check()
+    for line in check_site(SiteFile(data), certificates=[] if own is None else [own.ca]).lines():
+        say(line)
+    name = "" if keys is None else keys.resolve().name
+    if own is not None:
+        say(f"key: {name}, {fingerprint(own.public)}")
+    if server is not None:
+        ask_door(server, "/offbeat/hello", own, name)
+        say(f"server: {server} answers{', and knows this key' if own else ''}")
 
 
 def _run(member: Member, home: Path) -> None:

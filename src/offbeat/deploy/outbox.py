@@ -41,6 +41,7 @@ class Kept:
 
     ticket: int
     index: int  # n-th job of this client
+    order: str  # digest of the assignment: the same ticket with another job would be another job
     reply: bytes
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # as it is once the ticket is accepted
     residual: Tensor | None = None  # likewise
@@ -75,8 +76,8 @@ class Outbox:
         # bytes as a tensor; a copy, since those of an immutable object must not be lent
         tensors[REPLY] = torch.frombuffer(bytearray(kept.reply), dtype=torch.uint8)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path(kept.ticket), seal({"index": kept.index}, tensors))
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self._path(kept.ticket), seal({"index": kept.index, "order": kept.order}, tensors))
         except (OSError, OffbeatError) as error:
             reason = error.strerror or error if isinstance(error, OSError) else error
             raise OutboxError(f"the result could not be stored at the site: {reason}") from None
@@ -100,7 +101,7 @@ class Outbox:
 
     def remember(self, greeting: bytes, since: float) -> None:
         """What the run is about: a site that is started anew goes on without being greeted."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tensors = {REPLY: torch.frombuffer(bytearray(greeting), dtype=torch.uint8)}
         write_whole(self.folder / "greeting", seal({"since": since}, tensors))
 
@@ -123,4 +124,5 @@ class Outbox:
 def _read(ticket: int, data: bytes) -> Kept:
     fields, tensors = unseal(data, ANY)
     memory = {name.removeprefix(MEMORY): tensor for name, tensor in tensors.items() if name.startswith(MEMORY)}
-    return Kept(ticket, int(fields["index"]), tensors[REPLY].numpy().tobytes(), memory, tensors.get(RESIDUAL))
+    reply = tensors[REPLY].numpy().tobytes()
+    return Kept(ticket, int(fields["index"]), str(fields["order"]), reply, memory, tensors.get(RESIDUAL))

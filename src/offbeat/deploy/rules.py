@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,15 @@ def _heirs(cls: type) -> Iterator[type]:
         yield from _heirs(heir)
 
 
+@lru_cache(maxsize=64)
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
 def _dumped(cls: type, rule: Any) -> Any:
-    return TypeAdapter(cls).dump_python(rule, mode="json")
+    return _adapter(cls).dump_python(rule, mode="json")
 
 
 def _loaded(cls: type, fields: Any) -> Any:
     """As JSON: there, strictly, a list is a tuple's and an object a dataclass's."""
-    return TypeAdapter(cls).validate_json(json.dumps(fields, allow_nan=False), strict=True)
+    return _adapter(cls).validate_json(json.dumps(fields, allow_nan=False), strict=True)

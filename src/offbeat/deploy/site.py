@@ -10,6 +10,7 @@ again, since jobs are pure. What leaves the site is written to sent.log before i
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from offbeat.core.errors import RunError, in_words, plain_text
+from offbeat.core.errors import OffbeatError, RunError, in_words, plain_text
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.parts import compression
 from offbeat.core.protocol import LocalRule
@@ -72,7 +73,8 @@ class Site:
                 return self._sent("hello", "", self._greeted(order, data))
             part = self._taking_part(run)
             if isinstance(order, Assignment):
-                return self._sent("result", f" ticket={order.ticket}", self._assigned(part, order))
+                digest = hashlib.sha256(data).hexdigest()
+                return self._sent("result", f" ticket={order.ticket}", self._assigned(part, order, digest))
             assert isinstance(order, Question)
             return self._sent("scores", f" version={order.version}", self._asked(part, order))
 
@@ -112,18 +114,20 @@ class Site:
         return self._part
 
     def _farewell(self, run: str, order: Farewell) -> bytes:
-        self.farewell = order
+        part = self._part
         if not order.refused:
             Outbox(self.home, run).clear()
-        self.ended.set()
+        if part is None or part.greeting.run == run:  # not of a run that this site has left behind
+            self.farewell = order
+            self.ended.set()
         return b""
 
     # ------------------------------------------------------------ at work
 
-    def _assigned(self, part: Part, order: Assignment) -> bytes:
+    def _assigned(self, part: Part, order: Assignment, digest: str) -> bytes:
         outbox = part.outbox
         kept = outbox.find(order.ticket)
-        if kept is not None:
+        if kept is not None and kept.order == digest:
             return kept.reply
         if (newest := max(outbox.tickets(), default=-1)) > order.ticket:  # a message that was under way for long
             return self._failed(part, order, f"an old ticket: {newest} came after it")
@@ -137,7 +141,7 @@ class Site:
             return self._failed(part, order, answer.reason)
         seconds = time.perf_counter() - began
         try:
-            kept = self._kept(part, order, answer, before, seconds)
+            kept = self._kept(part, order, digest, answer, before, seconds)
             outbox.keep(kept)
         except OutboxError as error:
             log.error("%s", error)
@@ -146,7 +150,9 @@ class Site:
             return self._failed(part, order, in_words(error))
         return kept.reply
 
-    def _kept(self, part: Part, order: Assignment, result: Result, before: Kept | None, seconds: float) -> Kept:
+    def _kept(
+        self, part: Part, order: Assignment, digest: str, result: Result, before: Kept | None, seconds: float
+    ) -> Kept:
         upload, residual = None, None
         if str(part.compression) != "none":
             size = part.ground.layout.num_params  # what comes after them, statistics, is never rounded
@@ -156,7 +162,7 @@ class Site:
         returned = Returned(HERE, result, self._examples(part, order.index + 1), seconds)
         reply = wire.encode(returned, part.greeting.run, upload)
         memory = result.memory or (before.memory if before else {})
-        return Kept(order.ticket, order.index, reply, memory, residual)
+        return Kept(order.ticket, order.index, digest, reply, memory, residual)
 
     def _failed(self, part: Part, order: Assignment, reason: str) -> bytes:
         failure = Failure(order.ticket, plain_text(reason))
@@ -168,8 +174,13 @@ class Site:
         return wire.encode(Scores(HERE, order.now, order.version, examples, values), part.greeting.run)
 
     def _examples(self, part: Part, index: int) -> int:
-        """What there is now; never fewer than before, whatever the clock says."""
-        part.most = max(part.most, part.ground.num_examples(index, max(0.0, time.time() - part.since)))
+        """What there is now; never fewer than before, whatever the clock says or the data's own code raises."""
+        try:
+            part.most = max(part.most, part.ground.num_examples(index, max(0.0, time.time() - part.since)))
+        except OffbeatError as error:
+            if part.most == 0:
+                raise
+            log.warning("how many examples there are is not known: %s", error)
         return part.most
 
     # ------------------------------------------------------------ the log

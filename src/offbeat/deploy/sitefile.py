@@ -2,7 +2,7 @@
 
     model() -> nn.Module                        the same layers, with the same names, as everybody's
     load_data() -> (x, y)                       or {"train": (x, y), "test": (x, y)}: tensors, one label an example
-    loss(outputs, y) -> a scalar                optional; else the task's, as the labels' dtype says
+    loss(outputs, y) -> a scalar                optional; else the experiment's, for the task that goes with the labels
     num_examples() -> int                       optional, for data that grows: more than before, and it is loaded again
 
 What is wrong with it is one line that says where.
@@ -44,6 +44,12 @@ class SiteFile:
     @one_thread()
     def ground(self, experiment: Experiment) -> OwnGround:
         return OwnGround(Opened(self.path), experiment)
+
+
+def starting_text(name: str, file: str) -> str:
+    """A file to start from, which works as it stands."""
+    text = Path(__file__).with_name("starting_site.py").read_text(encoding="utf-8")
+    return text.replace("NAME:", f"{name}:", 1).replace("FILE", file)
 
 
 class Opened:
