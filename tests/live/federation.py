@@ -103,9 +103,12 @@ def updates(run: Path) -> int:
     return int(found[0][0]) if found else 0
 
 
-def server_process(run: Path) -> int:
-    """Of the server app."""
-    return int(json.loads((run / "live" / "standing.json").read_text())["process"])
+def server_process(run: Path) -> int | None:
+    """Of the server app; None while there is none."""
+    try:
+        return int(json.loads((run / "live" / "standing.json").read_text())["process"])
+    except FileNotFoundError:
+        return None
 
 
 def consumed_once(run: Path) -> bool:

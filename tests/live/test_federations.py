@@ -34,8 +34,9 @@ def test_whoever_is_killed_the_run_goes_on_and_nobody_is_left(offbeat, tmp_path)
     assert within(120, lambda: updates(run) >= 2), serve.said
     # the server app: another one goes on with the run
     before = server_process(run)
+    assert before is not None
     os.kill(before, signal.SIGKILL)
-    assert within(60, lambda: server_process(run) != before), serve.said
+    assert within(60, lambda: server_process(run) not in (None, before)), serve.said
     at = updates(run)
     assert within(120, lambda: updates(run) > at), serve.said
     # a site's trainer: another one answers

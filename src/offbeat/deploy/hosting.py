@@ -23,6 +23,7 @@ from offbeat.deploy.processes import Children, answers, last_lines, refuse_taken
 from offbeat.deploy.standing import Orders, Registered, Standing
 from offbeat.deploy.superlink import SuperLink
 
+INTERRUPTED = "interrupted"  # how an app ends that was asked to, as `engines.virtual` has it
 log = logging.getLogger("offbeat")
 
 STARTING = 90.0  # seconds for the app to say that it runs: it imports Flower and torch
@@ -105,9 +106,8 @@ class Hosting:
         """Once in a while: how it stands when it is over, None while it goes on. What died is started again."""
         self.children.look_after()
         standing = Standing.read(self.live)
-        if standing is not None and standing.state == "ended":
-            return standing
-        if standing is not None and standing.state == "failed" and standing.expected:
+        ended = standing is not None and standing.state == "ended" and standing.reason != INTERRUPTED
+        if ended or (standing is not None and standing.state == "failed" and standing.expected):
             return standing
         if not self.link.alive():
             self._again("Flower's SuperLink died")
@@ -115,8 +115,12 @@ class Hosting:
             self.children.stop("door")
             self._open_link()
             self._submit()
-        elif standing is None or standing.state == "failed" or not self._runs(standing.process):
+        if not self.children.alive("superexec"):
+            self.link.start_exec()
+        standing = Standing.read(self.live)
+        if standing is None or standing.state != "running" or not self._runs(standing.process):
             self._again(standing.reason if standing and standing.state == "failed" else "the server app died")
+            self._end_app()
             self._submit()
         if not self.children.alive("door"):
             self._open_door()

@@ -19,7 +19,7 @@ from offbeat.deploy.reaching import ask_door
 
 log = logging.getLogger("offbeat")
 
-TRAINER, NODE = "trainer", "supernode"
+TRAINER, NODE, EXEC = "trainer", "supernode", "superexec"
 REFUSED = 3  # the status of a trainer whose site was refused, as `resident` has it: that module imports torch
 AGAIN = (1.0, 30.0)  # seconds until a process that died is started again: at first, and at most
 STEADY = 120.0  # seconds after which a death is the first one again
@@ -58,6 +58,7 @@ class Joining:
         self.socket = self.home / "trainer.sock"
         self.children = Children(self.home)
         self.trainer, self.node = Watched(), Watched()
+        self.port, self.secret = 0, self.children.secret()
         self._said = ""
 
     def check(self) -> None:
@@ -87,10 +88,19 @@ class Joining:
         if member.keys is not None:
             tls = ["--root-certificates", str(member.keys.ca.resolve())]
             tls += ["--auth-supernode-private-key", str(member.keys.key.resolve())]
-        command = ["--superlink", member.server, *tls, "--port", str(free_port())]
+        self.port = free_port()
+        command = ["--superlink", member.server, *tls, "--port", str(self.port)]
         command += ["--node-config", f"socket={json.dumps(str(self.socket))}"]
+        command += ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
         self.node.since = time.monotonic()
         self.children.flower("flower-supernode", *command, name=NODE)
+        self._start_exec()
+
+    def _start_exec(self) -> None:
+        """What starts a client app for each message; Flower itself would not start it again."""
+        self.children.stop(EXEC)
+        command = ["--insecure", "--runtime-api-address", f"127.0.0.1:{self.port}"]
+        self.children.flower("flower-superexec", *command, "--superexec-auth-secret-file", str(self.secret), name=EXEC)
 
     def watch(self) -> str | None:
         """Once in a while: why the server said farewell, None while it has not. RunError if it refuses this site."""
@@ -116,6 +126,8 @@ class Joining:
             self._tell(self._why())
         if not self.children.alive(NODE) and now >= self.node.not_before:
             self._start_node()
+        elif self.children.alive(NODE) and not self.children.alive(EXEC):
+            self._start_exec()
         return None
 
     def _ended(self, name: str) -> int | None:

@@ -100,6 +100,16 @@ class Children:
         except subprocess.TimeoutExpired:
             raise RunError(f"'{' '.join(arguments[:2])}' did not end within {timeout:.0f} seconds") from None
 
+    def secret(self) -> Path:
+        """What a superexec proves itself with to its SuperLink or SuperNode, drawn anew for every start of a server or
+        a site: no other user of this machine can take work from it.
+        """
+        path = self.home / "superexec.secret"
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+        return path
+
     def look_after(self) -> None:
         """A guardian that was killed has a successor."""
         if self._guardian.poll() is not None:

@@ -46,7 +46,7 @@ clientapp = "offbeat.deploy.client_app:app"
 class SuperLink:
     def __init__(self, children: Children, live: Path, keys: ServerKeys | None, server_app: str = APP) -> None:
         self.children, self.live, self.keys = children, live, keys
-        self.port = free_port()
+        self.port, self.secret = free_port(), children.secret()
         self.app = live / "app" / "offbeat-live"
         self.app.mkdir(parents=True, exist_ok=True)
         version = __version__.partition(".dev")[0]
@@ -55,6 +55,7 @@ class SuperLink:
 
     def start(self) -> None:
         """A new one: it knows nobody yet."""
+        self.children.stop("superexec")
         self.children.stop("superlink")
         self.nodes.clear()
         tls, link = ["--insecure"], "insecure = true"
@@ -68,10 +69,21 @@ class SuperLink:
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "offbeat"\n\n[superlink.offbeat]\naddress = "{HOST}:{self.port}"\n{link}\n'
         )
+        # its superexec is a process of ours: one that dies is started again, which Flower itself does not do
         command = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation", *tls]
-        self.children.flower("flower-superlink", *command, name="superlink", more={VARIABLE: str(self.live)})
+        command += ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
+        self.children.flower("flower-superlink", *command, name="superlink")
         if not until(lambda: not self.alive() or answers(HOST, self.port), STARTING) or not self.alive():
             raise RunError(f"Flower's SuperLink did not start: {self.children.last_words('superlink')}")
+        self.start_exec()
+
+    def start_exec(self) -> None:
+        """What starts the server app."""
+        self.children.stop("superexec")
+        tls = ["--insecure"] if self.keys is None else ["--root-certificates", str(self.keys.ca.resolve())]
+        command = ["--runtime-api-address", f"{HOST}:{self.port}", *tls]
+        command += ["--superexec-auth-secret-file", str(self.secret)]
+        self.children.flower("flower-superexec", *command, name="superexec", more={VARIABLE: str(self.live)})
 
     def alive(self) -> bool:
         return self.children.alive("superlink")
