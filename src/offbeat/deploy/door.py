@@ -15,6 +15,7 @@ import http.client
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import ssl
@@ -31,7 +32,7 @@ from offbeat.deploy.keys import ServerKeys, fingerprint, fingerprint_of_pem, is_
 
 log = logging.getLogger("offbeat.door")
 
-FLEET = "/v1/fleet/"  # what a site needs of Flower
+FLEET = re.compile(r"/v1/fleet/[a-z-]+")  # what a site needs of Flower
 OWN = "/offbeat/"  # what a site asks the door itself
 LARGEST = 64 << 20  # bytes of one request: Flower sends arrays in pieces of 20 MB at most
 HANDSHAKE = 10.0  # seconds
@@ -135,8 +136,8 @@ class Request(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         path = self.path
-        if not path.startswith(FLEET) or ".." in path or "%" in path:
-            self._refuse(403, f"{path.partition('?')[0]!r} is not for others")
+        if not FLEET.fullmatch(path):
+            self._refuse(403, f"{path!r} is not for others")
             return
         if self.server.keys is not None and not self._known_key():
             return

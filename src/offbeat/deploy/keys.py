@@ -134,12 +134,13 @@ def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
     authority, signer = read_certificate(folder / "ca.pem"), _read_private(folder / "ca.key")
     check_dates(folder / "ca.pem")
     key, names = _new_key(), list(dict.fromkeys((*hosts, *LOCAL)))
+    general = [_general_name(host) for host in names]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     builder = _builder(subject, authority.subject, key.public_key(), days)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())  # type: ignore[arg-type]
     for extension, critical in (
-        (x509.SubjectAlternativeName([_general_name(host) for host in names]), False),
+        (x509.SubjectAlternativeName(general), False),
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage(digital_signature=True), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
