@@ -110,8 +110,17 @@ def test_many_messages_pass_over_one_connection(open_door):
 
 @pytest.mark.parametrize(
     "path",
-    "/v1/control/start-run /v1/control/register-node /v1/runtime/acquire-task / /docs /v1/fleet/ /v1/fleet/a?b "
-    "/v1/fleet/../control/start-run /v1/fleet/%2e%2e/control/start-run http://127.0.0.1/v1/fleet/pull-messages".split(),
+    [
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/acquire-task",
+        "/docs",
+        "/v1/fleet/",
+        "/v1/fleet/a?b",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "http://127.0.0.1/v1/fleet/pull-messages",
+    ],
 )
 def test_nothing_else_of_flower_can_be_reached(open_door, path, caplog):
     assert post(open_door(), path)[0] == 403
