@@ -135,6 +135,13 @@ class ClientData:
             positions = self._rows_of(at).index_select(0, positions)
         return x.index_select(0, positions), y.index_select(0, positions)
 
+    def tensors(self) -> list[Tensor]:
+        """All there are; nobody writes to them."""
+        return [
+            *(part for pair in self._pairs for part in pair),
+            *([self._rows] if isinstance(self._rows, Tensor) else []),
+        ]
+
     @property
     def shared_rows(self) -> bool:
         """Do all clients hold rows of the same tensors?"""
