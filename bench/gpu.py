@@ -23,9 +23,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import offbeat
-from offbeat.client import convolution
+from offbeat.client import convolution, layers, orders, straight
 from offbeat.client.data import ClientData
-from offbeat.client.device import DeviceTrainer
+from offbeat.client.device import DeviceTrainer, bases
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.training import Trainer, Training
 from offbeat.core.jobs import Job, Result
@@ -96,6 +96,9 @@ def check() -> None:
     assert torch.equal(best, kernels.largest(x, (2, 2)))
     assert torch.equal(convolution.to_the_first(x, best, grad, (2, 2)), kernels.to_the_first(x, best, grad, (2, 2)))
     print("kernels agree with their torch forms")
+    orders_agree()
+    pictures_agree()
+    straight_agrees()
     for model in MODELS:
         for training in (Training(lr=0.01, batch=16, epochs=1), Training(optimizer="adam", lr=1e-3, batch=16, steps=3)):
             trainer = trainer_of(model, 5, 40, training, torch.float64)
@@ -108,6 +111,81 @@ def check() -> None:
             assert worst < 1e-9, (model, worst)
             print(f"{model}, {training.optimizer}, float64: stacks agree with one by one within {worst:.1e}")
     every_strategy()
+
+
+def orders_agree() -> None:
+    """Orders that the GPU draws are those torch draws, whatever the numbers of examples and steps."""
+    trainer = trainer_of("linear", 40, 300, Training(batch=16, steps=50), torch.float32)
+    jobs = [replace(job, num_examples=1 + 7 * i) for i, job in enumerate(jobs_of(trainer, 40, 300))]
+    plans = [trainer.plan(job) for job in jobs]
+    placed = [trainer.data.in_one_place()] * len(jobs)
+    drawn = orders.orders_of(plans, placed, 44)
+    told = orders.one_by_one([trainer.plan(job) for job in jobs], 44, drawn.order.shape[1]).to(DEVICE)
+    alone = replace(drawn, order=told)
+    for ours, theirs in zip(drawn.at(0, 50, 16), alone.at(0, 50, 16), strict=True):
+        assert torch.equal(ours, theirs)
+    print("orders drawn on the GPU are torch's")
+
+
+def pictures_agree() -> None:
+    """Convolutions without patches and GroupNorm, in float32, against float64; torch's own beside them."""
+    for channels, to, side, kernel, stride, padding in (
+        (64, 64, 9, 3, 1, 1), (64, 128, 16, 3, 2, 1), (64, 128, 16, 1, 2, 0), (128, 64, 12, 5, 1, 0),
+        (6, 16, 12, 5, 1, 0),
+    ):  # fmt: skip
+        g = convolution.Geometry((kernel, kernel), (stride, stride), (padding, padding))
+        given = [
+            torch.randn(3, 8, side, side, channels, device=DEVICE, dtype=torch.float64),
+            torch.randn(3, to, channels, kernel, kernel, device=DEVICE, dtype=torch.float64) / channels,
+            torch.randn(3, to, device=DEVICE, dtype=torch.float64),
+        ]
+        found = both(lambda x, w, b, g=g: convolution.convolve(x, w, b, g), given)
+        name = f"convolution {channels} to {to}, {kernel} x {kernel} / {stride}"
+        print(f"{name}: float32 within {max(found):.1e} of float64")
+        assert max(found) < 5e-6
+    for channels, groups in ((64, 8), (96, 2), (512, 8)):
+        given = [
+            torch.randn(3, 4, channels, 7, 7, device=DEVICE, dtype=torch.float64) + 1,
+            torch.randn(3, channels, device=DEVICE, dtype=torch.float64),
+            torch.randn(3, channels, device=DEVICE, dtype=torch.float64),
+        ]
+        layer = nn.GroupNorm(groups, channels)
+        found = both(lambda x, w, b, m=layer: layers.group_norm(x, w, b, m), given)
+        also = [*given, torch.randn_like(given[0])]
+        found += both(lambda x, w, b, a, m=layer: layers.group_norm(x, w, b, m, a, cut=True), also)
+        print(f"GroupNorm of {channels} channels: float32 within {max(found):.1e} of float64")
+        assert max(found) < 5e-6
+
+
+def straight_agrees() -> None:
+    """All steps of a linear layer in one kernel, in float32, against the same called step by step in float64."""
+    from offbeat.client import softmax
+
+    for classes, inputs, has_bias in ((10, 784, True), (3, 20, False), (62, 784, True)):
+        length = classes * inputs + (classes if has_bias else 0)
+        layer = (0, classes * inputs if has_bias else None, classes, inputs)
+        w = torch.randn(7, length, device=DEVICE, dtype=torch.float64) / inputs
+        x, y = torch.randn(500, inputs, device=DEVICE).double(), torch.randint(0, classes, (500,), device=DEVICE)
+        rows = torch.randint(0, 500, (20, 7, 64), device=DEVICE)
+        sizes = torch.randint(0, 65, (20, 7), device=DEVICE)
+        rates = torch.linspace(0.01, 0.1, 7, device=DEVICE).double()
+        exact, ours = w.clone(), w.float()
+        straight.descend(exact, layer, x, y, rows, sizes, rates)
+        softmax.descend(ours, layer, x.float(), y, rows, sizes, rates.float())
+        apart = float((ours - exact).norm() / (exact - w).norm())
+        print(f"a linear layer of {classes} classes, 20 steps in one kernel: float32 within {apart:.1e} of float64")
+        assert apart < 1e-5
+
+
+def both(function: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> list[float]:
+    """How far the outputs and all gradients in float32 are from those in float64, relatively."""
+    ends = []
+    for dtype in (torch.float64, torch.float32):
+        leaves = [one.to(dtype).requires_grad_() for one in given]
+        out = function(*leaves)
+        along = torch.linspace(-1, 1, out.numel(), device=DEVICE, dtype=dtype).view(out.shape)
+        ends.append([out.detach(), *torch.autograd.grad((out * along).sum(), leaves)])
+    return [float((a - b).norm() / a.norm()) for a, b in zip(*ends, strict=True)]
 
 
 def every_strategy() -> None:
@@ -163,7 +241,7 @@ def row(model: str, at_work: int, examples: int, training: Training) -> None:
     print(
         f"{model}, {at_work} at work: {statistics.median(ratios):.1f} times the eager loop ({min(ratios):.1f} to "
         f"{max(ratios):.1f}); {1 / statistics.median(stacked):,.0f} steps/s, the loop "
-        f"{1 / statistics.median(plain):,.0f}; the recorded step alone {played(stacks):,.0f}; first stack "
+        f"{1 / statistics.median(plain):,.0f}; the steps alone {played(stacks, jobs[0]):,.0f}; first stack "
         f"{first:.1f} s; "
         f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB",
         flush=True,
@@ -216,8 +294,15 @@ def eager(trainer: Trainer, jobs: list[Job]) -> None:
         torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-def played(stacks: DeviceTrainer) -> float:
-    """Steps a second of the recorded step, played and nothing else."""
+def played(stacks: DeviceTrainer, jobs: list[Job]) -> float:
+    """Steps a second of the recorded step, played and nothing else; or of the one kernel that has all of them."""
+    if not stacks._programs:
+        trainer, way = stacks._trainers[0], next(iter(stacks._straight.values()))
+        plans = [trainer.plan(job) for job in jobs]
+        drawn = orders.orders_of(plans, [stacks._placed[0]] * len(jobs), len(jobs))
+        w, rates = bases(jobs, range(len(jobs))), torch.full((len(jobs),), 0.01, device=DEVICE)
+        taken = seconds(lambda: [way.train(w, rates, drawn) for _ in range(20)])
+        return 20 * sum(plan.steps for plan in plans) / taken
     program = next(reversed(stacks._programs.values()))
     program._at.zero_()
     taken = seconds(lambda: [program._graph() for _ in range(60)] and program._at.zero_())

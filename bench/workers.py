@@ -7,7 +7,8 @@ W1: 50 clients with 200 made-up pictures of 28×28 each, FedCompass's CNN (582,0
 one epoch, FedBuff (k = 10) with 20 clients at work. W2: the same with one linear layer; MLP: with a hidden layer of 64;
 LSTM: 32 units on series of 6 times 9 numbers. Times of a worker hold the start and the end of its processes. In every
 round everybody runs once; told are ratios to the plain loop of the same round: on the wall, and of what all cores did,
-which says more where others use them too.
+which says more where others use them too. `ray`, where it is installed, starts a cluster of its own on all cores; the
+work of its processes is not seen here, as they are no children of this one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -52,7 +54,7 @@ WORLDS = {
     "MLP": World(Mlp(hidden=(64,)), 300),
     "LSTM": World(Lstm(hidden=32), 200, (6, 9)),
 }
-WORKERS = ("inline", "processes:2", "batched:1", "batched:2")
+WORKERS = ("inline", "processes:2", "batched:1", "batched:2", *(["ray"] if find_spec("ray") else []))
 
 
 def measure(name: str, chosen: tuple[str, ...] = WORKERS) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from ragged import RULES, SIZES, agree, jobs_of, trainer_of
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from offbeat.client.convolution import Geometry, avg_pool, convolve, max_pool
 from offbeat.client.data import ClientData
-from offbeat.client.device import DeviceTrainer, rounded
-from offbeat.client.layers import NotStacked, stacked
-from offbeat.client.program import SEGMENT
+from offbeat.client.device import DeviceTrainer, apart, rounded
+from offbeat.client.layers import NotStacked, _followed, stacked
+from offbeat.client.program import SEGMENT, CannotRecord, Program, short_of_memory
+from offbeat.client.straight import Straight
 from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import DataError
 from offbeat.core.jobs import Job, Result
@@ -321,3 +322,99 @@ def test_a_word_that_an_embedding_does_not_know_is_that_clients_failure() -> Non
     answers = DeviceTrainer([trainer]).attempt(jobs)
     assert isinstance(answers[0], IndexError)
     agree([answer for answer in answers if isinstance(answer, Result)], [trainer(job) for job in jobs[1:]])
+
+
+class Blocks(nn.Module):
+    """GroupNorm with everything that may follow it: a ReLU, something added and then one, and neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(n, 4, 3, padding=1) for n in (1, 4, 1))
+        self.first, self.second, self.third, self.last = (nn.GroupNorm(2, 4) for _ in range(4))
+        self.relu, self.end = nn.ReLU(inplace=True), nn.Linear(4, 4)
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.first(self.a(x)))
+        out = torch.relu(self.third(self.c(x)) + self.second(self.b(out)))
+        end: Tensor = self.end(self.pool(self.last(out) + out))
+        return end
+
+
+def test_what_follows_a_norm_is_computed_with_it(caplog: Any) -> None:
+    module = Blocks()
+    nodes = tuple(fx.symbolic_trace(module).graph.nodes)
+    whole = {name: one for name, one in _followed(module, nodes).items() if one is not None}
+    assert {one.norm.name: None if one.added is None else one.added.name for one in whole.values()} == {
+        "first": None,
+        "third": "second",
+    }
+    trainer = trainer_of(Training(batch=8, epochs=2), module)
+    jobs = jobs_of(trainer, None)
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    assert not caplog.records, caplog.text
+
+
+def test_one_linear_layer_descended_plainly_needs_no_record(caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, steps=SEGMENT + 3), MODELS["linear"]())
+    jobs = jobs_of(trainer, None)
+    found = DeviceTrainer([trainer])
+    agree(train(found, jobs), [trainer(job) for job in jobs])
+    assert not found._programs
+    for other in (Training(momentum=0.9), Training(optimizer="adam"), Training(batch=256)):
+        assert Straight.of(trainer_of(other, MODELS["linear"]()), trainer.data.pooled()) is None
+    assert Straight.of(trainer_of(Training(), MODELS["pooled"]()), trainer.data.pooled()) is None
+
+
+def test_examples_pass_the_door_once_on_the_straight_way() -> None:
+    class Door:
+        by_example = True
+        passed = 0
+
+        def __call__(self, module: nn.Module, inputs: Any) -> Any:
+            self.passed += 1
+            return (inputs[0] * 2 + 1,)
+
+    module, door = MODELS["linear"](), Door()
+    module.register_forward_pre_hook(door)
+    trainer = trainer_of(Training(batch=8, epochs=2), module)
+    jobs = jobs_of(trainer, None)
+    found = DeviceTrainer([trainer])
+    before = door.passed
+    results = train(found, jobs)
+    assert door.passed == before
+    agree(results, [trainer(job) for job in jobs])
+
+
+def test_rows_of_a_stack_become_tensors_of_their_own() -> None:
+    w = torch.tensor([[1.0, -0.0], [float("nan"), float("inf")], [5.0, 6.0]])
+    ends = apart(w, 2)
+    w.zero_()
+    assert [repr(end.tolist()) for end in ends] == ["[1.0, -0.0]", "[nan, inf]"]
+    assert all(end.untyped_storage().nbytes() == 8 for end in ends)
+
+
+def test_a_broken_capture_is_told_from_a_lack_of_memory() -> None:
+    broken = RuntimeError("capture failed")  # what ending a capture says
+    broken.__context__ = torch.OutOfMemoryError("no memory")
+    assert short_of_memory(broken)
+    assert not short_of_memory(RuntimeError("capture failed"))
+
+
+def test_a_model_whose_step_cannot_be_recorded_is_not_tried_again(monkeypatch: Any, caplog: Any) -> None:
+    tried = []
+
+    def refused(program: Program) -> None:
+        tried.append(program)
+        raise CannotRecord("the host looks at its values")
+
+    monkeypatch.setattr(Program, "_record", refused)
+    trainer = trainer_of(Training(batch=8, epochs=1), MODELS["pooled"]())
+    jobs = jobs_of(trainer, None)
+    found = DeviceTrainer([trainer])
+    for _ in range(2):
+        agree(train(found, jobs), [trainer(job) for job in jobs])
+    assert len(tried) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "steps of PlainRule are not recorded: the host looks at its values"
+    ]

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from offbeat.cli.replay import replay
 from offbeat.client.data import ClientData
 from offbeat.client.survey import Survey
 from offbeat.client.training import Trainer, Training
+from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import REGISTRY
 from offbeat.deploy.serving import Terms, serve_run
 from offbeat.deploy.site import Site
+from offbeat.deploy.sitefile import SiteFile
 from offbeat.deploy.sources import Partition
 from offbeat.deploy.within import Within
 from offbeat.engines.retell import retell
@@ -24,6 +27,8 @@ from offbeat.engines.until import parse_until
 from offbeat.experiment import build, metrics
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.folder import Run, create
+from offbeat.experiment.run import execute
+from offbeat.scenario.delays import Replayed
 from offbeat.scenario.models import Linear
 from offbeat.scenario.streaming import Growing
 
@@ -56,11 +61,11 @@ def retold(run: Run):
     experiment = run.experiment()
     made = build.setup(experiment)
     numbers = Roster.at(run.folder / "sites.json").numbers
-    (x, y), rows_of = made.trainer.data.in_one_place()
-    own = ClientData.shared(x, y, {client: rows_of(int(name[-1])) for name, client in numbers.items()})
+    placed = made.trainer.data.in_one_place()
+    own = ClientData.shared(*placed.pair, {client: placed.of(int(name[-1])) for name, client in numbers.items()})
     trainer = Trainer(made.module, own, experiment.training, made.trainer.task, made.trainer.probe)
     with metrics.open_trace(run.trace_file) as db:
-        return retell(db, experiment.strategy, replace(made.world, clients={}), trainer, experiment.until), made
+        return retell(db, experiment.strategy, replace(made.world, clients={}), trainer, experiment.until)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedasync", *PAPERS])
@@ -71,7 +76,7 @@ def test_a_federation_is_the_simulation_of_what_it_recorded(name: str, tmp_path:
     outcome = serve(run, tmp_path)
     assert outcome is not None
     assert outcome.updates == 12
-    again, made = retold(run)
+    again = retold(run)
     assert torch.equal(again.model, outcome.model)
     assert run.complete
     assert list((run.folder / "record").iterdir()) == []
@@ -87,7 +92,7 @@ def test_one_that_was_stopped_goes_on_where_it_was(tmp_path: Path):
     ended = serve(run, tmp_path)
     assert ended is not None
     assert (ended.reason, ended.updates) == ("updates", 20)
-    again, _ = retold(run)
+    again = retold(run)
     assert torch.equal(again.model, ended.model)
 
 
@@ -120,8 +125,6 @@ def test_a_server_without_data_takes_the_model_of_a_sites_file(tmp_path: Path):
         "def load_data():\n    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))\n"
         "    y = (x[:, 0] > 0).long()\n    return {'train': (x[:12], y[:12]), 'test': (x[12:], y[12:])}\n"
     )
-    from offbeat.deploy.sitefile import SiteFile
-
     run = create(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
     sites = {100 + n: Site(tmp_path / f"home-{n}", f"site-{n}", SiteFile(own)) for n in range(2)}
     outcome = serve_run(run, partial(Within, sites), Terms(min_sites=2, model=site))
@@ -129,3 +132,37 @@ def test_a_server_without_data_takes_the_model_of_a_sites_file(tmp_path: Path):
     assert outcome.updates == 12
     assert 0.0 <= outcome.metrics["acc"] <= 1.0  # what the sites found, of 8 test examples each
     assert len(outcome.model) == 8
+
+
+def test_another_strategy_is_replayed_over_the_times_that_sites_took(tmp_path: Path):
+    run = create(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
+    serve(run, tmp_path)
+    out = tmp_path / "again"
+    replay(run.folder, ["strategy=orthofl"], until="20updates", out=out)
+    again = Run(out)
+    assert again.summary().updates == 20
+    delays = again.experiment().delays
+    assert isinstance(delays, Replayed)
+    with metrics.open_trace(run.trace_file) as db:
+        taken = "SELECT a.now - d.now FROM trace d JOIN trace a ON a.ticket = d.ticket AND a.kind = 'arrive'"
+        first = db.execute(f"{taken} WHERE d.kind = 'dispatch' AND d.client = 0 ORDER BY d.seq").fetchone()[0]
+    assert delays.seconds_per_step[0][0] == first / 2  # two steps a job
+    with metrics.open_trace(again.trace_file) as db:
+        at = db.execute("SELECT MIN(now) FROM trace WHERE kind = 'arrive' AND client = 0").fetchone()[0]
+    assert at == pytest.approx(first)
+
+
+def test_times_beyond_the_record_are_drawn_from_it():
+    """Three jobs were recorded, of 1, 2 and 6 s a step: the first three are these, the others are among them."""
+    law = Replayed(seconds_per_step=((1.0, 2.0, 6.0),))
+    taken = [law.seconds(0, 0, index, 10) for index in range(200)]
+    assert taken[:3] == pytest.approx([10.0, 20.0, 60.0])
+    assert {round(seconds) for seconds in taken} == {10, 20, 60}
+    assert taken == [law.seconds(0, 0, index, 10) for index in range(200)]
+
+
+def test_a_simulation_is_not_replayed(tmp_path: Path):
+    run = create(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
+    execute(run)
+    with pytest.raises(ConfigError, match="is a simulation"):
+        replay(run.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,8 @@ def test_a_simulation_takes_a_worker_by_name_and_tells_it(made):
     ("text", "words"),
     [
         ("proceses", "unknown worker 'proceses': did you mean 'processes'?"),
+        ("rya", "unknown worker 'rya': did you mean 'ray'?"),
+        ("Ray:10.0.0.1:6399", "unknown worker 'Ray': did you mean 'ray'?"),
         ("processes:0", "worker 'processes:0': from 1 to 1024 processes, not 0"),
         ("processes:x", "write processes, or processes:N with a whole number of processes"),
     ],
@@ -223,6 +226,76 @@ def test_processes_that_cannot_be_meant_are_refused(text, words):
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert words in str(caught.value)
+
+
+# Ray: these hold whether it is installed or not; what it computes is asked in tests/engines/test_ray.py
+
+
+@pytest.fixture
+def with_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a name is concerned: nothing of it is imported."""
+    monkeypatch.setattr(workers, "find_spec", lambda name: object())
+
+
+def test_without_ray_one_line_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setattr(workers, "find_spec", lambda name: None)
+    for text in ("ray", "ray:10.0.0.1:6399"):
+        with pytest.raises(ConfigError, match=r"^worker ray: Ray is not installed; pip install 'offbeat\[ray\]'"):
+            runs.create(tmp_path / "run", SMALL, worker=text)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_begun_with_ray_goes_on_inline_where_there_is_none(with_ray, monkeypatch, tmp_path, caplog):
+    run = runs.create(tmp_path / "run", SMALL, worker="ray")
+    monkeypatch.setattr(workers, "find_spec", lambda name: None)
+    runs.execute(run)
+    assert run.summary().worker == "inline"
+    assert "Ray is not installed" in caplog.messages[0]
+    assert caplog.messages[0].endswith("inline is used")
+
+
+@pytest.mark.parametrize(
+    "text", ["ray:", "ray:2", "ray:host", "ray::6399", "ray:a b:1", "ray:host:0", "ray:host:99999", "ray:ray://h:1"]
+)
+def test_what_is_no_address_is_refused(with_ray, text):
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert str(caught.value) == f"worker {text!r}: write ray, or ray:HOST:PORT with the address of a cluster"
+
+
+def test_an_address_nobody_answers_at_is_refused_in_a_line(with_ray):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(ConfigError) as caught:
+            parse(f"ray:{address}")
+    assert str(caught.value) == f"worker 'ray:{address}': nobody answers at {address} (Connection refused)"
+
+
+def test_an_address_is_part_of_the_name(with_ray):
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        chosen = parse(f"ray:127.0.0.1:{somebody.getsockname()[1]}")
+        assert parse(str(chosen)) == chosen == Choice("ray", f"127.0.0.1:{somebody.getsockname()[1]}")
+
+
+def test_what_a_worker_finds_out_is_stored_with_who_computed(monkeypatch, tmp_path):
+    class Noting(Inline):
+        note: Any = None
+
+        def collect(self, tickets: Any) -> Any:
+            if self.note is not None:
+                self.note("a node has another torch")
+                self.note = None
+            return super().collect(tickets)
+
+    monkeypatch.setitem(workers.WORKERS, "noting", Kind(lambda trainer, _: Noting(trainer)))
+    run = runs.create(tmp_path / "run", replace(SMALL, evaluate_every=1.0), worker="noting")
+    runs.execute(run, lambda status: status.updates >= 4)
+    runs.execute(run, worker="inline")
+    assert run.summary().worker == "noting (a node has another torch), then inline"
+    clients = [(torch.ones(4, 3), torch.arange(4) % 2)] * 2
+    found = offbeat.simulate(torch.nn.Linear(3, 2), clients, until="100s", worker="noting")
+    assert found.summary.worker == "noting (a node has another torch)"
 
 
 def test_on_another_system_processes_are_inline_which_is_said_in_a_line(monkeypatch, caplog, tmp_path):

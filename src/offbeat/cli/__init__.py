@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, join, keys, listing, new, run, serve, show, status
+from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status
 
 app = typer.Typer(
     name="offbeat",
@@ -25,6 +25,7 @@ app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("check")(check.check)
 app.command("export")(export.export)
+app.command("replay")(replay.replay)
 app.command("serve")(serve.serve)
 app.command("join")(join.join)
 app.command("status")(status.status)

@@ -50,10 +50,11 @@ WorkerName = Annotated[
     str | None,
     typer.Option(
         "--worker",
-        metavar="NAME[:N]",
+        metavar="NAME[:N|ADDRESS]",
         help="Who trains: inline, this process [default; when resumed: as it was begun]; processes[:N], N of them, "
         "else one a core: the same, bit for bit; batched[:N], many clients in one tensor program on N cores, or cuda, "
-        "on the GPU: the same within rounding; auto tries which is the quickest.",
+        "on the GPU: the same within rounding; auto tries which is the quickest; ray[:HOST:PORT], the "
+        "processes of a Ray cluster: bit for bit on machines alike.",
     ),
 ]
 ClientMemory = Annotated[

@@ -196,7 +196,7 @@ def _error(task: Task, outputs: int, data: ClientData) -> Error | None:
     targets = data.targets_shape
     if type(task) is Classification and task.criterion is None and targets == ():
         most = data.num_classes
-        return _classes if most is not None and most <= outputs else None  # else a loss says what is wrong
+        return classes if most is not None and most <= outputs else None  # else a loss says what is wrong
     if targets not in ((outputs,), *([()] if outputs == 1 else [])):
         return None
     if type(task) is Regression and task.criterion is None:
@@ -206,7 +206,7 @@ def _error(task: Task, outputs: int, data: ClientData) -> Error | None:
     return None
 
 
-def _classes(out: Tensor, y: Tensor) -> Tensor:
+def classes(out: Tensor, y: Tensor) -> Tensor:
     """Of cross entropy: softmax(out) - 1 at the class."""
     p = torch.softmax(out, 1)
     return p.scatter_(1, y, -1.0, reduce="add")

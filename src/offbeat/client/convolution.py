@@ -41,7 +41,7 @@ class Geometry(NamedTuple):
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """x (clients, n, height, width, channels), weight (clients, out, channels, *kernel), bias (clients, out)."""
-    out: Tensor = _Convolution.apply(x, weight, bias, geometry)  # type: ignore[no-untyped-call]
+    out: Tensor = _way(x, weight).apply(x, weight, bias, geometry)
     return out
 
 
@@ -60,7 +60,7 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         clients, examples, height, width, _ = x.shape
         columns = _kernels(x.device.type).patches(x, geometry)
-        flat = weight.flatten(3).transpose(2, 3).flatten(2)  # (clients, out, kernel x channels)
+        flat = _flat(weight)
         if bias is None:
             out = torch.bmm(columns, flat.transpose(1, 2))
         else:
@@ -83,6 +83,52 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             gx = _kernels(grad.device.type).put_back(torch.bmm(grad, flat), inputs, ctx.geometry)
         return gx, gw, gb, None
+
+
+class _Direct(torch.autograd.Function):
+    """The same without patches in memory, where a GPU has a compiler and channels fill its blocks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        from offbeat.client import direct
+
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = geometry
+        out: Tensor = direct.convolved(x, weight, bias, geometry)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from offbeat.client import direct
+
+        x, weight = ctx.saved_tensors
+        grad, shape, geometry = grads[0].contiguous(), weight.shape, ctx.geometry
+        gx = gw = gb = None
+        if ctx.needs_input_grad[1]:
+            product = direct.weights(grad, x, geometry)
+            gw = product.view(*shape[:2], -1, shape[2]).transpose(2, 3).reshape(shape)
+        if ctx.needs_input_grad[2]:
+            gb = grad.flatten(1, 3).sum(1)
+        if ctx.needs_input_grad[0] and geometry.stride == (1, 1):
+            gx = direct.put_back(grad, weight, x.shape, geometry)
+        elif ctx.needs_input_grad[0]:  # most of what would be gathered is between the outputs
+            columns = torch.bmm(grad.view(shape[0], -1, shape[1]), _flat(weight))
+            gx = _kernels("cuda").put_back(columns, x.shape, geometry)
+        return gx, gw, gb, None
+
+
+def _flat(weight: Tensor) -> Tensor:
+    """(clients, out, kernel x channels)"""
+    return weight.flatten(3).transpose(2, 3).flatten(2)
+
+
+def _way(x: Tensor, weight: Tensor) -> Any:
+    if not has_kernels(x.device.type):
+        return _Convolution
+    from offbeat.client import direct
+
+    return _Direct if direct.fits(x, weight) else _Convolution
 
 
 def _summed(grad: Tensor, columns: Tensor, examples: int) -> Tensor:
@@ -175,6 +221,11 @@ def _windows(x: Tensor, side: tuple[int, int]) -> Tensor:
     high, wide = height // side[0], width // side[1]
     whole = x[:, :, : high * side[0], : wide * side[1]]
     return whole.reshape(clients, examples, high, side[0], wide, side[1], channels)
+
+
+def has_kernels(device: str) -> bool:
+    """Is there a GPU, and a compiler for it?"""
+    return _kernels(device) is not sys.modules[__name__]
 
 
 @cache

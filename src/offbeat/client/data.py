@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,15 @@ from offbeat.core.rows import Rows, evenly
 
 Pair = tuple[Tensor, Tensor]
 T = TypeVar("T")
+
+
+class Placed(NamedTuple):
+    """One pair of tensors with everything, and where in it the examples of each client are."""
+
+    pair: Pair
+    of: Callable[[int], Tensor]  # the rows of a client, as the host counts
+    start: Callable[[int], int] | None = None  # where they begin in `rows`; None: rows are computed, and lie nowhere
+    rows: Tensor | None = None  # of all clients, beside the pair; None: those of the pair as it is
 
 
 class ClientData:
@@ -126,6 +135,13 @@ class ClientData:
             positions = self._rows_of(at).index_select(0, positions)
         return x.index_select(0, positions), y.index_select(0, positions)
 
+    def tensors(self) -> list[Tensor]:
+        """All there are; nobody writes to them."""
+        return [
+            *(part for pair in self._pairs for part in pair),
+            *([self._rows] if isinstance(self._rows, Tensor) else []),
+        ]
+
     @property
     def shared_rows(self) -> bool:
         """Do all clients hold rows of the same tensors?"""
@@ -162,16 +178,24 @@ class ClientData:
         (x, y), rows = self._pairs[0], self._all_rows()
         return x.index_select(0, rows), y.index_select(0, rows)
 
-    def in_one_place(self) -> tuple[Pair, Callable[[int], Tensor]]:
-        """One pair of tensors with everything, and of each client the rows that are its own, as the host counts."""
+    def in_one_place(self) -> Placed:
         if self._rows is None:
             starts = list(accumulate(self._counts.values(), initial=0))
-            return self.pooled(), lambda client: torch.arange(*starts[(at := self._at(client)) : at + 2])
+            return Placed(
+                self.pooled(),
+                lambda client: torch.arange(*starts[(at := self._at(client)) : at + 2]),
+                lambda client: starts[self._at(client)],
+            )
         if isinstance(self._rows, Tensor):
             flat = self._rows.cpu()
-            return self._pairs[0], lambda client: flat[self._starts[(at := self._at(client))] : self._starts[at + 1]]
+            return Placed(
+                self._pairs[0],
+                lambda client: flat[self._starts[(at := self._at(client))] : self._starts[at + 1]],
+                lambda client: self._starts[self._at(client)],
+                self._rows,
+            )
         rows = self._rows
-        return self._pairs[0], lambda client: rows[self._at(client)]
+        return Placed(self._pairs[0], lambda client: rows[self._at(client)])
 
     def merged(self) -> ClientData:
         """One client, 0, that holds everything, client after client."""

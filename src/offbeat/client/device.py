@@ -13,21 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 from offbeat.client.batches import needs_two
+from offbeat.client.dropout import SERVED
 from offbeat.client.gradient import overrides
 from offbeat.client.layers import NotStacked, stacked
+from offbeat.client.orders import orders_of, together
 from offbeat.client.plan import Plan
-from offbeat.client.program import CannotRecord, Forward, Losses, Program, Steps
+from offbeat.client.program import CannotRecord, Forward, Losses, Program
 from offbeat.client.randomness import generators, restore, seeded, states
 from offbeat.client.stack import StackTrainer, alike, named, unknown_words
+from offbeat.client.straight import Straight
 from offbeat.client.task import Classification, Regression, Task
 from offbeat.client.training import Trainer
-from offbeat.core.jobs import PLAIN, Job, Result, carry_of
+from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, stacked_carry, stacked_job
 from offbeat.core.protocol import LocalJob, LocalRule
 
 log = logging.getLogger("offbeat")
@@ -44,6 +46,7 @@ class Form:
     forward: Forward
     losses: Losses
     pair: tuple[Tensor, Tensor]
+    draws: bool  # does the model drop anything?
 
 
 class DeviceTrainer:
@@ -53,13 +56,20 @@ class DeviceTrainer:
         self, trainers: Sequence[Trainer], owner: Callable[[Job], int] = lambda job: 0, most: int = MOST
     ) -> None:
         self._trainers, self._owner, self.most = trainers, owner, most
-        self._rows = [trainer.data.in_one_place() for trainer in trainers]
-        self._forms = [self._form(trainer, pair) for trainer, (pair, _) in zip(trainers, self._rows, strict=True)]
+        self._placed = together([trainer.data.in_one_place() for trainer in trainers])
+        forms: dict[Any, Form] = {}  # equal ones are one, which is quick to tell
+        made = [self._form(trainer, one.pair) for trainer, one in zip(trainers, self._placed, strict=True)]
+        self._forms = [None if form is None else forms.setdefault(form.key, form) for form in made]
+        self._straight = {  # of the forms that need no record
+            id(form): Straight.of(trainer, form.pair)
+            for form, trainer in zip(self._forms, trainers, strict=True)
+            if form is not None and forms.pop(form.key, None) is not None
+        }
         self._others: dict[int, StackTrainer] = {}
         self._sources = generators(trainers[0].binding.vector.device)
         self._programs: dict[Any, Program] = {}
-        self._refused: set[Any] = set()  # rules that cannot be recorded
-        self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+        self._refused: set[Any] = set()  # rules that cannot be recorded, each with a form
+        self._pool = _memory()
 
     def _form(self, trainer: Trainer, pair: tuple[Tensor, Tensor]) -> Form | None:
         module, training = trainer.binding.module, trainer.training
@@ -78,7 +88,8 @@ class DeviceTrainer:
                 raise NotStacked("pictures are augmented")
             same = training.optimizer, training.momentum, training.weight_decay, training.batch, repr(trainer.task)
             key = id(pair[0]), id(pair[1]), str(module), trainer.binding.layout, same
-            return Form(key, stacked(module), losses(trainer.task), pair)
+            draws = any(type(m) in SERVED for m in module.modules())
+            return Form(key, stacked(module), losses(trainer.task), pair, draws)
         except NotStacked as why:
             log.warning("steps are not recorded as one program: %s", why)
             return None
@@ -86,14 +97,15 @@ class DeviceTrainer:
     def attempt(self, jobs: Sequence[Job]) -> list[Result | Exception]:
         """A result for each, or what went wrong with it."""
         found: dict[int, Result | Exception] = {}
-        recorded: dict[Any, list[Job]] = {}
+        recorded: dict[int, list[Job]] = {}
         others: dict[int, list[Job]] = {}
         for job in jobs:
-            form = self._forms[self._owner(job)]
-            if form is not None and self._can(job):
-                recorded.setdefault(form.key, []).append(job)
+            owner = self._owner(job)
+            form = self._forms[owner]
+            if form is not None and self._can(job, form):
+                recorded.setdefault(id(form), []).append(job)
             else:
-                others.setdefault(self._owner(job), []).append(job)
+                others.setdefault(owner, []).append(job)
         for some in recorded.values():
             for group in alike(some):
                 found |= self._recorded(group)
@@ -104,14 +116,15 @@ class DeviceTrainer:
     def close(self) -> None:
         self._programs.clear()
 
-    def _can(self, job: Job) -> bool:
+    def _can(self, job: Job, form: Form) -> bool:
         """May this job be played from a record?"""
         rule = job.work.rule
+        if self._refused and (id(form), named(rule or PLAIN)) in self._refused:
+            return False
         if rule is None:
             return True
         phases = rule.phases(job.work)
-        plain = rule.stacks and not overrides(rule, "loss") and named(rule) not in self._refused
-        return plain and len(phases) == 1 and phases[0].slices is None
+        return rule.stacks and not overrides(rule, "loss") and len(phases) == 1 and phases[0].slices is None
 
     def _otherwise(self, i: int, jobs: list[Job]) -> dict[int, Result | Exception]:
         if i not in self._others:
@@ -125,14 +138,14 @@ class DeviceTrainer:
             found: dict[int, Result | Exception] = {}
             while done < len(jobs):
                 some = jobs[done : done + self.most]
-                try:
-                    found |= {result.ticket: result for result in self._train(rule, some)}
-                    done += len(some)
-                except torch.OutOfMemoryError:
+                if (results := self._fitting(rule, some)) is None:
                     self._fewer(len(some))
+                    continue
+                found |= zip((job.ticket for job in some), results, strict=True)
+                done += len(some)
             return found
         except CannotRecord as why:
-            self._refused.add(named(rule))
+            self._refused.add((id(self._forms[self._owner(jobs[0])]), named(rule)))
             log.warning("steps of %s are not recorded: %s", type(rule).__name__, why)
         except (MemoryError, torch.OutOfMemoryError):
             raise  # the machine's trouble, not these clients'
@@ -143,11 +156,20 @@ class DeviceTrainer:
             by_owner.setdefault(self._owner(job), []).append(job)
         return {t: answer for i, some in by_owner.items() for t, answer in self._otherwise(i, some).items()}
 
+    def _fitting(self, rule: LocalRule, jobs: list[Job]) -> list[Result] | None:
+        """None where there is no memory: whatever the attempt held is let go of with its frames."""
+        try:
+            return self._train(rule, jobs)
+        except torch.OutOfMemoryError:
+            return None
+
     def _fewer(self, clients: int) -> None:
         if clients == 1:
             raise MemoryError("the device has no memory for one client")
         self._programs.clear()
+        self._pool = _memory()
         if torch.cuda.is_available():
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
         self.most = (clients + 1) // 2
         log.warning("no memory for stacks of %d clients: %d are trained at a time", clients, self.most)
@@ -156,21 +178,48 @@ class DeviceTrainer:
         owners = [self._owner(job) for job in jobs]
         own = [self._trainers[i] for i in owners]
         plans = [trainer.plan(trainer.own(job)) for trainer, job in zip(own, jobs, strict=True)]
-        local = [trainer.local_job(job, job, plan) for trainer, job, plan in zip(own, jobs, plans, strict=True)]
+        straight = self._straight[id(self._forms[owners[0]])] if rule is PLAIN else None
+        if straight is not None:
+            return self._straightly(straight, jobs, plans, owners)
+        quiet = not (overrides(rule, "begin") or overrides(rule, "end") or rule.memory or jobs[0].work.extras)
+        local = [] if quiet else [t.local_job(job, job, plan) for t, job, plan in zip(own, jobs, plans, strict=True)]
         batch = max(min(plan.batch, plan.job.num_examples) for plan in plans)
         batch = min(1 << (batch - 1).bit_length(), plans[0].batch)  # few sizes, few programs
-        program = self._program(owners[0], rule, len(jobs), batch, local[0])
-        steps = [steps_of(plan, self._rows[i][1], batch) for i, plan in zip(owners, plans, strict=True)]
-        begun = [self._begin(rule, job, plan) for job, plan in zip(local, plans, strict=True)]
-        carries = [carry for carry, _ in begun]
-        w, carry = program.run(local, carries, [plan.rate(0) for plan in plans], [plan.noise for plan in plans], steps)
+        program, form = self._program(owners[0], rule, len(jobs), batch, local), self._forms[owners[0]]
+        assert form is not None
+        # who is too few is the first, standing still
+        filled = [*range(len(jobs)), *[0] * (program.clients - len(jobs))]
+        begun = [self._begin(rule, job, plan) for job, plan in zip(local, plans, strict=not quiet)]
+        rates = [plans[i].rate(0) for i in filled]
+        if quiet:
+            whole, carry = _plain(jobs, filled, [plans[i].lr for i in filled], own[0]), None
+        else:
+            whole = stacked_job([local[i] for i in filled])
+            carry = None if begun[0][0] is None else stacked_carry([begun[i][0] for i in filled])
+        noise = [plans[i].noise for i in filled] if form.draws else []
+        orders = orders_of(plans, [self._placed[i] for i in owners], program.clients)
+        w, carry = program.run(whole, carry, rates, noise, orders)
+        ends = apart(w, len(jobs))
+        if quiet:
+            return [
+                Result(job.ticket, end, job.num_examples, plan.counts[0])
+                for job, plan, end in zip(jobs, plans, ends, strict=True)
+            ]
         results = []
-        for i, (job, plan) in enumerate(zip(jobs, plans, strict=True)):
-            end = w[i].clone()  # of its own: a row would keep the whole stack alive
+        for i, (job, plan, end) in enumerate(zip(jobs, plans, ends, strict=True)):
             own_carry = None if carry is None else carry_of(carry, i)
             extras, memory = self._end(rule, local[i], end, own_carry, plan, begun[i][1])
             results.append(Result(job.ticket, end, job.num_examples, plan.steps, extras, memory))
         return results
+
+    def _straightly(self, straight: Straight, jobs: list[Job], plans: list[Plan], owners: list[int]) -> list[Result]:
+        w = bases(jobs, range(len(jobs)))
+        rates = column([plan.rate(0) for plan in plans], w).squeeze(1)
+        straight.train(w, rates, orders_of(plans, [self._placed[i] for i in owners], len(jobs)))
+        return [
+            Result(job.ticket, end, job.num_examples, plan.counts[0])
+            for job, plan, end in zip(jobs, plans, apart(w, len(jobs)), strict=True)
+        ]
 
     def _begin(self, rule: LocalRule, job: LocalJob, plan: Plan) -> tuple[Any, list[Tensor]]:
         """The rule's carry, and where its draws are then: what it draws comes from the job's own key."""
@@ -189,12 +238,14 @@ class DeviceTrainer:
                 restore(self._sources, drawn)
             return rule.end(job, local, carry)
 
-    def _program(self, owner: int, rule: LocalRule, clients: int, batch: int, like: LocalJob) -> Program:
+    def _program(self, owner: int, rule: LocalRule, clients: int, batch: int, like: list[LocalJob]) -> Program:
         form, trainer = self._forms[owner], self._trainers[owner]
         assert form is not None
         size = min(rounded(clients), self.most)
-        shapes = tuple((name, tuple(t.shape)) for name, t in (*like.extras.items(), *like.memory.items()))
-        key = form.key, named(rule), size, batch, shapes
+        shapes = tuple(
+            (name, tuple(t.shape)) for job in like[:1] for name, t in (*job.extras.items(), *job.memory.items())
+        )
+        key = id(form), named(rule), size, batch, shapes
         program = self._programs.pop(key, None) or Program(
             form.forward,
             form.losses,
@@ -219,22 +270,33 @@ def rounded(clients: int) -> int:
     return -(-clients // unit) * unit
 
 
-def steps_of(plan: Plan, rows_of: Callable[[int], Tensor], batch: int) -> Steps:
-    """The examples of a plan of one phase, step by step."""
-    own = rows_of(plan.job.client)
-    chosen, sizes = np.zeros((plan.steps, batch), dtype=np.int32), np.zeros(plan.steps, dtype=np.int64)
-    step = 0
-    for positions, many, _ in plan.epochs(0):
-        rows = own.index_select(0, positions).numpy()
-        whole = len(rows) // batch if many[0] == batch else 0
-        chosen[step : step + whole] = rows[: whole * batch].reshape(whole, batch)
-        at = whole * batch
-        for i in range(whole, len(many)):
-            chosen[step + i, : many[i]] = rows[at : at + many[i]]
-            at += many[i]
-        sizes[step : step + len(many)] = many
-        step += len(many)
-    return chosen, sizes
+def apart(w: Tensor, jobs: int) -> list[Tensor]:
+    """The first rows, each a tensor of its own: a view would keep the whole stack alive."""
+    return list(torch._foreach_mul(list(w[:jobs].unbind(0)), 1.0))  # in one call; times one is the same bits
+
+
+def bases(jobs: Sequence[Job], which: Sequence[int]) -> Tensor:
+    """Where these of the jobs begin, a row each. Many begin at the same vector."""
+    places: dict[int, int] = {}
+    found: list[Tensor] = []
+    for job in jobs:
+        if id(job.base) not in places:
+            places[id(job.base)] = len(found)
+            found.append(job.base)
+    rows = torch.tensor([places[id(jobs[i].base)] for i in which])
+    return torch.stack(found).index_select(0, rows.to(found[0].device, non_blocking=True))
+
+
+def _plain(jobs: list[Job], filled: list[int], rates: list[float], trainer: Trainer) -> LocalJob:
+    """Jobs as one, of which a rule sees where they begin and no more."""
+    base, layout = bases(jobs, filled), trainer.binding.layout
+    start = layout.trainable(base)
+    return LocalJob(base, start, layout, column(rates, start), {}, {}, trainer.probe)
+
+
+def _memory() -> Any:
+    """What recorded programs share."""
+    return torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
 
 def losses(task: Task) -> Losses:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn, vmap
 from torch.nn import functional as F
 
-from offbeat.client.convolution import Geometry, avg_pool, convolve, max_pool
+from offbeat.client.convolution import Geometry, avg_pool, convolve, has_kernels, max_pool
 from offbeat.client.dropout import CHANNELS, SERVED, noise_at, uniform
 
 Params = Mapping[str, Tensor]  # by name, (clients, *shape)
@@ -54,7 +54,44 @@ def stacked(module: nn.Module) -> Callable[[Params, Tensor, Tensor | None], Tens
         raise NotStacked(f"{type(module).__name__} cannot be traced ({str(error).splitlines()[0][:80]})") from None
     for node in traced.graph.nodes:
         _check(module, node)
-    return partial(_run, module, sites, tuple(traced.graph.nodes))
+    nodes = tuple(traced.graph.nodes)
+    return partial(_run, module, sites, nodes, _followed(module, nodes))
+
+
+class Followed(NamedTuple):
+    """A GroupNorm with what follows it: computed where the last of it stands."""
+
+    norm: fx.Node
+    added: fx.Node | None
+
+
+def _followed(module: nn.Module, nodes: tuple[fx.Node, ...]) -> dict[str, Followed | None]:
+    """By the name of a node: what to compute there; None: nothing, it comes later."""
+    found: dict[str, Followed | None] = {}
+    for norm in nodes:
+        if norm.op != "call_module" or type(module.get_submodule(str(norm.target))) is not nn.GroupNorm:
+            continue
+        last, added = _only_user(norm), None
+        if last is not None and last.target in (operator.add, torch.add) and len(last.all_input_nodes) == 2:
+            (added,) = (node for node in last.all_input_nodes if node is not norm)
+            between, last = last, _only_user(last)
+        if last is None or last.name in found or not _cuts(module, last):
+            continue
+        if added is not None:
+            found[between.name] = None
+        found[norm.name], found[last.name] = None, Followed(norm, added)
+    return found
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _cuts(module: nn.Module, node: fx.Node) -> bool:
+    """Is it a ReLU?"""
+    if node.op == "call_module":
+        return type(module.get_submodule(str(node.target))) is nn.ReLU
+    return node.target in (F.relu, torch.relu) or (node.op == "call_method" and node.target == "relu")
 
 
 def _alone(module: nn.Module, sites: Mapping[str, int], params: Params, x: Tensor, keys: Tensor | None) -> Tensor:
@@ -114,13 +151,20 @@ def _run(
     module: nn.Module,
     sites: Mapping[str, int],
     nodes: tuple[fx.Node, ...],
+    followed: Mapping[str, Followed | None],
     params: Params,
     x: Tensor,
     keys: Tensor | None,
 ) -> Tensor:
-    now, values = Pass(params, keys, sites), {}
+    now = Pass(params, keys, sites)
+    values: dict[str, Tensor] = {}
     for node in nodes:
-        if node.op == "placeholder":
+        if node.name in followed:
+            if (whole := followed[node.name]) is not None:
+                name, given = str(whole.norm.target), _value(whole.norm.args[0], values)
+                added = None if whole.added is None else _value(whole.added, values)
+                values[node.name] = _group_norm(now, name, module.get_submodule(name), given, added, cut=True)
+        elif node.op == "placeholder":
             values[node.name] = _entered(module, x)
         elif node.op == "output":
             out: Tensor = _value(node.args[0], values)
@@ -181,23 +225,45 @@ def _pool(pool: Callable[[Tensor, tuple[int, int]], Tensor], now: Pass, name: st
     return _channels_second(pool(_channels_last(x), _pair(layer.kernel_size)))
 
 
-def _group_norm(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:
-    return _affine(now, name, layer, F.group_norm(x.flatten(0, 1), layer.num_groups, eps=layer.eps), x, 2)
+def _group_norm(now: Pass, name: str, layer: Any, x: Tensor, added: Tensor | None = None, cut: bool = False) -> Tensor:
+    weight, bias = (now.of(name, kind) if layer.affine else None for kind in ("weight", "bias"))
+    return group_norm(x, weight, bias, layer, added, cut)
+
+
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any, added: Tensor | None = None, cut: bool = False
+) -> Tensor:
+    """x (clients, examples, channels, …), weight and bias (clients, channels). Something may be added to what comes
+    out, and what is then below zero cut off.
+    """
+    pictures = x.dim() == 5 and x.dtype == torch.float32 and weight is not None
+    if pictures and has_kernels(x.device.type):
+        from offbeat.client.norms import GroupNorm
+
+        also = None if added is None else _channels_last(added)
+        ways = (also, cut, layer.num_groups, layer.eps)
+        return _channels_second(GroupNorm.apply(_channels_last(x), weight, bias, *ways))  # type: ignore[no-untyped-call]
+    normal = F.group_norm(x.flatten(0, 1), layer.num_groups, eps=layer.eps)
+    out = _affine(weight, bias, normal, x, 2)
+    out = out if added is None else out + added
+    return out.relu() if cut else out
 
 
 def _layer_norm(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:
-    dims = len(layer.normalized_shape)
-    return _affine(now, name, layer, F.layer_norm(x, layer.normalized_shape, eps=layer.eps), x, x.dim() - dims)
+    at = x.dim() - len(layer.normalized_shape)
+    weight, bias = (None if getattr(layer, kind, None) is None else now.of(name, kind) for kind in ("weight", "bias"))
+    return _affine(weight, bias, F.layer_norm(x, layer.normalized_shape, eps=layer.eps), x, at)
 
 
-def _affine(now: Pass, name: str, layer: Any, normal: Tensor, x: Tensor, at: int) -> Tensor:
+def _affine(weight: Tensor | None, bias: Tensor | None, normal: Tensor, x: Tensor, at: int) -> Tensor:
+    """Scaled and shifted along the dimensions from `at` on, every client by its own."""
+
+    def along(own: Tensor) -> Tensor:
+        return own.view(len(own), *(1,) * (at - 1), *own.shape[1:], *(1,) * (x.dim() - at - own.dim() + 1))
+
     normal = normal.view(x.shape)
-    for kind in ("weight", "bias"):
-        if getattr(layer, kind, None) is not None:
-            own = now.of(name, kind)
-            own = own.view(len(own), *(1,) * (at - 1), *own.shape[1:], *(1,) * (x.dim() - at - own.dim() + 1))
-            normal = normal * own if kind == "weight" else normal + own
-    return normal
+    normal = normal if weight is None else normal * along(weight)
+    return normal if bias is None else normal + along(bias)
 
 
 def _embedding(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ a pure function of the job, so that every worker takes the same steps, whether i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from offbeat.core.protocol import Phase
 # positions of examples, the sizes of its batches, and how each is shown
 Epoch = tuple[Tensor, list[int], Tensor | None]
 
+_ORDER = "batches"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -33,13 +35,17 @@ class Plan:
     batch: int
     merge: bool  # may no batch be of one example?
     augment: CropFlip | None
-    _order: torch.Generator
-    _moves: torch.Generator | None
+    _sources: dict[str, torch.Generator] = field(default_factory=dict)  # made when they are first drawn from
 
     @property
     def noise(self) -> int:
         """The seed of whatever the model draws."""
         return draws.bits(self.job.seed, "noise", self.job.client, self.job.index) >> 1
+
+    @property
+    def order_seed(self) -> int:
+        """Of the generator that orders are drawn from."""
+        return draws.bits(self.job.seed, _ORDER, self.job.client, self.job.index) >> 1
 
     @property
     def steps(self) -> int:
@@ -52,12 +58,12 @@ class Plan:
     def epochs(self, phase: int) -> Iterator[Epoch]:
         """Until they make the steps of that phase."""
         for positions, sizes in batches.epochs(
-            self.job.num_examples, self.batch, self.merge, self.counts[phase], self._order
+            self.job.num_examples, self.batch, self.merge, self.counts[phase], self._source(_ORDER)
         ):
             yield (
                 positions,
                 sizes,
-                None if self.augment is None or self._moves is None else self.augment.draw(len(positions), self._moves),
+                None if self.augment is None else self.augment.draw(len(positions), self._source("augment")),
             )
 
     def batches(self, phase: int) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -66,25 +72,7 @@ class Plan:
             shown = (None,) * len(sizes) if moves is None else torch.split(moves, sizes)
             yield from zip(torch.split(positions, sizes), shown, strict=True)
 
-
-def plan_of(
-    job: Job,
-    lr: float,
-    phases: tuple[Phase, ...],
-    counts: tuple[int, ...],
-    batch: int,
-    merge: bool,
-    augment: CropFlip | None,
-) -> Plan:
-    key = job.seed, job.client, job.index
-    return Plan(
-        job=job,
-        lr=lr,
-        phases=phases,
-        counts=counts,
-        batch=batch,
-        merge=merge,
-        augment=augment,
-        _order=draws.generator(key[0], "batches", *key[1:]),
-        _moves=None if augment is None else draws.generator(key[0], "augment", *key[1:]),
-    )
+    def _source(self, purpose: str) -> torch.Generator:
+        if purpose not in self._sources:
+            self._sources[purpose] = draws.generator(self.job.seed, purpose, self.job.client, self.job.index)
+        return self._sources[purpose]

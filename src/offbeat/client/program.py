@@ -9,19 +9,20 @@ so BatchNorm is not for this form. Clients that are done move no further, since 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from offbeat.client.dropout import step_keys
 from offbeat.client.layers import Params
+from offbeat.client.orders import Orders
 from offbeat.client.randomness import generators, restore, states
 from offbeat.client.training import Training
-from offbeat.core.jobs import column, stacked_carry, stacked_job
+from offbeat.core.jobs import column
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.core.vector import Layout
 
@@ -29,9 +30,6 @@ SEGMENT = 64  # steps whose examples are put in place at once
 
 Forward = Callable[[Params, Tensor, Tensor | None], Tensor]
 Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of single examples -> the loss of each
-Rows = np.ndarray[Any, np.dtype[np.int32]]
-Whole = np.ndarray[Any, np.dtype[np.int64]]
-Steps = tuple[Rows, Whole]  # of a job: the rows of each step, filled up to a batch, and how many there are
 
 
 class Program:
@@ -71,29 +69,27 @@ class Program:
         self._moments = [torch.zeros_like(self.w) for _ in range(_moments(training))]
 
     def run(
-        self,
-        jobs: Sequence[LocalJob],
-        carries: Sequence[Any],
-        rates: Sequence[float],
-        noise: Sequence[int],
-        plans: Sequence[Steps],
+        self, job: LocalJob, carry: Any, rates: Sequence[float], noise: Sequence[int], orders: Orders
     ) -> tuple[Tensor, Any]:
-        """Where the jobs end, one row each, and the carry of the stack."""
-        filled = [*range(len(jobs)), *[0] * (self.clients - len(jobs))]  # who is too few is the first, standing still
-        self._enter([jobs[i] for i in filled], [carries[i] for i in filled], [rates[i] for i in filled])
-        self._noise.copy_(torch.tensor([noise[i] for i in filled]))
-        steps = max(len(sizes) for _, sizes in plans)
-        for first in range(0, steps, SEGMENT):
-            some = min(SEGMENT, steps - first)
-            self._put(plans, first, some)
+        """Where the jobs end, one row each, and the carry of the stack. Everything given is of as many clients as this
+        has; those who have no steps stand still.
+        """
+        self._enter(job, carry, rates)
+        if noise:
+            self._noise.copy_(torch.tensor(noise), non_blocking=True)
+        for first in range(0, orders.most, SEGMENT):
+            some = min(SEGMENT, orders.most - first)
+            chosen, sizes = orders.at(first, some, self.batch)
+            self._rows[:some].copy_(chosen)
+            self._sizes[:some].copy_(sizes)
+            self._at.zero_()
             if self._graph is None:
                 self._record()
             for _ in range(some):
                 self._graph()
         return self.w, self._carry
 
-    def _enter(self, jobs: list[LocalJob], carries: list[Any], rates: list[float]) -> None:
-        job, carry = stacked_job(jobs), None if carries[0] is None else stacked_carry(carries)
+    def _enter(self, job: LocalJob, carry: Any, rates: Sequence[float]) -> None:
         if self._job is None:
             self._job, self._carry = job, carry
         else:
@@ -106,19 +102,6 @@ class Program:
         self._step.zero_()
         for moment in self._moments:
             moment.zero_()
-
-    def _put(self, plans: Sequence[Steps], first: int, steps: int) -> None:
-        """The examples of the next steps."""
-        rows = np.zeros((steps, self.clients, self.batch), dtype=np.int32)
-        sizes = np.zeros((steps, self.clients), dtype=np.int64)  # none: the client is done
-        for i, (chosen, many) in enumerate(plans):
-            n = min(steps, len(many) - first)
-            if n > 0:
-                rows[:n, i] = chosen[first : first + n]
-                sizes[:n, i] = many[first : first + n]
-        self._rows[:steps].copy_(torch.from_numpy(rows))
-        self._sizes[:steps].copy_(torch.from_numpy(sizes))
-        self._at.zero_()
 
     # ------------------------------------------------------------ one step
 
@@ -134,13 +117,16 @@ class Program:
         keys = step_keys(self._noise, self._step)
 
         def gradient(point: Tensor) -> Tensor:
-            leaf = point.detach().requires_grad_()
-            params = {s.name: leaf[:, s.start : s.stop].view(-1, *s.shape) for s in self._layout.of_kind("param")}
+            # a leaf for each: the gradient of a part of one vector would be as long as the whole
+            params = {
+                s.name: point[:, s.start : s.stop].detach().view(-1, *s.shape).requires_grad_()
+                for s in self._layout.of_kind("param")
+            }
             with torch.enable_grad():
                 outputs = self._forward(params, x, keys)
                 each = self._losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(self.clients, self.batch)
-                (grad,) = torch.autograd.grad((each * weights).sum(), leaf)
-            return grad
+                grads = torch.autograd.grad((each * weights).sum(), list(params.values()), materialize_grads=True)
+            return torch.cat([grad.flatten(1) for grad in grads], 1)
 
         d, after = rule.direction(job, self.w, gradient, self._carry)
         self._move(torch.where(active > 0, d, 0.0), self._lr * active)  # nothing, where a rule divides it by nothing
@@ -184,15 +170,38 @@ class Program:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._once()
-            self._once()
+            self._once()  # whatever is made once is made
+            self._unwatched()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._once()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._once()
+        except Exception as error:
+            _closed()
+            if short_of_memory(error):
+                raise torch.OutOfMemoryError(str(error)) from None
+            raise CannotRecord(f"its step cannot be captured ({str(error).splitlines()[0]})") from None
         self._put_back(kept)
         self._same(sources, before)
         self._graph = graph.replay
+
+    def _unwatched(self) -> None:
+        """A step in which the host looks at no value: a graph could not be captured, and a capture that breaks off
+        leaves torch's generators in disorder.
+        """
+        before = torch.cuda.get_sync_debug_mode()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it does not notice everything
+                torch.cuda.set_sync_debug_mode("error")
+            self._once()
+        except RuntimeError as error:
+            if "synchronizing" not in str(error):
+                raise
+            raise CannotRecord("the host looks at its values") from None
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
     def _same(self, sources: list[torch.Generator], before: list[Tensor]) -> None:
         if not all(map(torch.equal, before, states(sources))):
@@ -241,6 +250,22 @@ def _copied(into: Any, values: Any, active: Tensor | None = None) -> Any:
     for place, value in moved:
         place.copy_(value)
     return tree_unflatten(places, shape)
+
+
+def _closed() -> None:
+    """After a capture that broke off: another one, of nothing much, puts torch's generators in order again."""
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
+
+
+def short_of_memory(error: BaseException | None) -> bool:
+    """Was that the trouble, or what began it? A capture that breaks off complains of that."""
+    while error is not None:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class CannotRecord(Exception):

@@ -115,7 +115,7 @@ class StackTrainer:
     def _alone(self, job: Job) -> Result | Exception:
         try:
             return self._trainer(job)
-        except MemoryError:
+        except (MemoryError, torch.OutOfMemoryError):
             raise  # the machine's trouble, not this client's
         except Exception as error:
             return error

@@ -24,7 +24,7 @@ from offbeat.client.dropout import step_keys
 from offbeat.client.features import features
 from offbeat.client.gradient import BatchGradient, Gradients, borrowed
 from offbeat.client.optimizers import SGD, Adam, AdamW
-from offbeat.client.plan import Plan, plan_of
+from offbeat.client.plan import Plan
 from offbeat.client.randomness import seeded
 from offbeat.client.task import Loss, Task, as_task
 from offbeat.core.errors import DataError, require, unknown
@@ -38,6 +38,7 @@ _Augment = Literal["crop-flip"]
 
 # Examples are gathered for many batches at once: one indexing instead of one a step. This many values bound the copy.
 _GATHERED = 2**22
+_KNOWN = 4096  # kinds of plain work whose steps are counted once
 _EVALUATED = 1024  # examples in one batch without a gradient
 
 
@@ -122,6 +123,7 @@ class Trainer:
         self._augment = None if self.training.augment is None else CropFlip(data)
         self._merge = batches.needs_two(self.binding.module)
         self._gradients = Gradients(self.binding, self.task)
+        self._known: dict[Any, tuple[tuple[Phase, ...], tuple[int, ...]]] = {}
         # what does not travel must be the same before every job, or one job would see traces of another
         self._resident = [
             (m, name, b, b.clone())
@@ -165,9 +167,19 @@ class Trainer:
     def plan(self, job: Job) -> Plan:
         training, work = self.training, job.work
         lr = training.rate(job.base_version) if work.lr is None else work.lr
+        phases, counts = self._stretches(work, job.num_examples)
+        return Plan(job, lr, phases, counts, training.batch, self._merge, self._augment)
+
+    def _stretches(self, work: LocalWork, examples: int) -> tuple[tuple[Phase, ...], tuple[int, ...]]:
+        """The phases of this work, and how many steps each takes."""
+        key = (work.steps, work.epochs, work.lr, examples) if work.rule is None else None
+        if key in self._known:  # many jobs are alike
+            return self._known[key]
         phases = (work.rule or PLAIN).phases(work)
-        counts = tuple(training.count(phase, job.num_examples, self._merge) for phase in phases)
-        return plan_of(job, lr, phases, counts, training.batch, self._merge, self._augment)
+        found = phases, tuple(self.training.count(phase, examples, self._merge) for phase in phases)
+        if key is not None and len(self._known) < _KNOWN:
+            self._known[key] = found
+        return found
 
     def local_job(self, sent: Job, own: Job, plan: Plan) -> LocalJob:
         """As its rule sees it."""

@@ -153,7 +153,8 @@ def stretch(
 
 def column(values: Sequence[Rate], like: Tensor) -> Tensor:
     """A number for each client, as it is multiplied with their vectors."""
-    return torch.tensor([float(value) for value in values], dtype=like.dtype, device=like.device)[:, None]
+    told = torch.tensor([float(value) for value in values], dtype=like.dtype)
+    return told.to(like.device, non_blocking=True)[:, None]
 
 
 def stacked_job(jobs: Sequence[LocalJob]) -> LocalJob:

@@ -23,6 +23,7 @@ from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.core.protocol import World
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.deploy import rules, wire
+from offbeat.deploy.replaying import OWN_FILE, SERVED
 from offbeat.deploy.sitefile import Opened, OwnGround
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.gate import Gate
@@ -90,7 +91,8 @@ def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Wat
                 engine = _engine(run, experiment, ground, trace, record, open_transport, terms, watch)
                 with interruptible([engine]):
                     before = seconds_so_far(trace)
-                    trace.set_facts({"served": "live", "evaluated": "sites" if ground.evaluator is None else "test"})
+                    served = "live" if terms.model is None else OWN_FILE
+                    trace.set_facts({SERVED: served, "evaluated": "sites" if ground.evaluator is None else "test"})
                     outcome = engine.run()
                     conclude(run, trace, outcome, before + time.monotonic() - began, ground)
             if run.complete and not terms.full_record:

@@ -70,8 +70,8 @@ class PartitionGround:
         # a survey tells who has test examples of its own
         self._made = build.setup(replace(experiment, survey=Survey(clients=1, examples=1)))
         self._number, self._experiment = number, experiment
-        (self._x, self._y), rows_of = self._made.trainer.data.in_one_place()
-        self._rows = rows_of(number)
+        placed = self._made.trainer.data.in_one_place()
+        (self._x, self._y), self._rows = placed.pair, placed.of(number)
         self._trainer: tuple[int, Trainer] | None = None
 
     @property

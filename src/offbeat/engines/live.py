@@ -127,7 +127,8 @@ class LiveEngine:
                 self._hear(one)
         if not self._started:
             self._start()
-        while self.coordinator.reason is None and (due := self.clock.next(self._horizon)) and due[0] <= self.now():
+        moment = self.now()  # what becomes due meanwhile waits until it was heard what has come
+        while self.coordinator.reason is None and (due := self.clock.next(self._horizon)) and due[0] <= moment:
             now = max(self.now(), self.clock.now)
             self.clock.pop()
             self.clock.now = now

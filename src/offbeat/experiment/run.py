@@ -53,7 +53,7 @@ def execute(
     with attempt(run, worker, memory) as going:
         if going is None:
             return None
-        computing = workers.make(going.chosen, going.made.trainer)
+        computing = workers.make(going.chosen, going.made.trainer, going.note)
         engine = going.engine(computing, watch, checkpoint_every)
         with resumable(), interruptible([engine]):
             going.begin()
@@ -95,6 +95,10 @@ class Attempt:
     def begin(self) -> None:
         self.before = seconds_so_far(self.trace)
         self.trace.set_facts({**self.facts, WORKER: _workers_so_far(self.trace, self.chosen)})
+
+    def note(self, text: str) -> None:
+        """Who computes it turns out to be somebody particular: stored at once, whatever becomes of the run."""
+        self.trace.set_facts({WORKER: f"{_workers_so_far(self.trace, self.chosen)} ({text})"})
 
     def finish(self, outcome: Outcome) -> None:
         """Store what came out."""

@@ -160,8 +160,9 @@ def simulate(
     clients' data. loss: a function (outputs, labels) -> scalar; by default cross entropy for whole-number labels and
     squared error for real ones. worker: who trains: 'inline' is this process, 'processes' one a core, 'processes:4'
     four, with the same result; 'batched' and 'cuda' train clients together, with the same within rounding; 'auto' tries
-    which is the quickest. client_memory: '8GB', for what a method keeps of each client; beyond it lies in a temporary
-    file, and the result is the same; '8GB:half' keeps it in 16 bits. The model itself is left as it is.
+    which is the quickest; 'ray', or 'ray:HOST:PORT', is a Ray cluster. client_memory: '8GB', for what a method keeps of
+    each client; beyond it lies in a temporary file, and the result is the same; '8GB:half' keeps it in 16 bits. The
+    model itself is left as it is.
     """
     began, chosen = time.monotonic(), workers.usable(workers.parse(worker))
     if chosen == workers.AUTO and workers.WORKERS["cuda"].missing() is None:
@@ -190,11 +191,17 @@ def simulate(
     made = build.assemble(model, data, evaluator, experiment, loss)
     if chosen == workers.AUTO:
         chosen, _ = auto.settle(made)
-    computing, kept = workers.make(chosen, made.trainer), None if limit is None else limit.make(device=device)
+    notes: list[str] = []
+    computing, kept = (
+        workers.make(chosen, made.trainer, notes.append),
+        None if limit is None else limit.make(device=device),
+    )
     engine = build.engine(made, experiment, worker=computing, memory=kept)
     engine.trace.set_facts({**made.facts, WORKER: chosen, **memories.facts(limit)})
     outcome = engine.run()
     engine.trace.set_facts({"wall_seconds": time.monotonic() - began, **outcome.costs()})
+    if notes:
+        engine.trace.set_facts({WORKER: f"{chosen} ({', '.join(notes)})"})
     summary = metrics.summarize(engine.trace.db, experiment.population, experiment.until.target)
     return Simulation(experiment, outcome, summary, engine.trace, made)
 

@@ -1,4 +1,4 @@
-"""Who computes the jobs of a run: its worker, written NAME or NAME:N.
+"""Who computes the jobs of a run: its worker, written NAME, NAME:N or NAME:ADDRESS.
 
 A worker decides when and where jobs are computed, never what. So it is an option of a run and no part of an
 experiment: it is written down beside the results, and a run that was begun with one goes on with any other.
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -26,15 +30,19 @@ from offbeat.engines.workers.inline import Inline
 log = logging.getLogger("offbeat")
 
 MOST = 1024  # of whatever a worker has N of
+ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
+ANSWERS = 5.0  # seconds within which somebody at an address is to answer
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`make` is handed the run's trainer, and N where it is given."""
+    """`make` is handed the run's trainer, and what follows the colon where something does: N or an address."""
 
-    make: Callable[[Trainer, int | None], Worker]
+    make: Callable[[Trainer, Any], Worker]
     counts: str | None = None  # what N is a number of; None: it takes none
+    at: str | None = None  # what an address is one of; None: it takes none
     missing: Callable[[], str | None] = lambda: None  # why it cannot work on this machine, None if it can
+    instead: str | None = None  # what to do then: it is refused; None: inline is used
     device: str = "cpu"  # where data and models are to lie
 
 
@@ -60,6 +68,16 @@ def pooled(trainers: Sequence[Trainer], owner: Callable[[Job], int]) -> Worker:
     return Batched(DeviceTrainer(trainers, owner))
 
 
+def _ray(trainer: Trainer, address: str | None) -> Worker:
+    from offbeat.engines.workers.ray import Ray  # an extra, and seconds to import
+
+    return Ray(trainer, address, still=trainer.data.tensors())
+
+
+def _no_ray() -> str | None:
+    return "Ray is not installed" if find_spec("ray") is None else None
+
+
 def _no_gpu() -> str | None:
     return None if torch.cuda.is_available() else "PyTorch finds no GPU here"
 
@@ -68,7 +86,13 @@ WORKERS: dict[str, Kind] = {
     "inline": Kind(lambda trainer, _: Inline(trainer)),
     "processes": Kind(_processes, counts="processes", missing=_no_processes),
     "batched": Kind(_batched, counts="cores"),
-    "cuda": Kind(lambda trainer, _: pooled([trainer], lambda job: 0), missing=_no_gpu, device="cuda"),
+    "cuda": Kind(
+        lambda trainer, _: pooled([trainer], lambda job: 0),
+        missing=_no_gpu,
+        instead="use processes, which fills the cores",
+        device="cuda",
+    ),
+    "ray": Kind(_ray, at="a cluster", missing=_no_ray, instead="pip install 'offbeat[ray]' brings it"),
     "auto": Kind(lambda trainer, _: Inline(trainer)),  # settled before it is made: see `auto`
 }
 
@@ -76,10 +100,10 @@ WORKERS: dict[str, Kind] = {
 @dataclass(frozen=True)
 class Choice:
     name: str = "inline"
-    count: int | None = None
+    of: int | str | None = None  # a number, or an address
 
     def __str__(self) -> str:
-        return self.name if self.count is None else f"{self.name}:{self.count}"
+        return self.name if self.of is None else f"{self.name}:{self.of}"
 
 
 INLINE, AUTO = Choice(), Choice("auto")
@@ -90,15 +114,17 @@ def device_of(choice: Choice) -> str:
 
 
 def parse(text: str) -> Choice:
-    """'inline', 'processes:2'; errors say what is wrong and the nearest right thing."""
+    """'inline', 'processes:2', 'ray:10.0.0.1:6399'; errors say what is wrong and the nearest right thing."""
     name, colon, number = text.strip().partition(":")
     if name not in WORKERS:
         raise unknown("worker", name, WORKERS)
-    counts = WORKERS[name].counts
-    if WORKERS[name].device != "cpu" and (reason := WORKERS[name].missing()) is not None:
-        raise ConfigError(f"worker {name}: {reason}; use processes, which fills the cores")
+    kind, counts = WORKERS[name], WORKERS[name].counts
+    if kind.instead is not None and (reason := kind.missing()) is not None:
+        raise ConfigError(f"worker {name}: {reason}; {kind.instead}")
     if not colon:
         return Choice(name)
+    if kind.at is not None:
+        return Choice(name, _answering(text, name, number, kind.at))
     if counts is None:
         raise ConfigError(f"worker {text!r}: {name} takes no number; write {name}")
     if not (number.isascii() and number.isdecimal() and 1 <= len(number) <= 9):
@@ -106,6 +132,18 @@ def parse(text: str) -> Choice:
     if not 1 <= int(number) <= MOST:
         raise ConfigError(f"worker {text!r}: from 1 to {MOST} {counts}, not {int(number)}")
     return Choice(name, int(number))
+
+
+def _answering(text: str, name: str, address: str, whose: str) -> str:
+    """The address, if somebody is there: a library would try for minutes."""
+    found = ADDRESS.fullmatch(address)
+    if found is None or not 1 <= int(found[2]) <= 65535:
+        raise ConfigError(f"worker {text!r}: write {name}, or {name}:HOST:PORT with the address of {whose}")
+    try:
+        socket.create_connection((found[1].strip("[]"), int(found[2])), ANSWERS).close()
+    except OSError as error:
+        raise ConfigError(f"worker {text!r}: nobody answers at {address} ({error.strerror or error})") from None
+    return address
 
 
 def usable(choice: Choice) -> Choice:
@@ -128,5 +166,15 @@ def begun_with(text: str | None) -> Choice:
         return INLINE
 
 
-def make(choice: Choice, trainer: Trainer) -> Worker:
-    return WORKERS[choice.name].make(trainer, choice.count)
+@runtime_checkable
+class Noting(Protocol):
+    """A worker that may find out, while it works, what has to be stored about who computed a run."""
+
+    note: Callable[[str], object]
+
+
+def make(choice: Choice, trainer: Trainer, note: Callable[[str], object] | None = None) -> Worker:
+    worker = WORKERS[choice.name].make(trainer, choice.of)
+    if note is not None and isinstance(worker, Noting):
+        worker.note = note
+    return worker

@@ -89,6 +89,15 @@ def unpack(
     return _Unpacker(BytesIO(body), apart, arena, known, copy).load()
 
 
+def refuse_odd(tensor: Tensor, exact: bool) -> None:
+    """What cannot travel as its bytes; `exact`: nor what would lie otherwise afterwards."""
+    if not dense(tensor) or tensor.device.type != "cpu" or tensor.is_quantized:
+        raise Unsendable(f"a {type(tensor).__name__} that is no plain tensor in memory")
+    plain = type(tensor) is Tensor and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    if exact and (not plain or tensor.requires_grad or tensor.is_inference()):
+        raise Unsendable("a tensor that is not laid out plainly, or has a gradient")
+
+
 class _Packer(pickle.Pickler):
     def __init__(self, file: BytesIO, arena: Arena, known: Mapping[int, int], exact: bool) -> None:
         super().__init__(file, protocol=5)
@@ -106,11 +115,7 @@ class _Packer(pickle.Pickler):
         return None if number is None else (KNOWN, number)
 
     def _place(self, tensor: Tensor) -> tuple[Any, ...]:
-        if not dense(tensor) or tensor.device.type != "cpu" or tensor.is_quantized:
-            raise Unsendable(f"a {type(tensor).__name__} that is no plain tensor in memory")
-        plain = type(tensor) is Tensor and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-        if self._exact and (not plain or tensor.requires_grad or tensor.is_inference()):
-            raise Unsendable("a tensor that is not laid out plainly, or has a gradient")
+        refuse_odd(tensor, self._exact)
         tensor = tensor.detach()
         kind = tensor.dtype, tuple(tensor.shape)
         if tensor.numel() == 0:

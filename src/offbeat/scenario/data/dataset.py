@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import torch
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ class Source(Protocol):
 class Pixels:
     """Images that stay bytes in memory become standardised floats at the model's door: a hook before its forward."""
 
+    by_example: ClassVar[bool] = True  # what an image becomes depends on no other (client/chain.py)
     mean: tuple[float, ...]  # of each channel, in 0..1
     deviation: tuple[float, ...]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from offbeat.scenario.delays.changing import Changing, RecordedDelays
 from offbeat.scenario.delays.devices import Devices
 from offbeat.scenario.delays.law import SHORTEST, Delays, Paced, Unit
+from offbeat.scenario.delays.replayed import Replayed
 from offbeat.scenario.delays.spread import (
     Constant,
     Exponential,
@@ -33,6 +34,7 @@ __all__ = [
     "Paced",
     "PerClient",
     "RecordedDelays",
+    "Replayed",
     "Uniform",
     "Unit",
 ]
@@ -50,4 +52,5 @@ DELAYS: dict[str, type[Delays]] = {
     "per_client": PerClient,
     "changing": Changing,
     "trace": RecordedDelays,
+    "replayed": Replayed,
 }

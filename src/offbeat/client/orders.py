@@ -1,0 +1,140 @@
+"""Which examples the jobs of a stack look at, step by step: drawn for all of them at once, as each would draw alone.
+
+An order is a shuffle of a client's examples by the generator of its job (`client/plan.py`). On a GPU with a compiler
+they are all shuffled there (`client/shuffles.py`), which takes of the host no more than a seed for each job; elsewhere
+torch shuffles them one after the other. Either way the numbers are the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.client.convolution import has_kernels
+from offbeat.client.data import Placed
+from offbeat.client.plan import Plan
+
+log = logging.getLogger("offbeat")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Of a stack of jobs, each with one phase and batches that are all of one size but for the last of an epoch."""
+
+    order: Tensor  # (jobs, longest): of each job positions among its examples, epoch after epoch
+    examples: Tensor  # (jobs,)
+    steps: Tensor  # (jobs,)
+    starts: Tensor  # (jobs,): where the examples of each begin in `rows`, or among all examples there are
+    rows: Tensor | None
+    batch: int
+    most: int  # steps of the longest job
+
+    def at(self, first: int, steps: int, width: int) -> tuple[Tensor, Tensor]:
+        """Of these steps: the rows of each job's batch, (steps, jobs, width), and how many of them count (the others
+        are of the same job); none for who is done.
+        """
+        device, n = self.order.device, self.examples
+        each = torch.div(n + (self.batch - 1), self.batch, rounding_mode="floor")  # steps of an epoch
+        step = torch.arange(first, first + steps, device=device)[:, None]
+        epoch = torch.div(step, each, rounding_mode="floor")
+        passed = (step - epoch * each) * self.batch  # of this epoch
+        sizes = torch.where(step < self.steps, (n - passed).clamp(max=self.batch), 0)
+        place = torch.arange(width, device=device)
+        begin = epoch * n + passed
+        where = torch.where(place < sizes[:, :, None], begin[:, :, None] + place, 0)
+        own = torch.arange(len(n), device=device) * self.order.shape[1]
+        chosen = self.order.view(-1).index_select(0, (where + own[:, None]).view(-1)).view(where.shape)
+        chosen = chosen + self.starts[:, None]
+        if self.rows is not None:
+            chosen = self.rows.index_select(0, chosen.view(-1)).view(where.shape)
+        return chosen, sizes
+
+
+def together(placed: Sequence[Placed]) -> list[Placed]:
+    """The same, with the rows of all that have such in one table: so jobs of several runs can be looked up at once."""
+    found, parts, end = [], [], 0
+    for one in placed:
+        if one.rows is None or one.start is None:
+            found.append(one)
+            continue
+        found.append(one._replace(start=partial(_moved, one.start, end)))
+        parts.append(one.rows)
+        end += len(one.rows)
+    if not parts:
+        return found
+    table = torch.cat(parts)
+    return [one if one.rows is None else one._replace(rows=table) for one in found]
+
+
+def _moved(start: Callable[[int], int], by: int, client: int) -> int:
+    return start(client) + by
+
+
+def orders_of(plans: Sequence[Plan], placed: Sequence[Placed], jobs: int) -> Orders:
+    """For a stack with room for so many jobs; who is too few does nothing."""
+    device, idle = placed[0].pair[0].device, jobs - len(plans)
+    counts = [plan.job.num_examples for plan in plans]
+    steps = [plan.counts[0] for plan in plans]
+    batch = plans[0].batch
+    epochs = [-(-s // -(-n // batch)) for n, s in zip(counts, steps, strict=True)]
+    starts, rows = _placed(plans, placed, device)
+    told = np.zeros((4, jobs), dtype=np.int64)
+    told[0] = 1
+    told[:, : len(plans)] = counts, steps, starts, epochs
+    sent = torch.from_numpy(told).to(device, non_blocking=True)
+    longest = max(map(int.__mul__, counts, epochs))
+    if has_kernels(device.type) and _same_draws():
+        from offbeat.client.shuffles import shuffled
+
+        order = shuffled(_seeds(plans, idle), sent[0], sent[3], longest, (max(counts), max(epochs)))
+    else:
+        order = one_by_one(plans, jobs, longest).to(device)
+    return Orders(order, sent[0], sent[1], sent[2], rows, batch, max(steps))
+
+
+def one_by_one(plans: Sequence[Plan], jobs: int, longest: int) -> Tensor:
+    """(jobs, longest), drawn by torch."""
+    table = torch.zeros((jobs, longest), dtype=torch.int32)
+    for i, plan in enumerate(plans):
+        at, n = 0, plan.job.num_examples
+        for positions, _, _ in plan.epochs(0):
+            table[i, at : at + len(positions)] = positions
+            at += n
+    return table
+
+
+def _seeds(plans: Sequence[Plan], idle: int) -> list[int]:
+    return [plan.order_seed for plan in plans] + [0] * idle
+
+
+def _placed(plans: Sequence[Plan], placed: Sequence[Placed], device: torch.device) -> tuple[list[int], Tensor | None]:
+    """Where the examples of each job begin, and in what."""
+    first = placed[0]
+    if all(one.start is not None and one.rows is first.rows for one in placed):
+        return [one.start(plan.job.client) for one, plan in zip(placed, plans, strict=True) if one.start], first.rows
+    own = [one.of(plan.job.client)[: plan.job.num_examples] for one, plan in zip(placed, plans, strict=True)]
+    starts = np.cumsum([0, *map(len, own[:-1])]).tolist()
+    return starts, torch.cat(own).to(device)
+
+
+@cache
+def _same_draws() -> bool:
+    """Does a GPU here shuffle as torch does on the host? It is tried once: another version may draw otherwise."""
+    from offbeat.client.shuffles import shuffled
+
+    found = []
+    for seed in (1, 2**62 + 12345):
+        g = torch.Generator()
+        g.manual_seed(seed)
+        found.append(torch.cat([torch.randperm(777, generator=g) for _ in range(3)]))
+    counts, epochs = torch.tensor([777, 777], device="cuda"), torch.tensor([3, 3], device="cuda")
+    same = torch.equal(shuffled([1, 2**62 + 12345], counts, epochs, 3 * 777, (777, 3)).cpu().long(), torch.stack(found))
+    if not same:
+        log.warning("this version of torch shuffles in another way: orders of examples are drawn on the host")
+    return same

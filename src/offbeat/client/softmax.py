@@ -1,0 +1,76 @@
+"""Plain descent of one fully connected layer under cross entropy, on a GPU: all steps of a job in one kernel (Triton).
+
+A step of such a model is a few microseconds of work, and a graph of three dozen kernels takes ten times as long to
+run through. Here every client has a multiprocessor of the GPU to itself, which goes from step to step with nobody
+waiting. `client/straight.py` has the same in torch, and says when it may be used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# mypy: ignore-errors
+
+ACROSS = 64  # features that are looked at together
+PRECISION, WARPS, STAGES = "tf32x3", 4, 3
+
+
+@triton.jit(do_not_specialize=["steps", "clients", "classes"])
+def _descended(
+    w, x, y, rows, sizes, rates, steps, clients, classes, length, WEIGHT, BIAS, features,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, B: tl.constexpr, O: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(0).to(tl.int64)
+    weight, bias = w + client * length + WEIGHT, w + client * length + BIAS
+    rate = tl.load(rates + client)
+    b, o = tl.arange(0, B), tl.arange(0, O)
+    for step in range(steps):
+        at = step * clients + client
+        size = tl.load(sizes + at)
+        if size > 0:
+            chosen = tl.load(rows + at * B + b).to(tl.int64)
+            label = tl.load(y + chosen)
+            out = tl.zeros((B, O), dtype=tl.float32)
+            for first in range(0, features, D):
+                d = first + tl.arange(0, D)
+                picture = tl.load(x + chosen[:, None] * features + d[None, :], mask=(d < features)[None, :], other=0.0)
+                own = tl.load(
+                    weight + o[None, :] * features + d[:, None],
+                    mask=(o < classes)[None, :] & (d < features)[:, None], other=0.0,
+                )  # fmt: skip
+                out = tl.dot(picture, own, out, input_precision=PRECISION)
+            if HAS_BIAS:
+                out += tl.load(bias + o, mask=o < classes, other=0.0)[None, :]
+            out = tl.where((o < classes)[None, :], out, float("-inf"))
+            p = tl.exp(out - tl.max(out, 1)[:, None])
+            p = p / tl.sum(p, 1)[:, None]
+            p = tl.where(label[:, None] == o[None, :], p - 1, p)
+            g = tl.where((b < size)[:, None], p * (rate / size), 0.0)
+            turned = tl.trans(g)
+            tl.debug_barrier()  # everybody has read the weights
+            for first in range(0, features, D):
+                d = first + tl.arange(0, D)
+                picture = tl.load(x + chosen[:, None] * features + d[None, :], mask=(d < features)[None, :], other=0.0)
+                place = weight + o[:, None] * features + d[None, :]
+                mask = (o < classes)[:, None] & (d < features)[None, :]
+                own = tl.load(place, mask=mask, other=0.0)
+                tl.store(place, own - tl.dot(turned, picture, input_precision=PRECISION), mask=mask)
+            if HAS_BIAS:
+                own = tl.load(bias + o, mask=o < classes, other=0.0)
+                tl.store(bias + o, own - tl.sum(g, 0), mask=o < classes)
+            tl.debug_barrier()  # and they are written
+
+
+def descend(w: Tensor, layer: Any, x: Tensor, y: Tensor, rows: Tensor, sizes: Tensor, rates: Tensor) -> None:
+    """As `straight.descend`."""
+    weight, bias, classes, features = layer
+    steps, clients, batch = rows.shape
+    _descended[(clients,)](
+        w, x, y, rows.int().contiguous(), sizes.int().contiguous(), rates, steps, clients, classes, w.shape[1],
+        weight, 0 if bias is None else bias, features, bias is not None, PRECISION, batch,
+        max(16, triton.next_power_of_2(classes)), ACROSS, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""The straight way of a stack on a device: one fully connected layer under cross entropy, descended plainly.
+
+Nothing has to be recorded, since every step of it is known beforehand. Examples pass the model's door once, not at
+every step. On a GPU all steps are one kernel (`client/softmax.py`); elsewhere they are called one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offbeat.client.chain import Chain, Dense, classes
+from offbeat.client.convolution import has_kernels
+from offbeat.client.orders import Orders
+from offbeat.client.training import Trainer
+
+SEGMENT = 64  # steps whose examples are looked up at once
+LEAST, MOST = 16, 128  # examples in a batch, as kernels take them
+_BLOCK = 4096  # examples that pass the door together
+
+Layer = tuple[int, int | None, int, int]  # where its weights and its biases begin in a vector, its outputs and inputs
+
+
+@dataclass(frozen=True)
+class Straight:
+    layer: Layer
+    x: Tensor  # (examples, inputs), beyond the door
+    y: Tensor
+
+    @staticmethod
+    def of(trainer: Trainer, pair: tuple[Tensor, Tensor]) -> Straight | None:
+        """None for any other model or training."""
+        training, binding, device = trainer.training, trainer.binding, pair[0].device.type
+        if training.optimizer != "sgd" or training.momentum or training.weight_decay or training.batch > MOST:
+            return None
+        chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
+        if chain is None or len(chain.links) != 1 or chain.error is not classes:
+            return None
+        dense = chain.links[0]
+        assert isinstance(dense, Dense)
+        outputs, inputs = dense.weight.shape
+        if device != "cpu" and not (has_kernels(device) and binding.w.dtype == torch.float32 and outputs <= MOST):
+            return None
+        x = pair[0] if chain.door is None else torch.cat([chain.door(some) for some in torch.split(pair[0], _BLOCK)])
+        bias = None if dense.bias is None else dense.bias.start
+        return Straight((dense.weight.start, bias, outputs, inputs), x.reshape(len(x), -1).contiguous(), pair[1])
+
+    def train(self, w: Tensor, rates: Tensor, orders: Orders) -> None:
+        """Move each row of w, in place, at its own rate."""
+        width = max(LEAST, 1 << (orders.batch - 1).bit_length())
+        move = descend
+        if w.device.type == "cuda":
+            from offbeat.client import softmax
+
+            move = softmax.descend
+        for first in range(0, orders.most, SEGMENT):
+            rows, sizes = orders.at(first, min(SEGMENT, orders.most - first), width)
+            move(w, self.layer, self.x, self.y, rows, sizes, rates)
+
+
+def descend(w: Tensor, layer: Layer, x: Tensor, y: Tensor, rows: Tensor, sizes: Tensor, rates: Tensor) -> None:
+    """Steps of each client: `rows` (steps, clients, width) of x and y, of which the first `sizes` count."""
+    start, bias, outputs, inputs = layer
+    clients, width = rows.shape[1:]
+    weight = w[:, start : start + outputs * inputs].view(clients, outputs, inputs)
+    for chosen, size in zip(rows, sizes, strict=True):
+        shown = x.index_select(0, chosen.reshape(-1)).view(clients, width, inputs)
+        out = torch.bmm(shown, weight.transpose(1, 2))
+        if bias is not None:
+            out += w[:, None, bias : bias + outputs]
+        p = torch.softmax(out, 2)
+        p.scatter_add_(2, y.index_select(0, chosen.reshape(-1)).view(clients, width, 1), -torch.ones_like(p[:, :, :1]))
+        counts = torch.arange(width, device=w.device) < size[:, None]
+        g = torch.where(counts[:, :, None], p * (rates / size.clamp(min=1))[:, None, None], 0.0)
+        weight -= torch.bmm(g.transpose(1, 2), shown)
+        if bias is not None:
+            w[:, bias : bias + outputs] -= g.sum(1)

@@ -1,0 +1,60 @@
+"""From a live run to a simulation with clients like its sites: what would another strategy have done?"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+
+from offbeat.core.errors import ConfigError
+from offbeat.experiment import metrics
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.folder import Run
+from offbeat.scenario.availability import Always
+from offbeat.scenario.delays.replayed import Replayed
+from offbeat.scenario.network import Instant
+
+SERVED = "served"  # the fact that a run was live; and with what: the experiment's model, or that of
+OWN_FILE = "live, the model of a site's file"
+MOST = 2000  # jobs a client whose times are kept
+
+JOBS = """
+SELECT d.client, a.now - d.now, a.steps FROM trace d JOIN trace a ON a.ticket = d.ticket AND a.kind = 'arrive'
+WHERE d.kind = 'dispatch' ORDER BY d.client, d.seq
+"""
+SHORTEST = 1e-6  # seconds of a round trip
+
+
+def like(run: Run, data_named: bool) -> Experiment:
+    """The run's experiment in virtual time: as many clients as sites answered, each as slow as it was. `data_named`:
+    somebody says which data to use, since the sites' own lies with them.
+    """
+    experiment = run.experiment()
+    if not run.trace_file.is_file():
+        raise ConfigError(f"{run.folder} has not begun: there is nothing to replay")
+    with metrics.open_trace(run.trace_file) as db:
+        served = db.execute("SELECT value FROM facts WHERE key = ?", (SERVED,)).fetchone()
+        times = _times(db)
+    if served is None:
+        raise ConfigError(f"{run.folder} is a simulation: change it and run it again with 'offbeat run'")
+    if served[0] == OWN_FILE and not data_named:
+        raise ConfigError(
+            f"the data of {run.folder} lies with its sites: say which data is to stand in for it, with --set data=…"
+        )
+    if not times:
+        raise ConfigError(f"no site of {run.folder} has answered yet: there is nothing to replay")
+    return replace(
+        experiment,
+        clients=len(times),
+        delays=Replayed(seconds_per_step=tuple(tuple(jobs[:MOST]) for jobs in times)),
+        network=Instant(),  # sending was part of the times
+        availability=Always(),
+        faults=(),
+    )
+
+
+def _times(db: sqlite3.Connection) -> list[list[float]]:
+    """Seconds per step of every site that answered, in the order of their numbers."""
+    found: dict[int, list[float]] = {}
+    for client, seconds, steps in db.execute(JOBS):
+        found.setdefault(client, []).append(max(seconds, SHORTEST) / max(steps, 1))
+    return [found[client] for client in sorted(found)]

@@ -1,0 +1,189 @@
+"""Any strategy of offbeat in a Flower app of your own: change server_app.py, and the app is asynchronous.
+
+    # server_app.py
+    from offbeat.core.strategies import OrthoFL
+    from offbeat.flower import as_server_app
+    from my_app.task import Net
+
+    app = as_server_app(OrthoFL(), model=Net, until="50updates", config={"lr": 0.01})
+
+Clients stay as they are: they are sent `train` messages as Flower's own strategies send them ("arrays", "config") and
+answer with "arrays" and "metrics", in which "num-examples" is told. A strategy that changes what clients do in each
+step (a rule: FedProx, ASO-Fed, FedPSA, ...) needs clients that follow it: `as_client_app` makes one.
+
+Each ticket is consumed once within one Flower run. A run that ends, or whose server dies, is not resumed: `offbeat
+serve` is what does that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.client.data import ClientData, Pair
+from offbeat.client.evaluation import Evaluator
+from offbeat.client.sensitivity import make_probe
+from offbeat.client.task import Loss, as_task
+from offbeat.client.training import Training
+from offbeat.core.contract import contract_of
+from offbeat.core.errors import ConfigError
+from offbeat.core.protocol import Strategy, World
+from offbeat.core.strategies import find
+from offbeat.core.vector import Binding, Layout, flatten
+from offbeat.engines.live import LiveEngine
+from offbeat.engines.progress import Outcome
+from offbeat.engines.reach import Patience
+from offbeat.engines.trace import Trace
+from offbeat.engines.until import parse_until
+
+try:
+    from flwr.app import Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError as error:
+    raise ImportError("offbeat.flower needs Flower: pip install 'offbeat[flower]'") from error
+
+from offbeat.deploy.stock_client import trained
+from offbeat.deploy.stock_nodes import Nodes
+
+__all__ = ["as_client_app", "as_server_app", "serve"]
+log = logging.getLogger("offbeat")
+
+Model = nn.Module | Callable[[], nn.Module]
+Data = Pair | tuple[Pair, Pair]
+
+
+def as_server_app(
+    strategy: Strategy | str,
+    model: Model,
+    *,
+    until: str = "100updates",
+    config: Mapping[str, Any] | None = None,
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    evaluate_every: float = 60.0,
+    ask_clients: bool = False,
+    min_nodes: int = 2,
+    seed: int = 0,
+    patience: Patience = Patience(),
+    done: Callable[[nn.Module, Outcome], None] | None = None,
+) -> ServerApp:
+    """A Flower ServerApp that runs this strategy.
+
+    model: the module that is trained, or what makes it. until: '100updates', '600s', 'acc=0.9,600s'. config: what every
+    `train` message tells clients, as in Flower. evaluate: of a module, here at the server, every `evaluate_every`
+    seconds; ask_clients: clients are sent `evaluate` messages then. done: is handed the module as it came out.
+    """
+    app: ServerApp = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        told = {**(config or {})}
+        module, outcome = serve(
+            grid,
+            strategy,
+            model,
+            until=until,
+            config=told,
+            evaluate=evaluate,
+            evaluate_every=evaluate_every,
+            ask_clients=ask_clients,
+            min_nodes=min_nodes,
+            seed=seed,
+            patience=patience,
+        )
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in outcome.metrics.items())
+        log.info("%d updates, %d versions, %s: %s", outcome.updates, outcome.version, outcome.reason, shown)
+        if done is not None:
+            done(module, outcome)
+
+    return app
+
+
+def serve(
+    grid: Grid,
+    strategy: Strategy | str,
+    model: Model,
+    *,
+    until: str = "100updates",
+    config: Mapping[str, Any] | None = None,
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    evaluate_every: float = 60.0,
+    ask_clients: bool = False,
+    min_nodes: int = 2,
+    seed: int = 0,
+    patience: Patience = Patience(),
+) -> tuple[nn.Module, Outcome]:
+    """The same within a `main` of your own; returns the module as it came out, and what is to be said of the run."""
+    made: Strategy = find(strategy)() if isinstance(strategy, str) else strategy
+    sketcher = contract_of(made).sketcher
+    if sketcher is not None and sketcher.signal != "parameters":
+        raise ConfigError(
+            f"{type(made).__name__} compares models on examples that server and clients share: serve it with "
+            "'offbeat serve', or use signal='parameters'"
+        )
+    module = model() if not isinstance(model, nn.Module) else model
+    layout, vector = Layout.of(module), flatten(module)
+    probe = None
+    if sketcher is not None:
+        probe = make_probe(sketcher, module, ClientData.own([]), as_task(None, torch.int64), seed)
+    world = World(model=vector, layout=layout, clients={}, seed=seed, probe=probe)
+    binding = Binding(module)
+
+    def score(model: Tensor) -> Mapping[str, float]:
+        assert evaluate is not None
+        binding.put(model)
+        return evaluate(module.eval())
+
+    nodes = Nodes(grid, binding, dict(config or {}), ask_clients)
+    engine = LiveEngine(
+        made,
+        world,
+        nodes,
+        until=parse_until(until),
+        evaluate=None if evaluate is None else score,
+        every=evaluate_every,
+        trace=Trace(),
+        min_sites=min_nodes,
+        patience=patience,
+    )
+    outcome = engine.run()
+    binding.put(outcome.model)
+    return module, outcome
+
+
+def as_client_app(
+    train_fn: Callable[[Context], tuple[nn.Module, Data]], training: Training = Training(), loss: Loss | None = None
+) -> ClientApp:
+    """A Flower ClientApp that follows any strategy's rule.
+
+    train_fn(context) gives what a node trains: (module, (x, y)), or (module, ((x, y), (x_test, y_test))) if it is to
+    answer `evaluate` messages too. `training` is what work means that says nothing else: rate, batch, steps or epochs.
+    What a rule keeps between jobs lies in the context, as long as the node's SuperNode lives.
+    """
+    app: ClientApp = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        module, data = train_fn(context)
+        content = trained(message.content, context, module, _halves(data)[0], training, loss)
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        module, data = train_fn(context)
+        module.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        pair = _halves(data)[1]
+        values = {} if pair is None else Evaluator(module, *pair, loss)(flatten(module))
+        metrics = MetricRecord({**values, "num-examples": 0 if pair is None else len(pair[1])})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def _halves(data: Data) -> tuple[Pair, Pair | None]:
+    first, second = data
+    return (first, second) if isinstance(first, tuple) else ((first, second), None)  # type: ignore[return-value]

@@ -1,0 +1,151 @@
+"""Strategies in a Flower app: clients that know nothing of offbeat, and clients that follow its rules."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+import torch
+from torch import nn
+
+flwr = pytest.importorskip("flwr")  # the extra `flower`, which `make` installs
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+
+from offbeat import flower  # noqa: E402
+from offbeat.client.training import Training  # noqa: E402
+from offbeat.core.errors import ConfigError  # noqa: E402
+from offbeat.core.strategies import REGISTRY, FedAsync  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def within_a_flower_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are stamped with the run they are of, which Flower sets in the processes it starts."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+    monkeypatch.setattr("offbeat.deploy.stock_nodes.POLL", 0.001)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def data(node: int):
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(node))
+    return x, (x[:, 0] > 0).long()
+
+
+class Grid:
+    """Flower's grid with nodes in this process: node n answers after n polls."""
+
+    def __init__(self, app: ClientApp, nodes: int = 3) -> None:
+        self.app, self.numbers, self.waiting = app, count(), {}
+        self.contexts = {
+            node: Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
+            for node in range(1, nodes + 1)
+        }
+        self.sent: list[Message] = []
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def push_messages(self, messages):
+        for message in messages:
+            number = f"message {next(self.numbers)}"
+            message.metadata._message_id = number
+            self.sent.append(message)
+            node = message.metadata.dst_node_id
+            self.waiting[number] = [node, self.app(message, self.contexts[node])]
+            yield number
+
+    def pull_messages(self, message_ids):
+        for number in message_ids:
+            self.waiting[number][0] -= 1
+            if self.waiting[number][0] < 0:
+                yield self.waiting.pop(number)[1]
+
+
+def stock() -> ClientApp:
+    """As in Flower's PyTorch quickstart: it has never heard of offbeat."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = net()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        x, y = data(context.node_id)
+        optimizer = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"])
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        metrics = MetricRecord({"train_loss": float(loss.detach()), "num-examples": len(y)})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        model = net()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        x, y = data(context.node_id)
+        right = float((model(x).argmax(1) == y).float().mean())
+        return Message(RecordDict({"metrics": MetricRecord({"acc": right, "num-examples": len(y)})}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", FedAsync(rho=0), "fedbuff", "ca2fl", "orthofl", "fedcompass"], ids=str)
+def test_an_app_of_flowers_becomes_asynchronous_by_its_server_alone(strategy):
+    model, outcome = flower.serve(
+        Grid(stock()),
+        strategy,
+        net,
+        until="30updates",
+        config={"lr": 0.5},
+        ask_clients=True,
+        evaluate_every=1.0,
+        min_nodes=3,
+    )
+    assert outcome.updates == 30
+    assert outcome.metrics["acc"] > 0.8  # of 20 examples a node whose class is the sign of one number
+    assert outcome.metrics["acc"] == pytest.approx(
+        sum(float((model(data(n)[0]).argmax(1) == data(n)[1]).float().mean()) for n in (1, 2, 3)) / 3
+    )
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedasync"])
+def test_clients_that_cannot_follow_a_rule_end_the_run_with_what_to_do(name: str):
+    with pytest.raises(ConfigError, match="the rule Proximal: make the client app with"):
+        flower.serve(Grid(stock()), name, net, config={"lr": 0.5}, min_nodes=3)
+
+
+@pytest.mark.parametrize("name", sorted(set(REGISTRY) - {"global", "fedpsa"}))
+def test_clients_made_by_offbeat_follow_every_rule(name: str):
+    app = flower.as_client_app(lambda context: (deep(), data(context.node_id)), Training(lr=0.5, steps=3, batch=20))
+    _, outcome = flower.serve(Grid(app), name, deep, until="12updates,60s", min_nodes=3)
+    assert outcome.updates == 12
+    alone = name == "local"  # where nobody shares anything the server's model stays what it was
+    assert torch.equal(outcome.model, torch.cat([p.flatten() for p in deep().parameters()])) == alone
+
+
+def test_what_a_rule_keeps_is_the_nodes_own_once_its_update_was_accepted():
+    app = flower.as_client_app(lambda context: (net(), data(context.node_id)), Training(lr=0.5, steps=3, batch=20))
+    grid = Grid(app)
+    flower.serve(grid, "aso_fed", net, until="12updates,20s", min_nodes=3)
+    for context in grid.contexts.values():
+        kept = [name for name in context.state if name.startswith("offbeat-memory")]
+        assert 1 <= len(kept) <= 2  # of the last accepted one, and of what it was sent last
+
+
+def test_a_strategy_that_needs_shared_examples_says_what_to_do():
+    with pytest.raises(ConfigError, match="offbeat serve"):
+        flower.serve(Grid(stock()), "fedpsa", net, min_nodes=3)

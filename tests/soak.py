@@ -1,0 +1,101 @@
+"""A long federation in one process: `make soak` (UPDATES=100000). Memory must stay flat and the run folder small.
+
+Every update goes through everything but a network: the wire both ways, the sites' outboxes, the record, checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from offbeat.client.survey import Survey
+from offbeat.client.training import Training
+from offbeat.core.strategies import REGISTRY
+from offbeat.deploy.serving import Terms, serve_run
+from offbeat.deploy.site import Site
+from offbeat.deploy.sources import Partition
+from offbeat.deploy.within import Within
+from offbeat.engines.progress import Status
+from offbeat.engines.until import Until
+from offbeat.experiment import metrics
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.folder import create
+from offbeat.scenario.models import Linear
+
+SITES = 4
+GROWTH = 32 << 20  # bytes of memory that the second half may add to the first
+ROOM = 64 << 20  # bytes that record and checkpoints may take at any time
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and "sqlite" not in path.name)
+
+
+def memory() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def soak(updates: int, strategy: str, folder: Path) -> list[str]:
+    """What is wrong; nothing, if all is well."""
+    torch.set_num_threads(1)
+    run = create(
+        folder / "run",
+        Experiment(
+            clients=SITES,
+            model=Linear(),
+            training=Training(steps=1, batch=8),
+            strategy=REGISTRY[strategy](),
+            until=Until(updates=updates),
+            evaluate_every=60.0,
+            survey=Survey(examples=0),
+        ),
+    )
+    seen: list[tuple[int, int, int]] = []  # (updates, memory, bytes in the folder)
+    began = time.monotonic()
+
+    def look(status: Status) -> None:
+        if status.updates >= len(seen) * updates / 20:
+            seen.append((status.updates, memory(), size_of(run.folder)))
+            rate = status.updates / (time.monotonic() - began)
+            print(f"{status.updates:>8} updates, {seen[-1][1] >> 20} MiB, folder {seen[-1][2] >> 10} KiB, {rate:.0f}/s")
+
+    sites = {n: Site(folder / f"site-{n}", f"site-{n}", Partition(n)) for n in range(SITES)}
+    terms = Terms(min_sites=SITES, checkpoint_every=5.0)
+    outcome = serve_run(run, partial(Within, sites), terms, watch=look)
+    wrong = []
+    if outcome is None or outcome.updates != updates:
+        wrong.append(f"it ended with {outcome}")
+    if (grown := max(m for _, m, _ in seen[len(seen) // 2 :]) - seen[len(seen) // 2][1]) > GROWTH:
+        wrong.append(f"memory grew by {grown >> 20} MiB in the second half")
+    if (most := max(size for _, _, size in seen)) > ROOM:
+        wrong.append(f"the folder came to {most >> 20} MiB beside the trace")
+    with metrics.open_trace(run.trace_file) as db:
+        arrived, distinct = db.execute(
+            "SELECT COUNT(*), COUNT(DISTINCT ticket) FROM trace WHERE kind = 'arrive'"
+        ).fetchone()
+    if arrived != distinct:
+        wrong.append(f"{arrived} updates of {distinct} tickets")
+    return wrong
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--updates", type=int, default=100_000)
+    parser.add_argument("--strategy", default="fedasync")
+    asked = parser.parse_args()
+    place = Path(tempfile.mkdtemp(prefix="offbeat-soak-"))
+    try:
+        found = soak(asked.updates, asked.strategy, place)
+    finally:
+        shutil.rmtree(place)
+    print("\n".join(found) or "all is well")
+    sys.exit(bool(found))
