@@ -13,8 +13,6 @@ from federation import OFFBEAT, command_of, updates, within
 from offbeat.deploy.keys import make_authority, make_server, make_site
 from offbeat.deploy.processes import free_port
 
-STRANGERS = ("wrong-ca", "unregistered", "plain")
-
 
 def test_sites_with_keys_train_and_strangers_get_nothing(offbeat, tmp_path):
     for folder, sites in (("keys", ("hospital-a",)), ("theirs", ("stranger",))):
