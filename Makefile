@@ -7,9 +7,10 @@ CROSS := .venv-cross
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
+KILLS ?= 30
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets torture test-all test-text test-ray bench crosscheck clean
+.PHONY: help demo test lint types unit resume presets test-live chaos torture test-all test-text test-ray bench crosscheck clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -27,9 +28,9 @@ demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page,
 	$(BIN)/offbeat compare quickstart
 
 test: lint types ## Everything that must hold: lint, types, and in one go what unit, resume and presets run
-	$(BIN)/pytest $(PARALLEL) -m "not text and not ray"
+	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not live"
 
-test-all: test test-text test-ray crosscheck ## The same, two minutes of torture, and the suites that install more
+test-all: test test-live test-text test-ray crosscheck ## The same, two minutes of torture, and the suites that install more
 	$(MAKE) torture MINUTES=2
 
 lint: $(READY) ## Style and formatting rules (ruff)
@@ -40,13 +41,19 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not presets"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not live and not presets"
 
 resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest $(PARALLEL) -m slow
 
 presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real files where OFFBEAT_DATA has them
 	$(BIN)/pytest $(PARALLEL) -m presets
+
+test-live: $(READY) ## Federations of real processes over Flower on loopback: killed, refused, resumed; some minutes
+	$(BIN)/pytest -m live
+
+chaos: $(READY) ## Kill a server and its sites KILLS times at random (SEED=n repeats): it ends, each update is applied once
+	$(BIN)/python tests/live/chaos.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 torture: $(READY) ## Attack runs for MINUTES (SEED=n repeats): kills, failing disks, power cuts, damaged files, random worlds
 	$(BIN)/python tests/torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, listing, new, replay, run, show
+from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status
 
 app = typer.Typer(
     name="offbeat",
@@ -26,6 +26,10 @@ app.command("show")(show.show)
 app.command("check")(check.check)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)
+app.command("serve")(serve.serve)
+app.command("join")(join.join)
+app.command("status")(status.status)
+app.command("keys")(keys.keys)
 app.add_typer(new.app, name="new")
 
 
@@ -39,7 +43,7 @@ def _version(asked: bool) -> None:
 def offbeat(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Asynchronous federated learning for PyTorch: simulate, compare, check."""
+    """Asynchronous federated learning for PyTorch: simulate, compare, check, deploy."""
 
 
 def main() -> None:

@@ -1,0 +1,68 @@
+"""The Flower ServerApp: it opens the run folder it was started for and serves it over Flower's grid.
+
+Whoever started it reads from a small file how it goes (`standing`): Flower itself knows only that an app runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from offbeat.deploy.standing import Orders, Registered, Standing, folder
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    live = folder()
+    _log_into(live / "logs" / "server.log")
+    Standing("running", os.getpid()).write(live)
+    from offbeat.core.errors import OffbeatError, in_words  # torch comes with these: it is said first that it runs
+
+    try:
+        reason = _serve(grid, live, Orders.of(live))
+    except BaseException as error:
+        logging.getLogger("offbeat").exception("the server failed")
+        said = str(error) if isinstance(error, OffbeatError) else in_words(error)
+        Standing("failed", os.getpid(), said, expected=isinstance(error, OffbeatError)).write(live)
+        raise
+    Standing("ended", os.getpid(), reason).write(live)
+
+
+def _serve(grid: Grid, live: Path, orders: Orders) -> str:
+    from offbeat.deploy.grid import Decode, Encode, GridTransport, Identity
+    from offbeat.deploy.serving import Terms, serve_run
+    from offbeat.experiment.folder import Run
+
+    def known() -> dict[int, Identity]:
+        found = Registered.read(live)
+        return {int(node): Identity(*whose) for node, whose in found.nodes.items()} if found else {}
+
+    def opened(greeting: bytes, encode: Encode, decode: Decode) -> GridTransport:
+        return GridTransport(grid, greeting, encode, decode, known if orders.keys else None).start()
+
+    terms = Terms(
+        min_sites=orders.min_sites,
+        full_record=orders.record == "full",
+        compression=orders.compression,
+        checkpoint_every=orders.checkpoint_every,
+        model=None if orders.model is None else Path(orders.model),
+    )
+    outcome = serve_run(Run(Path(orders.run)), opened, terms)
+    return "complete" if outcome is None else outcome.reason
+
+
+def _log_into(path: Path) -> None:
+    """Flower keeps what an app prints to itself."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("offbeat")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,142 @@
+"""Keys and certificates: made, checked, refused in one line."""
+
+from __future__ import annotations
+
+import datetime
+import stat
+import subprocess
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from offbeat.core.errors import ConfigError
+from offbeat.deploy import keys
+from offbeat.deploy.keys import ServerKeys, SiteKeys
+
+
+@pytest.fixture
+def folder(tmp_path):
+    keys.make_authority(tmp_path, 30)
+    keys.make_server(tmp_path, ["server.example.org", "10.0.0.7"], 30)
+    keys.make_site(tmp_path, "hospital-a")
+    return tmp_path
+
+
+def test_what_is_made_can_be_used(folder):
+    ServerKeys(folder).check("server.example.org")
+    SiteKeys(folder / "sites" / "hospital-a").check()
+    assert keys.names_of(folder / "server.pem") == ["server.example.org", "10.0.0.7", "localhost", "127.0.0.1", "::1"]
+
+
+def test_private_keys_are_their_owners_alone(folder):
+    private = [folder / "ca.key", folder / "server.key", folder / "sites" / "hospital-a" / "site.key"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in private] == [0o600] * 3
+
+
+def test_a_private_key_that_others_can_read_is_refused(folder):
+    (folder / "server.key").chmod(0o640)
+    with pytest.raises(ConfigError, match=r"can be read by others \(mode 640\): make it yours alone with 'chmod 600"):
+        ServerKeys(folder).check("localhost")
+
+
+def test_flower_takes_the_public_key(folder):
+    from flwr.cli.supernode.register import try_load_public_key
+
+    public = SiteKeys(folder / "sites" / "hospital-a").public
+    assert keys.fingerprint_of_pem(try_load_public_key(public)) == keys.fingerprint(public)
+
+
+def test_the_fingerprint_is_the_one_that_ssh_shows(folder):
+    public = folder / "sites" / "hospital-a" / "site.pub"
+    try:
+        shown = subprocess.run(["ssh-keygen", "-l", "-f", str(public)], capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        pytest.skip("there is no ssh-keygen here")
+    assert keys.fingerprint(public) in shown
+
+
+def test_a_signature_is_of_one_key_and_one_message(folder):
+    keys.make_site(folder, "other")
+    own, other = (SiteKeys(folder / "sites" / name) for name in ("hospital-a", "other"))
+    signature = keys.sign(own.key, b"message")
+    assert keys.is_signed(own.public, b"message", signature)
+    assert not keys.is_signed(own.public, b"another", signature)
+    assert not keys.is_signed(other.public, b"message", signature)
+    assert not keys.is_signed(own.public, b"message", "not base64")
+
+
+def test_an_authority_and_a_sites_keys_are_never_replaced(folder):
+    before = (folder / "ca.pem").read_bytes()
+    assert not keys.make_authority(folder, 30)
+    assert (folder / "ca.pem").read_bytes() == before
+    with pytest.raises(ConfigError, match="has keys already: they are not replaced"):
+        keys.make_site(folder, "hospital-a")
+
+
+def test_a_server_certificate_is_replaced_and_still_trusted(folder):
+    before = (folder / "server.pem").read_bytes()
+    keys.make_server(folder, ["new.example.org"], 30)
+    assert (folder / "server.pem").read_bytes() != before
+    ServerKeys(folder).check("new.example.org")
+
+
+def test_an_expired_certificate_is_refused(folder, monkeypatch):
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=31)
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return now
+
+    monkeypatch.setattr(keys.datetime, "datetime", Later)
+    with pytest.raises(ConfigError, match=r"server.pem expired on \d{4}-\d\d-\d\d: make a new one with 'offbeat keys'"):
+        ServerKeys(folder).check("localhost")
+
+
+def test_a_certificate_of_another_authority_or_key_is_refused(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    keys.make_authority(other, 30)
+    keys.make_server(other, [], 30)
+    for name in ("server.pem", "server.key"):
+        (folder / name).write_bytes((other / name).read_bytes())
+    with pytest.raises(ConfigError, match=r"server.pem was not signed by .*ca.pem"):
+        ServerKeys(folder).check("localhost")
+    keys.make_server(folder, [], 30)
+    (folder / "server.key").write_bytes((other / "server.key").read_bytes())
+    with pytest.raises(ConfigError, match=r"server.key is not the key of"):
+        ServerKeys(folder).check("localhost")
+
+
+@pytest.mark.parametrize("name", ["", "../away", "a/b", "a b", ".hidden", "x" * 80, "ä"])
+def test_a_name_that_is_no_folder_is_refused(folder, name):
+    with pytest.raises(ConfigError, match="a name has letters, digits"):
+        keys.make_site(folder, name)
+
+
+@pytest.mark.parametrize("host", ["", "a b", "http://server", "server:8443"])
+def test_a_host_that_is_none_is_refused(folder, host):
+    with pytest.raises(ConfigError, match="is neither a host name nor an address"):
+        keys.make_server(folder, [host], 30)
+
+
+def test_what_is_missing_or_damaged_is_said(folder, tmp_path_factory):
+    with pytest.raises(ConfigError, match="make keys with 'offbeat keys --host here --site NAME'"):
+        ServerKeys(tmp_path_factory.mktemp("empty")).check("here")
+    with pytest.raises(ConfigError, match="the folder that 'offbeat keys --site NAME' made"):
+        SiteKeys(folder).check()
+    (folder / "server.pem").write_text("nothing")
+    with pytest.raises(ConfigError, match="is not a certificate"):
+        ServerKeys(folder).check("here")
+    site = SiteKeys(folder / "sites" / "hospital-a")
+    site.key.write_text("nothing")
+    with pytest.raises(ConfigError, match="is not a private key"):
+        site.check()
+
+
+def test_a_public_key_of_another_site_is_noticed(folder):
+    keys.make_site(folder, "other")
+    site = SiteKeys(folder / "sites" / "hospital-a")
+    site.public.write_bytes((folder / "sites" / "other" / "site.pub").read_bytes())
+    with pytest.raises(ConfigError, match="does not belong to"):
+        site.check()
