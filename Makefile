@@ -8,9 +8,10 @@ CROSS := .venv-cross
 .DEFAULT_GOAL := help
 MINUTES ?= 10
 KILLS ?= 30
+UPDATES ?= 100000
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live chaos torture test-all test-text test-ray bench crosscheck clean
+.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray bench crosscheck clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +55,9 @@ test-live: $(READY) ## Federations of real processes over Flower on loopback: ki
 
 chaos: $(READY) ## Kill a server and its sites KILLS times at random (SEED=n repeats): it ends, each update is applied once
 	$(BIN)/python tests/live/chaos.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+
+soak: $(READY) ## UPDATES of a tiny model through the live engine, within one process: memory stays flat, the folder small
+	$(BIN)/python tests/soak.py --updates $(UPDATES)
 
 torture: $(READY) ## Attack runs for MINUTES (SEED=n repeats): kills, failing disks, power cuts, damaged files, random worlds
 	$(BIN)/python tests/torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
