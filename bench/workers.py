@@ -48,7 +48,7 @@ class World:
 
 WORLDS = {
     "W1": World(FEDCOMPASS_MNIST, 100),
-    "W2": World(Linear(), 600),
+    "W2": World(Linear(), 3000),
     "MLP": World(Mlp(hidden=(64,)), 300),
     "LSTM": World(Lstm(hidden=32), 200, (6, 9)),
 }

@@ -25,7 +25,7 @@ from offbeat.engines.virtual import VirtualEngine
 from offbeat.engines.workers.batched import Batched
 from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
-from offbeat.experiment import build
+from offbeat.experiment import build, workers
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.faults import Corrupted, Crash, Scaled
@@ -76,7 +76,7 @@ def made(strategy: Any, module: nn.Module | None = None, training: Training | No
 def engine_of(setup: Any, worker: str, memory: int = 2**28, **more: Any) -> VirtualEngine:
     engine = build.engine(*setup, **more)
     if cores := TIMES[worker]:
-        batched = Batched(StackTrainer(setup[0].trainer, cores, memory))
+        batched = workers.batched(StackTrainer(setup[0].trainer, memory), cores)
         if isinstance(engine.worker, Faulty):
             engine.worker._worker = batched
         else:
@@ -162,7 +162,7 @@ def test_float32_agrees_to_five_digits():
     compare((build.assemble(module, data, Evaluator(module, *data.pooled()), experiment), experiment), tolerance=1e-5)
 
 
-@pytest.mark.parametrize(("first", "then"), [("inline", "batched:2"), ("batched:1", "inline"), ("batched:2",) * 2])
+@pytest.mark.parametrize(("first", "then"), [("inline", "batched:2"), ("batched:1", "inline"), ("batched:1",) * 2])
 @pytest.mark.parametrize("name", ["fedbuff", "aso_fed"])
 def test_a_run_goes_on_with_another_worker(name, first, then, tmp_path):
     setup = made(REGISTRY[name]())
@@ -183,7 +183,7 @@ def test_a_run_goes_on_with_another_worker(name, first, then, tmp_path):
     found = resumed.run()
     torch.testing.assert_close(found.model, expected.model, rtol=1e-9, atol=1e-9)
     assert events(resumed) == events(whole)
-    if first == then:
+    if first == then:  # one hand has trained what it gave out, and a checkpoint has it
         assert torch.equal(found.model, expected.model)
 
 

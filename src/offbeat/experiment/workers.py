@@ -52,7 +52,16 @@ def _no_processes() -> str | None:
 
 
 def _batched(trainer: Trainer, count: int | None) -> Worker:
-    return Batched(StackTrainer(trainer, count or os.cpu_count() or 1))
+    return batched(StackTrainer(trainer), count or os.cpu_count() or 1)
+
+
+def batched(stacked: StackTrainer, hands: int) -> Worker:
+    """So many stacks at a time; where there are no processes the same ones, one after the other."""
+    if hands == 1 or _no_processes() is not None:
+        return Batched(stacked, hands, stacked.light)
+    from offbeat.engines.workers.processes import Processes
+
+    return Batched(stacked, hands, stacked.light, lambda train: Processes(train, hands, stacked.most))
 
 
 def pooled(trainers: Sequence[Trainer], owner: Callable[[Job], int]) -> Worker:

@@ -14,6 +14,7 @@ from typing import Any
 
 from offbeat.core.jobs import Job
 from offbeat.core.threads import one_thread
+from offbeat.engines.workers.blocks import Block
 from offbeat.engines.workers.forked import IGNORED, Slot, Train, fields_of, libc, live, send
 from offbeat.engines.workers.parcels import Arena, pack
 
@@ -33,7 +34,7 @@ class Member:
     def load(self) -> int:
         return len(self.jobs)
 
-    def take(self, job: Job, due: float, known: dict[int, int]) -> bool:
+    def take(self, job: Job | Block, due: float, known: dict[int, int]) -> bool:
         """False if it is too much to be sent before the process listens again: both would wait for the other."""
         slot = self.free[-1]
         parcel = pack(fields_of(job), self.slots[slot][0], known, exact=True)
