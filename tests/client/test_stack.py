@@ -293,6 +293,7 @@ def test_where_memory_is_short_the_stack_is_halved(trainer, monkeypatch, caplog)
         whole(self)
 
     monkeypatch.setattr(Stack, "descend", cramped)
+    monkeypatch.setattr("offbeat.client.stack.FEW", 2)
     jobs = jobs_of(trainer, None)
     agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
     assert sizes == [5, 2, 3, 2]  # 5 = 2 + 3, 3 = 1 + 2, and one alone is no stack

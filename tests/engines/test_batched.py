@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from offbeat.client import stack
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.stack import StackTrainer
@@ -34,6 +35,12 @@ from offbeat.scenario.streaming import Growing
 SIZES = (37, 24, 50, 33, 12, 20)
 SETTINGS: dict[str, Any] = {"fedpsa": FedPSA(buffer=2, queue=5, sketch=3), "fedcompass": FedCompass(q_min=2, q_max=6)}
 TIMES = {"inline": 0, "batched:1": 1, "batched:2": 2}
+
+
+@pytest.fixture(autouse=True)
+def stacks_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that does not pay."""
+    monkeypatch.setattr(stack, "FEW", 2)
 
 
 def mlp() -> nn.Module:
@@ -223,6 +230,47 @@ def test_what_is_due_first_comes_along_up_to_what_a_stack_may_hold():
     assert recorded.blocks == [[4, 1, 3], [2, 0]]
     worker.close()
     assert recorded.closed
+
+
+def test_several_hands_share_what_waits_and_what_is_most_urgent_is_trained_first():
+    """Of five jobs, hands for two stacks of up to four: three and two, and only the first is waited for."""
+    recorded = Recorded(4)
+    worker = Batched(recorded, hands=2)
+    for ticket, due in {0: 5.0, 1: 4.0, 2: 9.0, 3: 3.0, 4: 1.0}.items():
+        worker.submit(job(ticket), due)
+    assert [answer.ticket for answer in worker.collect((4,))] == [4, 3, 1]
+    assert [answer.ticket for answer in worker.collect((0,))] == [0, 2]
+    assert recorded.blocks == [[4, 3, 1], [0, 2]]
+
+
+def test_where_small_stacks_pay_one_is_given_out_as_soon_as_there_are_enough_jobs():
+    """Two hands and nine jobs at the first: stacks of 9 / (4 x 2), so two jobs, are not left waiting."""
+    recorded = Recorded(8)
+    worker = Batched(recorded, hands=2, light=True)
+    for ticket in range(9):
+        worker.submit(job(ticket), 1.0 + ticket)
+    worker.collect((0,))
+    worker.submit(job(9), 30.0)
+    worker.submit(job(10), 20.0)  # now there are two
+    worker.submit(job(11), 10.0)
+    worker.cancel(10)  # it is trained all the same, and its answer is nobody's
+    assert [answer.ticket for answer in worker.collect((9,))] == [9]
+    assert [answer.ticket for answer in worker.collect((11,))] == [11]
+    assert [answer.ticket for answer in worker.collect((5,))] == [5, 6, 7, 8]
+    assert recorded.blocks == [[0, 1, 2, 3, 4], [10, 9], [11], [5, 6, 7, 8]]
+    worker.close()
+    assert recorded.closed
+
+
+def test_a_stack_that_nobody_waits_for_any_more_is_not_trained():
+    recorded = Recorded(2)
+    worker = Batched(recorded, hands=2)
+    for ticket in range(4):
+        worker.submit(job(ticket), 1.0 + ticket)
+    worker.collect((0,))
+    worker.cancel(2)
+    worker.cancel(3)
+    assert recorded.blocks == [[0, 1]]
 
 
 def test_more_than_a_stack_may_hold_is_trained_in_several():
