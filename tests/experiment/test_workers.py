@@ -176,7 +176,7 @@ def test_runs_of_a_comparison_with_a_worker_of_their_own_go_one_after_the_other_
     seen: list[list[float]] = []
     with pytest.raises(ConfigError, match="--jobs 2: with the worker several:2 runs go one after the other"):
         compare.execute(comparison, jobs=2)
-    assert compare.execute(comparison, on_progress=seen.append)
+    assert compare.execute(comparison, on_progress=lambda shares, work: seen.append(shares))
     assert made == [2, 2]
     assert seen[-1] == [1.0, 1.0]
     assert [run.summary().worker for name in experiments for run in comparison.runs(name)] == ["several:2"] * 2

@@ -36,6 +36,7 @@ class Kind:
     counts: str | None = None  # what N is a number of; None: it takes none
     missing: Callable[[], str | None] = lambda: None  # why it cannot work on this machine, None if it can
     device: str = "cpu"  # where data and models are to lie
+    cores: bool = False  # N is of the cores of this machine: runs at the same time share them
 
 
 def _processes(trainer: Trainer, count: int | None) -> Worker:
@@ -75,8 +76,8 @@ def _no_gpu() -> str | None:
 
 WORKERS: dict[str, Kind] = {
     "inline": Kind(lambda trainer, _: Inline(trainer)),
-    "processes": Kind(_processes, counts="processes", missing=_no_processes),
-    "batched": Kind(_batched, counts="cores"),
+    "processes": Kind(_processes, counts="processes", missing=_no_processes, cores=True),
+    "batched": Kind(_batched, counts="cores", cores=True),
     "cuda": Kind(lambda trainer, _: pooled([trainer], lambda job: 0), missing=_no_gpu, device="cuda"),
     "auto": Kind(lambda trainer, _: Inline(trainer)),  # settled before it is made: see `auto`
 }
@@ -92,6 +93,19 @@ class Choice:
 
 
 INLINE, AUTO = Choice(), Choice("auto")
+
+
+def cores_of(choice: Choice) -> int:
+    """How many it would use of this machine, if it were alone; 0 where that cannot be said."""
+    if choice == INLINE or (WORKERS[choice.name].cores and choice.count is None):
+        return os.cpu_count() or 1
+    return choice.count or 0 if WORKERS[choice.name].cores else 0
+
+
+def shared(choice: Choice, runs: int) -> Choice:
+    """The same for one of so many runs at a time. A single process would only be a longer way."""
+    each = max(1, cores_of(choice) // runs)
+    return INLINE if choice == INLINE or (choice.name, each) == ("processes", 1) else Choice(choice.name, each)
 
 
 def device_of(choice: Choice) -> str:
