@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import OffbeatError
+from offbeat.engines.allocation import keep_freed
 from offbeat.engines.progress import Status
 from offbeat.engines.virtual import INTERRUPTED
 from offbeat.engines.workers.counted import Work
@@ -149,6 +150,7 @@ def _handling(number: int, handler: Any) -> Iterator[None]:
 def _work(pipe: Connection, board: Board, parent: int, memory: str | None) -> None:
     """One run after the other, until the parent closes the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed()
     with contextlib.suppress(*GONE, KeyboardInterrupt):
         while True:
             index, folder, worker = pipe.recv()

@@ -24,6 +24,7 @@ import torch
 from offbeat.core.errors import in_words
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
+from offbeat.engines.allocation import keep_freed
 from offbeat.engines.workers.blocks import Block
 from offbeat.engines.workers.inline import computed
 from offbeat.engines.workers.parcels import Arena, Parcel, Unsendable, pack, unpack
@@ -89,6 +90,7 @@ def live(
     try:
         system.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() == parent:  # or it was gone before that could be noticed
+            keep_freed()
             gc.freeze()  # garbage of the parent's stays: collected here, it would be closed here
             for number in IGNORED:
                 signal.signal(number, signal.SIG_IGN)
