@@ -61,8 +61,11 @@ class Member:
         return f"ended with status {code}"
 
 
-def fork(train: Train, model: int, known: list[Any], others: list[Connection]) -> Member:
-    """`model`: bytes of one. Under one thread, so that the fork has one, whatever torch did before."""
+def fork(train: Train, model: int, known: list[Any], members: list[Member]) -> Member:
+    """One more of these. `model`: bytes of one. Under one thread, so that the fork has one, whatever torch did before.
+
+    It is among the members before a Ctrl-C is heard: nobody would end it otherwise.
+    """
     ours, theirs = Pipe()
     slots = [(_arena(model), _arena(model)) for _ in range(DEPTH)]
     parent, system = os.getpid(), libc()
@@ -78,9 +81,10 @@ def fork(train: Train, model: int, known: list[Any], others: list[Connection]) -
             theirs.close()
             raise
         if pid == 0:
-            live(train, theirs, slots, known, [ours, *others], parent, system)
+            live(train, theirs, slots, known, [ours, *(other.pipe for other in members)], parent, system)
+        members.append(Member(pid, ours, slots))
     theirs.close()
-    return Member(pid, ours, slots)
+    return members[-1]
 
 
 def _arena(model: int) -> Arena:

@@ -159,13 +159,12 @@ class Processes:
         if (found is not None and not found.jobs) or len(self._members) >= self._most:
             return found
         try:
-            made = fork(self._train, self._model, self._known, [other.pipe for other in self._members])
+            made = fork(self._train, self._model, self._known, self._members)
         except OSError as error:
             self._most, self._alone = len(self._members), not self._members
             what = "no process could be started" if self._alone else f"only {self._most} could be started"
             log.warning("worker processes: %s (%s)", what, error.strerror or error)
             return found
-        self._members.append(made)
         self._ears.register(made.pipe.fileno(), select.POLLIN)
         return made
 
