@@ -471,3 +471,24 @@ def test_a_worker_that_was_closed_can_be_used_again(working, caplog):
         assert identical(answers(worker, [job(0)]), [add_one(job(0))])
         worker.close()
         assert pids(worker) == []
+
+
+def test_a_process_that_is_forked_while_somebody_presses_ctrl_c_is_ended_with_the_others(monkeypatch, working):
+    made: list[int] = []
+    forked = os.fork
+
+    def pressed() -> int:
+        pid = forked()
+        if pid:
+            made.append(pid)
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(members.os, "fork", pressed)
+    worker = working()
+    worker.submit(job(0), 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        worker.collect((0,))
+    assert pids(worker) == made
+    worker.close()
+    assert not alive(made[0])

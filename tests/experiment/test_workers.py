@@ -196,6 +196,35 @@ def test_a_comparison_that_is_stopped_is_finished_with_the_worker_it_was_begun_w
     assert comparison.runs("two")[0].summary().worker == "inline"
 
 
+def test_runs_at_the_same_time_share_the_cores(monkeypatch):
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 8)
+    for given, at_once, each in (
+        ("inline", 4, "inline"),
+        ("processes", 8, "inline"),  # one process would only be a longer way
+        ("processes", 3, "processes:2"),
+        ("processes:4", 1, "processes:4"),
+        ("batched", 8, "batched:1"),
+        ("batched:6", 2, "batched:3"),
+        ("batched:2", 5, "batched:1"),
+    ):
+        assert str(workers.shared(workers.parse(given), at_once)) == each
+
+
+def test_auto_chooses_once_for_a_comparison_and_stays_with_it(tmp_path, monkeypatch, one_by_one, caplog):
+    chosen = iter([workers.Choice("batched", 1)])  # a second time would be one too many
+    monkeypatch.setattr("offbeat.experiment.auto.settle", lambda made, cores=None: (next(chosen), "so it is"))
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    experiments = {name: replace(SMALL, strategy=offbeat.FedBuff(k=k)) for name, k in (("one", 1), ("two", 2))}
+    comparison = compare.create(tmp_path / "c", experiments, [0], worker="auto")
+    first = comparison.runs("one")[0]
+    runs.execute(first, stop)
+    assert not first.complete
+    assert compare.execute(comparison)
+    found = [run.summary().worker for name in experiments for run in comparison.runs(name)]
+    assert found == ["batched:1", "batched:1"]
+    assert [message for message in caplog.messages if "batched:1 is used (so it is)" in message] != []
+
+
 # ---------------------------------------------------------------- of a simulation
 
 
