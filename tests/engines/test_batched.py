@@ -244,10 +244,10 @@ def test_several_hands_share_what_waits_and_what_is_most_urgent_is_trained_first
 
 
 def test_where_small_stacks_pay_one_is_given_out_as_soon_as_there_are_enough_jobs():
-    """Two hands and nine jobs at the first: stacks of 9 / (4 x 2), so two jobs, are not left waiting."""
+    """Two hands and seven jobs at the first: stacks of 7 / (2 x 2), so two jobs, are not left waiting."""
     recorded = Recorded(8)
     worker = Batched(recorded, hands=2, light=True)
-    for ticket in range(9):
+    for ticket in range(7):
         worker.submit(job(ticket), 1.0 + ticket)
     worker.collect((0,))
     worker.submit(job(9), 30.0)
@@ -256,8 +256,8 @@ def test_where_small_stacks_pay_one_is_given_out_as_soon_as_there_are_enough_job
     worker.cancel(10)  # it is trained all the same, and its answer is nobody's
     assert [answer.ticket for answer in worker.collect((9,))] == [9]
     assert [answer.ticket for answer in worker.collect((11,))] == [11]
-    assert [answer.ticket for answer in worker.collect((5,))] == [5, 6, 7, 8]
-    assert recorded.blocks == [[0, 1, 2, 3, 4], [10, 9], [11], [5, 6, 7, 8]]
+    assert [answer.ticket for answer in worker.collect((5,))] == [4, 5, 6]
+    assert recorded.blocks == [[0, 1, 2, 3], [10, 9], [11], [4, 5, 6]]
     worker.close()
     assert recorded.closed
 

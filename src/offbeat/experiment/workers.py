@@ -62,7 +62,7 @@ def batched(stacked: StackTrainer, hands: int) -> Worker:
         return Batched(stacked, hands, stacked.light)
     from offbeat.engines.workers.processes import Processes
 
-    return Batched(stacked, hands, stacked.light, lambda train: Processes(train, hands, stacked.most))
+    return Batched(stacked, hands, stacked.light, lambda train: Processes(train, hands - 1, stacked.most, helps=True))
 
 
 def pooled(trainers: Sequence[Trainer], owner: Callable[[Job], int]) -> Worker:

@@ -22,7 +22,7 @@ from offbeat.engines.workers import Answer
 from offbeat.engines.workers.blocks import Block
 from offbeat.engines.workers.inline import Inline, computed
 
-WAVES = 4  # stacks for each hand that the jobs under way make, where small stacks pay
+WAVES = 2  # stacks for each hand that the jobs under way make, where small stacks pay
 
 
 class Stacked(Protocol):

@@ -38,10 +38,15 @@ def cores() -> int:
 
 
 class Processes:
-    """Of jobs, or of blocks of up to `most` jobs each: then an answer is what `train` makes of a block."""
+    """Of jobs, or of blocks of up to `most` jobs each: then an answer is what `train` makes of a block.
 
-    def __init__(self, train: Train, count: int | None = None, most: int = 1) -> None:
-        self._train, self._count, self._most_jobs = train, count or cores(), most
+    `helps`: this process trains too while it waits, first what it waits for; others have one block at a time, so that
+    there is something left for it. Who trains what then depends on time; what
+    comes of it does not.
+    """
+
+    def __init__(self, train: Train, count: int | None = None, most: int = 1, helps: bool = False) -> None:
+        self._train, self._count, self._most_jobs, self._helps = train, count or cores(), most, helps
         self._jobs: dict[int, Job | Block] = {}  # submitted, not yet answered
         self._due: dict[int, float] = {}  # of those that are nowhere yet,
         self._order: list[tuple[float, int]] = []  # a heap of them, and of some that are gone
@@ -96,11 +101,17 @@ class Processes:
         if ticket not in self._jobs:
             raise KeyError(ticket)
         self._hear(timeout=0.0)
+        if self._helps and ticket in self._due:
+            del self._due[ticket]
+            self._hand_out()  # the others, meanwhile
+            self._compute(ticket)
         while ticket not in self._answers:
             self._hand_out(ticket)
             if ticket in self._here or self._alone:
-                self._due.pop(ticket, None)
-                self._answers[ticket] = computed(self._train, self._jobs[ticket])
+                self._compute(ticket)
+            elif self._helps and (other := self._most_urgent()) is not None:
+                self._compute(other)
+                self._hear(timeout=0.0)
             else:
                 self._hear()
         answer = self._answers.pop(ticket)
@@ -109,6 +120,17 @@ class Processes:
         if isinstance(answer, MemoryError):
             raise answer
         return answer
+
+    def _compute(self, ticket: int) -> None:
+        """In this process."""
+        self._due.pop(ticket, None)
+        self._answers[ticket] = computed(self._train, self._jobs[ticket])
+
+    def _most_urgent(self) -> int | None:
+        """Of those that nobody is at."""
+        while self._order and self._order[0][1] not in self._due:
+            heappop(self._order)
+        return self._order[0][1] if self._order else None
 
     def _hand_out(self, needed: int | None = None) -> None:
         """To every process as many jobs as keep it busy, the most urgent first."""
@@ -121,7 +143,7 @@ class Processes:
             if ticket != needed and len(self._answers) + under_way >= self._ahead:
                 return
             member = self._least_busy()
-            if member is None or not member.free:
+            if member is None or not member.free or (self._helps and member.jobs):
                 return
             try:
                 if not member.take(self._jobs[ticket], due, self._numbers):
