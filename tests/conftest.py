@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,13 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def execute(
         folders: list[Path],
-        jobs: int | None = None,
-        on_progress: Callable[[list[float]], Any] | None = None,
-        worker: str | None = None,
+        jobs: int,
+        on_progress: Callable[..., Any] | None = None,
+        workers: Sequence[str] = (),
+        memory: str | None = None,
     ) -> bool:
-        for folder in folders:
-            runs.execute(runs.Run(folder), worker=worker)
+        for folder, worker in zip(folders, workers, strict=True):
+            runs.execute(runs.Run(folder), worker=worker, memory=memory)
         return True
 
     monkeypatch.setattr(crew, "execute", execute)

@@ -16,6 +16,7 @@ from pathlib import Path
 from command_line import TINY
 
 from offbeat.cli.output import print_table, runs_progress
+from offbeat.engines.workers.counted import Work
 from patience import PATIENCE
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -76,9 +77,16 @@ def test_several_runs_share_one_bar(monkeypatch):
         terminal(monkeypatch, "stderr", columns=120) as shown,
         runs_progress(["fedavg-seed0", "fedasync-seed0"]) as watch,
     ):
-        watch([1.0, 0.5])
-    assert "1 of 2 runs, now fedasync-seed0" in shown[0]
+        watch([1.0, 0.5], Work(steps=900, jobs=90, batches=12))
+    assert re.search(r"1 of 2 runs, [\d,]+ steps/s, 7\.5 jobs a batch, now fedasync-seed0", shown[0])
     assert "75%" in shown[0]
+
+
+def test_without_a_terminal_several_runs_are_told_of_in_a_line_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr("offbeat.cli.output.EVERY", 0.0)
+    with runs_progress(["fedavg-seed0", "fedasync-seed0"]) as watch:
+        watch([1.0, 0.5], Work(steps=900, jobs=90, batches=90))
+    assert re.fullmatch(r"1 of 2 runs, [\d,]+ steps/s, 75%\n", capsys.readouterr().err)
 
 
 def test_a_table_fits_eighty_columns_and_never_loses_a_digit(monkeypatch):

@@ -471,3 +471,46 @@ def test_a_worker_that_was_closed_can_be_used_again(working, caplog):
         assert identical(answers(worker, [job(0)]), [add_one(job(0))])
         worker.close()
         assert pids(worker) == []
+
+
+def test_who_helps_trains_what_it_waits_for_and_whatever_nobody_is_at(working):
+    """One process has the job that is due second, this one trains the first; both give the same."""
+    where: list[int] = []
+
+    def train(given: Job) -> Result:
+        where.append(given.ticket)
+        return add_one(given)
+
+    worker = Processes(train, 1, helps=True)
+    given = [job(ticket) for ticket in range(3)]
+    for one in given:
+        worker.submit(one, float(one.ticket))
+    found = [worker.collect((one.ticket,))[0] for one in given]
+    assert where[0] == 0
+    assert 1 not in where
+    for one, expected in zip(found, map(add_one, given), strict=True):
+        assert torch.equal(one.local, expected.local)
+    left = pids(worker)
+    worker.close()
+    assert not any(map(alive, left))
+
+
+def test_a_process_that_is_forked_while_somebody_presses_ctrl_c_is_ended_with_the_others(monkeypatch, working):
+    made: list[int] = []
+    forked = os.fork
+
+    def pressed() -> int:
+        pid = forked()
+        if pid:
+            made.append(pid)
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(members.os, "fork", pressed)
+    worker = working()
+    worker.submit(job(0), 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        worker.collect((0,))
+    assert pids(worker) == made
+    worker.close()
+    assert not alive(made[0])

@@ -56,7 +56,7 @@ def test_each_run_agrees_with_itself_alone_and_again_bit_for_bit(
     together = [comparing.create(Path(f"together{i}"), experiments, [0, 1]) for i in range(2)]
     for made in together:
         folders = [made.folder / entry["folder"] for entry in made.layout()]
-        assert pooled.execute(folders, seen.append)
+        assert pooled.execute(folders, lambda shares, work: seen.append(shares))
     agree(alone, together[0])
     digests = [[run.digest() for name in made.strategies() for run in made.runs(name)] for made in together]
     assert digests[0] == digests[1]
@@ -75,7 +75,7 @@ def test_stopped_in_the_middle_they_are_finished_by_starting_again(
 
     asked: list[int] = []  # a second Ctrl-C would stop at once
 
-    def stop(shares: list[float]) -> None:
+    def stop(shares: list[float], work: Any) -> None:
         if max(shares) > 0.3 and not asked:
             asked.append(1)
             os.kill(os.getpid(), signal.SIGINT)

@@ -177,7 +177,7 @@ def test_runs_of_a_comparison_with_a_worker_of_their_own_go_one_after_the_other_
     seen: list[list[float]] = []
     with pytest.raises(ConfigError, match="--jobs 2: with the worker several:2 runs go one after the other"):
         compare.execute(comparison, jobs=2)
-    assert compare.execute(comparison, on_progress=seen.append)
+    assert compare.execute(comparison, on_progress=lambda shares, work: seen.append(shares))
     assert made == [2, 2]
     assert seen[-1] == [1.0, 1.0]
     assert [run.summary().worker for name in experiments for run in comparison.runs(name)] == ["several:2"] * 2
@@ -195,6 +195,35 @@ def test_a_comparison_that_is_stopped_is_finished_with_the_worker_it_was_begun_w
     assert made == []
     assert comparison.runs("one")[0].summary().worker == "several:2, then inline"
     assert comparison.runs("two")[0].summary().worker == "inline"
+
+
+def test_runs_at_the_same_time_share_the_cores(monkeypatch):
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 8)
+    for given, at_once, each in (
+        ("inline", 4, "inline"),
+        ("processes", 8, "inline"),  # one process would only be a longer way
+        ("processes", 3, "processes:2"),
+        ("processes:4", 1, "processes:4"),
+        ("batched", 8, "batched:1"),
+        ("batched:6", 2, "batched:3"),
+        ("batched:2", 5, "batched:1"),
+    ):
+        assert str(workers.shared(workers.parse(given), at_once)) == each
+
+
+def test_auto_chooses_once_for_a_comparison_and_stays_with_it(tmp_path, monkeypatch, one_by_one, caplog):
+    chosen = iter([workers.Choice("batched", 1)])  # a second time would be one too many
+    monkeypatch.setattr("offbeat.experiment.auto.settle", lambda made, cores=None: (next(chosen), "so it is"))
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    experiments = {name: replace(SMALL, strategy=offbeat.FedBuff(k=k)) for name, k in (("one", 1), ("two", 2))}
+    comparison = compare.create(tmp_path / "c", experiments, [0], worker="auto")
+    first = comparison.runs("one")[0]
+    runs.execute(first, stop)
+    assert not first.complete
+    assert compare.execute(comparison)
+    found = [run.summary().worker for name in experiments for run in comparison.runs(name)]
+    assert found == ["batched:1", "batched:1"]
+    assert [message for message in caplog.messages if "batched:1 is used (so it is)" in message] != []
 
 
 # ---------------------------------------------------------------- of a simulation

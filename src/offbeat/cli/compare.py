@@ -61,10 +61,10 @@ def compare(
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
-        if changes or any(given is not None for given in (scale, strategies, seeds, until, out, memory)):
+        if changes or any(given is not None for given in (scale, strategies, seeds, until, out)):
             raise ConfigError(
-                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until, --out or "
-                "--client-memory with it"
+                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until or --out "
+                "with it"
             )
         comparison = Comparison(resume)
         _say_moved(comparison)
@@ -73,11 +73,16 @@ def compare(
         comparison = _create(
             source, scale, strategies, seeds, changes, until, out, reference, worker or "inline", memory
         )
-    execute(comparison, jobs, as_json, reference, worker)
+    execute(comparison, jobs, as_json, reference, worker, memory if resume is not None else None)
 
 
 def execute(
-    comparison: Comparison, jobs: int | None, as_json: bool, reference: str | None = None, worker: str | None = None
+    comparison: Comparison,
+    jobs: int | None,
+    as_json: bool,
+    reference: str | None = None,
+    worker: str | None = None,
+    memory: str | None = None,
 ) -> None:
     from offbeat.cli.output import runs_progress, say
     from offbeat.cli.show import print_comparison
@@ -90,7 +95,7 @@ def execute(
     names = [entry["folder"] for entry in comparison.layout()]
     try:
         with runs_progress(names) as watch:
-            finished = comparing.execute(comparison, jobs, watch, worker)
+            finished = comparing.execute(comparison, jobs, watch, worker, memory)
     except Unfinished as error:
         raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None
     except KeyboardInterrupt:

@@ -12,6 +12,9 @@ import typer
 
 if TYPE_CHECKING:
     from offbeat.engines.progress import Status
+    from offbeat.engines.workers.counted import Work
+
+EVERY = 60.0  # seconds between two lines of progress where there is no terminal
 
 
 def say(text: object, err: bool = False) -> None:
@@ -96,16 +99,32 @@ def run_progress(total: str) -> Iterator[Callable[[Status], None] | None]:
 
 
 @contextmanager
-def runs_progress(names: list[str]) -> Iterator[Callable[[list[float]], None] | None]:
-    """A bar over several runs."""
+def runs_progress(names: list[str]) -> Iterator[Callable[[list[float], Work], None]]:
+    """A bar over several runs: how many are done, steps a second, jobs at a time. When not on a terminal, a line now
+    and then.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from offbeat.core.errors import printable
 
     console = Console(stderr=True)
+    began = told = time.monotonic()
+
+    def state(shares: list[float], work: Work) -> str:
+        done, rate = sum(share >= 1 for share in shares), work.steps / max(time.monotonic() - began, 1e-9)
+        together = f", {work.jobs / work.batches:.1f} jobs a batch" if work.jobs > work.batches else ""
+        return f"{done} of {len(names)} runs, {rate:,.0f} steps/s{together}"
+
     if not console.is_terminal:
-        yield None
+
+        def tell(shares: list[float], work: Work) -> None:
+            nonlocal told
+            if time.monotonic() - told >= EVERY:
+                told = time.monotonic()
+                say(f"{state(shares, work)}, {sum(shares) / len(shares):.0%}", err=True)
+
+        yield tell
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -116,13 +135,9 @@ def runs_progress(names: list[str]) -> Iterator[Callable[[list[float]], None] | 
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"0 of {len(names)} runs", total=float(len(names)))
 
-        def watch(shares: list[float]) -> None:
-            done = sum(share >= 1 for share in shares)
+        def watch(shares: list[float], work: Work) -> None:
             going = [printable(name) for name, share in zip(names, shares, strict=True) if 0 < share < 1]
-            bar.update(
-                task,
-                completed=sum(shares),
-                description=f"{done} of {len(names)} runs, now {', '.join(going) or 'starting'}",
-            )
+            text = f"{state(shares, work)}, now {', '.join(going) or 'starting'}"
+            bar.update(task, completed=sum(shares), description=text)
 
         yield watch

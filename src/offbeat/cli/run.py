@@ -90,10 +90,12 @@ def execute(
     from offbeat.cli.show import print_run
     from offbeat.core.errors import RunError
     from offbeat.engines import finite
+    from offbeat.engines.allocation import keep_freed
     from offbeat.engines.virtual import INTERRUPTED
     from offbeat.experiment import run as runs
 
     again = shlex.join(["offbeat", "run", "--resume", str(run.folder)])
+    keep_freed()
     try:
         with run_progress(str(run.experiment().until)) as watch:
             outcome = runs.execute(run, watch, checkpoint_every, worker, memory)

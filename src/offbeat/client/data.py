@@ -153,16 +153,26 @@ class ClientData:
         positions = positions.to(self._pairs[0][0].device)
         return positions if self._rows is None else self._rows_of(at).index_select(0, positions)
 
-    def gather(self, clients: Sequence[int], places: Sequence[Tensor]) -> Pair:
-        """The examples of many clients, one client after the other, as new tensors. Of shared ones in one pass: there a
-        place is the same for everybody, and places need not be told apart by client.
+    def gather(self, clients: Sequence[int], places: Sequence[Tensor], into: Pair | None = None) -> Pair:
+        """The examples of many clients, one client after the other, as new tensors, or in the place of older ones that
+        are as many. Of shared ones in one pass: there a place is the same for everybody, and places need not be told
+        apart by client.
         """
         if self._rows is None:
-            pairs = [self._pairs[self._at(client)] for client in clients]
-            chosen = [[held.index_select(0, p) for held in pair] for pair, p in zip(pairs, places, strict=True)]
-            return torch.cat([x for x, _ in chosen]), torch.cat([y for _, y in chosen])
-        (x, y), index = self._pairs[0], places[0] if len(places) == 1 else torch.cat(list(places))
-        return x.index_select(0, index), y.index_select(0, index)
+            counts = [len(p) for p in places]
+            x, y = into or [held.new_empty(sum(counts), *held.shape[1:]) for held in self._pairs[0]]
+            for client, p, *parts in zip(
+                clients, places, torch.split_with_sizes(x, counts), torch.split_with_sizes(y, counts), strict=True
+            ):
+                for held, part in zip(self._pairs[self._at(client)], parts, strict=True):
+                    torch.index_select(held, 0, p, out=part)
+            return x, y
+        index = places[0] if len(places) == 1 else torch.cat(list(places))
+        if into is None:
+            return self._pairs[0][0].index_select(0, index), self._pairs[0][1].index_select(0, index)
+        for held, part in zip(self._pairs[0], into, strict=True):
+            torch.index_select(held, 0, index, out=part)
+        return into
 
     def targets(self, client: int) -> Tensor:
         """All labels of the client."""

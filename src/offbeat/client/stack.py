@@ -3,19 +3,13 @@
 Models that cannot be mapped (a kernel that draws by itself, control flow on values) and rules that say so train one by
 one, which is said once. Chains of fully connected layers without a rule take the shortest path (`plain`), all others
 that of `stacked`.
-
-With several cores a stack is dealt out to as many threads: the operations of a step are large and do not hold the
-interpreter. Who trains with whom depends on the jobs and on the number of cores alone, never on time.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from copy import deepcopy
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,14 +20,14 @@ from offbeat.client.plain import is_plain, train_plain
 from offbeat.client.randomness import generators, seeded, states
 from offbeat.client.stacked import Stack
 from offbeat.client.training import Trainer
-from offbeat.core.errors import ProtocolError, require
+from offbeat.core.errors import ProtocolError
 from offbeat.core.jobs import PLAIN, Job, Result
 from offbeat.core.protocol import LocalRule
 
 log = logging.getLogger("offbeat")
-T = TypeVar("T")
 
 MEMORY = 2**28  # bytes a stack may take, about
+FEW = 5  # jobs from which on a mapped stack is quicker on a CPU than training one by one
 _NEAR = 2**21  # bytes of examples that are better read again soon: beyond what a core keeps near, a stack is slower
 _VECTORS = 10  # of a client's model in a stack: base, start, w, its gradient, the optimizer's, the rule's
 _COPIES = 16  # of a client's batch, by what a model makes of it
@@ -45,22 +39,21 @@ class StackTrainer:
     `most` is how many jobs may be stacked: a number of this model and this training, not of this machine.
     """
 
-    def __init__(self, trainer: Trainer, cores: int = 1, memory: int = MEMORY) -> None:
-        require(cores >= 1, f"a stack on {cores} cores: at least 1")
-        self._trainer, self._cores = trainer, cores
+    def __init__(self, trainer: Trainer, memory: int = MEMORY) -> None:
+        self._trainer = trainer
         binding = trainer.binding
         self._chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
-        self.most = cores * self._fit(memory // cores)
-        self._modules = [binding.module]  # one for each thread
+        self.most = self._fit(memory)
+        self.light = self._chain is not None  # a step is a few products: calls weigh little
+        self._least = 2 if self.light or binding.vector.is_cuda else FEW
         self._sources = generators(binding.vector.device)
-        self._pool: ThreadPoolExecutor | None = None
         self._said: set[str] = set()
         self._one_by_one = unknown_words(trainer)  # or once it is known that it has to be
         if self._one_by_one:
             self._say("the data has words that an embedding does not know")
 
     def _fit(self, memory: int) -> int:
-        """How many jobs make up a stack of one thread."""
+        """How many jobs make up a stack."""
         binding, examples = self._trainer.binding, self._trainer.training.batch * self._trainer.data.width
         size = binding.vector.element_size()
         most = memory // (size * (_VECTORS * binding.layout.size + _COPIES * examples))
@@ -82,16 +75,13 @@ class StackTrainer:
         return [found[job.ticket] for job in jobs]
 
     def close(self) -> None:
-        """Let go of the threads; the next stack would start new ones."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        """Nothing is held."""
 
     def _train(self, jobs: list[Job]) -> list[Result | Exception]:
         rule = jobs[0].work.rule or PLAIN
         if not rule.stacks:
             self._say(f"{type(rule).__name__} says so")
-        if self._one_by_one or not rule.stacks or (len(jobs) == 1 and not self._plain(jobs[0])):
+        if self._one_by_one or not rule.stacks or (len(jobs) < self._least and not self._plain(jobs[0])):
             return [self._alone(job) for job in jobs]
         try:
             return [*self._stacked(jobs)]
@@ -126,58 +116,21 @@ class StackTrainer:
             log.warning("clients are trained one by one: they cannot be stacked (%s)", why)
 
     def _stacked(self, jobs: list[Job]) -> list[Result]:
-        parts = self._dealt(jobs)
         if self._chain is not None and self._plain(jobs[0]):
-            train = partial(train_plain, self._trainer, self._chain)
-            trained = self._together([partial(train, part) for part in parts])
-        else:
-            trained = self._with_rule(parts)
-        found = {result.ticket: result for results in trained for result in results}
-        return [found[job.ticket] for job in jobs]
-
-    def _with_rule(self, parts: list[list[Job]]) -> list[list[Result]]:
+            return train_plain(self._trainer, self._chain, jobs)
         # a loss of the rule's own looks at what enters the head, which a closed form does not have
-        closed = None if overrides(parts[0][0].work.rule or PLAIN, "loss") else self._chain
-        while len(self._modules) < len(parts) and closed is None:
-            self._modules.append(deepcopy(self._modules[0]))
-        stacks = [Stack(self._trainer, part, closed or self._modules[number]) for number, part in enumerate(parts)]
+        closed = None if overrides(jobs[0].work.rule or PLAIN, "loss") else self._chain
+        stack = Stack(self._trainer, jobs, closed or self._trainer.binding.module)
         with torch.enable_grad(), seeded(self._sources, 0):
-            for stack in stacks:
-                stack.begin()
+            stack.begin()
             before = states(self._sources)
-            self._together([stack.descend for stack in stacks])
+            stack.descend()
             if not all(map(torch.equal, before, states(self._sources))):
                 raise ProtocolError(
-                    f"{parts[0][0].work.rule!r} draws at every step: of a stack that is nobody's draw; let it say "
+                    f"{jobs[0].work.rule!r} draws at every step: of a stack that is nobody's draw; let it say "
                     "stacks = False"
                 )
-            return [stack.results() for stack in stacks]
-
-    def _dealt(self, jobs: list[Job]) -> list[list[Job]]:
-        """A part for each core, none empty, with about as much to do: like cards, the longest first."""
-        if self._cores == 1:
-            return [jobs]
-        ranked = sorted(jobs, key=self._length, reverse=True)
-        return [ranked[first :: self._cores] for first in range(min(self._cores, len(ranked)))]
-
-    def _length(self, job: Job) -> int:
-        """About how many examples are looked at."""
-        steps, epochs, training = job.work.steps, job.work.epochs, self._trainer.training
-        if steps is None and epochs is None:
-            steps, epochs = training.steps, training.epochs
-        return job.num_examples * (epochs or 1) if steps is None else steps * training.batch
-
-    def _together(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """The first here, the others in threads; one thread each."""
-        if len(tasks) > 1 and self._pool is None:
-            one = torch.set_num_threads, (1,)
-            self._pool = ThreadPoolExecutor(self._cores - 1, "stack", initializer=one[0], initargs=one[1])
-        others = [self._pool.submit(task) for task in tasks[1:]] if self._pool is not None else []
-        try:
-            first = tasks[0]()
-        finally:
-            wait(others)
-        return [first, *(other.result() for other in others)]
+            return stack.results()
 
 
 def unknown_words(trainer: Trainer) -> bool:

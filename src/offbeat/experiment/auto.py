@@ -22,12 +22,12 @@ ALONE, TOGETHER = 3, 8  # jobs that are tried one by one, and in a stack
 SENT = 0.5e-3  # seconds of a core's time to send a job to a process and back
 
 
-def settle(made: Setup) -> tuple[Choice, str]:
-    """The worker, and why."""
+def settle(made: Setup, cores: int | None = None) -> tuple[Choice, str]:
+    """The worker, and why; on so many cores, or on all of them."""
     if WORKERS["cuda"].missing() is None:
         return Choice("cuda"), "there is a GPU"
     jobs = _jobs(made)
-    cores = os.cpu_count() or 1
+    cores = cores or os.cpu_count() or 1
     try:
         with one_thread():
             made.trainer(jobs[0])  # whatever is made once is made before

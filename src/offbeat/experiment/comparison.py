@@ -1,8 +1,8 @@
 """Several methods on the same clients, delays and seeds: one run each, one table, one folder.
 
 The runs are independent, so they fill the cores of the machine; each keeps to one thread and is exact, so the table
-does not depend on how many run at once. With a worker that fills the cores by itself they go one after the other, on a
-GPU side by side. A comparison that was stopped is finished by starting it again.
+does not depend on how many run at once. Workers that fill cores by themselves get a share of them each; on a GPU the
+runs go side by side. A comparison that was stopped is finished by starting it again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.progress import Status
 from offbeat.engines.until import Target
 from offbeat.engines.virtual import INTERRUPTED
+from offbeat.engines.workers.counted import Work
 from offbeat.experiment import crew, curves, identity, pooled, workers
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
@@ -138,37 +139,60 @@ def create(
 def execute(
     comparison: Comparison,
     jobs: int | None = None,
-    on_progress: Callable[[list[float]], Any] | None = None,
+    on_progress: crew.Progress | None = None,
     worker: str | None = None,
+    memory: str | None = None,
 ) -> bool:
     """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each
-    run. `worker`: of every run; without one, as each was begun.
+    run, and what was computed. `worker`, `memory`: of every run; without one, as each was begun.
     """
     folders = [comparison.folder / entry["folder"] for entry in comparison.layout()]
+    todo = [runs.Run(folder) for folder in folders if not runs.Run(folder).complete]
     chosen = [runs.Run(folder).worker() if worker is None else workers.parse(worker) for folder in folders]
-    if all(choice == workers.INLINE for choice in chosen):
-        return crew.execute(folders, jobs, on_progress, worker)
-    if all(workers.device_of(workers.usable(choice)) != "cpu" for choice in chosen):
-        return pooled.execute(folders, on_progress, worker)
-    if jobs is not None and jobs > 1:
-        other = next(choice for choice in chosen if choice != workers.INLINE)
-        raise ConfigError(f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline")
-    return _in_turn(folders, on_progress, worker)
+    if workers.AUTO in chosen and todo:
+        at_once = min(jobs or workers.cores_of(workers.INLINE), len(todo))
+        settled = _settled(todo, max(1, workers.cores_of(workers.INLINE) // at_once))
+        chosen = [_all_cores(settled) if choice == workers.AUTO else choice for choice in chosen]
+        worker = None if worker is None else str(settled)
+    usable = [workers.usable(choice) for choice in dict.fromkeys(chosen)]
+    if all(workers.device_of(choice) != "cpu" for choice in usable):
+        return pooled.execute(folders, on_progress, worker, memory)
+    if not all(map(workers.cores_of, usable)):
+        if jobs is not None and jobs > 1:
+            other = next(choice for choice in usable if not workers.cores_of(choice))
+            raise ConfigError(
+                f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline"
+            )
+        return _in_turn(folders, on_progress, worker, memory)
+    at_once = max(1, min(jobs or max(map(workers.cores_of, usable)), len(todo)))
+    each = [str(workers.shared(choice, at_once)) for choice in chosen]
+    return crew.execute(folders, at_once, on_progress, each, memory)
 
 
-def _in_turn(folders: list[Path], on_progress: Callable[[list[float]], Any] | None, worker: str | None) -> bool:
-    shares = [float(runs.Run(folder).complete) for folder in folders]
+def _settled(todo: list[runs.Run], cores: int) -> workers.Choice:
+    """Whom `auto` chose for one of them before, or chooses now: one for all."""
+    before = next(filter(None, map(runs.computed_by, todo)), None)
+    return runs.settled(todo[0], cores) if before is None else before
+
+
+def _all_cores(choice: workers.Choice) -> workers.Choice:
+    """What was chosen for one run among others, for all of them."""
+    return choice if workers.device_of(choice) != "cpu" else workers.Choice(choice.name)
+
+
+def _in_turn(folders: list[Path], on_progress: crew.Progress | None, worker: str | None, memory: str | None) -> bool:
+    shares, work = [float(runs.Run(folder).complete) for folder in folders], Work()
 
     def tell(index: int, share: float) -> None:
         shares[index] = share
         if on_progress is not None:
-            on_progress(list(shares))
+            on_progress(list(shares), work)
 
     def follow(index: int) -> Callable[[Status], None]:
         return lambda status: tell(index, status.share)
 
     for index, folder in enumerate(folders):
-        outcome = runs.execute(runs.Run(folder), follow(index), worker=worker)
+        outcome = runs.execute(runs.Run(folder), follow(index), worker=worker, memory=memory, work=work)
         if outcome is not None and outcome.reason == INTERRUPTED:
             return False
         tell(index, 1.0)

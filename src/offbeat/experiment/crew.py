@@ -8,92 +8,124 @@ which the other side hears; a process without work is sent home at once.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import OffbeatError
+from offbeat.engines.allocation import keep_freed
 from offbeat.engines.progress import Status
 from offbeat.engines.virtual import INTERRUPTED
+from offbeat.engines.workers.counted import Work
 from offbeat.experiment import run as runs
+
+log = logging.getLogger("offbeat")
 
 GONE = (EOFError, OSError)  # what a pipe says when nobody is at its other end
 
+Progress = Callable[[list[float], Work], Any]  # told the share of each run that is done, and what was computed
 
-Progress = Callable[[list[float]], Any]  # told the share of each run that is done
+
+@dataclass(frozen=True)
+class Board:
+    """What the processes tell the parent: each cell has one writer."""
+
+    shares: Any
+    work: Any  # steps, jobs and batches of each run
+    stop: Any  # which the parent writes
+
+    def put(self, index: int, share: float, work: Work) -> None:
+        self.shares[index] = share
+        self.work[3 * index : 3 * index + 3] = astuple(work)
+
+    def total(self) -> Work:
+        return Work(*(sum(self.work[part::3]) for part in range(3)))
 
 
 def execute(
-    folders: list[Path], jobs: int | None = None, on_progress: Progress | None = None, worker: str | None = None
+    folders: list[Path],
+    jobs: int,
+    on_progress: Progress | None = None,
+    workers: Sequence[str] = (),
+    memory: str | None = None,
 ) -> bool:
-    """Finish every run that is not complete; False if they were interrupted. `worker`: of every run, instead of those
-    they were begun with.
+    """Finish every run that is not complete, so many at a time; False if they were interrupted. `workers`: of each run.
+    A run that fails leaves the others going, and is told at the end.
     """
     todo = [i for i, folder in enumerate(folders) if not runs.Run(folder).complete]
     context = multiprocessing.get_context("spawn")
-    shares: Any = context.RawArray("d", [float(i not in todo) for i in range(len(folders))])  # each cell has one writer
-    stop: Any = context.RawValue("b", False)
+    shares: Any = context.RawArray("d", [float(i not in todo) for i in range(len(folders))])
+    board = Board(shares, context.RawArray("q", 3 * len(folders)), context.RawValue("b", False))
     crew: dict[Connection, BaseProcess] = {}
+    at: dict[Connection, int] = {}  # whose run each process is at
+    failed: dict[int, Exception] = {}
     # a termination is a Ctrl-C: left to itself it would leave the processes of the runs behind
     with _handling(signal.SIGTERM, signal.default_int_handler):
         try:
             with _handling(signal.SIGINT, signal.SIG_IGN):  # inherited: the parent says when to stop
-                for _ in range(min(jobs or os.cpu_count() or 1, len(todo))):
+                for _ in range(min(jobs, len(todo))):
                     ours, theirs = context.Pipe()
-                    process = context.Process(target=_work, args=(theirs, shares, stop, os.getpid(), worker))
+                    process = context.Process(target=_work, args=(theirs, board, os.getpid(), memory))
                     process.start()
                     theirs.close()
                     crew[ours] = process
-            waiting = iter([(i, str(folders[i])) for i in todo])
-            busy = {pipe for pipe in crew if _hand_over(pipe, next(waiting, None))}
-            while busy:
-                for pipe in wait(busy, timeout=0.2):
-                    assert isinstance(pipe, Connection)
-                    if not _finished(pipe):
+            waiting = iter([(i, str(folders[i]), workers[i] if workers else None) for i in todo])
+            for pipe in crew:
+                _hand_over(pipe, next(waiting, None), at)
+            while at:
+                for heard in wait(list(at), timeout=0.2):
+                    assert isinstance(heard, Connection)
+                    pipe = heard
+                    answer = _heard(pipe)
+                    if isinstance(answer, Exception):
+                        log.warning("%s: %s", folders[at[pipe]], answer)
+                        failed[at[pipe]] = answer
+                    elif not answer:
                         return False
-                    if not _hand_over(pipe, next(waiting, None)):
-                        busy.discard(pipe)
+                    _hand_over(pipe, next(waiting, None), at)
                 if on_progress is not None:
-                    on_progress(list(shares))
-            return True
+                    on_progress(list(shares), board.total())
         except KeyboardInterrupt:
             return False
         finally:
-            stop.value = True  # whoever is running writes a checkpoint and ends
+            board.stop.value = True  # whoever is running writes a checkpoint and ends
             for pipe in crew:
                 pipe.close()
             for member in crew.values():
                 member.join()
+    runs.tell_failed({folders[i]: error for i, error in failed.items()})
+    return True
 
 
-def _hand_over(pipe: Connection, task: tuple[int, str] | None) -> bool:
+def _hand_over(pipe: Connection, task: tuple[int, str, str | None] | None, at: dict[Connection, int]) -> None:
     """Give a process its next run, or send it home where there is none left."""
+    at.pop(pipe, None)
     if task is None:
         pipe.close()
-        return False
+        return
     try:
         pipe.send(task)
     except GONE:
         raise _died() from None
-    return True
+    at[pipe] = task[0]
 
 
-def _finished(pipe: Connection) -> bool:
-    """A process's answer: whether its run came to an end. An error of it is raised here."""
+def _heard(pipe: Connection) -> bool | Exception:
+    """A process's answer: whether its run came to an end, or why not."""
     try:
-        answer = pipe.recv()
+        answer: bool | Exception = pipe.recv()
     except GONE:
         raise _died() from None
-    if isinstance(answer, BaseException):
-        raise answer
-    return bool(answer)
+    return answer
 
 
 def _died() -> runs.Unfinished:
@@ -115,32 +147,37 @@ def _handling(number: int, handler: Any) -> Iterator[None]:
 # ---------------------------------------------------------------- in a process of the crew
 
 
-def _work(pipe: Connection, shares: Any, stop: Any, parent: int, worker: str | None) -> None:
+def _work(pipe: Connection, board: Board, parent: int, memory: str | None) -> None:
     """One run after the other, until the parent closes the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed()
     with contextlib.suppress(*GONE, KeyboardInterrupt):
         while True:
-            index, folder = pipe.recv()
-            pipe.send(_answer(index, folder, shares, stop, parent, worker))
+            index, folder, worker = pipe.recv()
+            pipe.send(_answer(index, folder, worker, board, parent, memory))
 
 
-def _answer(index: int, folder: str, shares: Any, stop: Any, parent: int, worker: str | None) -> bool | Exception:
+def _answer(
+    index: int, folder: str, worker: str | None, board: Board, parent: int, memory: str | None
+) -> bool | Exception:
+    work = Work()
+
     def stopped() -> bool:
-        return bool(stop.value) or os.getppid() != parent  # told to, or the parent was killed over our head
+        return bool(board.stop.value) or os.getppid() != parent  # told to, or the parent was killed over our head
 
     def watch(status: Status) -> bool:
-        shares[index] = status.share
+        board.put(index, status.share, work)
         return stopped()
 
     if stopped():
         return False
     try:
-        outcome = runs.execute(runs.Run(Path(folder)), watch, worker=worker)
+        outcome = runs.execute(runs.Run(Path(folder)), watch, worker=worker, memory=memory, work=work)
     except Exception as error:
         return _sendable(error)
     if outcome is not None and outcome.reason == INTERRUPTED:
         return False
-    shares[index] = 1.0
+    board.put(index, 1.0, work)
     return True
 
 

@@ -16,29 +16,33 @@ from offbeat.core.errors import OffbeatError
 from offbeat.engines.progress import Outcome
 from offbeat.engines.together import run_together
 from offbeat.engines.virtual import INTERRUPTED, Watch
+from offbeat.engines.workers.counted import Counted, Work
 from offbeat.engines.workers.pool import Pool
 from offbeat.experiment import run as runs
 from offbeat.experiment import workers
-from offbeat.experiment.run import Attempt, Unfinished
+from offbeat.experiment.run import Attempt
 
 log = logging.getLogger("offbeat")
 
 SIDE_BY_SIDE = 64  # runs at most: each has its models, caches and books in memory
 CHECKPOINT_EVERY = 30.0  # host seconds
 
+Progress = Callable[[list[float], Work], Any]  # told the share of each run that is done, and what was computed
+
 
 def execute(
-    folders: list[Path], on_progress: Callable[[list[float]], Any] | None = None, worker: str | None = None
+    folders: list[Path], on_progress: Progress | None = None, worker: str | None = None, memory: str | None = None
 ) -> bool:
     """Finish every run that is not complete; False if they were interrupted. A run that fails is told at the end."""
     shares = [float(runs.Run(folder).complete) for folder in folders]
     todo = [i for i, share in enumerate(shares) if share < 1.0]
     failed: dict[int, Exception] = {}
+    work = Work()
 
     def tell(index: int, share: float) -> None:
         shares[index] = share
         if on_progress is not None:
-            on_progress(list(shares))
+            on_progress(list(shares), work)
 
     def follow(index: int) -> Watch:
         return lambda status: tell(index, status.share)
@@ -46,20 +50,21 @@ def execute(
     for first in range(0, len(todo), SIDE_BY_SIDE):
         with contextlib.ExitStack() as opened:
             some = todo[first : first + SIDE_BY_SIDE]
-            going = {i: opened.enter_context(runs.attempt(runs.Run(folders[i]), worker)) for i in some}
-            if not _together({i: one for i, one in going.items() if one is not None}, follow, failed):
+            going = {i: opened.enter_context(runs.attempt(runs.Run(folders[i]), worker, memory)) for i in some}
+            if not _together({i: one for i, one in going.items() if one is not None}, follow, failed, work):
                 return False
         for i in some:
             if i not in failed:
                 tell(i, 1.0)
-    for i, error in failed.items():
-        raise Unfinished(f"{folders[i]}: {error}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""))
+    runs.tell_failed({folders[i]: error for i, error in failed.items()})
     return True
 
 
-def _together(going: dict[int, Attempt], follow: Callable[[int], Watch], failed: dict[int, Exception]) -> bool:
-    places = {i: place for place, i in enumerate(going)}
-    pool = Pool(lambda owner: workers.pooled([one.made.trainer for one in going.values()], lambda j: places[owner(j)]))
+def _together(
+    going: dict[int, Attempt], follow: Callable[[int], Watch], failed: dict[int, Exception], work: Work
+) -> bool:
+    places, trainers = {i: place for place, i in enumerate(going)}, [one.made.trainer for one in going.values()]
+    pool = Pool(lambda owner: Counted(workers.pooled(trainers, lambda job: places[owner(job)]), work))
     interrupted = False
 
     def ended(i: int, outcome: Outcome | Exception) -> None:

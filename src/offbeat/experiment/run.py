@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from offbeat.engines.store import ClientMemory
 from offbeat.engines.trace import SPENT, WORKER, Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
 from offbeat.engines.workers import Worker
+from offbeat.engines.workers.counted import Counted, Work
 from offbeat.experiment import auto, build, client_memory, finished, guard, identity, metrics, workers
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.folder import COMPARISON, Run, create
@@ -31,11 +33,32 @@ from offbeat.experiment.folder import COMPARISON, Run, create
 log = logging.getLogger("offbeat")
 
 
-__all__ = ["COMPARISON", "Attempt", "Run", "Unfinished", "attempt", "create", "execute", "interruptible", "resumable"]
+__all__ = [
+    "COMPARISON",
+    "Attempt",
+    "Run",
+    "Unfinished",
+    "attempt",
+    "computed_by",
+    "create",
+    "execute",
+    "interruptible",
+    "resumable",
+    "settled",
+    "tell_failed",
+]
 
 
 class Unfinished(RunError):
     """A run that an error stopped. What is stored is whole: it can be resumed."""
+
+
+def tell_failed(failed: Mapping[Path, Exception]) -> None:
+    """Raise what became of runs that were to go on beside others."""
+    for folder, error in failed.items():
+        if not isinstance(error, (OffbeatError, OSError, sqlite3.Error)):
+            raise error  # of ours or of somebody's code: where it came from is worth more than a line
+        raise Unfinished(f"{folder}: {error}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""))
 
 
 def execute(
@@ -44,16 +67,20 @@ def execute(
     checkpoint_every: float = 30.0,
     worker: str | None = None,
     memory: str | None = None,
+    work: Work | None = None,
 ) -> Outcome | None:
     """Run to the end, from the newest checkpoint if there is one; None if it was complete already.
 
     `worker` computes the jobs, `memory` is for what is kept of clients; without one, what the run was begun with.
+    What is computed is added to `work`.
     Ctrl-C ends it after the current event with a checkpoint; the outcome then says INTERRUPTED.
     """
     with attempt(run, worker, memory) as going:
         if going is None:
             return None
         computing = workers.make(going.chosen, going.made.trainer, going.note)
+        if work is not None:
+            computing = Counted(computing, work)
         engine = going.engine(computing, watch, checkpoint_every)
         with resumable(), interruptible([engine]):
             going.begin()
@@ -135,7 +162,7 @@ def attempt(run: Run, worker: str | None = None, memory: str | None = None) -> I
         identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
         chosen = workers.usable(run.worker() if worker is None else workers.parse(worker))
         if chosen == workers.AUTO:
-            chosen = _settled(run)
+            chosen = settled(run)
         made = build.setup(experiment, workers.device_of(chosen))
         limit = client_memory.gone_on_with(run.folder, memory)
         trace = Trace(run.trace_file)
@@ -178,16 +205,23 @@ def seconds_so_far(trace: Trace) -> float:
         return nan  # nobody knows any more
 
 
-def _settled(run: Run) -> workers.Choice:
-    """Whom `auto` chose when the run began, or chooses now."""
+def settled(run: Run, cores: int | None = None) -> workers.Choice:
+    """Whom `auto` chose when the run began, or chooses now, for so many cores."""
+    if (stored := computed_by(run)) is not None:
+        return stored
+    chosen, why = auto.settle(build.setup(run.experiment()), cores)
+    log.warning("worker auto: %s is used (%s)", chosen, why)
+    return chosen
+
+
+def computed_by(run: Run) -> workers.Choice | None:
+    """Who was last at it; None before it began."""
     if run.trace_file.is_file():
         with metrics.open_trace(run.trace_file) as db:
             stored = db.execute("SELECT value FROM facts WHERE key = ?", (WORKER,)).fetchone()
         if stored:
             return workers.usable(workers.begun_with(str(stored[0]).split(", then ")[-1]))
-    chosen, why = auto.settle(build.setup(run.experiment()))
-    log.warning("worker auto: %s is used (%s)", chosen, why)
-    return chosen
+    return None
 
 
 def _workers_so_far(trace: Trace, now: workers.Choice) -> str:

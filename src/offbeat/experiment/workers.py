@@ -44,6 +44,7 @@ class Kind:
     missing: Callable[[], str | None] = lambda: None  # why it cannot work on this machine, None if it can
     instead: str | None = None  # what to do then: it is refused; None: inline is used
     device: str = "cpu"  # where data and models are to lie
+    cores: bool = False  # N is of the cores of this machine: runs at the same time share them
 
 
 def _processes(trainer: Trainer, count: int | None) -> Worker:
@@ -60,7 +61,16 @@ def _no_processes() -> str | None:
 
 
 def _batched(trainer: Trainer, count: int | None) -> Worker:
-    return Batched(StackTrainer(trainer, count or os.cpu_count() or 1))
+    return batched(StackTrainer(trainer), count or os.cpu_count() or 1)
+
+
+def batched(stacked: StackTrainer, hands: int) -> Worker:
+    """So many stacks at a time; where there are no processes the same ones, one after the other."""
+    if hands == 1 or _no_processes() is not None:
+        return Batched(stacked, hands, stacked.light)
+    from offbeat.engines.workers.processes import Processes
+
+    return Batched(stacked, hands, stacked.light, lambda train: Processes(train, hands - 1, stacked.most, helps=True))
 
 
 def pooled(trainers: Sequence[Trainer], owner: Callable[[Job], int]) -> Worker:
@@ -84,8 +94,8 @@ def _no_gpu() -> str | None:
 
 WORKERS: dict[str, Kind] = {
     "inline": Kind(lambda trainer, _: Inline(trainer)),
-    "processes": Kind(_processes, counts="processes", missing=_no_processes),
-    "batched": Kind(_batched, counts="cores"),
+    "processes": Kind(_processes, counts="processes", missing=_no_processes, cores=True),
+    "batched": Kind(_batched, counts="cores", cores=True),
     "cuda": Kind(
         lambda trainer, _: pooled([trainer], lambda job: 0),
         missing=_no_gpu,
@@ -107,6 +117,21 @@ class Choice:
 
 
 INLINE, AUTO = Choice(), Choice("auto")
+
+
+def cores_of(choice: Choice) -> int:
+    """How many it would use of this machine, if it were alone; 0 where that cannot be said."""
+    if choice != INLINE and not WORKERS[choice.name].cores:
+        return 0
+    return choice.of if isinstance(choice.of, int) else os.cpu_count() or 1
+
+
+def shared(choice: Choice, runs: int) -> Choice:
+    """The same for one of so many runs at a time. A single process would only be a longer way."""
+    if choice == INLINE or not WORKERS[choice.name].cores:
+        return choice
+    each = max(1, cores_of(choice) // runs)
+    return INLINE if (choice.name, each) == ("processes", 1) else Choice(choice.name, each)
 
 
 def device_of(choice: Choice) -> str:

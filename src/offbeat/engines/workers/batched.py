@@ -1,5 +1,9 @@
 """Many jobs in one tensor program: what is due, and with it whatever else has been sent, as far as a stack may go.
 
+With several hands what waits is cut into as many stacks, the most urgent jobs in the first; the run goes on as soon as
+that one is there. Where small stacks pay too, jobs are not left waiting until one of them is due: a stack is given out
+as soon as there are enough for one, so that nobody is idle while the run does its own work.
+
 Which jobs are stacked follows from what was submitted, cancelled and asked for, in which order: from the events of the
 run, never from host time. So the same run gives the same bits again. Each job is within rounding of what `inline` makes
 of it.
@@ -7,13 +11,18 @@ of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
-from typing import Protocol
+from math import ceil
+from typing import Any, Protocol
 
 from offbeat.core.errors import in_words
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.engines.workers import Answer
+from offbeat.engines.workers.blocks import Block
+from offbeat.engines.workers.inline import Inline, computed
+
+WAVES = 2  # stacks for each hand that the jobs under way make, where small stacks pay
 
 
 class Stacked(Protocol):
@@ -31,36 +40,105 @@ class Stacked(Protocol):
     def close(self) -> None: ...
 
 
+class Blocks(Protocol):
+    """A worker for whole blocks: an answer is a list of answers."""
+
+    def submit(self, job: Any, due: float) -> None: ...
+
+    def cancel(self, ticket: int) -> None: ...
+
+    def collect(self, tickets: Collection[int]) -> Sequence[Any]: ...
+
+    def close(self) -> None: ...
+
+
 class Batched:
-    def __init__(self, stacked: Stacked) -> None:
-        self._stacked = stacked
-        self._jobs: dict[int, Job] = {}
+    """`through` makes what trains `hands` stacks at a time, where there is such a thing. `light`: a stack of a few jobs
+    is quicker than these jobs one by one.
+    """
+
+    def __init__(
+        self,
+        stacked: Stacked,
+        hands: int = 1,
+        light: bool = False,
+        through: Callable[[Callable[[Any], Any]], Blocks] = Inline,
+    ) -> None:
+        self._stacked, self._hands, self._light = stacked, hands, light
+        self._jobs: dict[int, Job] = {}  # that are in no block yet
         self._dues: list[tuple[float, int]] = []  # a heap of (due, ticket); some of them are gone already
+        self._blocks = through(self._trained)
+        self._block_of: dict[int, int] = {}  # ticket -> number of its block
+        self._in: dict[int, set[int]] = {}  # number of a block -> its tickets that somebody waits for
+        self._next, self._ahead = 0, 0  # number of a block; how many jobs make one before any is due, 0: none do
+        self._done: dict[int, Any] = {}  # what a block that was trained here has for an answer
 
     def submit(self, job: Job, due: float) -> None:
         self._jobs[job.ticket] = job
         heappush(self._dues, (due, job.ticket))
+        if 0 < self._ahead <= len(self._jobs):
+            self._cut(())
 
     def cancel(self, ticket: int) -> None:
         self._jobs.pop(ticket, None)
+        number = self._block_of.pop(ticket, None)
+        if number is not None:
+            self._in[number].discard(ticket)
+            if not self._in[number]:
+                del self._in[number]
+                self._done.pop(number, None)
+                self._blocks.cancel(number)
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
-        jobs = [self._jobs.pop(ticket) for ticket in tickets]
-        while self._dues and len(jobs) < self._stacked.most:
-            _, ticket = heappop(self._dues)
-            if (job := self._jobs.pop(ticket, None)) is not None:
-                jobs.append(job)
+        asked = [ticket for ticket in tickets if ticket in self._jobs]
+        if asked:
+            if self._light and self._hands > 1:
+                self._ahead = max(self._ahead, min(self._stacked.most, ceil(len(self._jobs) / (WAVES * self._hands))))
+            self._cut(asked)
+        numbers = list(dict.fromkeys(self._block_of[ticket] for ticket in tickets))
         found: list[Answer] = []
-        for first in range(0, len(jobs), self._stacked.most):
-            block = jobs[first : first + self._stacked.most]
-            answers = self._stacked.attempt(block)
-            found += (
-                Failure(job.ticket, in_words(answer)) if isinstance(answer, Exception) else answer
-                for job, answer in zip(block, answers, strict=True)
-            )
+        for number in numbers:
+            found += self._answers(number)
         return found
 
     def close(self) -> None:
-        self._jobs.clear()
-        self._dues.clear()
+        for held in (self._jobs, self._dues, self._block_of, self._in, self._done):
+            held.clear()
+        self._next = self._ahead = 0
+        self._blocks.close()
         self._stacked.close()
+
+    def _cut(self, asked: Sequence[int]) -> None:
+        """Into blocks: these, and what is due next, as many as there are hands for."""
+        jobs = [self._jobs.pop(ticket) for ticket in asked]
+        dues = {job.ticket: -1.0 for job in jobs}
+        while self._dues and len(jobs) < self._hands * self._stacked.most:
+            due, ticket = heappop(self._dues)
+            if (job := self._jobs.pop(ticket, None)) is not None:
+                jobs.append(job)
+                dues[ticket] = due
+        size = min(self._stacked.most, ceil(len(jobs) / self._hands)) if asked else self._stacked.most
+        for at in range(0, len(jobs), size):
+            block = Block(self._next, tuple(jobs[at : at + size]))
+            self._in[block.ticket] = {job.ticket for job in block.jobs}
+            self._block_of |= dict.fromkeys(self._in[block.ticket], block.ticket)
+            if self._next == 0 and self._hands > 1:  # here, so that what is found out once is found out and said once
+                self._done[block.ticket] = computed(self._trained, block)
+            else:
+                self._blocks.submit(block, dues[jobs[at].ticket])
+            self._next += 1
+
+    def _answers(self, number: int) -> list[Answer]:
+        answers = self._done.pop(number) if number in self._done else self._blocks.collect((number,))[0]
+        wanted = self._in.pop(number)
+        for ticket in wanted:
+            del self._block_of[ticket]
+        if isinstance(answers, Failure):  # of the whole block
+            return [Failure(ticket, answers.reason) for ticket in sorted(wanted)]
+        return [answer for answer in answers if answer.ticket in wanted]
+
+    def _trained(self, block: Block) -> list[Answer]:
+        return [
+            Failure(job.ticket, in_words(answer)) if isinstance(answer, Exception) else answer
+            for job, answer in zip(block.jobs, self._stacked.attempt(block.jobs), strict=True)
+        ]

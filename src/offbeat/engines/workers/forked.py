@@ -22,8 +22,10 @@ from typing import Any, NoReturn
 import torch
 
 from offbeat.core.errors import in_words
-from offbeat.core.jobs import Job, Result
+from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
+from offbeat.engines.allocation import keep_freed
+from offbeat.engines.workers.blocks import Block
 from offbeat.engines.workers.inline import computed
 from offbeat.engines.workers.parcels import Arena, Parcel, Unsendable, pack, unpack
 
@@ -35,7 +37,7 @@ RICH = "rich.file_proxy"  # what standard streams are while a progress bar is dr
 FAULT = 70  # how a process ends that something else than its parent ended
 IGNORED = (signal.SIGINT, signal.SIGTERM)  # the parent says when to stop
 
-Train = Callable[[Job], Result]
+Train = Callable[[Any], Any]  # of a job, or of a block of them
 Slot = tuple[Arena, Arena]  # of a job on its way there, and of its answer
 
 
@@ -44,15 +46,19 @@ def libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def fields_of(job: Job) -> tuple[Any, ...]:
-    """A job as it travels. Mappings become dicts: some kinds cannot be sent."""
+def fields_of(job: Job | Block) -> tuple[Any, ...]:
+    """A job, or a block, as it travels. Mappings become dicts: some kinds cannot be sent."""
+    if isinstance(job, Block):
+        return job.ticket, tuple(map(fields_of, job.jobs))
     work = job.work
     todo = work.steps, work.epochs, work.lr, work.rule, dict(work.extras)
     rest = job.base_version, todo, job.num_examples, dict(job.memory), job.seed, job.started
     return job.ticket, job.client, job.index, job.base, *rest
 
 
-def job_of(fields: tuple[Any, ...]) -> Job:
+def job_of(fields: tuple[Any, ...]) -> Job | Block:
+    if len(fields) == 2:
+        return Block(fields[0], tuple(map(job_of, fields[1])))  # type: ignore[arg-type]
     ticket, client, index, base, base_version, todo, num_examples, memory, seed, started = fields
     return Job(ticket, client, index, base, base_version, LocalWork(*todo), num_examples, memory, seed, started)
 
@@ -84,6 +90,7 @@ def live(
     try:
         system.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() == parent:  # or it was gone before that could be noticed
+            keep_freed()
             gc.freeze()  # garbage of the parent's stays: collected here, it would be closed here
             for number in IGNORED:
                 signal.signal(number, signal.SIG_IGN)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 from offbeat.core.errors import in_words
-from offbeat.core.jobs import Failure, Job, Result
+from offbeat.core.jobs import Failure, Job
 from offbeat.engines.workers import Answer
 
 
 class Inline:
-    def __init__(self, train: Callable[[Job], Result]) -> None:
+    def __init__(self, train: Callable[[Any], Any]) -> None:
         self._train = train
         self._jobs: dict[int, Job] = {}
 
@@ -27,8 +28,8 @@ class Inline:
         self._jobs.clear()
 
 
-def computed(train: Callable[[Job], Result], job: Job) -> Answer:
-    """What comes of a job: a result, or that it raised."""
+def computed(train: Callable[[Any], Any], job: Any) -> Any:
+    """What comes of a job, or of a block of them: a result, or that it raised."""
     try:
         return train(job)
     except MemoryError:

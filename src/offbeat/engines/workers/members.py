@@ -14,6 +14,7 @@ from typing import Any
 
 from offbeat.core.jobs import Job
 from offbeat.core.threads import one_thread
+from offbeat.engines.workers.blocks import Block
 from offbeat.engines.workers.forked import IGNORED, Slot, Train, fields_of, libc, live, send
 from offbeat.engines.workers.parcels import Arena, pack
 
@@ -33,7 +34,7 @@ class Member:
     def load(self) -> int:
         return len(self.jobs)
 
-    def take(self, job: Job, due: float, known: dict[int, int]) -> bool:
+    def take(self, job: Job | Block, due: float, known: dict[int, int]) -> bool:
         """False if it is too much to be sent before the process listens again: both would wait for the other."""
         slot = self.free[-1]
         parcel = pack(fields_of(job), self.slots[slot][0], known, exact=True)
@@ -60,8 +61,11 @@ class Member:
         return f"ended with status {code}"
 
 
-def fork(train: Train, model: int, known: list[Any], others: list[Connection]) -> Member:
-    """`model`: bytes of one. Under one thread, so that the fork has one, whatever torch did before."""
+def fork(train: Train, model: int, known: list[Any], members: list[Member]) -> Member:
+    """One more of these. `model`: bytes of one. Under one thread, so that the fork has one, whatever torch did before.
+
+    It is among the members before a Ctrl-C is heard: nobody would end it otherwise.
+    """
     ours, theirs = Pipe()
     slots = [(_arena(model), _arena(model)) for _ in range(DEPTH)]
     parent, system = os.getpid(), libc()
@@ -77,9 +81,10 @@ def fork(train: Train, model: int, known: list[Any], others: list[Connection]) -
             theirs.close()
             raise
         if pid == 0:
-            live(train, theirs, slots, known, [ours, *others], parent, system)
+            live(train, theirs, slots, known, [ours, *(other.pipe for other in members)], parent, system)
+        members.append(Member(pid, ours, slots))
     theirs.close()
-    return Member(pid, ours, slots)
+    return members[-1]
 
 
 def _arena(model: int) -> Arena:

@@ -19,7 +19,7 @@ from typing import Any
 
 from offbeat.core.errors import RunError, plain_text
 from offbeat.core.jobs import Job
-from offbeat.engines.workers import Answer
+from offbeat.engines.workers.blocks import Block, in_words, jobs_of
 from offbeat.engines.workers.forked import ANSWER, GONE, NO_MEMORY, STAYS, Train, receive
 from offbeat.engines.workers.inline import computed
 from offbeat.engines.workers.members import DEPTH, Member, end_all, fork
@@ -38,19 +38,26 @@ def cores() -> int:
 
 
 class Processes:
-    def __init__(self, train: Train, count: int | None = None) -> None:
-        self._train, self._count = train, count or cores()
-        self._jobs: dict[int, Job] = {}  # submitted, not yet answered
+    """Of jobs, or of blocks of up to `most` jobs each: then an answer is what `train` makes of a block.
+
+    `helps`: this process trains too while it waits, first what it waits for; others have one block at a time, so that
+    there is something left for it. Who trains what then depends on time; what
+    comes of it does not.
+    """
+
+    def __init__(self, train: Train, count: int | None = None, most: int = 1, helps: bool = False) -> None:
+        self._train, self._count, self._most_jobs, self._helps = train, count or cores(), most, helps
+        self._jobs: dict[int, Job | Block] = {}  # submitted, not yet answered
         self._due: dict[int, float] = {}  # of those that are nowhere yet,
         self._order: list[tuple[float, int]] = []  # a heap of them, and of some that are gone
         self._here: set[int] = set()  # those that cannot travel: they are trained in this process
-        self._answers: dict[int, Answer | MemoryError] = {}  # that nobody asked for yet
+        self._answers: dict[int, Any] = {}  # that nobody asked for yet
         self._deaths: dict[int, int] = {}  # of processes that had it
         self._members: list[Member] = []
         self._ears = select.poll()  # for all of them
         self._started, self._alone = False, False
         self._most = self._count  # of them; fewer where the system starts no more
-        self._ahead = self._model = 0  # results that may wait; bytes of a model
+        self._ahead = self._model = 0  # results that may wait; bytes of a model, of as many as make up a block
         self._known: list[Any] = []  # rules that processes inherit: of these any class will do
         self._numbers: dict[int, int] = {}
         self._said = False
@@ -58,7 +65,7 @@ class Processes:
 
     # ------------------------------------------------------------ what a worker does
 
-    def submit(self, job: Job, due: float) -> None:
+    def submit(self, job: Job | Block, due: float) -> None:
         self._jobs[job.ticket] = job
         self._wait_for(job.ticket, due)
         if self._started:
@@ -70,7 +77,7 @@ class Processes:
             held.pop(ticket, None)
         self._here.discard(ticket)
 
-    def collect(self, tickets: Collection[int]) -> list[Answer]:
+    def collect(self, tickets: Collection[int]) -> list[Any]:
         for ticket in tickets:
             if ticket in self._due:
                 heappush(self._order, (-inf, ticket))  # whatever it was to be: now is when it is needed
@@ -90,15 +97,21 @@ class Processes:
         self._due[ticket] = due
         heappush(self._order, (due, ticket))
 
-    def _answer(self, ticket: int) -> Answer:
+    def _answer(self, ticket: int) -> Any:
         if ticket not in self._jobs:
             raise KeyError(ticket)
         self._hear(timeout=0.0)
+        if self._helps and ticket in self._due:
+            del self._due[ticket]
+            self._hand_out()  # the others, meanwhile
+            self._compute(ticket)
         while ticket not in self._answers:
             self._hand_out(ticket)
             if ticket in self._here or self._alone:
-                self._due.pop(ticket, None)
-                self._answers[ticket] = computed(self._train, self._jobs[ticket])
+                self._compute(ticket)
+            elif self._helps and (other := self._most_urgent()) is not None:
+                self._compute(other)
+                self._hear(timeout=0.0)
             else:
                 self._hear()
         answer = self._answers.pop(ticket)
@@ -107,6 +120,17 @@ class Processes:
         if isinstance(answer, MemoryError):
             raise answer
         return answer
+
+    def _compute(self, ticket: int) -> None:
+        """In this process."""
+        self._due.pop(ticket, None)
+        self._answers[ticket] = computed(self._train, self._jobs[ticket])
+
+    def _most_urgent(self) -> int | None:
+        """Of those that nobody is at."""
+        while self._order and self._order[0][1] not in self._due:
+            heappop(self._order)
+        return self._order[0][1] if self._order else None
 
     def _hand_out(self, needed: int | None = None) -> None:
         """To every process as many jobs as keep it busy, the most urgent first."""
@@ -119,7 +143,7 @@ class Processes:
             if ticket != needed and len(self._answers) + under_way >= self._ahead:
                 return
             member = self._least_busy()
-            if member is None or not member.free:
+            if member is None or not member.free or (self._helps and member.jobs):
                 return
             try:
                 if not member.take(self._jobs[ticket], due, self._numbers):
@@ -143,10 +167,11 @@ class Processes:
     def _start(self) -> None:
         """Rules that are known by now need not travel: most strategies have one for all jobs, of any class."""
         self._started = True
-        rules = {id(rule): rule for job in self._jobs.values() if (rule := job.work.rule) is not None}
+        jobs = [job for work in self._jobs.values() for job in jobs_of(work)]
+        rules = {id(rule): rule for job in jobs if (rule := job.work.rule) is not None}
         self._known = list(rules.values())
         self._numbers = {id(rule): number for number, rule in enumerate(self._known)}
-        self._model = max((job.base.nbytes for job in self._jobs.values()), default=0)
+        self._model = self._most_jobs * max((job.base.nbytes for job in jobs), default=0)
         least, most = 2 * DEPTH * self._count, AHEAD * self._count
         self._ahead = max(least, min(most, KEPT // max(1, self._model)))
 
@@ -156,13 +181,12 @@ class Processes:
         if (found is not None and not found.jobs) or len(self._members) >= self._most:
             return found
         try:
-            made = fork(self._train, self._model, self._known, [other.pipe for other in self._members])
+            made = fork(self._train, self._model, self._known, self._members)
         except OSError as error:
             self._most, self._alone = len(self._members), not self._members
             what = "no process could be started" if self._alone else f"only {self._most} could be started"
             log.warning("worker processes: %s (%s)", what, error.strerror or error)
             return found
-        self._members.append(made)
         self._ears.register(made.pipe.fileno(), select.POLLIN)
         return made
 
@@ -185,10 +209,10 @@ class Processes:
             self._wait_for(ticket, due)
         log.warning("a process of the worker %s; it is replaced, and its job repeated", how)
 
-    def _give_up_on(self, job: Job, how: str) -> None:
+    def _give_up_on(self, job: Job | Block, how: str) -> None:
         if self._deaths[job.ticket] >= DEATHS:
             raise RunError(
-                f"job {job.index} of client {job.client} ended {DEATHS} processes, the last one {how}: there is too "
+                f"{in_words(job)} ended {DEATHS} processes, the last one {how}: there is too "
                 "little memory, or native code fails; with --worker inline it would end the run itself"
             )
 
