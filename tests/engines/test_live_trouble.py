@@ -474,3 +474,17 @@ def _deadly(do, left, before):
         return made
 
     return done
+
+
+@pytest.mark.parametrize("most", [10**300, (1 << 63) - 1])
+def test_more_examples_than_anybody_has_are_not_believed(most: int):
+    strategy = FedAvg()
+    world = nobody_yet(strategy)
+    sites = answering(
+        sites_of(world, 1.0, 1.0),
+        lambda at, heard: replace(heard, num_examples=most) if isinstance(heard, Returned) else heard,
+    )
+    sites.put(0.5, replace(sites.sites[100].hello(100), name="another", num_examples=most))
+    engine = live(strategy, world, sites, until="4.5s")
+    assert engine.run().updates == 8
+    assert max(engine.coordinator.claimed(client) for client in (0, 1)) == 20

@@ -48,6 +48,7 @@ log = logging.getLogger("offbeat")
 T = TypeVar("T")
 
 BREATH = 0.5  # host seconds that the loop waits at most before it looks whether it is to stop
+MOST_EXAMPLES = 1 << 53
 FULL = 5.0  # host seconds between two tries to write where there is no room
 
 
@@ -260,8 +261,8 @@ class LiveEngine:
             raise RunError("its model has another layout than the server's: use the same model on both sides")
         if self._code is not None and hello.code != self._code:
             raise RunError("its rules are another version's: install the same offbeat on both sides")
-        if type(hello.num_examples) is not int or hello.num_examples < 1:
-            raise RunError(f"it has {hello.num_examples} examples: at least one is needed")
+        if not _counted(hello.num_examples):
+            raise RunError(f"it has {str(hello.num_examples)[:20]} examples: from 1 to {MOST_EXAMPLES} are needed")
 
     def _returned(self, returned: Returned) -> None:
         client, ticket = self.sites.client.get(returned.address), ticket_of(returned.answer)
@@ -288,7 +289,7 @@ class LiveEngine:
 
     def _claim(self, client: int, num_examples: int) -> None:
         """A site's data grows; nobody else knows by how much."""
-        if type(num_examples) is int and num_examples >= 1:
+        if _counted(num_examples):
             self.coordinator.claims(self.clock.now, client, num_examples)
 
     def _come(self, client: int, num_examples: int) -> None:
@@ -296,8 +297,7 @@ class LiveEngine:
         refused = self.coordinator.progress.refusals.get(client, 0) >= PATIENCE
         if refused and any(kind == READY and who == client for _, kind, who, _ in self.clock.heap):
             return
-        told = type(num_examples) is int and num_examples >= 1
-        self._join(client, num_examples if told else self.coordinator.claimed(client))
+        self._join(client, num_examples if _counted(num_examples) else self.coordinator.claimed(client))
 
     def _gone(self, gone: Gone) -> None:
         client = self.sites.gone(gone.address)
@@ -505,6 +505,11 @@ class LiveEngine:
             getattr(self, f"_{name}")(*values)
         else:
             self._carry_out(getattr(self.coordinator, name)(*values))
+
+
+def _counted(num_examples: object) -> bool:
+    """Can a site have so many? More than the trace, or a float, can hold would end the run."""
+    return type(num_examples) is int and 1 <= num_examples <= MOST_EXAMPLES
 
 
 def _nothing(model: Tensor) -> Mapping[str, float]:
