@@ -10,13 +10,20 @@ from torch import nn
 
 flwr = pytest.importorskip("flwr")  # the extra `flower`, which `make` installs
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.common.constant import ErrorCode  # noqa: E402
 
 from offbeat import flower  # noqa: E402
 from offbeat.client.training import Training  # noqa: E402
 from offbeat.core.errors import ConfigError  # noqa: E402
+from offbeat.core.jobs import Result  # noqa: E402
+from offbeat.core.protocol import LocalWork  # noqa: E402
 from offbeat.core.strategies import REGISTRY, FedAsync  # noqa: E402
+from offbeat.core.vector import Binding  # noqa: E402
+from offbeat.deploy import stock_client  # noqa: E402
+from offbeat.deploy.stock_nodes import Nodes  # noqa: E402
+from offbeat.engines.transport import Assignment, Gone, Hello, Returned  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +156,86 @@ def test_what_a_rule_keeps_is_the_nodes_own_once_its_update_was_accepted():
 def test_a_strategy_that_needs_shared_examples_says_what_to_do():
     with pytest.raises(ConfigError, match="offbeat serve"):
         flower.serve(Grid(stock()), "fedpsa", net, min_nodes=3)
+
+
+def failing(node: int, times: int) -> ClientApp:
+    """One node's training raises so often."""
+    app, tried = stock(), count()
+
+    def call(message: Message, context: Context) -> Message:
+        if context.node_id == node and message.metadata.message_type == "train" and next(tried) < times:
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no such file"), reply_to=message)
+        return app(message, context)
+
+    return call  # type: ignore[return-value]
+
+
+def test_a_node_whose_training_raises_has_failed_and_is_not_sent_the_same_job_for_ever():
+    grid = Grid(failing(3, times=2))
+    _, outcome = flower.serve(grid, FedAsync(rho=0), net, until="40updates", config={"lr": 0.5}, min_nodes=3)
+    assert outcome.updates == 40
+    jobs = [m.content["offbeat-job"]["job"] for m in grid.sent if m.metadata.dst_node_id == 3]
+    assert len(jobs) == len(set(jobs)) > 2
+
+
+def half_frozen() -> nn.Module:
+    model = deep()
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def test_what_a_node_sends_of_frozen_parameters_reaches_nobody():
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        state = message.content["arrays"].to_torch_state_dict()
+        assert torch.equal(state["0.weight"], half_frozen().state_dict()["0.weight"])
+        if context.node_id == 1:
+            state["0.weight"] = torch.full_like(state["0.weight"], float("nan"))
+        metrics = MetricRecord({"num-examples": 5})
+        return Message(RecordDict({"arrays": ArrayRecord(state), "metrics": metrics}), reply_to=message)
+
+    model, outcome = flower.serve(Grid(app), FedAsync(rho=0), half_frozen, until="12updates", min_nodes=3)
+    assert outcome.updates == 12
+    assert torch.equal(model[0].weight, half_frozen()[0].weight)
+
+
+def test_a_node_that_left_with_its_answer_under_way_is_greeted_when_it_comes_back():
+    grid = Grid(stock(), nodes=2)
+    nodes = Nodes(grid, Binding(net()), {"lr": 0.5}, ask_clients=False)
+    assert [heard.address for heard in nodes.receive(0.0)] == [1, 2]
+    order = Assignment(0, 0, 0, 0, torch.zeros(8), LocalWork(), 20, 0, None)
+    nodes.send(1, order)
+    left = grid.contexts.pop(1)
+    nodes._looked = float("-inf")
+    assert [type(heard) for heard in nodes.receive(0.0)] == [Gone]
+    assert [type(heard) for heard in nodes.receive(0.0)] == [Returned]
+    grid.contexts[1] = left
+    nodes._looked = float("-inf")
+    assert [type(heard) for heard in nodes.receive(0.0)] == [Hello]
+
+
+def test_work_without_memory_leaves_what_a_rule_kept():
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    result = Result(0, torch.zeros(1), 1, 1, memory={"h": torch.ones(2)})
+    stock_client._remember(context, result, {})
+    kept = stock_client._remembered(context, 0)
+    stock_client._remember(context, Result(1, torch.zeros(1), 1, 1), kept)
+    assert torch.equal(stock_client._remembered(context, 1)["h"], torch.ones(2))
+
+
+@pytest.mark.parametrize("told", [float("inf"), float("nan"), 1e300, -1.0])
+def test_a_number_of_examples_that_cannot_be_meant_is_not_counted(told: float):
+    app = stock()
+
+    def lies(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if context.node_id == 1 and message.metadata.message_type == "train":
+            reply.content["metrics"] = MetricRecord({"num-examples": told, "steps": told, "seconds": told})
+        return reply
+
+    grid = Grid(lies)  # type: ignore[arg-type]
+    _, outcome = flower.serve(grid, FedAsync(rho=0), net, until="12updates", config={"lr": 0.5}, min_nodes=3)
+    assert outcome.updates == 12
+    assert bool(outcome.model.isfinite().all())

@@ -102,6 +102,8 @@ class Outbox:
     def remember(self, greeting: bytes, since: float) -> None:
         """What the run is about: a site that is started anew goes on without being greeted."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in self.folder.glob("*.tmp"):  # by one that was killed while it wrote
+            left.unlink(missing_ok=True)
         tensors = {REPLY: torch.frombuffer(bytearray(greeting), dtype=torch.uint8)}
         write_whole(self.folder / "greeting", seal({"since": since}, tensors))
 

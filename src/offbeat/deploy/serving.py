@@ -162,7 +162,11 @@ def _engine(
         watch=watch,
     )
     held.append(engine)
-    engine.restore()
+    try:
+        engine.restore()
+    except BaseException:
+        transport.close()
+        raise
     return engine
 
 

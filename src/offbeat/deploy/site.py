@@ -170,7 +170,12 @@ class Site:
         return wire.encode(returned, part.greeting.run)
 
     def _asked(self, part: Part, order: Question) -> bytes:
-        examples, values = part.ground.scores(order.model)
+        """Nothing, where the site's own data or code cannot tell: it goes on working."""
+        try:
+            examples, values = part.ground.scores(order.model)
+        except Exception as error:
+            log.warning("how good the model is could not be found out here: %s", in_words(error))
+            examples, values = 0, {}
         return wire.encode(Scores(HERE, order.now, order.version, examples, values), part.greeting.run)
 
     def _examples(self, part: Part, index: int) -> int:

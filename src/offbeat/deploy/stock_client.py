@@ -46,13 +46,13 @@ def trained(
         base_version=int(told["version"]),
         work=LocalWork(**told["work"], rule=rule, extras=extras),
         num_examples=len(pair[1]),
-        memory=_remembered(context, told["accepted"]),
+        memory=(memory := _remembered(context, told["accepted"])),
         seed=int(told["seed"]),
     )
     began = time.perf_counter()
     result = Trainer(module, ClientData.own({client: pair}), training, loss)(job)
     seconds = time.perf_counter() - began
-    _remember(context, result)
+    _remember(context, result, memory)
     Binding(module).put(result.local)
     told = {TICKET: job.ticket, "num-examples": result.num_examples, "steps": result.steps, "seconds": seconds}
     answer = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord(told)})
@@ -71,7 +71,7 @@ def _remembered(context: Context, accepted: int | None) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in context.state.array_records[held].items()}
 
 
-def _remember(context: Context, result: Result) -> None:
-    if result.memory:
-        kept = {name: Array(vector.numpy()) for name, vector in result.memory.items()}
+def _remember(context: Context, result: Result, before: dict[str, Tensor]) -> None:
+    if memory := result.memory or before:  # work without a rule leaves what there was
+        kept = {name: Array(vector.numpy()) for name, vector in memory.items()}
         context.state[f"{MEMORY}.{result.ticket}"] = ArrayRecord(kept)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, OffbeatError, in_words, plain_text
 from offbeat.core.jobs import Failure, Result
@@ -27,7 +28,9 @@ TICKET, JOB = "offbeat-ticket", "offbeat-job"
 UNKNOWN = 1 << 30  # examples of a node that has not told yet
 POLL = 0.1  # seconds between two pulls
 LOOK = 2.0  # seconds between two looks at who is there
+MOST = float(1 << 53)
 TTL = 7 * 24 * 3600.0
+AWAY = (0, 3, 4, 5)  # errors of Flower that are not the client app's own: of nobody knows what, a message, a node
 
 
 class NoRule(ConfigError):
@@ -50,6 +53,7 @@ class Nodes:
     _here: dict[int, int] = field(default_factory=dict)  # node -> how many examples it told of
     _looked: float = float("-inf")
     _ready: list[Heard] = field(default_factory=list)  # told at the next look
+    _read_into: nn.Module | None = None
 
     def send(self, address: int, order: Order) -> int:
         if isinstance(order, Question) and not self.ask_clients:
@@ -106,8 +110,7 @@ class Nodes:
         if address is None or order is None:
             return None
         if reply.has_error():
-            self._here.pop(address, None)
-            return Gone(address, plain_text(reply.error.reason or f"error {reply.error.code}", 200))
+            return self._failed(address, order, reply)
         try:
             if isinstance(order, Question):
                 return self._scores(address, order, reply.content)
@@ -119,6 +122,15 @@ class Nodes:
                 return Returned(address, Failure(order.ticket, in_words(error)), self._here.get(address, UNKNOWN))
             return None
 
+    def _failed(self, address: int, order: Assignment | Question, reply: Message) -> Heard | None:
+        why = plain_text(reply.error.reason or f"error {reply.error.code}", 200)
+        if reply.error.code in AWAY:
+            self._here.pop(address, None)
+            return Gone(address, why)
+        if isinstance(order, Question):
+            return None
+        return Returned(address, Failure(order.ticket, why), self._here.get(address, UNKNOWN))
+
     def _scores(self, address: int, order: Question, content: RecordDict) -> Scores:
         told = dict(content.metric_records["metrics"])
         count = int(_number(told, "num-examples") or 0)
@@ -129,7 +141,8 @@ class Nodes:
     def _returned(self, address: int, order: Assignment, content: RecordDict) -> Returned:
         told = dict(content.metric_records["metrics"])
         count = max(1, int(_number(told, "num-examples") or 1))
-        self._here[address] = count
+        if address in self._here:  # else it has left meanwhile, and is to be greeted when it comes back
+            self._here[address] = count
         rule = order.work.rule
         if rule is not None and TICKET not in told:
             raise NoRule(rule)
@@ -145,13 +158,16 @@ class Nodes:
         return ArrayRecord(self.binding.module.state_dict())
 
     def _vector(self, arrays: ArrayRecord) -> Tensor:
-        self.binding.module.load_state_dict(arrays.to_torch_state_dict())
-        return flatten(self.binding.module)
+        if self._read_into is None:  # not the module that others are sent: frozen parameters lie there too
+            self._read_into = deepcopy(self.binding.module)
+        self._read_into.load_state_dict(arrays.to_torch_state_dict())
+        return flatten(self._read_into)
 
 
 def _number(told: Mapping[str, Any], name: str) -> float | None:
+    """What can be meant: no count and no time is beyond MOST."""
     value = told.get(name)
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if isinstance(value, (int, float)) and 0 <= value <= MOST else None
 
 
 def vectors(content: RecordDict, names: Iterable[str]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
 from offbeat.engines.clock import Clock
 from offbeat.engines.conversation import Conversation
 from offbeat.engines.evaluation import Measured
+from offbeat.engines.opinions import Held
 from offbeat.engines.tally import Tally
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ class Saved:
     clock: Clock
     longest: dict[int, float]
     accepted: dict[int, int]
-    silent: dict[int, None]
+    expired: dict[int, tuple[int, float]]
+    opinions: Held
     record: int  # the file of the record that holds what followed
     seq: int
     tally: Tally
@@ -38,7 +40,8 @@ def tree(engine: LiveEngine, put: Put, record: int) -> Tree:
         "evaluation": engine.evaluation.save(put),
         "longest": pack(engine.sites.longest, put),
         "accepted": pack(engine.sites.accepted, put),
-        "silent": pack(engine.opinions.silent, put),
+        "expired": pack(engine.sites.expired, put),
+        "opinions": pack(engine.opinions.held, put),
         "record": record,
         **engine.coordinator.save(put),
     }
@@ -52,7 +55,8 @@ def read(engine: LiveEngine, stored: Tree, get: Get) -> Saved:
         clock=Clock.restored(stored["clock"], get),
         longest=expect(dict, unpack(stored["longest"], get), "longest"),
         accepted=expect(dict, unpack(stored["accepted"], get), "accepted"),
-        silent=expect(dict, unpack(stored["silent"], get), "silent"),
+        expired=expect(dict, unpack(stored["expired"], get), "expired"),
+        opinions=expect(Held, unpack(stored["opinions"], get), "opinions"),
         record=expect(int, stored["record"], "record"),
         seq=seq,
         tally=engine.trace.check(seq, stored.get("rows")),

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf, isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import OffbeatError, RunError
+from offbeat.core.errors import CheckpointError, OffbeatError, RunError
 from offbeat.core.jobs import TRAINING_SECONDS, Job, Result
 from offbeat.core.protocol import SetTimer, Strategy, World
 from offbeat.core.threads import one_thread
@@ -35,7 +35,7 @@ from offbeat.engines.finite import finite
 from offbeat.engines.gate import Gate, Verdict, ticket_of
 from offbeat.engines.judge import Judge
 from offbeat.engines.opinions import Opinions
-from offbeat.engines.progress import Outcome, Status
+from offbeat.engines.progress import PATIENCE, Outcome, Status
 from offbeat.engines.reach import Patience, Reach
 from offbeat.engines.record import Record
 from offbeat.engines.roster import Roster
@@ -45,8 +45,10 @@ from offbeat.engines.until import Until
 from offbeat.engines.virtual import INTERRUPTED, Watch
 
 log = logging.getLogger("offbeat")
+T = TypeVar("T")
 
 BREATH = 0.5  # host seconds that the loop waits at most before it looks whether it is to stop
+MOST_EXAMPLES = 1 << 53
 FULL = 5.0  # host seconds between two tries to write where there is no room
 
 
@@ -76,11 +78,13 @@ class LiveEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.trace = trace or Trace()
+        self.trace.patient = record is not None  # which has all that the trace has
         self.coordinator = Coordinator(
             strategy, world, until=until, gate=gate, trace=self.trace, journal=self._write_down, gives_up=False
         )
         self._judge = Judge(evaluate or _nothing, self.coordinator.contract, world.layout)
-        self.evaluation = Evaluation(self._judge, until, self.trace, every=every)
+        measured = until if evaluate is not None else Until(until.seconds, until.updates)  # else sites find a target
+        self.evaluation = Evaluation(self._judge, measured, self.trace, every=every)
         self.opinions = Opinions(self.trace, until, alone=evaluate is None)
         self.transport, self.roster, self.record = transport, roster or Roster(), record
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
@@ -103,6 +107,7 @@ class LiveEngine:
                 if self.record is not None:
                     self.record.begin(self._start_of_record)
                 self._since = self._monotonic()
+                self._look_out()
                 cadence = Cadence(self.checkpoint_every, self._monotonic)
                 while self.coordinator.reason is None and self._ended is None:
                     self._step()
@@ -114,8 +119,8 @@ class LiveEngine:
                 self.record.close()
 
     def now(self) -> float:
-        """Run time. It has not begun before enough sites are there."""
-        return self._offset + self._monotonic() - self._since if self._started else 0.0
+        """Run time. It has not begun before enough sites are there, and does not go beyond the end."""
+        return min(self._offset + self._monotonic() - self._since, self._horizon) if self._started else 0.0
 
     def _step(self) -> None:
         """Hear what has come, then do what is due."""
@@ -128,14 +133,24 @@ class LiveEngine:
         if not self._started:
             self._start()
         moment = self.now()  # what becomes due meanwhile waits until it was heard what has come
-        while self.coordinator.reason is None and (due := self.clock.next(self._horizon)) and due[0] <= moment:
+        while self.coordinator.reason is None and self.clock.upcoming() <= moment:
+            _, kind, who, ticket = self.clock.heap[0]
             now = max(self.now(), self.clock.now)
             self.clock.pop()
             self.clock.now = now
-            self._handle(*due[1:])
+            self._handle(kind, who, ticket)
         if self._started and self.coordinator.reason is None and self.now() >= self._horizon:
             self.clock.now = self._horizon
             self._ended = "seconds"
+
+    def _look_out(self) -> None:
+        """After a server that died: whoever was there then may never come back to this one."""
+        ledger, until = self.coordinator.ledger, self.clock.now + self.patience.gone
+        for job in ledger.open.values():
+            self.clock.push(until, LOST, job.client, job.ticket)
+        for client in ledger.everyone():
+            if ledger.idle(client):
+                self.clock.push(until, LOST, client)
 
     def _start(self) -> None:
         """When enough sites are there: to the strategy all of them come at once, in order of their numbers."""
@@ -162,7 +177,7 @@ class LiveEngine:
             with cadence.writing():
                 try:
                     self.save()
-                except OffbeatError as error:  # the record has all of it: there is another time
+                except (OffbeatError, OSError) as error:  # the record has all of it: there is another time
                     log.warning("no checkpoint could be written, the run goes on: %s", error)
 
     def finish(self) -> Outcome:
@@ -183,7 +198,7 @@ class LiveEngine:
                 self.transport.send(address, Farewell(f"the run has ended: {reason}"))
         self.trace.flush()
         p, found = run.progress, self.evaluation.measured
-        metrics = {**self.opinions.last, **found.metrics}
+        metrics = {**self.opinions.held.last, **found.metrics}
         return Outcome(
             reason, now, run.ledger.version, p.updates, run.model, metrics, p.server_seconds, found.server_bytes
         )
@@ -192,7 +207,7 @@ class LiveEngine:
         ledger, until, now = self.coordinator.ledger, self.until, self.now()
         updates = self.coordinator.progress.updates
         share = max(now / until.seconds if until.seconds else 0.0, updates / until.updates if until.updates else 0.0)
-        metrics = {**self.opinions.last, **self.evaluation.measured.metrics}
+        metrics = {**self.opinions.held.last, **self.evaluation.measured.metrics}
         return Status(now, min(1.0, share), ledger.version, updates, len(ledger.open), ledger.age(), metrics)
 
     # ------------------------------------------------------------ what is heard
@@ -204,7 +219,7 @@ class LiveEngine:
             self._returned(heard)
         elif isinstance(heard, Scores):
             client = self.sites.client.get(heard.address)
-            if client is not None:
+            if client is not None and self.opinions.expects(client, heard):
                 told = replace(heard, address=0, values=dict(heard.values))
                 self._host_fact("scored", (client, told))
         elif isinstance(heard, Gone):
@@ -221,12 +236,15 @@ class LiveEngine:
         """A site came, or came back."""
         try:
             self._check(hello)
-            client = self.roster.enter(hello.name, hello.token)
+            client = self._with_room("sites.json", lambda: self.roster.enter(hello.name, hello.token))
         except RunError as error:
             log.warning("site %r is refused: %s", hello.name, error)
             self.transport.send(hello.address, Farewell(str(error), refused=True))
             return
+        if self.sites.client.get(hello.address, client) != client:
+            self._gone(Gone(hello.address, f"{hello.name} is there now"))
         self.sites.at(client, hello.address)
+        self.opinions.came(client)
         if not self._started:
             self._lobby[client] = hello.num_examples
             return
@@ -243,40 +261,43 @@ class LiveEngine:
             raise RunError("its model has another layout than the server's: use the same model on both sides")
         if self._code is not None and hello.code != self._code:
             raise RunError("its rules are another version's: install the same offbeat on both sides")
-        if type(hello.num_examples) is not int or hello.num_examples < 1:
-            raise RunError(f"it has {hello.num_examples} examples: at least one is needed")
+        if not _counted(hello.num_examples):
+            raise RunError(f"it has {str(hello.num_examples)[:20]} examples: from 1 to {MOST_EXAMPLES} are needed")
 
     def _returned(self, returned: Returned) -> None:
         client, ticket = self.sites.client.get(returned.address), ticket_of(returned.answer)
-        if client is None or ticket is None:
+        if client is None or ticket is None or not self._started:
             log.warning("an answer from %s is dropped: nobody knows it", self._who(returned.address))
             return
         ledger = self.coordinator.ledger
         job = ledger.open.get(ticket)
         if job is None or job.client != client:
             how = "duplicate" if self.sites.accepted.get(client) == ticket else "late"
-            self.coordinator.strayed(self.clock.now, client, ticket, how, returned.size)
+            self._strayed(self.clock.now, client, ticket, how, returned.size)
             if not ledger.idle(client) and client not in ledger.busy:
                 self._come(client, returned.num_examples)
             return
         self._claim(client, returned.num_examples)
-        verdict = self.coordinator.judge([returned.answer])[0]
-        seconds = returned.seconds
-        if isinstance(verdict, Result) and seconds is not None and isfinite(seconds) and seconds >= 0:
+        now, verdict, seconds = self.clock.now, self.coordinator.judge([returned.answer])[0], returned.seconds
+        # it may have worked while no server was there; but what no job takes nobody may count on
+        most = self.patience.factor * max(self.patience.first, now - job.started)
+        if isinstance(verdict, Result) and seconds is not None and 0 <= seconds <= most:
             told = torch.tensor([seconds], dtype=torch.float64)
             verdict = replace(verdict, extras={**verdict.extras, TRAINING_SECONDS: told})
-        self._answered(self.clock.now, ticket, verdict, self.clock.now, returned.size)
+        refused = self.coordinator.progress.refusals.get(client, 0) + 1 if isinstance(verdict, str) else 0
+        self._answered(now, ticket, verdict, now + self.patience.pause(refused), returned.size)
 
     def _claim(self, client: int, num_examples: int) -> None:
         """A site's data grows; nobody else knows by how much."""
-        if type(num_examples) is int and num_examples >= 1:
+        if _counted(num_examples):
             self.coordinator.claims(self.clock.now, client, num_examples)
 
     def _come(self, client: int, num_examples: int) -> None:
-        """A client that is away can be reached; one that has to wait for work is offered it then."""
-        waits = any(kind == READY and who == client for _, kind, who, _ in self.clock.heap)
-        if not waits:
-            self._join(client, num_examples)
+        """A client that is away can be reached; one that was refused too often is offered work when it has waited."""
+        refused = self.coordinator.progress.refusals.get(client, 0) >= PATIENCE
+        if refused and any(kind == READY and who == client for _, kind, who, _ in self.clock.heap):
+            return
+        self._join(client, num_examples if _counted(num_examples) else self.coordinator.claimed(client))
 
     def _gone(self, gone: Gone) -> None:
         client = self.sites.gone(gone.address)
@@ -298,15 +319,26 @@ class LiveEngine:
     def _answered(self, now: float, ticket: int, verdict: Verdict, back: float, size: int | None) -> None:
         run, job = self.coordinator, self.coordinator.ledger.open[ticket]
         updates = run.progress.updates
-        self.sites.lasted(job.client, now - job.started)
         orders = run.answered(now, ticket, verdict, back, size)
         if isinstance(verdict, Result) and TRAINING_SECONDS in verdict.extras:
             self.trace.note(now, ticket, {TRAINING_SECONDS: float(verdict.extras[TRAINING_SECONDS])})
-        if isinstance(verdict, str):
+        if isinstance(verdict, Result):  # a failure takes no time, and says nothing of the next job
+            self.sites.lasted(job.client, now - job.started)
+        else:
             log.warning("%s: its answer to ticket %d is refused: %s", self.roster.name_of(job.client), ticket, verdict)
         if run.progress.updates > updates:
             self.sites.accepted[job.client] = ticket
         self._carry_out(orders)
+
+    def _expired(self, now: float, ticket: int, why: str | None, back: float) -> None:
+        job = self.coordinator.ledger.open[ticket]
+        orders = self.coordinator.expired(now, ticket, why, back)
+        self.sites.expired[job.client] = ticket, job.started
+        self._carry_out(orders)
+
+    def _strayed(self, now: float, client: int, ticket: int, how: str, size: int | None) -> None:
+        self.coordinator.strayed(now, client, ticket, how, size)
+        self.sites.late(client, ticket, now)
 
     def _host_fact(self, name: str, values: tuple[Any, ...]) -> None:
         self._write_down((name, values))
@@ -328,18 +360,23 @@ class LiveEngine:
         self.clock.push(self.evaluation.after(now), EVALUATE, NOBODY)
 
     def _write_down(self, fact: Fact) -> None:
-        """Durable, before anybody acts on it. Where there is no room it is waited for."""
-        if self.record is None or self._replaying:
-            return
+        """Durable, before anybody acts on it."""
+        record = self.record
+        if record is not None and not self._replaying:
+            self._with_room(str(record.folder), lambda: record.append(fact))
+
+    def _with_room(self, where: str, write: Callable[[], T]) -> T:
+        """Where there is no room it is waited for."""
         said = False
         while True:
             try:
-                return self.record.append(fact)
-            except OSError as error:
+                return write()
+            except (OSError, CheckpointError) as error:
+                why = (error.strerror or error) if isinstance(error, OSError) else error
                 if self.interrupt:
-                    raise RunError(f"cannot write {self.record.folder}: {error.strerror or error}") from None
+                    raise RunError(f"cannot write {where}: {why}") from None
                 if not said:
-                    log.warning("cannot write %s: %s; waiting for room", self.record.folder, error.strerror or error)
+                    log.warning("cannot write %s: %s; waiting for room", where, why)
                 said = True
                 time.sleep(FULL)
 
@@ -355,22 +392,23 @@ class LiveEngine:
             if who in run.ledger.absent and who in self.sites.address:
                 self._join(who, run.claimed(who))
         else:
-            asked = self.opinions.whom(self.sites.address)
+            asked = self.opinions.whom(self.sites.address, now, self.sites.wait)
             self._host_fact("pointed", (now, asked))
             self._ask(now, asked)
 
     def _expire(self, client: int, ticket: int) -> None:
-        """The last moment a ticket was waited for, unless it was answered, or its site came back meanwhile."""
-        run, now = self.coordinator, self.clock.now
-        job = run.ledger.open.get(ticket)
-        if job is None:
-            return
-        here = client in self.sites.address
-        if here and now < job.started + self.sites.wait(client):
+        """The last moment a ticket was waited for, unless it was answered, or its site came back meanwhile; without a
+        ticket, an idle client.
+        """
+        run, now, wait = self.coordinator, self.clock.now, self.sites.wait(client)
+        job, here = run.ledger.open.get(ticket), client in self.sites.address
+        if ticket == NOBODY and not here and run.ledger.idle(client):
+            self._carry_out(run.left(now, client))
+        if job is None or (here and now < job.started + wait):
             return
         log.warning("%s: ticket %d is not waited for any longer", self.roster.name_of(client), ticket)
-        why = "no answer in time" if here else "out of reach"
-        self._carry_out(run.expired(now, ticket, why, inf))
+        # what it was sent, or its answer, may have been lost: one that is there is offered work again in any case
+        self._expired(now, ticket, *(("no answer in time", now + wait) if here else ("out of reach", inf)))
 
     # ------------------------------------------------------------ what sites think
 
@@ -379,20 +417,22 @@ class LiveEngine:
         model_of = self._judge.model_of(run.state, run.model, {})
         for client in asked if not run.fallen else ():
             question = Question(now, run.ledger.version, model_of(client))
+            self.opinions.unanswered[client] = now, run.ledger.version
             self.transport.send(self.sites.address[client], question)
 
     def _last_opinions(self, now: float) -> None:
         self.opinions.close()
-        run, asked = self.coordinator, self.opinions.whom(self.sites.address)
+        run, asked = self.coordinator, self.opinions.whom(self.sites.address, inf, self.sites.wait)
         self.opinions.ask(now, run.ledger.version, run.progress.updates, () if run.fallen else asked)
         self._ask(now, asked)
         patient = self._monotonic() + self.patience.last
-        while self.opinions.waiting and (left := patient - self._monotonic()) > 0 and not self.interrupt:
+        while self.opinions.held.waiting and (left := patient - self._monotonic()) > 0 and not self.interrupt:
             for one in self.transport.receive(min(BREATH, left)):
                 if isinstance(one, Scores) and (client := self.sites.client.get(one.address)) is not None:
-                    self.opinions.heard(client, one)
+                    if self.opinions.expects(client, one):
+                        self.opinions.heard(client, one)
                 elif isinstance(one, Gone) and (client := self.sites.gone(one.address)) is not None:
-                    self.opinions.waiting.pop(client, None)
+                    self.opinions.held.waiting.pop(client, None)
         self.opinions.close()
 
     # ------------------------------------------------------------ orders
@@ -412,9 +452,10 @@ class LiveEngine:
                 self.clock.cancel_timer(order.key)
 
     def _push(self, job: Job) -> None:
-        """To a site that is there; one that is not is sent its open ticket when it comes."""
+        """To a site that is there; one that is not is sent its open ticket when it comes, if it comes."""
         address = self.sites.address.get(job.client)
         if address is None:
+            self.clock.push(self.clock.now + self.patience.gone, LOST, job.client, job.ticket)
             return
         accepted = self.sites.accepted.get(job.client)
         self.transport.send(address, Assignment.of(job, accepted))
@@ -438,7 +479,8 @@ class LiveEngine:
             self.coordinator.restore(saved.conversation)
             self.evaluation.restore(saved.measured)
             self.clock, self._offset, self._started = saved.clock, saved.clock.now, True
-            self.sites.longest, self.sites.accepted, self.opinions.silent = saved.longest, saved.accepted, saved.silent
+            self.sites.longest, self.sites.accepted, self.sites.expired = saved.longest, saved.accepted, saved.expired
+            self.opinions.held = saved.opinions
             self._start_of_record = saved.record
             self.trace.cut(saved.seq, saved.tally)
         else:
@@ -459,10 +501,15 @@ class LiveEngine:
             self.clock.cancel_timer(values[1])
         elif name == "pointed":
             self.clock.drop(EVALUATE)
-        if name in ("answered", "scored", "pointed"):
+        if name in ("answered", "expired", "strayed", "scored", "pointed"):
             getattr(self, f"_{name}")(*values)
         else:
             self._carry_out(getattr(self.coordinator, name)(*values))
+
+
+def _counted(num_examples: object) -> bool:
+    """Can a site have so many? More than the trace, or a float, can hold would end the run."""
+    return type(num_examples) is int and 1 <= num_examples <= MOST_EXAMPLES
 
 
 def _nothing(model: Tensor) -> Mapping[str, float]:

@@ -1,13 +1,15 @@
 """What sites think of the model: on the evaluation grid each is asked for its metrics on its own test examples.
 
 Sites answer when they can, after the point they were asked about has passed; each answer counts for that point. The
-mean over sites, by their numbers of test examples, is taken when all have answered, at the latest at the next point.
+mean over sites, by their numbers of test examples, is taken when all have answered, at the latest at the next point. A
+site that cannot tell a metric, or tells what is no number, does not count for that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import isfinite, nan
 
 from offbeat.engines.trace import Trace
 from offbeat.engines.transport import Scores
@@ -17,47 +19,80 @@ PREFIX = "sites/"  # before the names of such means, where the server has test d
 
 
 @dataclass
+class Held:
+    """What is known so far; a checkpoint has it."""
+
+    silent: dict[int, None] = field(default_factory=dict)  # sites without test examples are not asked again
+    waiting: dict[int, None] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)  # the means of the last point that had any
+    point: tuple[float, int, int] | None = None  # (time, version, updates) of what was asked
+    heard: dict[int, Scores] = field(default_factory=dict)
+
+
+@dataclass
 class Opinions:
     trace: Trace
     until: Until
     alone: bool  # the server has no test data: what sites find is what counts
-    silent: dict[int, None] = field(default_factory=dict)  # sites without test examples are not asked again
-    waiting: dict[int, None] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)  # the means of the last point that had any
-    _point: tuple[float, int, int] | None = None  # (time, version, updates) of what was asked
-    _heard: dict[int, Scores] = field(default_factory=dict)
+    held: Held = field(default_factory=Held)
+    # the last question of each site that it has not answered; a server that comes back has asked nobody
+    unanswered: dict[int, tuple[float, int]] = field(default_factory=dict)
 
-    def whom(self, clients: Iterable[int]) -> tuple[int, ...]:
-        return tuple(sorted(client for client in clients if client not in self.silent))
+    def whom(self, clients: Iterable[int], now: float, wait: Callable[[int], float]) -> tuple[int, ...]:
+        """Who can be asked: questions must not pile up before a site that is at work for long."""
+        return tuple(sorted(c for c in clients if c not in self.held.silent and now >= self._free(c, wait)))
+
+    def _free(self, client: int, wait: Callable[[int], float]) -> float:
+        return self.unanswered[client][0] + wait(client) if client in self.unanswered else 0.0
 
     def ask(self, now: float, version: int, updates: int, clients: Iterable[int]) -> None:
         """These are asked about this point; what was asked before is closed."""
-        self._point, self._heard, self.waiting = (now, version, updates), {}, dict.fromkeys(clients)
+        self.held.point, self.held.heard, self.held.waiting = (now, version, updates), {}, dict.fromkeys(clients)
+
+    def expects(self, client: int, scores: Scores) -> bool:
+        """Is it the answer to this site's last question? Once."""
+        if self.unanswered.get(client) != (scores.now, scores.version):
+            return False
+        del self.unanswered[client]
+        return True
+
+    def came(self, client: int) -> None:
+        """A site that was away knows of no question, and may have test examples by now."""
+        self.unanswered.pop(client, None)
+        self.held.silent.pop(client, None)
 
     def heard(self, client: int, scores: Scores) -> bool:
         """Book an answer; True if with it the run's target is reached."""
+        held = self.held
         if scores.num_examples < 1:
-            self.silent[client] = None
+            held.silent[client] = None
         else:
             self.trace.clients(scores.now, scores.version, {client: scores.values})
-        if self._point is None or (scores.now, scores.version) != self._point[:2] or client not in self.waiting:
+        if held.point is None or (scores.now, scores.version) != held.point[:2] or client not in held.waiting:
             return False  # of an earlier point: its mean was taken without it
-        del self.waiting[client]
+        del held.waiting[client]
         if scores.num_examples >= 1:
-            self._heard[client] = scores
-        return not self.waiting and self.close()
+            held.heard[client] = scores
+        return not held.waiting and self.close()
 
     def close(self) -> bool:
         """Take the mean over those who answered; True if with it the run's target is reached."""
-        point, heard = self._point, list(self._heard.values())
-        self._point, self._heard, self.waiting = None, {}, {}
-        if point is None or not heard:
+        held = self.held
+        point, heard = held.point, list(held.heard.values())
+        held.point, held.heard, held.waiting = None, {}, {}
+        means = {name: _mean(heard, name) for name in dict.fromkeys(name for scores in heard for name in scores.values)}
+        means = {name: mean for name, mean in means.items() if isfinite(mean)}
+        if point is None or not means:
             return False
-        total = sum(scores.num_examples for scores in heard)
-        names = [name for name in heard[0].values if all(name in scores.values for scores in heard)]
-        means = {name: sum(s.num_examples * s.values[name] for s in heard) / total for name in names}
         now, version, updates = point
-        self.last = means if self.alone else {f"{PREFIX}{name}": value for name, value in means.items()}
-        self.trace.metrics(now, version, updates, self.last)
+        held.last = means if self.alone else {f"{PREFIX}{name}": value for name, value in means.items()}
+        self.trace.metrics(now, version, updates, held.last)
         target = self.until.target
-        return self.alone and target is not None and target.reached(self.last)
+        return self.alone and target is not None and target.metric in held.last and target.reached(held.last)
+
+
+def _mean(heard: list[Scores], name: str) -> float:
+    told = [(scores.num_examples, scores.values.get(name, nan)) for scores in heard]
+    told = [(examples, value) for examples, value in told if isfinite(value)]
+    total = sum(examples for examples, _ in told)
+    return sum(examples / total * value for examples, value in told) if told else nan

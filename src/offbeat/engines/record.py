@@ -18,7 +18,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -85,17 +85,23 @@ class Record:
         Half a frame at the very end is cut off; anything else that is not whole is damage, and is said.
         """
         numbers = [number for number in self._numbers() if number >= start]
-        for number in numbers:
+        last = max(numbers, default=start)
+        for number in range(max(start, 1), last + 1):
             path = self._path(number)
-            data = path.read_bytes()
-            end = 0
-            for end, blob in _frames(data):  # noqa: B007
-                yield _unpacked(blob, path)
-            if end < len(data):
-                if number != numbers[-1] or not _last(data[end:]):
-                    raise CheckpointError(f"{path} is damaged at byte {end}: the facts after it cannot be read")
+            if number not in numbers:
+                raise CheckpointError(f"{path} is gone: what was told since the checkpoint is not known without it")
+            with open(path, "rb") as file:  # fact by fact: all of them may be more than there is memory for
+                end, size = 0, os.fstat(file.fileno()).st_size
+                while (blob := _frame(file, size - end)) is not None:
+                    yield _unpacked(blob, path)
+                    end += HEAD.size + len(blob)
+                file.seek(end)
+                torn = end < size and number == last and _last(file, size - end)
+            if torn:
                 log.warning("%s: its last fact was not written whole and is cut off", path)
                 os.truncate(path, end)
+            elif end < size:
+                raise CheckpointError(f"{path} is damaged at byte {end}: the facts after it cannot be read")
 
     def size(self) -> int:
         return sum(self._path(number).stat().st_size for number in self._numbers())
@@ -110,9 +116,9 @@ class Record:
             self._file = None
 
     def _open(self, number: int) -> None:
-        self.close()
-        self._file = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        self._end = os.lseek(self._file, 0, os.SEEK_END)
+        opened = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self.close()  # not before there is another one to write to
+        self._file, self._end = opened, os.lseek(opened, 0, os.SEEK_END)
         sync_folder(self.folder)
 
     def _path(self, number: int) -> Path:
@@ -147,18 +153,22 @@ def _unpacked(blob: bytes, path: Path) -> Fact:
     return name, values
 
 
-def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(where it ends, what it holds) of each whole frame."""
-    at = 0
-    while at + HEAD.size <= len(data):
-        length, sha256 = HEAD.unpack_from(data, at)
-        blob = data[at + HEAD.size : at + HEAD.size + length]
-        if len(blob) < length or hashlib.sha256(blob).digest() != sha256:
-            return
-        at += HEAD.size + length
-        yield at, blob
+def _frame(file: BinaryIO, left: int) -> bytes | None:
+    """What the next frame holds, if it is whole; so many bytes are left."""
+    if left < HEAD.size:
+        return None
+    length, sha256 = HEAD.unpack(file.read(HEAD.size))
+    if length > left - HEAD.size:
+        return None
+    blob = file.read(length)
+    return blob if hashlib.sha256(blob).digest() == sha256 else None
 
 
-def _last(rest: bytes) -> bool:
-    """Is nothing after this frame? Then its writing was interrupted, and nobody heard of it."""
-    return len(rest) < HEAD.size or len(rest) - HEAD.size <= HEAD.unpack_from(rest)[0]
+def _last(file: BinaryIO, left: int) -> bool:
+    """Is nothing after this frame? Then its writing was interrupted, and nobody heard of it. A power cut may leave
+    the room it was to have, empty.
+    """
+    head = file.read(HEAD.size)
+    if left < HEAD.size or left - HEAD.size <= HEAD.unpack(head)[0]:
+        return True
+    return not any(head) and not any(any(piece) for piece in iter(lambda: file.read(1 << 20), b""))

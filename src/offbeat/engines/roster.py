@@ -43,15 +43,16 @@ class Roster:
                     f"the name {name!r} is another site's: join with another --name, or with that site's key"
                 )
             return self.numbers[name]
-        self.numbers[name], self.proofs[name] = len(self.numbers), proof
-        self._store()
-        return self.numbers[name]
+        numbers, proofs = {**self.numbers, name: len(self.numbers)}, {**self.proofs, name: proof}
+        self._store(numbers, proofs)  # first: a number that is not stored would be given to somebody else later
+        self.numbers, self.proofs = numbers, proofs
+        return numbers[name]
 
     def name_of(self, client: int) -> str:
         return next((name for name, number in self.numbers.items() if number == client), f"client {client}")
 
-    def _store(self) -> None:
+    def _store(self, numbers: dict[str, int], proofs: dict[str, str]) -> None:
         if self.path is None:
             return
-        sites = [{"name": n, "client": client, "proof": self.proofs[n]} for n, client in self.numbers.items()]
+        sites = [{"name": n, "client": client, "proof": proofs[n]} for n, client in numbers.items()]
         write_whole(self.path, json.dumps({"sites": sites}, indent=2).encode())

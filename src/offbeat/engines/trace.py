@@ -7,6 +7,7 @@ a readable file; resuming checks it against the last checkpoint, cuts it back th
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from typing import Any
 
 from offbeat.core.errors import CheckpointError, OffbeatError, RunError
 from offbeat.engines.tally import BLOCK, Tally
+
+log = logging.getLogger("offbeat")
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS trace (
@@ -75,6 +78,8 @@ class Trace:
         self._clients: list[tuple[int, float, int, int, str, float | None]] = []
         self.tally = Tally(TABLES)  # of the rows that were flushed
         self._look_at = self._next_look()
+        self.patient = False  # is what cannot be written for readers written later? Whoever has it elsewhere may wait
+        self._without_room = False
 
     @cached_property
     def db(self) -> sqlite3.Connection:
@@ -133,15 +138,15 @@ class Trace:
         """The last row before a look at the clock, or at a full block: a trace in memory has no readers to keep up
         with.
         """
-        room = BLOCK - len(self._rows)
+        room = max(1, BLOCK - len(self._rows))  # a disk without room makes blocks longer
         return self.seq - 1 + (room if self.path is None else min(room, LOOK))
 
     def _look(self) -> None:
         if len(self._rows) >= BLOCK:
-            self.flush()
+            self._write()
         else:
             self.keep_up()
-            self._look_at = self._next_look()
+        self._look_at = self._next_look()
 
     def keep_up(self, waits: int = 1) -> int:
         """Called before a wait: write what readers would miss for longer than they should, if the next call is as far
@@ -155,10 +160,21 @@ class Trace:
         now = self._clock()
         gap = now - self._looked
         if now + gap > self._flushed + LAG:
-            self.flush()
+            self._write()
             self._flushed = now
         self._looked = now
         return max(1, min(SKIPPED, 2 * waits, int(LAG / 100 * waits / max(gap, 1e-9))))
+
+    def _write(self) -> None:
+        try:
+            self.flush()
+            self._without_room = False
+        except RunError as error:
+            if not self.patient:
+                raise
+            if not self._without_room:
+                log.warning("%s; it is tried again", error)
+            self._without_room = True
 
     def flush(self) -> None:
         """Make everything so far durable."""

@@ -14,7 +14,8 @@ from offbeat.experiment import finished
 
 COMPARISON = "compare.json"  # what makes a folder one of several runs, not a run
 MADE = ("environment.json", "command.txt", "world.json")  # before experiment.yaml
-OWN = ("experiment.yaml", COMPARISON, "run.sqlite", "model.safetensors", "checkpoint", finished.NAME, *MADE)
+LIVE = ("sites.json", "record", "run-id")  # of a run that was served
+OWN = ("experiment.yaml", COMPARISON, "run.sqlite", "model.safetensors", "checkpoint", finished.NAME, *LIVE, *MADE)
 MAKING = b"this folder is being made\n"  # in the lock until it is
 _locks: set[int] = set()  # that this process holds
 TEMPORARY = re.compile(r"(.+?)(\.[0-9a-f]{8})?\.tmp")  # of a file that was being written

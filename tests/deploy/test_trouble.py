@@ -1,0 +1,59 @@
+"""Sites and Flower's nodes in trouble: what one of them sends or fails at is its own affair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import meeting
+import pytest
+
+from offbeat.core.errors import DataError
+from offbeat.core.strategies import REGISTRY
+from offbeat.deploy import serving, wire
+from offbeat.deploy.outbox import Outbox
+from offbeat.engines.record import HEAD
+from offbeat.engines.transport import Question, Scores
+from offbeat.experiment import build
+from offbeat.experiment.folder import create
+from offbeat.experiment.run import Unfinished
+
+
+def test_a_question_that_a_sites_data_cannot_answer_is_answered_with_nothing(tmp_path: Path, monkeypatch) -> None:
+    """Else it would be taken for a site that is gone, and its work be given up."""
+    of = meeting.experiment()
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(of))
+
+    def raises(model):
+        raise DataError("its test file is gone")
+
+    assert site._part is not None
+    monkeypatch.setattr(site._part.ground, "scores", raises, raising=False)
+    model = build.setup(of).world.model
+    answer = wire.decode(site.handle(wire.encode(Question(1.0, 2, model), meeting.RUN)), address=7, run=meeting.RUN)
+    assert answer == Scores(7, 1.0, 2, 0, {})
+
+
+def test_what_a_killed_site_was_writing_is_swept_away(tmp_path: Path) -> None:
+    of = meeting.experiment()
+    meeting.site(tmp_path).handle(meeting.greeting(of))
+    folder = Outbox(tmp_path, meeting.RUN).folder
+    (folder / "5.result.0123abcd.tmp").write_bytes(bytes(1000))
+    meeting.site(tmp_path).handle(meeting.greeting(of))
+    assert sorted(path.name for path in folder.iterdir()) == ["greeting"]
+
+
+def test_a_run_that_cannot_go_on_closes_what_it_opened(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", replace(meeting.experiment(), strategy=REGISTRY["fedbuff"](k=2)))
+    (run.folder / serving.RECORD).mkdir()
+    (run.folder / serving.RECORD / "000001.facts").write_bytes(HEAD.pack(4, bytes(32)) + b"spoilt facts")
+    closed = []
+
+    class Line:
+        def close(self) -> None:
+            closed.append(True)
+
+    with pytest.raises(Unfinished, match="damaged at byte 0"):
+        serving.serve_run(run, lambda *_: Line())  # type: ignore[arg-type, return-value]
+    assert closed == [True]
