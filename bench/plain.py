@@ -16,6 +16,7 @@ from torch import nn
 
 from offbeat.client.training import Training
 
+MANY = 20  # values, from which on a range says little
 TICK = 0.01  # seconds: finer, the system does not tell what processes took
 
 
@@ -83,7 +84,12 @@ def ratios(
 
 
 def told(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.3f} (median of {len(values)}, {min(values):.3f} to {max(values):.3f})"
+    """The median with its range; of many values, of which one is always far off, with the 95 % interval of it."""
+    many = len(values) > MANY
+    low, high = interval(list(values)) if many else (min(values), max(values))
+    digits = 3 if statistics.median(values) < 10 else 1
+    spread = f"median of {len(values)}, {'95 % interval ' if many else ''}{low:.{digits}f} to {high:.{digits}f}"
+    return f"{statistics.median(values):.{digits}f} ({spread})"
 
 
 def interval(values: list[float]) -> tuple[float, float]:

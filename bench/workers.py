@@ -13,56 +13,31 @@ which says more where others use them too.
 from __future__ import annotations
 
 import copy
-import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from machine import machine, versions
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.survey import Survey
-from offbeat.client.training import Training
 from offbeat.core.strategies import FedBuff
 from offbeat.engines.until import Until
 from offbeat.experiment import build, workers
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.delays import Uniform
-from offbeat.scenario.models import Linear, Lstm, Mlp, Model
-from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
 from plain import plain_loop, ratios, told
+from worlds import AT_WORK, CLIENTS, EXAMPLES, TRAINING, WORLDS, K
 
 ROUNDS = 5
-CLIENTS, EXAMPLES, K, AT_WORK = 50, 200, 10, 20
-TRAINING = Training(lr=0.01, batch=64, epochs=1)
-
-
-@dataclass(frozen=True)
-class World:
-    model: Model
-    updates: int
-    shape: tuple[int, ...] = (1, 28, 28)
-
-
-WORLDS = {
-    "W1": World(FEDCOMPASS_MNIST, 100),
-    "W2": World(Linear(), 600),
-    "MLP": World(Mlp(hidden=(64,)), 300),
-    "LSTM": World(Lstm(hidden=32), 200, (6, 9)),
-}
 WORKERS = ("inline", "processes:2", "batched:1", "batched:2")
 
 
 def measure(name: str, chosen: tuple[str, ...] = WORKERS) -> None:
     world = WORLDS[name]
-    generator = torch.Generator().manual_seed(0)
-    pairs = [
-        (torch.rand(EXAMPLES, *world.shape, generator=generator), torch.randint(10, (EXAMPLES,), generator=generator))
-        for _ in range(CLIENTS)
-    ]
-    module = world.model.build(world.shape, 10, seed=0)
+    pairs, module = world.pairs(EXAMPLES), world.module()
     experiment = Experiment(
         clients=CLIENTS,
         delays=Uniform(low=10.0, high=100.0),
@@ -102,9 +77,7 @@ def size(module: nn.Module) -> int:
 
 
 if __name__ == "__main__":
-    print(
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
-    )
+    print(f"{machine()}; {versions('offbeat', 'torch', 'numpy')}")
     asked = sys.argv[1:]
     chosen = tuple(word for word in asked if word not in WORLDS) or WORKERS
     for worker in chosen:
