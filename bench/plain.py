@@ -87,9 +87,13 @@ def told(values: Sequence[float]) -> str:
     """The median with its range; of many values, of which one is always far off, with the 95 % interval of it."""
     many = len(values) > MANY
     low, high = interval(list(values)) if many else (min(values), max(values))
-    digits = 3 if statistics.median(values) < 10 else 1
-    spread = f"median of {len(values)}, {'95 % interval ' if many else ''}{low:.{digits}f} to {high:.{digits}f}"
-    return f"{statistics.median(values):.{digits}f} ({spread})"
+    middle = statistics.median(values)
+    n = digits(middle)
+    return f"{middle:.{n}f} (median of {len(values)}, {'95 % interval ' if many else ''}{low:.{n}f} to {high:.{n}f})"
+
+
+def digits(middle: float) -> int:
+    return 3 if middle < 10 else 1
 
 
 def interval(values: list[float]) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from machine import machine, today, versions
+from plain import digits
 
 BENCH = Path(__file__).parent.resolve()
 PAGE = BENCH / "RESULTS.md"
@@ -26,7 +27,7 @@ HEAD = """# Results
 
 Written by `make bench` and `make bench-peers`; do not edit. Figures are ratios of contenders that ran in turn in the
 same process, medians with their range or, of more than twenty values, the 95 % interval of the median. What the
-worlds are stands in [`worlds.py`](worlds.py), what the plain loop does in [`plain.py`](plain.py).
+worlds are stands in [`workloads.py`](workloads.py), what the plain loop does in [`plain.py`](plain.py).
 """
 LINE = re.compile(
     r"(?P<name>\S+): (?P<who>.+?) / (?P<against>[^=]+?) = (?P<median>[\d.]+) "
@@ -47,7 +48,7 @@ class Ratio:
 
     @property
     def cell(self) -> str:
-        return f"{self.median:g} ({self.spread})"
+        return f"{self.median:.{digits(self.median)}f} ({self.spread})"
 
 
 def ratios(lines: Iterable[str]) -> list[Ratio]:
@@ -65,7 +66,7 @@ GOALS = {
     ("engine", "an update"): 15.0,
 }
 TIMES = re.compile(r"needs [\d.]+, (?P<times>[\d.]+) times that")
-SMALL = ("LeNet5", "ResNet18-1D", "DistilBERT-LoRA")  # of bench/server_step.py: no goal, and left off the page
+SMALL = ("LeNet5", "ResNet18-1D")  # of bench/server_step.py: no goal, and left off the page
 GOAL_TIMES = 3.0  # of what a formula must read and write
 
 

@@ -29,7 +29,7 @@ from offbeat.experiment import build, workers
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.delays import Uniform
 from plain import plain_loop, ratios, told
-from worlds import AT_WORK, CLIENTS, EXAMPLES, TRAINING, WORLDS, K
+from workloads import AT_WORK, CLIENTS, EXAMPLES, TRAINING, WORLDS, K
 
 ROUNDS = 5
 WORKERS = ("inline", "processes:2", "batched:1", "batched:2")

@@ -127,7 +127,7 @@ def test_a_line_of_a_script_is_read_with_its_spread_and_what_follows(monkeypatch
     line = f"W2: batched:1 / plain loop = {plain.told([0.3, 0.1, 0.2])}; work of all cores {plain.told([0.4])}"
     (ratio,) = results.ratios([line, "W2: 7,850 parameters, 600 jobs", ""])
     assert (ratio.name, ratio.who, ratio.against, ratio.median) == ("W2", "batched:1", "plain loop", 0.2)
-    assert ratio.cell == "0.2 (median of 3, 0.100 to 0.300)"
+    assert ratio.cell == "0.200 (median of 3, 0.100 to 0.300)"
     assert ratio.more == "work of all cores 0.400 (median of 1, 0.400 to 0.400)"
 
 
@@ -164,7 +164,9 @@ def test_the_part_of_ours_has_a_table_a_script_and_says_which_failed(monkeypatch
     results = script("results", monkeypatch)
     lines = ["rate: 3 updates", "engine: an update / a bare timeout of SimPy = 30.0 (median of 7, 29.0 to 31.0)"]
     text = results.ours({"engine": lines, "workers": []}, failed=["workers"])
-    row = "| engine | an update | a bare timeout of SimPy | 30 (median of 7, 29.0 to 31.0) |  | ≤ 15: missed by 100 % |"
+    row = (
+        "| engine | an update | a bare timeout of SimPy | 30.0 (median of 7, 29.0 to 31.0) |  | ≤ 15: missed by 100 % |"
+    )
     assert row in text
     assert "```\nrate: 3 updates\n```" in text
     assert "`bench/workers.py` failed" in text
@@ -188,7 +190,7 @@ def test_a_framework_that_cannot_be_installed_or_run_is_a_line_and_the_others_go
     lines, missing = peers.collect(["pfl", "fedlab"])
     assert missing == ["pfl: cannot be installed: no such version", "W1: fedlab, FedAvg: cannot be run: it broke"]
     text = peers.part(lines, missing)
-    assert "| W2 | fedlab 1.0, FedAvg | 2 (median of 5, 1.000 to 3.000) |  |" in text
+    assert "| W2 | fedlab 1.0, FedAvg | 2.000 (median of 5, 1.000 to 3.000) |  |" in text
     assert "- W1: fedlab, FedAvg: cannot be run: it broke" in text
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from plain import plain_loop, told, work_of
-from worlds import CLIENTS, TRAINING, WORLDS, K
+from workloads import CLIENTS, TRAINING, WORLDS, K
 
 ROUNDS = 5
-UPDATES = {"W1": 30, "W2": 300}  # of both in a round
+UPDATES = {"W1": 20, "W2": 300}  # of both in a round
 
 
 @dataclass(frozen=True)

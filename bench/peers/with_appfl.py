@@ -14,14 +14,14 @@ from unittest.mock import MagicMock
 from alternate import Given
 from torch.utils.data import TensorDataset
 
-from worlds import AT_WORK, CLIENTS, TRAINING
+from workloads import AT_WORK, CLIENTS, TRAINING
 
 sys.modules.setdefault("piq", MagicMock())  # pictures' quality: for reports on data
 
 from appfl.agent import SimClientAgent, SimServerAgent  # noqa: E402
 from appfl.vsim import AsyncSimDriver, ClientProfile  # noqa: E402
 
-MODEL = "from worlds import WORLDS\n\n\ndef model(name):\n    return WORLDS[name].module()\n"
+MODEL = "from workloads import WORLDS\n\n\ndef model(name):\n    return WORLDS[name].module()\n"
 METRIC = "def accuracy(true, predicted):\n    return (true == predicted.argmax(1)).mean()\n"
 
 

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 from alternate import Given
 from torch.utils.data import DataLoader, TensorDataset
 
-from worlds import CLIENTS, TRAINING, K
+from workloads import CLIENTS, TRAINING, K
 
 sys.modules.setdefault("torchvision", MagicMock())  # only its data sets need it
 

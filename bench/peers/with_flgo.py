@@ -18,12 +18,12 @@ from alternate import Given
 from flgo.algorithm import fedasync, fedavg, fedbuff
 from flgo.benchmark.partition import BasicPartitioner
 from flgo.benchmark.toolkits.cv.classification import FromDatasetPipe
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
-from worlds import AT_WORK, CLIENTS, EXAMPLES, TRAINING, WORLDS, K
+from workloads import AT_WORK, CLIENTS, EXAMPLES, TRAINING, WORLDS, K
 
 # torch 2.13 asks a Subset that has its own __getitem__ for this too
-FromDatasetPipe.TaskDataset.__getitems__ = lambda self, indices: [self[i] for i in indices]
+FromDatasetPipe.TaskDataset.__getitems__ = lambda self, indices: Subset.__getitems__(self, indices)
 # a benchmark of theirs is a folder with this file
 CONFIG = "from with_flgo import chosen\ntrain_data, test_data, get_model = chosen({name!r})\n"
 LATENCY = {"proportion": AT_WORK / CLIENTS, "responsiveness": "UNI-10-100"}

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 
-from worlds import CLIENTS, TRAINING, K
+from workloads import CLIENTS, TRAINING, K
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 

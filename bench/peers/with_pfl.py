@@ -20,7 +20,7 @@ from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 
-from worlds import TRAINING, K
+from workloads import TRAINING, K
 
 
 class Classifier(nn.Module):
