@@ -11,7 +11,7 @@ KILLS ?= 30
 UPDATES ?= 100000
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray bench crosscheck clean
+.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray bench bench-peers crosscheck clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -71,10 +71,11 @@ test-ray: $(READY) ## Simulations on a Ray cluster, of which nodes are killed (i
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]' -c constraints.txt
 	unshare -rn sh -c 'ip link set lo up && exec $(BIN)/pytest -m ray'
 
-bench: $(READY) ## Measure the engine (event rate, memory, overhead over a plain PyTorch loop), one server step of each strategy, the workers
-	$(BIN)/python bench/engine.py
-	$(BIN)/python bench/server_step.py
-	$(BIN)/python bench/workers.py
+bench: $(READY) ## Measure workers against a plain PyTorch loop, the engine and every strategy's server step; writes bench/RESULTS.md
+	$(BIN)/python bench/results.py
+
+bench-peers: $(READY) ## The same loop against pfl, FedLab, FLGo, APPFL and Flower on Ray (installs each under .venv-peers)
+	$(BIN)/python bench/peers
 
 # the others are pinned and live in a venv of their own; they must not choose what we are tested with
 $(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constraints.txt
@@ -88,4 +89,4 @@ crosscheck: $(CROSS)/.ready ## The same arrivals through FLGo, APPFL, Flower, FL
 	PYTHONPATH=src $(CROSS)/bin/python -W ignore bench/crosscheck
 
 clean: ## Remove what was built (runs are kept)
-	rm -rf $(VENV) $(CROSS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(CROSS) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -10,7 +10,6 @@ Ratios and memory carry over to other machines; rates do not, so they are printe
 from __future__ import annotations
 
 import copy
-import platform
 import resource
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 import simpy
 import torch
 
+from machine import machine, versions
 from offbeat.client.data import ClientData
 from offbeat.client.training import Trainer, Training
 from offbeat.core.jobs import Job, Result
@@ -42,7 +42,7 @@ from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Cnn, Linear
 from offbeat.scenario.partition import Dirichlet, Draws
 from offbeat.scenario.surroundings import SimulatedWorld
-from plain import cpu, interval, plain_loop
+from plain import cpu, interval, plain_loop, told
 
 TEN = Layout((Slice("w", (10,), 0, 10, "param"),))
 ALTERNATIONS = 31
@@ -82,8 +82,7 @@ def rate(updates: int = 100_000, repeats: int = 7) -> None:
         f"{low:,.0f} to {high:,.0f});"
         f" {statistics.median(walls):,.0f} by the clock on the wall"
     )
-    low, high = interval(costs)
-    print(f"simpy: an update costs {statistics.median(costs):.1f} bare timeouts of SimPy ({low:.1f} to {high:.1f})")
+    print(f"engine: an update / a bare timeout of SimPy = {told(costs)}")
 
 
 def timeouts(processes: int, number: int) -> None:
@@ -182,18 +181,11 @@ def overhead(jobs: int = 40) -> None:
         with_engine()  # warm up both, and learn who trains
         with_a_loop()
         ratios = [cpu(with_engine) / cpu(with_a_loop) for _ in range(ALTERNATIONS)]
-    low, high = interval(ratios)
-    middle = statistics.median(ratios)
-    print(
-        f"overhead: engine / plain loop = {middle:.3f} (median of {ALTERNATIONS}; 95 % interval {low:.3f} to "
-        f"{high:.3f})"
-    )
+    print(f"overhead: engine / plain loop = {told(ratios)}")
 
 
 if __name__ == "__main__":
-    print(
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
-    )
+    print(f"{machine()}; {versions('offbeat', 'torch', 'numpy', 'simpy')}")
     measures = {"rate": rate, "memory": memory, "million": million, "overhead": overhead}
     for name in sys.argv[1:] or measures:
         measures[name]()

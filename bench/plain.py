@@ -16,6 +16,7 @@ from torch import nn
 
 from offbeat.client.training import Training
 
+MANY = 20  # values, from which on a range says little
 TICK = 0.01  # seconds: finer, the system does not tell what processes took
 
 
@@ -83,7 +84,16 @@ def ratios(
 
 
 def told(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.3f} (median of {len(values)}, {min(values):.3f} to {max(values):.3f})"
+    """The median with its range; of many values, of which one is always far off, with the 95 % interval of it."""
+    many = len(values) > MANY
+    low, high = interval(list(values)) if many else (min(values), max(values))
+    middle = statistics.median(values)
+    n = digits(middle)
+    return f"{middle:.{n}f} (median of {len(values)}, {'95 % interval ' if many else ''}{low:.{n}f} to {high:.{n}f})"
+
+
+def digits(middle: float) -> int:
+    return 3 if middle < 10 else 1
 
 
 def interval(values: list[float]) -> tuple[float, float]:

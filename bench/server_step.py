@@ -16,7 +16,6 @@ step takes.
 
 from __future__ import annotations
 
-import platform
 import statistics
 import sys
 import time
@@ -28,12 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from machine import machine, versions
 from offbeat.core.jobs import Job, Result
 from offbeat.core.parts.reuse import new_vector
 from offbeat.core.protocol import Action, Commit, Event, UpdateArrived, World
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.vector import Layout, Slice
 from offbeat.testing import ScriptedEngine
+from plain import told
 
 STEPS = 61  # of which the median is taken
 CLIENTS = 4
@@ -136,7 +137,7 @@ def vgg11_bn() -> Iterator[Shape]:
 MODELS: tuple[tuple[str, Callable[[], Iterator[Shape]], int], ...] = (
     ("LeNet5", lenet, 3),
     ("ResNet18-1D", resnet_1d, 199),
-    ("DistilBERT, LoRA", distilbert_lora, 110),
+    ("DistilBERT-LoRA", distilbert_lora, 110),
     ("MobileNetV2", mobilenet_v2, 512),
     ("VGG11-BN", vgg11_bn, 188),
 )
@@ -246,45 +247,35 @@ def measure(strategy: Any, layout: Layout, model: Tensor, plain: Callable[[], fl
 # ---------------------------------------------------------------- telling
 
 
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """The median and a distribution-free 95 % interval of it: ranks n/2 -+ 0.98 sqrt(n)."""
-    ranked = sorted(values)
-    half = 0.98 * len(ranked) ** 0.5
-    low, high = int(len(ranked) / 2 - half), int(len(ranked) / 2 + half)
-    return statistics.median(ranked), ranked[max(low, 0)], ranked[min(high, len(ranked) - 1)]
-
-
 @dataclass(frozen=True)
 class Told:
-    """Milliseconds, the ratio to a pass with its interval, and what was needed."""
+    """A line, and how many times as long as needed it took."""
 
-    text: str
-    times: float | None  # as long as needed
+    line: str
+    times: float | None
 
     @staticmethod
-    def of(pairs: list[tuple[float, float]], needed: int | None) -> Told:
+    def of(what: str, pairs: list[tuple[float, float]], needed: int | None) -> Told | None:
+        """None where there is no such answer."""
         if not pairs or needed is None:
-            return Told(f"{'none':>12} {'':46}", None)
-        middle, low, high = interval([step / plain for step, plain in pairs])
+            return None
+        passes = [step / plain for step, plain in pairs]
         wanted = needed / A_PASS
-        times = middle / wanted if wanted else None
-        of_it = f"{times:4.1f} times" if times is not None else f"{'':10}"
+        times = statistics.median(passes) / wanted if wanted else None
+        of_it = f"needs {wanted:.1f}, {times:.1f} times that; " if times is not None else ""
         took = 1e3 * statistics.median(step for step, _ in pairs)
-        return Told(f"{took:9.3f} ms {middle:6.1f} ({low:5.1f}-{high:5.1f}), needed {wanted:4.1f}: {of_it}", times)
+        return Told(f"{what} / a pass = {told(passes)}; {of_it}{took:.3f} ms", times)
 
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
-    print(
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, one thread"
-    )
+    print(f"{machine()}; {versions('offbeat', 'torch', 'numpy')}; one thread")
     print(
         f"median of {STEPS} steps, and in passes made in turn with them (95 % interval); 'commit' is the answer that "
         "changes the model, 'update' one that does not\n"
     )
     worst, over = 0.0, list[str]()
-    for name, shapes, reported in MODELS:
+    for name, shapes, authors in MODELS:
         layout = layout_of(shapes())
         model = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
         plain = one_pass(model)
@@ -295,18 +286,19 @@ def main(names: list[str]) -> None:
         )
         for chosen in names:
             found = measure(REGISTRY[chosen](), layout, model, plain)
-            in_turn = 1e3 * statistics.median(found.passes)
-            update = Told.of(found.updates, NEEDED[chosen].update)
-            commit = Told.of(found.commits, NEEDED[chosen].commit)
-            line = f"  {chosen:<10} pass {in_turn:7.3f} ms  update {update.text}  commit {commit.text}"
-            if layout.size > LARGE:
-                kinds = {"update": update.times, "commit": commit.times}
-                over += [f"{chosen}'s {kind} {t:.1f} ({name})" for kind, t in kinds.items() if t and t > TIMES]
-            if chosen == "orthofl":
-                line += f"  authors: {reported} ms"
-                if layout.size > LARGE:
-                    worst = max(worst, statistics.median(step / plain for step, plain in found.commits))
-            print(line, flush=True)
+            rows = {
+                "update": Told.of(f"{name}: {chosen}'s update", found.updates, NEEDED[chosen].update),
+                "commit": Told.of(f"{name}: {chosen}'s commit", found.commits, NEEDED[chosen].commit),
+            }
+            for kind, row in rows.items():
+                if row is None:
+                    continue
+                reported = f"; authors: {authors} ms" if (chosen, kind) == ("orthofl", "commit") else ""
+                print(row.line + reported, flush=True)
+                if layout.size > LARGE and row.times and row.times > TIMES:
+                    over.append(f"{chosen}'s {kind} {row.times:.1f} ({name})")
+            if chosen == "orthofl" and layout.size > LARGE:
+                worst = max(worst, statistics.median(step / plain for step, plain in found.commits))
         print()
     print(f"above {LARGE:,} parameters, over {TIMES:g} times what is needed: {', '.join(over) or 'none'}")
     if worst:

@@ -6,67 +6,43 @@
 W1: 50 clients with 200 made-up pictures of 28×28 each, FedCompass's CNN (582,026 parameters), SGD 0.01, batches of 64,
 one epoch, FedBuff (k = 10) with 20 clients at work. W2: the same with one linear layer; MLP: with a hidden layer of 64;
 LSTM: 32 units on series of 6 times 9 numbers. Times of a worker hold the start and the end of its processes; what a run
-of the first jobs alone takes is told beside it. In every
-round everybody runs once; told are ratios to the plain loop of the same round: on the wall, and of what all cores did,
-which says more where others use them too. `ray`, where it is installed, starts a cluster of its own on all cores; the
-work of its processes is not seen here, as they are no children of this one.
+of the first jobs alone takes is told beside it. In every round everybody runs once; told are ratios to the plain loop
+of the same round: on the wall, and of what all cores did, which says more where others use them too. `ray`, where it
+is installed, starts a cluster of its own on all cores; the work of its processes is not seen here, as they are no
+children of this one.
 """
 
 from __future__ import annotations
 
 import copy
-import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
 from torch import nn
 
+from machine import machine, versions
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.survey import Survey
-from offbeat.client.training import Training
 from offbeat.core.strategies import FedBuff
 from offbeat.engines.until import Until
 from offbeat.experiment import build, workers
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.delays import Uniform
-from offbeat.scenario.models import Linear, Lstm, Mlp, Model
-from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
 from plain import plain_loop, ratios, told
 from plain import wall as wall_of
+from workloads import AT_WORK, CLIENTS, EXAMPLES, TRAINING, WORLDS, K
 
 ROUNDS = 5
-CLIENTS, EXAMPLES, K, AT_WORK = 50, 200, 10, 20
-TRAINING = Training(lr=0.01, batch=64, epochs=1)
-
-
-@dataclass(frozen=True)
-class World:
-    model: Model
-    updates: int
-    shape: tuple[int, ...] = (1, 28, 28)
-
-
-WORLDS = {
-    "W1": World(FEDCOMPASS_MNIST, 100),
-    "W2": World(Linear(), 3000),
-    "MLP": World(Mlp(hidden=(64,)), 300),
-    "LSTM": World(Lstm(hidden=32), 200, (6, 9)),
-}
 WORKERS = ("inline", "processes:2", "batched:1", "batched:2", *(["ray"] if find_spec("ray") else []))
 
 
 def measure(name: str, chosen: tuple[str, ...] = WORKERS) -> None:
     world = WORLDS[name]
-    generator = torch.Generator().manual_seed(0)
-    pairs = [
-        (torch.rand(EXAMPLES, *world.shape, generator=generator), torch.randint(10, (EXAMPLES,), generator=generator))
-        for _ in range(CLIENTS)
-    ]
-    module = world.model.build(world.shape, 10, seed=0)
+    pairs, module = world.pairs(EXAMPLES), world.module()
     experiment = Experiment(
         clients=CLIENTS,
         delays=Uniform(low=10.0, high=100.0),
@@ -111,9 +87,7 @@ def size(module: nn.Module) -> int:
 
 
 if __name__ == "__main__":
-    print(
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
-    )
+    print(f"{machine()}; {versions('offbeat', 'torch', 'numpy')}")
     asked = sys.argv[1:]
     chosen = tuple(word for word in asked if word not in WORLDS) or WORKERS
     for worker in chosen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -47,10 +48,10 @@ def test_the_engine_is_measured(monkeypatch, capsys):
     engine.overhead(jobs=2)
     rate, simpy, memory, million, overhead = capsys.readouterr().out.splitlines()
     assert re.match(r"rate: [\d,]+ updates per second of CPU \(median of 1;", rate)
-    assert re.match(r"simpy: an update costs [\d.]+ bare timeouts of SimPy", simpy)
+    assert re.match(r"engine: an update / a bare timeout of SimPy = [\d.]+ \(median of 1, ", simpy)
     assert re.match(r"memory: \d+ MB in all with 2,000 clients, 1,000 in flight", memory)
     assert re.match(r"million: \d+ MB in all with 2,000 clients of an experiment .*, 20 updates in [\d.]+ s", million)
-    assert re.match(r"overhead: engine / plain loop = \d+\.\d+ \(median of 1;", overhead)
+    assert re.match(r"overhead: engine / plain loop = \d+\.\d+ \(median of 1, ", overhead)
 
 
 def test_workers_are_measured(monkeypatch, capsys):
@@ -74,9 +75,10 @@ def test_a_server_step_is_measured(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "LeNet5: 44,426 parameters in 10 tensors" in printed
     assert re.search(
-        r"fedavg +pass +[\d.]+ ms +update +[\d.]+ ms +[\d.]+ \( *[\d.]+- *[\d.]+\), needed +1\.0: ", printed
+        r"^LeNet5: fedavg's update / a pass = [\d.]+ \(median of 2, .*\); needs 1\.0, [\d.]+ times", printed, re.M
     )
-    assert re.search(r"orthofl +pass +[\d.]+ ms +update +none +commit +[\d.]+ ms .* needed +2\.0: ", printed)
+    assert re.search(r"^LeNet5: orthofl's commit / a pass = .* needs 2\.0, .* ms; authors: 3 ms$", printed, re.M)
+    assert "orthofl's update" not in printed
     assert set(step.NEEDED) == set(REGISTRY)
 
 
@@ -115,3 +117,90 @@ def test_what_lies_beyond_memory_is_measured(method, monkeypatch, capsys, tmp_pa
     assert re.search(r"^first answers: 3\d updates, [\d.]+ ms of wall and [\d.]+ ms of CPU each", printed, re.MULTILINE)
     assert printed.count("resumed, again: read and checked in ") == 2
     assert not folder.exists()
+
+
+# ---------------------------------------------------------------- the page of results
+
+
+def test_a_line_of_a_script_is_read_with_its_spread_and_what_follows(monkeypatch):
+    results, plain = script("results", monkeypatch), script("plain", monkeypatch)
+    line = f"W2: batched:1 / plain loop = {plain.told([0.3, 0.1, 0.2])}; work of all cores {plain.told([0.4])}"
+    (ratio,) = results.ratios([line, "W2: 7,850 parameters, 600 jobs", ""])
+    assert (ratio.name, ratio.who, ratio.against, ratio.median) == ("W2", "batched:1", "plain loop", 0.2)
+    assert ratio.cell == "0.200 (median of 3, 0.100 to 0.300)"
+    assert ratio.more == "work of all cores 0.400 (median of 1, 0.400 to 0.400)"
+
+
+def test_of_many_values_the_interval_of_the_median_is_told(monkeypatch):
+    results, plain = script("results", monkeypatch), script("plain", monkeypatch)
+    # ranks 25/2 -+ 0.98 sqrt(25) = 7.6 and 17.4 of 0 to 24, rounded down
+    told = plain.told([float(i) for i in range(25)])
+    assert told == "12.0 (median of 25, 95 % interval 7.0 to 17.0)"
+    (ratio,) = results.ratios([f"VGG11-BN: fedavg's commit / a pass = {told}; needs 1.0, 3.3 times that; 1.000 ms"])
+    assert results.goal_of(ratio) == "≤ 3: missed by 10 % of what is needed"
+
+
+@pytest.mark.parametrize(("median", "said"), [(0.35, "≤ 0.35: reached"), (0.42, "≤ 0.35: missed by 20 %")])
+def test_a_goal_is_reached_or_missed_by_so_much(median, said, monkeypatch):
+    results = script("results", monkeypatch)
+    assert results.goal_of(results.Ratio("W2", "batched:1", "plain loop", median, "")) == said
+    assert results.goal_of(results.Ratio("W2", "inline", "plain loop", median, "")) == ""
+
+
+def test_a_part_of_the_page_is_replaced_and_the_other_stays(monkeypatch, tmp_path):
+    results, page = script("results", monkeypatch), tmp_path / "RESULTS.md"
+    results.write(results.PEERS, "theirs", page)
+    results.write(results.OURS, "first", page)
+    results.write(results.OURS, "second\n\n", page)
+    text = page.read_text()
+    assert results.part_of(text, results.PEERS) == "theirs\n"
+    assert results.part_of(text, results.OURS) == "second\n"
+    assert text.index("second") < text.index("theirs")  # ours first, whoever wrote last
+    assert text.count(results.HEAD) == 1
+    assert results.replaced(text, results.OURS, "second") == text
+
+
+def test_the_part_of_ours_has_a_table_a_script_and_says_which_failed(monkeypatch):
+    results = script("results", monkeypatch)
+    lines = ["rate: 3 updates", "engine: an update / a bare timeout of SimPy = 30.0 (median of 7, 29.0 to 31.0)"]
+    text = results.ours({"engine": lines, "workers": []}, failed=["workers"])
+    row = (
+        "| engine | an update | a bare timeout of SimPy | 30.0 (median of 7, 29.0 to 31.0) |  | ≤ 15: missed by 100 % |"
+    )
+    assert row in text
+    assert "```\nrate: 3 updates\n```" in text
+    assert "`bench/workers.py` failed" in text
+    assert re.search(r"`make bench`; .* cores, .* GiB of memory, GPU .*; Python 3\.\d+\.\d+, offbeat .*, torch", text)
+
+
+def test_a_framework_that_cannot_be_installed_or_run_is_a_line_and_the_others_go_on(monkeypatch, capsys):
+    peers = script("peers/__main__", monkeypatch)
+
+    def install(name: str) -> None:
+        if name == "pfl":
+            raise peers.Failed("no such version")
+
+    def measure(name: str, world: str, way: str) -> str:
+        if world == "W1":
+            raise peers.Failed("it broke")
+        return f"{world}: {name} 1.0, {way} / plain loop = 2.000 (median of 5, 1.000 to 3.000)"
+
+    monkeypatch.setattr(peers, "install", install)
+    monkeypatch.setattr(peers, "measure", measure)
+    lines, missing = peers.collect(["pfl", "fedlab"])
+    assert missing == ["pfl: cannot be installed: no such version", "W1: fedlab, FedAvg: cannot be run: it broke"]
+    text = peers.part(lines, missing)
+    assert "| W2 | fedlab 1.0, FedAvg | 2.000 (median of 5, 1.000 to 3.000) |  |" in text
+    assert "- W1: fedlab, FedAvg: cannot be run: it broke" in text
+
+
+def test_what_a_framework_started_ends_with_it(monkeypatch, tmp_path):
+    peers = script("peers/__main__", monkeypatch)
+    started = subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    child = int(started.stdout.readline())
+    peers.end(started)
+    assert started.returncode == -9
+    started.stdout.read()  # ends when nobody holds it
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
