@@ -1,13 +1,12 @@
 """What an update costs on the live path beside its training: python bench/live.py
 
-One site on this machine (`offbeat serve --local 1`, loopback, no TLS), models of 0.2 and 40 MB, one local step a job. Told
-are the seconds of a round trip without those of training, as the run's trace has them, and what a trainer that is not
+One site on this machine (`offbeat serve --local 1`, loopback, no TLS), models of 0.2 and 40 MB, one local step a job.
+Told are the seconds of a round trip without those of training, as the run's trace has them, and what a trainer that is not
 resident would add: a process that imports, loads the data, builds the model and then trains the same job.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
@@ -70,7 +69,7 @@ def told(values: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"machine": machine(), "versions": versions()}))
+    print(f"{machine()}; {versions('offbeat', 'torch', 'flwr')}")
     for name, hidden in MODELS.items():
         with tempfile.TemporaryDirectory() as place:
             trips = live(hidden, Path(place) / "run")
