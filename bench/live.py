@@ -1,8 +1,8 @@
 """What an update costs on the live path beside its training: python bench/live.py
 
 One site on this machine (`offbeat serve --local 1`, loopback, no TLS), models of 0.2 and 40 MB, one local step a job.
-Told are the seconds of a round trip without those of training, as the run's trace has them, and what a trainer that is not
-resident would add: a process that imports, loads the data, builds the model and then trains the same job.
+Told are the seconds of a round trip without those of training, as the run's trace has them, and what a trainer that is
+not resident would add: a process that imports, loads the data and builds the model before it can train.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_a_damaged_account_of_the_machine_does_not_stop_anybody(offbeat, stopped
 
 
 def test_so_it_is_for_a_comparison_once(offbeat, monkeypatch):
-    def here(comparison, jobs, watch, worker):
+    def here(comparison, jobs, watch, worker, memory):
         return all(runs.execute(run) for name in comparison.strategies() for run in comparison.runs(name))
 
     monkeypatch.setattr(compare, "execute", here)

@@ -247,5 +247,5 @@ def test_nobody_is_faster_than_the_least() -> None:
 
 def test_every_law_has_a_summary() -> None:
     drawn = {"constant", "uniform", "normal", "half_normal", "lognormal", "exponential", "long_tail", "groups"}
-    assert set(summaries(DELAYS)) == {*drawn, "devices", "per_client", "changing", "trace"}
+    assert set(summaries(DELAYS)) == {*drawn, "devices", "per_client", "changing", "trace", "replayed"}
     assert all(summaries(DELAYS).values())

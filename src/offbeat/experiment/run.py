@@ -58,7 +58,8 @@ def tell_failed(failed: Mapping[Path, Exception]) -> None:
     for folder, error in failed.items():
         if not isinstance(error, (OffbeatError, OSError, sqlite3.Error)):
             raise error  # of ours or of somebody's code: where it came from is worth more than a line
-        raise Unfinished(f"{folder}: {error}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""))
+        where = "" if str(error).startswith(f"{folder}: ") else f"{folder}: "
+        raise Unfinished(f"{where}{error}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""))
 
 
 def execute(
