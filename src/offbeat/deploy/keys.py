@@ -87,6 +87,16 @@ class SiteKeys:
     def public(self) -> Path:
         return self.folder / "site.pub"
 
+    @property
+    def name(self) -> str:
+        """As the key was made for, wherever its folder was copied to."""
+        try:
+            words = self.public.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError):
+            words = []
+        told = words[2] if len(words) == 3 else ""
+        return told if NAME.fullmatch(told) else self.folder.resolve().name
+
     def check(self) -> None:
         for path in (self.ca, self.key, self.public):
             if not path.is_file():
