@@ -6,8 +6,8 @@ Needs neither root nor a network: namespaces of its own, joined by a bridge. Wha
 
 A block `console MACHINE` has commands after `$`, and lines that each of them must print, in this order, up to numbers
 and fingerprints; `…` stands for lines that are left out. `serve` and `join` are left running, and a block without a
-command is what they print later. A block `LANGUAGE MACHINE:FILE` is a file of that machine. Comments `<!-- tried: … -->`
-are what no command does: `MACHINE loses power`, `N updates`.
+command is what they print later. A block `LANGUAGE MACHINE:FILE` is a file of that machine. Comments
+`<!-- tried: … -->` are what no command does: `MACHINE loses power`, `N updates`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,12 @@ class Machine:
         environment["PATH"] = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
         with open(self.output, "wb") as out:
             process = subprocess.Popen(
-                ["ip", "netns", "exec", self.name, "sh", "-c", command], cwd=self.home, stdout=out, stderr=out,
-                env=environment, start_new_session=True,
+                ["ip", "netns", "exec", self.name, "sh", "-c", command],
+                cwd=self.home,
+                stdout=out,
+                stderr=out,
+                env=environment,
+                start_new_session=True,
             )
         if re.match(r"offbeat (serve|join) (?!--check)", command):
             self.left_running = process

@@ -238,21 +238,25 @@ def _member_died(hosting: Hosting, name: str, command: list[str]) -> None:
 
 def _progress(run: Path) -> str:
     from offbeat.core.errors import OffbeatError
-    from offbeat.deploy.overview import LIVE, overview
-    from offbeat.deploy.standing import Orders
+    from offbeat.deploy.overview import AWAY, LIVE, overview
+    from offbeat.deploy.standing import Orders, Registered
 
     try:
         found = overview(run)
     except OffbeatError:
         return "starting"
     sites = found["sites"]
-    if not found["updates"] and not any("doing" in site for site in sites):
-        orders = Orders.read(run / LIVE)
-        return f"waiting for sites: {len(sites)} of {orders.min_sites if orders else 1} have come"
+    if not found["began"]:
+        orders, registered = Orders.read(run / LIVE), Registered.read(run / LIVE)
+        here = [site["name"] for site in sites if site.get("doing") != AWAY]
+        known = sorted({name for name, _ in registered.nodes.values()} - {*here}) if registered else []
+        missing = f"; not yet: {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
+        least = orders.min_sites if orders else 1
+        return f"waiting for sites: {len(here)} of {least} are here{missing}"
     measured = " ".join(f"{key} {value:.3f}" for key, value in list(found["metrics"].items())[:2] if value is not None)
     ages = [site["staleness"] for site in sites if site.get("staleness") is not None]
     age = f" staleness {sum(ages) / len(ages):.1f}" if ages else ""
-    away = sum(site.get("doing") == "away" for site in sites)
+    away = sum(site.get("doing") == AWAY for site in sites)
     return (
         f"{found['now']:.0f} s, version {found['version']}, {found['updates']} updates from {len(sites)} sites"
         f"{f' ({away} away)' if away else ''} {measured}{age}"
