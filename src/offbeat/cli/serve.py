@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from offbeat.deploy.standing import Orders, Standing
 
 PORT = 8443
+SOON = 30  # days before its end from which on a certificate is worth a word
 
 
 def serve(
@@ -113,9 +114,10 @@ def _seeded(seed: int | None) -> list[str]:
 
 
 def _place(host: str, port: int | None, folder: Path, insecure: bool, local: int | None) -> Place:
+    from offbeat.cli.live import tell
     from offbeat.core.errors import ConfigError
     from offbeat.deploy.hosting import Place
-    from offbeat.deploy.keys import ServerKeys
+    from offbeat.deploy.keys import ServerKeys, days_left
     from offbeat.deploy.processes import free_port, refuse_taken
     from offbeat.deploy.reaching import is_loopback
 
@@ -131,6 +133,8 @@ def _place(host: str, port: int | None, folder: Path, insecure: bool, local: int
         return Place(host, chosen, None)
     keys = ServerKeys(folder)
     keys.check(host)
+    if (left := days_left(keys.certificate)) < SOON:
+        tell(f"the certificate {keys.certificate} holds for {left:.0f} days: 'offbeat keys --host …' makes a new one")
     return Place(host, chosen, keys)
 
 

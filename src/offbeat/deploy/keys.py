@@ -60,7 +60,8 @@ class ServerKeys:
                 )
         refuse_open(self.key)
         certificate = read_certificate(self.certificate)
-        check_dates(self.certificate)
+        names = [name for name in names_of(self.certificate) if name not in LOCAL]
+        check_dates(self.certificate, f"offbeat keys {' '.join(f'--host {name}' for name in names or [host])}")
         if certificate.public_key() != _read_private(self.key).public_key():
             raise ConfigError(f"{self.key} is not the key of {self.certificate}: make both again with 'offbeat keys'")
         try:
@@ -222,11 +223,11 @@ def days_left(path: Path) -> float:
     return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)) / DAY
 
 
-def check_dates(path: Path) -> None:
+def check_dates(path: Path, remedy: str = "offbeat keys --dir NEW --host … --site …") -> None:
     certificate, now = read_certificate(path), datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
         raise ConfigError(
-            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: make a new one with 'offbeat keys'"
+            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: make a new one with '{remedy}'"
         )
     if now < certificate.not_valid_before_utc:
         raise ConfigError(
