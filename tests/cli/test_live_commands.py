@@ -77,5 +77,12 @@ def test_a_site_is_called_what_its_keys_are(offbeat):
     refused(offbeat(*join), "nobody answers at 127.0.0.1:1: start 'offbeat serve' there first", status=1)
 
 
+def test_a_folder_of_keys_may_be_copied_under_any_name(offbeat):
+    offbeat("keys", "--site", "hospital-a")
+    Path("keys/sites/hospital-a").rename("mine")
+    join = ("join", "--server", "127.0.0.1:1", "--partition", 0, "--keys", "mine")
+    refused(offbeat(*join, "--name", "mine"), "with keys a site is called what its keys are, hospital-a")
+
+
 def test_a_run_that_is_not_live_is_said(offbeat, made):
     refused(offbeat("status", made), "is not a live run", status=1)

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
+from offbeat.core.errors import ConfigError
 from offbeat.deploy import guardian
+from offbeat.deploy.joining import Joining, Member
 from offbeat.deploy.processes import Children, last_lines
 from offbeat.deploy.standing import Orders, Standing
 
@@ -153,3 +155,15 @@ def test_a_refused_site_is_told_apart_by_its_status():
     assert joining.REFUSED == resident.REFUSED
     assert hosting.INTERRUPTED == INTERRUPTED
     assert jobs.TRAINING_SECONDS == TRAINING_SECONDS
+
+
+def test_two_sites_do_not_share_a_home(tmp_path):
+    """They would be two nodes with one trainer, and take each other's messages."""
+    member = Member("basel", "127.0.0.1:1", partition=0)
+    first = Joining(member, tmp_path)
+    try:
+        with pytest.raises(ConfigError, match=r"a site works in .* already: end that one, or give this one another"):
+            Joining(member, tmp_path)
+    finally:
+        first.close()
+    Joining(member, tmp_path).close()

@@ -24,7 +24,7 @@ from offbeat.deploy.within import Within
 from offbeat.engines.retell import retell
 from offbeat.engines.roster import Roster
 from offbeat.engines.until import parse_until
-from offbeat.experiment import build, metrics
+from offbeat.experiment import build, measures, metrics
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.folder import Run, create
 from offbeat.experiment.run import execute
@@ -132,6 +132,11 @@ def test_a_server_without_data_takes_the_model_of_a_sites_file(tmp_path: Path):
     assert outcome.updates == 12
     assert 0.0 <= outcome.metrics["acc"] <= 1.0  # what the sites found, of 8 test examples each
     assert len(outcome.model) == 8
+    found = run.summary()
+    assert found.clients == 2  # whoever came; the experiment was written for three
+    assert found.surveyed == "test examples"
+    assert sum(found.by_client.values()) / 2 == pytest.approx(outcome.metrics["acc"])  # both have as many
+    assert ["served seconds", f"{found.seconds:.0f}"] in measures.lines(found)
 
 
 def test_another_strategy_is_replayed_over_the_times_that_sites_took(tmp_path: Path):

@@ -308,3 +308,19 @@ def test_statistics_that_stay_at_the_site_do_and_counters_are_exact_when_compres
             if how == "none":
                 assert torch.equal(message.answer.local, expected.local)
             memory = dict(expected.memory)
+
+
+def test_what_the_own_code_says_stays_at_the_site(tmp_path: Path) -> None:
+    """It may be of the data: the server is told the kind and the line, sent.log has that, and the trainer ends."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\ndef model():\n    return torch.nn.Linear(3, 2)\n"
+        "def load_data():\n    return float('Mueller, Anna')\n"
+    )
+    site = Site(tmp_path / "home", "basel", SiteFile(own))
+    with pytest.raises(OffbeatError) as raised:
+        site.handle(meeting.greeting(meeting.experiment()))
+    assert str(raised.value) == f"{own}:5: ValueError (what it said is in the site's own log)"
+    assert "Mueller" in str(site.unable)
+    assert site.ended.is_set()
+    assert (tmp_path / "home" / "sent.log").read_text().split()[1:] == ["error", f"bytes={len(str(raised.value))}"]

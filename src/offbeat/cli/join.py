@@ -82,7 +82,7 @@ def _member(
     if keys is not None:
         found = SiteKeys(keys)
         found.check()
-        own = keys.resolve().name
+        own = found.name
         if name is not None and name != own:
             raise ConfigError(f"--name {name}: with keys a site is called what its keys are, {own}")
         name = own
@@ -113,7 +113,7 @@ def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
         own.check()
     for line in check_site(SiteFile(data), certificates=[] if own is None else [own.ca]).lines():
         say(line)
-    name = "" if keys is None else keys.resolve().name
+    name = "" if own is None else own.name
     if own is not None:
         say(f"key: {name}, {fingerprint(own.public)}")
     if server is not None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from offbeat.deploy.standing import Orders, Standing
 
 PORT = 8443
+SOON = 30  # days before its end from which on a certificate is worth a word
 
 
 def serve(
@@ -113,9 +114,10 @@ def _seeded(seed: int | None) -> list[str]:
 
 
 def _place(host: str, port: int | None, folder: Path, insecure: bool, local: int | None) -> Place:
+    from offbeat.cli.live import tell
     from offbeat.core.errors import ConfigError
     from offbeat.deploy.hosting import Place
-    from offbeat.deploy.keys import ServerKeys
+    from offbeat.deploy.keys import ServerKeys, days_left
     from offbeat.deploy.processes import free_port, refuse_taken
     from offbeat.deploy.reaching import is_loopback
 
@@ -131,6 +133,8 @@ def _place(host: str, port: int | None, folder: Path, insecure: bool, local: int
         return Place(host, chosen, None)
     keys = ServerKeys(folder)
     keys.check(host)
+    if (left := days_left(keys.certificate)) < SOON:
+        tell(f"the certificate {keys.certificate} holds for {left:.0f} days: 'offbeat keys --host …' makes a new one")
     return Place(host, chosen, keys)
 
 
@@ -238,21 +242,25 @@ def _member_died(hosting: Hosting, name: str, command: list[str]) -> None:
 
 def _progress(run: Path) -> str:
     from offbeat.core.errors import OffbeatError
-    from offbeat.deploy.overview import LIVE, overview
-    from offbeat.deploy.standing import Orders
+    from offbeat.deploy.overview import AWAY, LIVE, overview
+    from offbeat.deploy.standing import Orders, Registered
 
     try:
         found = overview(run)
     except OffbeatError:
         return "starting"
     sites = found["sites"]
-    if not found["updates"] and not any("doing" in site for site in sites):
-        orders = Orders.read(run / LIVE)
-        return f"waiting for sites: {len(sites)} of {orders.min_sites if orders else 1} have come"
+    if not found["began"]:
+        orders, registered = Orders.read(run / LIVE), Registered.read(run / LIVE)
+        here = [site["name"] for site in sites if site.get("doing") != AWAY]
+        known = sorted({name for name, _ in registered.nodes.values()} - {*here}) if registered else []
+        missing = f"; not yet: {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
+        least = orders.min_sites if orders else 1
+        return f"waiting for sites: {len(here)} of {least} are here{missing}"
     measured = " ".join(f"{key} {value:.3f}" for key, value in list(found["metrics"].items())[:2] if value is not None)
     ages = [site["staleness"] for site in sites if site.get("staleness") is not None]
     age = f" staleness {sum(ages) / len(ages):.1f}" if ages else ""
-    away = sum(site.get("doing") == "away" for site in sites)
+    away = sum(site.get("doing") == AWAY for site in sites)
     return (
         f"{found['now']:.0f} s, version {found['version']}, {found['updates']} updates from {len(sites)} sites"
         f"{f' ({away} away)' if away else ''} {measured}{age}"

@@ -101,6 +101,8 @@ def _numbers(s: Summary) -> list[list[str]]:
     lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
     if s.evaluated == "clients":
         lines.append(["these are", "means over clients, each on its own test examples"])
+    elif s.evaluated == "sites":
+        lines.append(["these are", "means over the sites' test examples"])
     values = [value for value in s.by_client.values() if value == value]
     if values:
         spread = f"{min(values):.4f} / {sum(values) / len(values):.4f} / {max(values):.4f}"

@@ -46,7 +46,7 @@ def _found(source: str, keys: Path | None) -> dict[str, Any]:
     own = None if keys is None else SiteKeys(keys)
     if own is not None:
         own.check()
-    return ask_door(source, "/offbeat/status", own, "" if keys is None else keys.resolve().name)
+    return ask_door(source, "/offbeat/status", own, "" if own is None else own.name)
 
 
 def print_overview(found: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,7 @@ POLL = 0.2  # seconds between two pulls; one that finds nothing costs 10 ms
 LOOK = 2.0  # seconds between two looks at who is there
 AGAIN = (2.0, 60.0)  # seconds until a node is greeted again that did not answer: at first, and at most
 TTL = 30 * 24 * 3600.0  # seconds that Flower keeps a message: how long a job may take is the engine's business
+RAISED = re.compile(r"^<class '[\w.]+'>:<['\"](.*)['\"]>$", re.DOTALL)  # how Flower tells what an app raised
 PARTING = 10.0  # seconds that farewells may take
 
 
@@ -203,7 +205,8 @@ class GridTransport:
             return  # of a node that has left meanwhile
         address, kind = sent
         if reply.has_error():
-            self._lost(address, plain_text(reply.error.reason or f"error {reply.error.code}", 200))
+            why = RAISED.sub(r"\1", reply.error.reason or "") or f"error {reply.error.code}"
+            self._lost(address, plain_text(why, 200))
         elif kind != "farewell":  # which is read, and that is all
             self._hear(address, kind, reply)
 
@@ -230,11 +233,15 @@ class GridTransport:
         identity = self._known().get(hello.address)
         return None if identity is None else replace(hello, name=identity.name, token=identity.token)
 
+    def _called(self, address: int) -> str:
+        identity = self._known().get(address) if self._known is not None else None
+        return f"node {address}" if identity is None else identity.name
+
     def _lost(self, address: int, why: str) -> None:
         """It is greeted again after a while, longer each time: a dead node answers with an error at once."""
         node = self._nodes.setdefault(address, Node())
         was_here, pause = node.here, node.pause
         self._nodes[address] = Node(again=self._clock() + pause, pause=min(2 * pause, AGAIN[1]))
-        log.warning("node %s: %s", address, why)
+        log.warning("%s: %s", self._called(address), why)
         if was_here:
             self._heard.put(Gone(address, why))

@@ -140,7 +140,8 @@ class Hosting:
             raise RunError(f"{why}, {TRIES} times in a row: {self.last_words()}")
 
     def _runs(self, process: int) -> bool:
-        return process in guardian.marked(self.children.mark) if os.path.isdir("/proc") else _exists(process)
+        marked = guardian.marked(self.children.mark) if os.path.isdir("/proc") else None
+        return Standing("running", process).alive() if marked is None else process in marked
 
     def last_words(self) -> str:
         return last_lines(self.live / "logs" / "server.log") or self.children.last_words("superlink")
@@ -176,11 +177,3 @@ def _python(module: str) -> list[str]:
     import sys
 
     return [sys.executable, "-m", module]
-
-
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -4,6 +4,7 @@ started again when they die: the trainer has its outbox, the node its key.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbeat.core.errors import RunError
+from offbeat.core.errors import ConfigError, RunError
 from offbeat.deploy.keys import SiteKeys, fingerprint
 from offbeat.deploy.processes import Children, free_port
 from offbeat.deploy.reaching import ask_door
@@ -20,9 +21,12 @@ from offbeat.deploy.reaching import ask_door
 log = logging.getLogger("offbeat")
 
 TRAINER, NODE, EXEC = "trainer", "supernode", "superexec"
-REFUSED = 3  # the status of a trainer whose site was refused, as `resident` has it: that module imports torch
+# the status of a trainer whose site was refused, and of one that cannot take part, as `resident` has them: that module
+# imports torch
+REFUSED, UNABLE = 3, 2
 AGAIN = (1.0, 30.0)  # seconds until a process that died is started again: at first, and at most
 STEADY = 120.0  # seconds after which a death is the first one again
+TWINS = 8  # deaths of the node in a row, in two minutes or more: longer than a server holds a connection that was lost
 TRIES = 5  # deaths of the trainer in a row that are no accident
 PARTING = 6.0  # seconds in which the node carries the last answer away
 
@@ -55,6 +59,7 @@ class Joining:
     def __init__(self, member: Member, home: Path) -> None:
         self.member, self.home = member, home.resolve()
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = _held(self.home)
         self.socket = self.home / "trainer.sock"
         self.children = Children(self.home)
         self.trainer, self.node = Watched(), Watched()
@@ -108,12 +113,12 @@ class Joining:
         now = time.monotonic()
         if (status := self._ended(TRAINER)) is not None:
             said = self.children.last_words(TRAINER)
-            if status in (0, REFUSED):
+            if status in (0, REFUSED, UNABLE):
                 self._let_go()
                 if status == REFUSED:
                     raise RunError(f"the server does not take this site: {said}")
-                return said
-            if status == 2:
+                if status == 0:
+                    return said
                 raise RunError(said.removeprefix("offbeat: "))
             self.trainer.died(now)
             if self.trainer.deaths >= TRIES:
@@ -144,6 +149,8 @@ class Joining:
             self.check()
         except RunError as error:
             return f"{error}; trying again until it is there"
+        if self.node.deaths >= TWINS:
+            return f"the server holds another connection of {self.member.name}: is there a second site with its keys?"
         return "the connection was lost, or the server still holds the last one (for a minute or two): trying again"
 
     def _tell(self, line: str) -> None:
@@ -160,6 +167,18 @@ class Joining:
     def close(self) -> None:
         self.children.stop(NODE)  # first: it tells the server that it leaves
         self.children.close()
+        os.close(self._lock)
+
+
+def _held(home: Path) -> int:
+    """Until this process ends: two nodes of one trainer would take each other's messages."""
+    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(f"a site works in {home} already: end that one, or give this one another --home") from None
+    return lock
 
 
 def _how(status: int) -> str:

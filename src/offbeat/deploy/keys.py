@@ -60,7 +60,8 @@ class ServerKeys:
                 )
         refuse_open(self.key)
         certificate = read_certificate(self.certificate)
-        check_dates(self.certificate)
+        names = [name for name in names_of(self.certificate) if name not in LOCAL]
+        check_dates(self.certificate, f"offbeat keys {' '.join(f'--host {name}' for name in names or [host])}")
         if certificate.public_key() != _read_private(self.key).public_key():
             raise ConfigError(f"{self.key} is not the key of {self.certificate}: make both again with 'offbeat keys'")
         try:
@@ -86,6 +87,16 @@ class SiteKeys:
     @property
     def public(self) -> Path:
         return self.folder / "site.pub"
+
+    @property
+    def name(self) -> str:
+        """As the key was made for, wherever its folder was copied to."""
+        try:
+            words = self.public.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError):
+            words = []
+        told = words[2] if len(words) == 3 else ""
+        return told if NAME.fullmatch(told) else self.folder.resolve().name
 
     def check(self) -> None:
         for path in (self.ca, self.key, self.public):
@@ -212,11 +223,11 @@ def days_left(path: Path) -> float:
     return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)) / DAY
 
 
-def check_dates(path: Path) -> None:
+def check_dates(path: Path, remedy: str = "offbeat keys --dir NEW --host … --site …") -> None:
     certificate, now = read_certificate(path), datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
         raise ConfigError(
-            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: make a new one with 'offbeat keys'"
+            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: make a new one with '{remedy}'"
         )
     if now < certificate.not_valid_before_utc:
         raise ConfigError(

@@ -37,7 +37,8 @@ NOW = """
 SELECT client, kind FROM trace WHERE seq IN (SELECT MAX(seq) FROM trace WHERE client IS NOT NULL
        AND kind IN ('dispatch', 'arrive', 'lost', 'left', 'back', 'refuse', 'reject') GROUP BY client)
 """
-DOING = {"dispatch": "at work", "left": "away", "lost": "away"}
+AWAY = "away"
+DOING = {"dispatch": "at work", "left": AWAY, "lost": AWAY}
 
 
 def names(run: Path) -> dict[int, str]:
@@ -58,8 +59,9 @@ def overview(folder: Path) -> dict[str, Any]:
     if not (folder / LIVE).is_dir():
         raise RunError(f"{folder} is not a live run: 'offbeat serve' makes one, 'offbeat show' is for others")
     found: dict[str, Any] = {
-        "state": "ended" if complete else (standing.state if standing else "not begun"),
+        "state": "ended" if complete else _state(standing),
         "reason": standing.reason if standing and not complete else "",
+        "began": False,  # or it waits for its first sites
         "now": 0.0,
         "version": 0,
         "updates": 0,
@@ -72,7 +74,17 @@ def overview(folder: Path) -> dict[str, Any]:
                 found.update(_of_trace(db, known))
         except sqlite3.Error as error:
             raise RunError(f"{trace} is not a readable trace: {error}") from None
+    if found["state"] == "running" and standing is not None:
+        for site in found["sites"]:
+            if site["client"] not in standing.here:
+                site["doing"] = AWAY
     return found
+
+
+def _state(standing: Standing | None) -> str:
+    if standing is None:
+        return "not begun"
+    return standing.state if standing.state != "running" or standing.alive() else "no server is there"
 
 
 def _of_trace(db: sqlite3.Connection, known: dict[int, str]) -> dict[str, Any]:
@@ -99,6 +111,7 @@ def _of_trace(db: sqlite3.Connection, known: dict[int, str]) -> dict[str, Any]:
         }
     reason = db.execute("SELECT detail FROM trace WHERE kind = 'stop' ORDER BY seq DESC LIMIT 1").fetchone()
     return {
+        "began": now is not None,
         "now": now or 0.0,
         "version": version or 0,
         "updates": updates or 0,

@@ -9,12 +9,12 @@ from offbeat.core.errors import ConfigError
 from offbeat.experiment import metrics
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.folder import Run
+from offbeat.experiment.metrics import SERVED
 from offbeat.scenario.availability import Always
 from offbeat.scenario.delays.replayed import Replayed
 from offbeat.scenario.network import Instant
 
-SERVED = "served"  # the fact that a run was live; and with what: the experiment's model, or that of
-OWN_FILE = "live, the model of a site's file"
+OWN_FILE = "live, the model of a site's file"  # what SERVED says where it was not the experiment's
 MOST = 2000  # jobs a client whose times are kept
 
 JOBS = """

@@ -3,7 +3,7 @@
     python -m offbeat.deploy.resident --home DIR --name NAME --socket PATH --file SITE.py|--partition N [--parent PID]
 
 It ends with a farewell, a termination, or its parent, however that ends, and says why on its last line: exit status 0
-after a farewell or a termination, 3 after a farewell that refuses this site, 2 for what cannot be used.
+after a farewell or a termination, 3 after a farewell that refuses this site, 2 for what cannot be used here.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         serve_socket(site, given.socket, given.parent)
     except (OffbeatError, OSError, socket.SocketError) as error:
         print(f"offbeat: {error}", file=sys.stderr)
+        return 2
+    if site.unable is not None:
+        print(f"offbeat: {site.unable}", file=sys.stderr)
         return 2
     if site.farewell is None:
         return 0

@@ -8,11 +8,16 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from offbeat.deploy.standing import Orders, Registered, Standing, folder
+
+if TYPE_CHECKING:
+    from offbeat.engines.progress import Status
+    from offbeat.engines.virtual import Watch
 
 app = ServerApp()
 
@@ -53,8 +58,21 @@ def _serve(grid: Grid, live: Path, orders: Orders) -> str:
         checkpoint_every=orders.checkpoint_every,
         model=None if orders.model is None else Path(orders.model),
     )
-    outcome = serve_run(Run(Path(orders.run)), opened, terms)
+    outcome = serve_run(Run(Path(orders.run)), opened, terms, _told(live))
     return "complete" if outcome is None else outcome.reason
+
+
+def _told(live: Path) -> Watch:
+    """Whoever looks at the run is to know who can be reached."""
+    known: tuple[int, ...] = ()
+
+    def watch(status: Status) -> None:
+        nonlocal known
+        if status.here != known:
+            known = status.here
+            Standing("running", os.getpid(), here=[*known]).write(live)
+
+    return watch
 
 
 def _log_into(path: Path) -> None:

@@ -23,7 +23,7 @@ from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.core.protocol import World
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.deploy import rules, wire
-from offbeat.deploy.replaying import OWN_FILE, SERVED
+from offbeat.deploy.replaying import OWN_FILE
 from offbeat.deploy.sitefile import Opened, OwnGround
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.gate import Gate
@@ -37,6 +37,8 @@ from offbeat.engines.transport import Heard, Order, Transport
 from offbeat.engines.virtual import Watch
 from offbeat.experiment import build, files, guard, identity
 from offbeat.experiment.config import Experiment, is_pooled
+from offbeat.experiment.groups import ON_TEST
+from offbeat.experiment.metrics import SERVED
 from offbeat.experiment.run import Run, conclude, interruptible, resumable, seconds_so_far
 
 SITES, RECORD, NUMBER = "sites.json", "record", "run-id"
@@ -92,7 +94,8 @@ def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Wat
                 with interruptible([engine]):
                     before = seconds_so_far(trace)
                     served = "live" if terms.model is None else OWN_FILE
-                    trace.set_facts({SERVED: served, "evaluated": "sites" if ground.evaluator is None else "test"})
+                    evaluated = "sites" if ground.evaluator is None else "test"
+                    trace.set_facts({SERVED: served, "evaluated": evaluated, "surveyed": ON_TEST})
                     outcome = engine.run()
                     conclude(run, trace, outcome, before + time.monotonic() - began, ground)
             if run.complete and not terms.full_record:

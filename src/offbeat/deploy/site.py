@@ -62,15 +62,32 @@ class Site:
         self._logging = threading.Lock()
         self.ended = threading.Event()
         self.farewell: Farewell | None = None
+        self.unable: OffbeatError | None = None  # why it cannot take part in the run it was greeted for
 
     def handle(self, data: bytes) -> bytes:
         """The answer to a message; what is none, or cannot be done here, raises an OffbeatError. For any thread."""
+        try:
+            return self._handle(data)
+        except OffbeatError as error:
+            log.error("%s", error)
+            told = _outward(error)
+            self._sent("error", "", told.encode())
+            raise RunError(told) from None
+
+    def _handle(self, data: bytes) -> bytes:
         run, order = wire.opened(data, None, self._limit)
         if isinstance(order, Farewell):
             return self._farewell(run, order)
         with self._one_at_a_time, one_thread():
             if isinstance(order, wire.Greeting):
-                return self._sent("hello", "", self._greeted(order, data))
+                try:
+                    return self._sent("hello", "", self._greeted(order, data))
+                except OutboxError:  # there may be room again
+                    raise
+                except OffbeatError as error:  # nothing else will come of it
+                    self.unable = error
+                    self.ended.set()
+                    raise
             part = self._taking_part(run)
             if isinstance(order, Assignment):
                 digest = hashlib.sha256(data).hexdigest()
@@ -217,7 +234,12 @@ def _computed(part: Part, order: Assignment, before: Kept | None) -> Result | Fa
         )
         return part.ground.trainer(order.client)(job)
     except Exception as error:  # also of memory: the next job may be a smaller one
-        return Failure(order.ticket, in_words(error))
+        log.error("ticket %d: %s", order.ticket, in_words(error))
+        return Failure(order.ticket, _outward(error) if isinstance(error, OffbeatError) else in_words(error))
+
+
+def _outward(error: OffbeatError) -> str:
+    return plain_text(getattr(error, "outward", error))
 
 
 def _remembers(rule: LocalRule | None, experiment: Experiment) -> bool:

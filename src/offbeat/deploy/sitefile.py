@@ -37,6 +37,15 @@ from offbeat.experiment.config import Experiment
 NUMBER = 0  # of the site while it is tried out: the server has given it none
 
 
+class OwnCodeError(DataError):
+    """The site's own code raised. What it said may be of its data: others are told the kind and the place only."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        said = error.msg if isinstance(error, SyntaxError) else error
+        super().__init__(f"{where}: {type(error).__name__}: {' '.join(str(said).split())}")
+        self.outward = f"{where}: {type(error).__name__} (what it said is in the site's own log)"
+
+
 @dataclass(frozen=True)
 class SiteFile:
     path: Path
@@ -121,8 +130,7 @@ class Opened:
         except (Exception, SystemExit) as error:
             line = _line_in(error, str(self._path.absolute()))
             where = f"{self._path}:{line}" if line else str(self._path)
-            reason = error.msg if isinstance(error, SyntaxError) else error
-            raise DataError(f"{where}: {type(error).__name__}: {' '.join(str(reason).split())}") from None
+            raise OwnCodeError(where, error) from None
 
 
 def _line_in(error: BaseException, here: str) -> int | None:

@@ -73,4 +73,15 @@ class Standing(_File):
     state: Literal["running", "ended", "failed"]
     process: int
     reason: str = ""
+    here: list[int] = field(default_factory=list)  # clients whose sites can be reached
     expected: bool = True  # a failure that offbeat has words for: trying again would end the same way
+
+    def alive(self) -> bool:
+        """Is there a process of that number on this machine?"""
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # somebody else's
+            pass
+        return True

@@ -208,7 +208,8 @@ class LiveEngine:
         updates = self.coordinator.progress.updates
         share = max(now / until.seconds if until.seconds else 0.0, updates / until.updates if until.updates else 0.0)
         metrics = {**self.opinions.held.last, **self.evaluation.measured.metrics}
-        return Status(now, min(1.0, share), ledger.version, updates, len(ledger.open), ledger.age(), metrics)
+        here = tuple(sorted(self.sites.address))
+        return Status(now, min(1.0, share), ledger.version, updates, len(ledger.open), ledger.age(), metrics, here)
 
     # ------------------------------------------------------------ what is heard
 

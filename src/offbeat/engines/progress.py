@@ -42,6 +42,7 @@ class Status:
     at_work: int  # tickets under way
     age: float | None  # how many versions ago they were sent, on average
     metrics: Mapping[str, float]
+    here: tuple[int, ...] = ()  # of a live run: who can be reached
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ NONE = "–"  # there is nothing to tell
 
 @dataclass(frozen=True)
 class Shown:
-    """A measure in one place. `heading` may have {final}, {metric} and {target} in it."""
+    """A measure in one place. `heading` may have {final}, {metric}, {target} and {clock} in it."""
 
     heading: str
     text: Text
@@ -144,7 +144,7 @@ MEASURES: tuple[Measure, ...] = (
         table=Shown("time to {target}", number(".0f", " s", missing="not reached"), target=True),
     ),
     Measure("speedup", None, "more", table=Shown("speed-up", number(".2f", "×"), target=True)),
-    Measure("seconds", lambda s: s.seconds, line=Shown("virtual seconds", WHOLE)),
+    Measure("seconds", lambda s: s.seconds, line=Shown("{clock} seconds", WHOLE)),
     Measure("staleness", lambda s: s.staleness_mean, table=Shown("staleness", ONE), line=Shown("staleness, mean", TWO)),
     Measure("staleness_max", lambda s: s.staleness_max, line=Shown("staleness, largest", WHOLE)),
     Measure("bytes_moved", lambda s: s.bytes_down + s.bytes_up, "less", table=Shown("moved", _size)),
@@ -185,9 +185,9 @@ def plain(summary: Summary) -> dict[str, Any]:
 
 def lines(summary: Summary) -> list[list[str]]:
     """Those of which there is anything to tell: label and number."""
-    found = values(summary)
+    found, clock = values(summary), "virtual" if summary.served is None else "served"
     shown = [
-        (m.line.heading.format(metric=summary.headline), m.line.text(found[m.key]))
+        (m.line.heading.format(metric=summary.headline, clock=clock), m.line.text(found[m.key]))
         for m in MEASURES
         if m.line and m.key in found
     ]

@@ -22,6 +22,7 @@ from offbeat.experiment.curves import Curve
 from offbeat.experiment.groups import ACTIVE, SLOW_CLASSES, SLOWEST, STRAGGLERS
 
 DIRECTIONS = "higher_is_better"  # the fact that says of each metric whether it is, as JSON
+SERVED = "served"  # the fact that a run was live, and with which model
 ENDS = ("arrive", "refuse", "lost")  # how a ticket ends
 
 
@@ -67,7 +68,9 @@ class Summary:
     by_client: dict[int, float] = field(default_factory=dict)
     surveyed: str | None = None  # which examples these are
     # what the metrics are of: "clients" is the mean over clients, each on its own test examples
+    # "sites" is that mean by how many test examples each has
     evaluated: str = "test"
+    served: str | None = None  # of a live run, whose seconds are those of a clock on the wall: with which model
     # the data set in one line, with what its reader has to know: rows left out, a split of our own
     data: str | None = None
     variance: float = nan  # between active clients and stragglers
@@ -177,6 +180,9 @@ def time_to(db: sqlite3.Connection, target: Target | None) -> float | None:
 
 def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None) -> Summary:
     facts = dict(db.execute("SELECT key, value FROM facts"))
+    served = facts.get(SERVED)
+    if served is not None:  # by whoever came, not by whom the experiment was written for
+        clients = db.execute("SELECT COUNT(DISTINCT client) FROM trace WHERE kind = 'back'").fetchone()[0]
     last = (
         db.execute("SELECT MAX(now) FROM (SELECT now FROM trace UNION ALL SELECT now FROM metrics)").fetchone()[0]
         or 0.0
@@ -215,9 +221,10 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         worker=facts.get(WORKER),
         client_memory=facts.get("client_memory"),
         groups={key: value for key, value in values.items() if "/" in key},
-        by_client=per_client(db, name),
+        by_client=per_client(db, name) if served is None else _as_they_answered(db, name),
         surveyed=facts.get("surveyed"),
         evaluated=facts.get("evaluated", "test"),
+        served=served,
         data=facts.get("data"),
         variance=curves.variance(*(values.get(f"{name}/{group}", nan) for group in (EVERYONE, ACTIVE, STRAGGLERS))),
         best=curves.best(curve(db, name), higher_is_better(name, known)),
@@ -232,6 +239,12 @@ def per_client(db: sqlite3.Connection, metric: str) -> dict[int, float]:
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'clients'").fetchone():
         return {}  # a run of an earlier version
     query = "SELECT client, value FROM clients WHERE key = ? AND seq = (SELECT MAX(seq) FROM clients) ORDER BY client"
+    return {client: nan if value is None else value for client, value in db.execute(query, (metric,))}
+
+
+def _as_they_answered(db: sqlite3.Connection, metric: str) -> dict[int, float]:
+    """Of each site of a live run, which answer one after the other, about the last point that any answered for."""
+    query = "SELECT client, value FROM clients WHERE key = ? AND now = (SELECT MAX(now) FROM clients) ORDER BY client"
     return {client: nan if value is None else value for client, value in db.execute(query, (metric,))}
 
 
