@@ -8,9 +8,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -509,8 +510,21 @@ def test_a_process_that_is_forked_while_somebody_presses_ctrl_c_is_ended_with_th
     monkeypatch.setattr(members.os, "fork", pressed)
     worker = working()
     worker.submit(job(0), 1.0)
-    with pytest.raises(KeyboardInterrupt):
+    with a_thread_that_hears_signals(), pytest.raises(KeyboardInterrupt):
         worker.collect((0,))
     assert pids(worker) == made
     worker.close()
     assert not alive(made[0])
+
+
+@contextmanager
+def a_thread_that_hears_signals() -> Iterator[None]:
+    """As libraries have them: whatever the main thread blocks, a signal to the process reaches this one."""
+    over = Event()
+    thread = Thread(target=over.wait)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -96,12 +97,24 @@ def _arena(model: int) -> Arena:
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Signals that a fork will ignore: a handler of ours must not run there before it does."""
+    """Signals that a fork will ignore are handled afterwards: no handler of ours may run there, nor before the fork is
+    known here. A mask alone is one thread's, and Python's handlers run in the main thread whoever was sent the signal.
+    """
+    heard: list[int] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in IGNORED} if main else {}
+    ours = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
     try:
+        for number in ours:
+            signal.signal(number, lambda number, frame: heard.append(number))
         yield
     finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in heard:
+            signal.raise_signal(number)
 
 
 def end_all(members: list[Member], owner: int) -> None:
