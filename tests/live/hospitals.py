@@ -150,8 +150,8 @@ def has_become(run: Path, what: list[str]) -> bool:
     """`9 updates`, `budapest is away`, `budapest is here`."""
     if what[1] == "updates":
         return updates(run) >= int(what[0])
-    doing = {site["name"]: site["doing"] for site in overview(run)["sites"]}
-    return (doing[what[0]] == "away") == (what[2] == "away")
+    doing = {site["name"]: site.get("doing") for site in overview(run)["sites"]}
+    return (doing.get(what[0]) == "away") == (what[2] == "away")
 
 
 def go_through(page: Path, folder: Path, say: Callable[[str], None]) -> None:
