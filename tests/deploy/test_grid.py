@@ -192,6 +192,16 @@ def test_with_keys_a_site_is_whose_key_it_has_whatever_it_says():
     assert (hello.name, hello.token) == ("hospital-a", "SHA256:abc")
 
 
+def test_what_a_site_could_not_do_is_logged_under_its_name_in_its_own_words(caplog):
+    world = World(known=lambda: {1: Identity("hospital-a", "SHA256:abc")})
+    world.grid.nodes = {1}
+    world.grid.answers = lambda node, data: Error(
+        2, "<class 'offbeat.deploy.socket.SocketError'>:<'own.py:5: OSError'>"
+    )
+    world.go()
+    assert caplog.messages == ["hospital-a: own.py:5: OSError"]
+
+
 def test_with_keys_a_node_that_is_nobodys_is_not_heard():
     world = World(known=dict)
     world.grid.nodes = {1}

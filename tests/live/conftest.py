@@ -1,4 +1,4 @@
-"""Every test here runs real processes over Flower."""
+"""Every test here runs real processes over Flower: `make test-live` runs them, and `make test` the one marked slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from federation import Command
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.live)
 
 

@@ -7,7 +7,8 @@ Needs neither root nor a network: namespaces of its own, joined by a bridge. Wha
 A block `console MACHINE` has commands after `$`, and lines that each of them must print, in this order, up to numbers
 and fingerprints; `…` stands for lines that are left out. `serve` and `join` are left running, and a block without a
 command is what they print later. A block `LANGUAGE MACHINE:FILE` is a file of that machine. Comments
-`<!-- tried: … -->` are what no command does: `MACHINE loses power`, `N updates`.
+`<!-- tried: … -->` are what no command does: `MACHINE loses power`; or what is waited for: `N updates`,
+`MACHINE is away`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from federation import command_of, environment_of, processes, updates, within
+
+from offbeat.deploy.overview import overview
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "three-hospitals.md"
@@ -40,50 +44,55 @@ def up_to_numbers(line: str) -> str:
     return " ".join(CHANGING.sub("0", line).split())
 
 
+@dataclass
+class Output:
+    """What a command prints, read as it comes."""
+
+    path: Path
+    patience: float = 0.0  # seconds, of one that is left running
+    read: int = 0  # lines
+
+    def has(self, line: str) -> bool:
+        said = self.path.read_text(errors="replace").splitlines()
+        for number in range(self.read, len(said)):
+            if up_to_numbers(said[number]) == up_to_numbers(line):
+                self.read = number + 1
+                return True
+        return False
+
+
 class Machine:
     """A network namespace with an address, and a home."""
 
     def __init__(self, name: str, home: Path, say: Callable[[str], None]) -> None:
         self.name, self.home, self._say = name, home, say
         home.mkdir()
-        self.left_running: subprocess.Popen[bytes] | None = None
-        self.output = home.parent / f"{name}.out"
-        self._read = 0  # how much of the output has been compared
+        self.left_running: Output | None = None
 
-    def run(self, command: str) -> None:
+    def run(self, command: str) -> Output:
         self._say(f"{self.name}$ {command}")
-        self.output, self._read = self.home.parent / f"{self.name}-{time.monotonic_ns()}.out", 0
+        stays = re.match(r"offbeat (serve|join) (?!--check)", command) is not None
+        output = Output(self.home.parent / f"{self.name}-{time.monotonic_ns()}.out", PATIENT if stays else 0.0)
         environment = {**os.environ, "HOME": str(self.home), VARIABLE: self.name, "COLUMNS": "150"}
         environment["PATH"] = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
-        with open(self.output, "wb") as out:
+        with open(output.path, "wb") as out:
+            inside = ["ip", "netns", "exec", self.name, "sh", "-c", command]
             process = subprocess.Popen(
-                ["ip", "netns", "exec", self.name, "sh", "-c", command],
-                cwd=self.home,
-                stdout=out,
-                stderr=out,
-                env=environment,
-                start_new_session=True,
+                inside, cwd=self.home, stdout=out, stderr=out, env=environment, start_new_session=True
             )
-        if re.match(r"offbeat (serve|join) (?!--check)", command):
-            self.left_running = process
+        if stays:
+            self.left_running = output
         elif process.wait(PATIENT) != 0:
-            raise SystemExit(f"{self.name}: {command!r} ended with {process.returncode}: {self.output.read_text()}")
+            raise SystemExit(f"{self.name}: {command!r} ended with {process.returncode}: {output.path.read_text()}")
+        return output
 
-    def must_say(self, lines: list[str]) -> None:
+    def says(self, output: Output | None, lines: list[str]) -> None:
         """These, in this order; of what is left running, within a while."""
         for line in lines:
-            if not within(PATIENT if self.left_running else 0.0, lambda line=line: self._says(line)):
-                said = self.output.read_text(errors="replace")
-                raise SystemExit(f"{self.name} did not say\n  {line}\nbut\n{said}")
+            assert output is not None, f"{self.name} runs nothing that could say {line!r}"
+            if not within(output.patience, lambda line=line: output.has(line)):
+                raise SystemExit(f"{self.name} did not say\n  {line}\nbut\n{output.path.read_text()}")
             self._say(f"    {line}")
-
-    def _says(self, line: str) -> bool:
-        said = self.output.read_text(errors="replace").splitlines()
-        for number in range(self._read, len(said)):
-            if up_to_numbers(said[number]) == up_to_numbers(line):
-                self._read = number + 1
-                return True
-        return False
 
     def loses_power(self) -> None:
         """Every process of this machine is killed in the same moment."""
@@ -137,6 +146,14 @@ def expected(lines: list[str]) -> list[str]:
     return [line for line in lines if line.strip() and line.strip() != "…"]
 
 
+def has_become(run: Path, what: list[str]) -> bool:
+    """`9 updates`, `budapest is away`, `budapest is here`."""
+    if what[1] == "updates":
+        return updates(run) >= int(what[0])
+    doing = {site["name"]: site.get("doing") for site in overview(run)["sites"]}
+    return (doing.get(what[0]) == "away") == (what[2] == "away")
+
+
 def go_through(page: Path, folder: Path, say: Callable[[str], None]) -> None:
     machines = {name: Machine(name, folder / name, say) for name in MACHINES}
     for seed, hospital in enumerate(list(MACHINES)[1:]):
@@ -147,11 +164,8 @@ def go_through(page: Path, folder: Path, say: Callable[[str], None]) -> None:
             say(f"-- {step['tried']}")
             if what[1:] == ["loses", "power"]:
                 machines[what[0]].loses_power()
-            else:
-                assert what[1] == "updates", step["tried"]
-                run = machines["server"].home / "heart"
-                if not within(PATIENT, lambda run=run, least=int(what[0]): updates(run) >= least):
-                    raise SystemExit(f"{updates(run)} updates, not {what[0]}")
+            elif not within(PATIENT, lambda what=what: has_become(machines["server"].home / "heart", what)):
+                raise SystemExit(f"it did not come to pass: {step['tried']}")
             continue
         language, _, where = step["info"].partition(" ")
         if where.partition(":")[0] not in machines:
@@ -162,14 +176,14 @@ def go_through(page: Path, folder: Path, say: Callable[[str], None]) -> None:
             continue
         assert language == "console"
         machine, waiting = machines[where], []
+        output = machine.left_running
         for line in step["body"].replace("\\\n", "").splitlines():
             if line.startswith("$ "):
-                machine.must_say(expected(waiting))
-                machine.run(re.sub(r"\s+", " ", line[2:]) if "offbeat" in line else line[2:])
-                waiting = []
+                machine.says(output, expected(waiting))
+                output, waiting = machine.run(line[2:]), []
             else:
                 waiting.append(line)
-        machine.must_say(expected(waiting))
+        machine.says(output, expected(waiting))
     for machine in machines.values():
         if not within(30.0, lambda machine=machine: not machine.processes()):
             raise SystemExit(f"{machine.name} still runs {[command_of(n) for n in machine.processes()]}")

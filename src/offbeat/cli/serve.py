@@ -256,6 +256,8 @@ def _progress(run: Path) -> str:
         known = sorted({name for name, _ in registered.nodes.values()} - {*here}) if registered else []
         missing = f"; not yet: {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
         least = orders.min_sites if orders else 1
+        if len(here) >= least:
+            return "beginning"
         return f"waiting for sites: {len(here)} of {least} are here{missing}"
     measured = " ".join(f"{key} {value:.3f}" for key, value in list(found["metrics"].items())[:2] if value is not None)
     ages = [site["staleness"] for site in sites if site.get("staleness") is not None]

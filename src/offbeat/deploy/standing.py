@@ -77,11 +77,12 @@ class Standing(_File):
     expected: bool = True  # a failure that offbeat has words for: trying again would end the same way
 
     def alive(self) -> bool:
-        """Is there a process of that number on this machine?"""
+        """Is there a process of that number on this machine, and not only what is left of one?"""
         try:
             os.kill(self.process, 0)
+            state = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
         except ProcessLookupError:
             return False
-        except PermissionError:  # somebody else's
-            pass
-        return True
+        except OSError:  # somebody else's, or there is no /proc
+            return True
+        return state not in ("Z", "X")

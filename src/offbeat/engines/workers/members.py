@@ -113,8 +113,8 @@ def _blocked() -> Iterator[None]:
         for number, handler in ours.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for number in heard:
-            signal.raise_signal(number)
+        for sent in heard:
+            signal.raise_signal(sent)
 
 
 def end_all(members: list[Member], owner: int) -> None:

@@ -1,0 +1,45 @@
+"""A live run simulated once more from what it recorded: the same order, the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from offbeat.client.training import Trainer
+from offbeat.deploy.serving import _ground
+from offbeat.deploy.sources import Source
+from offbeat.engines.coordinator import Coordinator
+from offbeat.engines.retell import retell
+from offbeat.engines.roster import Roster
+from offbeat.experiment import metrics
+from offbeat.experiment.folder import Run
+
+# what was committed, and what it was based on
+ORDER = (
+    "SELECT kind, client, ticket, version, base_version FROM trace WHERE kind IN ('dispatch', 'arrive') ORDER BY seq"
+)
+VERSIONS = "SELECT version FROM commits ORDER BY seq"
+
+
+def tell_again(folder: Path, sources: Mapping[str, Source], served: Path | None = None) -> Coordinator:
+    """`sources` are what each site had, by its name; `served` is the file whose model the server had."""
+    run = Run(folder)
+    experiment = run.experiment()
+    ground = _ground(experiment, served)
+    trainers: dict[int, Trainer] = {}
+    for name, client in Roster.at(folder / "sites.json").numbers.items():
+        trainers[client] = sources[name].ground(experiment).trainer(client)
+    with metrics.open_trace(run.trace_file) as db:
+        again = retell(db, experiment.strategy, ground.world, lambda job: trainers[job.client](job), experiment.until)
+        again.trace.flush()
+        for query in (ORDER, VERSIONS):
+            told, lived = again.trace.db.execute(query).fetchall(), db.execute(query).fetchall()
+            assert told == lived, f"{told}\n{lived}"
+    weights, stored = ground.state_dict(again.model), load_file(run.folder / "model.safetensors")
+    assert weights.keys() == stored.keys()
+    for name, value in weights.items():
+        assert torch.equal(value, stored[name]), name
+    return again
