@@ -167,3 +167,18 @@ def test_two_sites_do_not_share_a_home(tmp_path):
     finally:
         first.close()
     Joining(member, tmp_path).close()
+
+
+def test_keys_that_are_in_use_on_another_machine_are_named_as_such_after_a_while(tmp_path, monkeypatch):
+    """A server holds a connection that was lost for a minute or two; one that it holds for longer is somebody's."""
+    monkeypatch.setattr(Joining, "check", lambda self: None)
+    joining = Joining(Member("basel", "127.0.0.1:1", partition=0), tmp_path)
+    try:
+        joining.node.deaths = 1
+        assert "for a minute or two" in joining._why()
+        joining.node.deaths = (
+            8  # 1 + 2 + 4 + 8 + 16 + 30 + 30 = 91 seconds of waiting, and eight starts of five or more
+        )
+        assert "the server holds another connection of basel: is there a second site with its keys?" in joining._why()
+    finally:
+        joining.close()
