@@ -92,7 +92,7 @@ def _answer(connection: socket.socket, handle: Callable[[bytes], bytes], limit: 
 
 
 def _asked(connection: socket.socket, data: bytes, limit: int) -> bytes:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered already: that it is too much
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have said already that it is too much
         connection.sendall(LENGTH.pack(len(data)))
         connection.sendall(data)
     status, length = HEAD.unpack(_read(connection, HEAD.size))
