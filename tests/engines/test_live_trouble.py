@@ -234,6 +234,26 @@ def test_a_site_whose_answer_was_lost_on_the_way_is_offered_work_again():
     assert len([now for now, client in kinds(engine, "arrive") if client == 1]) == 20
 
 
+def test_a_ticket_that_is_waited_for_longer_than_was_meant_is_not_waited_for_for_ever():
+    """A job of 0.1 s; the next, sent at 0.1 s, is waited for 5 s and takes 12; a third is sent at 10.1 s, to be waited
+    for until 15.1 s. The late answer at 12.1 s says that 120 s are right. The third answer is lost: it is missed at
+    10.1 + 120 s.
+    """
+    strategy = FedAsync()
+    world = nobody_yet(strategy)
+    sites = sites_of(world, 0.1)
+
+    def slower_then_lost(at, heard):
+        if isinstance(heard, Returned):
+            sites.sites[100].seconds = 12.0
+        return None if isinstance(heard, Returned) and heard.answer.ticket == 2 else heard
+
+    engine = live(strategy, world, answering(sites, slower_then_lost), until="140s", patience=PATIENT)
+    engine.run()
+    assert [round(now, 6) for now, _ in kinds(engine, "late")] == [12.1]
+    assert [round(now, 6) for now, _ in kinds(engine, "lost")] == [5.1, 130.1]
+
+
 @pytest.mark.parametrize("kill_at", [1.2, 2.5])  # while the second site works, and while it is idle
 def test_a_round_does_not_wait_long_for_a_site_that_never_came_back_to_the_next_server(kill_at, tmp_path: Path):
     """A round of sites of 3 s and 2 s; the second is not there any more when the server is. The first round is closed
@@ -389,6 +409,23 @@ def test_a_site_that_could_not_be_written_down_gets_no_number(tmp_path: Path, mo
             roster.enter("first", "its token")
     assert roster.enter("second", "its token") == 0
     assert Roster.at(tmp_path / "sites.json").numbers == {"second": 0}
+
+
+def test_a_site_that_comes_while_a_server_without_room_is_stopped_is_not_sent_away(monkeypatch):
+    """Nothing is wrong with the site: it is to come back to the next server."""
+    strategy = FedAsync()
+    world = nobody_yet(strategy)
+    sites = sites_of(world, 1.0)
+    engine = live(strategy, world, sites, until="3.5s")
+
+    def full(name, token):
+        engine.interrupt = True
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(engine.roster, "enter", full)
+    with pytest.raises(RunError, match=r"cannot write sites\.json: No space left on device"):
+        engine.run()
+    assert sites.sent == []
 
 
 def test_a_record_with_a_file_missing_is_not_taken_for_whole(tmp_path: Path):

@@ -52,6 +52,10 @@ MOST_EXAMPLES = 1 << 53
 FULL = 5.0  # host seconds between two tries to write where there is no room
 
 
+class NoRoom(RunError):
+    """The run was to stop while it waited for room."""
+
+
 class LiveEngine:
     """Serves one strategy to sites. `interrupt` may be set at any time: the run stops with a checkpoint."""
 
@@ -95,6 +99,7 @@ class LiveEngine:
         self._monotonic, self._offset, self._since = clock, 0.0, clock()
         self._horizon = until.seconds if until.seconds is not None else inf
         self._lobby: dict[int, int] = {}  # those who came before the run began, and what they have
+        self._latecomers: list[int] = []  # where those are who came when it was over
         self._started = self._replaying = False
         self._ended: str | None = None
         self._start_of_record: int | None = None  # the file that the checkpoint in use begins with
@@ -130,6 +135,8 @@ class LiveEngine:
         for one in heard:
             if self.coordinator.reason is None:
                 self._hear(one)
+            elif isinstance(one, Hello):
+                self._latecomers.append(one.address)
         if not self._started:
             self._start()
         moment = self.now()  # what becomes due meanwhile waits until it was heard what has come
@@ -194,7 +201,7 @@ class LiveEngine:
             self.evaluation.finish(now, run)
             self._last_opinions(now)
             self.trace.add(now, "stop", run.ledger.version, detail=reason)
-            for address in list(self.sites.client):
+            for address in [*self.sites.client, *self._latecomers]:
                 self.transport.send(address, Farewell(f"the run has ended: {reason}"))
         self.trace.flush()
         p, found = run.progress, self.evaluation.measured
@@ -238,6 +245,8 @@ class LiveEngine:
         try:
             self._check(hello)
             client = self._with_room("sites.json", lambda: self.roster.enter(hello.name, hello.token))
+        except NoRoom:
+            raise
         except RunError as error:
             log.warning("site %r is refused: %s", hello.name, error)
             self.transport.send(hello.address, Farewell(str(error), refused=True))
@@ -375,7 +384,7 @@ class LiveEngine:
             except (OSError, CheckpointError) as error:
                 why = (error.strerror or error) if isinstance(error, OSError) else error
                 if self.interrupt:
-                    raise RunError(f"cannot write {where}: {why}") from None
+                    raise NoRoom(f"cannot write {where}: {why}") from None
                 if not said:
                     log.warning("cannot write %s: %s; waiting for room", where, why)
                 said = True
@@ -405,7 +414,10 @@ class LiveEngine:
         job, here = run.ledger.open.get(ticket), client in self.sites.address
         if ticket == NOBODY and not here and run.ledger.idle(client):
             self._carry_out(run.left(now, client))
-        if job is None or (here and now < job.started + wait):
+        if job is None:
+            return
+        if here and now < job.started + wait:  # it is waited for longer than when it was sent
+            self.clock.push(job.started + wait, LOST, client, ticket)
             return
         log.warning("%s: ticket %d is not waited for any longer", self.roster.name_of(client), ticket)
         # what it was sent, or its answer, may have been lost: one that is there is offered work again in any case
@@ -434,6 +446,8 @@ class LiveEngine:
                         self.opinions.heard(client, one)
                 elif isinstance(one, Gone) and (client := self.sites.gone(one.address)) is not None:
                     self.opinions.held.waiting.pop(client, None)
+                elif isinstance(one, Hello):
+                    self._latecomers.append(one.address)
         self.opinions.close()
 
     # ------------------------------------------------------------ orders
