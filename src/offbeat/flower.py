@@ -18,6 +18,7 @@ serve` is what does that.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec
@@ -38,6 +39,7 @@ from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.live import LiveEngine
 from offbeat.engines.progress import Outcome
 from offbeat.engines.reach import Patience
+from offbeat.engines.roster import Roster
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import parse_until
 
@@ -109,6 +111,7 @@ def serve(
         evaluate=None if evaluate is None else score,
         every=evaluate_every,
         trace=Trace(),
+        roster=Roster(most=sys.maxsize),  # Flower numbers its nodes, of which a simulation may have any number
         min_sites=min_nodes,
         patience=patience,
     )

@@ -19,7 +19,7 @@ from offbeat.core.jobs import Failure
 from offbeat.core.strategies import REGISTRY, FedAsync, FedAvg, FedCompass
 from offbeat.engines.retell import retell
 from offbeat.engines.roster import Roster
-from offbeat.engines.transport import Garbled, Gone, Question, Returned, Scores
+from offbeat.engines.transport import Farewell, Garbled, Gone, Question, Returned, Scores
 from offbeat.engines.until import parse_until
 from offbeat.testing import TinyClients
 
@@ -346,6 +346,24 @@ def test_a_site_that_takes_another_name_is_not_two_sites():
     engine.run()
     assert engine.sites.address == {1: 100}
     assert kinds(engine, "lost") == [(12.0, 0)]  # sent at 2 s, and waited for 10 times the 1 s it took before
+
+
+def test_a_site_that_takes_name_after_name_comes_to_an_end_of_them():
+    """Of three names there may be, site-0 has one and a node takes the others; those who are known may still come."""
+    strategy = FedAsync()
+    world = nobody_yet(strategy)
+    sites = sites_of(world, 1.0)
+    sites.sites[300] = replace(sites.sites[100], name="liar")
+    for number in range(5):
+        sites.put(0.1 + number, replace(sites.sites[300].hello(300), name=f"name-{number}"))
+    sites.put(6.0, Gone(100, "its network is down"))
+    sites.put(7.0, sites.sites[100].hello(100))
+    engine = live(strategy, world, sites, until="9.5s", min_sites=1, patience=PATIENT, roster=Roster(most=3))
+    engine.run()
+    assert list(engine.roster.numbers) == ["site-0", "name-0", "name-1"]
+    told = [order.reason for address, order in sites.sent if isinstance(order, Farewell) and order.refused]
+    assert told == ["this run has had 3 sites, and takes no more names: join with the name of one of them"] * 3
+    assert engine.sites.address[0] == 100
 
 
 # ---------------------------------------------------------------- no room, and damage
