@@ -291,7 +291,11 @@ def test_a_site_says_who_it_is_and_stays_who_it_was(server: Server, tmp_path: Pa
     told = meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
     assert told.name == "site-1"
     assert told.num_examples == server.made.trainer.data.size(CLIENT)
-    assert told == meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
+    assert told.newest is None
+    site = meeting.site(tmp_path)
+    assert told == meeting.hello(site.handle(meeting.greeting(server.of)))
+    site.handle(server.order(7))
+    assert replace(told, newest=7) == meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
     assert os.stat(tmp_path / "token").st_mode & 0o077 == 0
 
 

@@ -366,6 +366,29 @@ def test_a_site_that_takes_name_after_name_comes_to_an_end_of_them():
     assert engine.sites.address[0] == 100
 
 
+@pytest.mark.parametrize(("newest", "taken"), [(None, True), (2, True), (3, False), (80, False)])
+def test_a_folder_that_is_older_than_what_a_site_has_of_its_run_is_said(newest, taken, tmp_path: Path):
+    """It was sent tickets 0, 1 and 2 when the server was killed: a site that has answered another one was sent it by a
+    server of which this folder knows nothing.
+    """
+    strategy = FedAsync()
+    world = nobody_yet(strategy)
+    sites = sites_of(world, 1.0)
+    sites.kill_at = 2.5
+    first = stored(strategy, world, sites, tmp_path, until="5.5s")
+    with pytest.raises(Killed):
+        first.run()
+    first.trace.db.close()
+    sites.arriving.clear()
+    sites.kill_at = None
+    sites.put(2.5, replace(sites.sites[100].hello(100), newest=newest))
+    engine = stored(strategy, world, sites, tmp_path, until="5.5s", patience=PATIENT)
+    assert engine.run().updates == (5 if taken else 2)
+    told = [order.reason for _, order in sites.sent if isinstance(order, Farewell) and order.refused]
+    older = f"it has answered ticket {newest} of this run, whose folder here ends with ticket 2: that is an older copy"
+    assert [reason.startswith(older) for reason in told] == ([] if taken else [True])
+
+
 # ---------------------------------------------------------------- no room, and damage
 
 

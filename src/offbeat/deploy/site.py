@@ -105,7 +105,8 @@ class Site:
             rules.layout_digest(part.ground.layout, part.ground.dtype),
             rules.code_digest(part.experiment.strategy),
         )
-        hello = Hello(HERE, self.name, self._token, self._examples(part, _next_index(part)), layout, code)
+        newest = max(part.outbox.tickets(), default=None)
+        hello = Hello(HERE, self.name, self._token, self._examples(part, _next_index(part)), layout, code, newest)
         return wire.encode(hello, greeting.run)
 
     def _join(self, greeting: wire.Greeting, data: bytes) -> Part:

@@ -103,6 +103,13 @@ class Hearing:
             raise RunError("its rules are another version's: install the same offbeat on both sides")
         if not _counted(hello.num_examples):
             raise RunError(f"it has {str(hello.num_examples)[:20]} examples: from 1 to {MOST_EXAMPLES} are needed")
+        last = self.facts.coordinator.ledger.next_ticket - 1
+        if hello.newest is not None and hello.newest > last:
+            raise RunError(
+                f"it has answered ticket {hello.newest} of this run, whose folder here ends with ticket {last}: that "
+                "is an older copy, from a backup perhaps. Serve the newer one; or, to go on from here without what "
+                "came after it, remove the folder runs in the homes of its sites"
+            )
 
     def _come(self, client: int, num_examples: int) -> None:
         """A client that is away can be reached; one that was refused too often is offered work when it has waited."""
