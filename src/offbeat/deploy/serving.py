@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from offbeat.client.evaluation import Evaluator
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError, OffbeatError
-from offbeat.core.protocol import World
+from offbeat.core.jobs import Job
+from offbeat.core.protocol import SetTimer, World
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.deploy import rules, wire
 from offbeat.deploy.replaying import OWN_FILE
 from offbeat.deploy.sitefile import Opened, OwnGround
 from offbeat.engines.checkpoint import Checkpoints, write_whole
+from offbeat.engines.coordinator import Coordinator
 from offbeat.engines.gate import Gate
 from offbeat.engines.live import LiveEngine
 from offbeat.engines.progress import Outcome
@@ -33,7 +35,7 @@ from offbeat.engines.reach import Patience
 from offbeat.engines.record import Record
 from offbeat.engines.roster import Roster
 from offbeat.engines.trace import Trace
-from offbeat.engines.transport import Heard, Order, Transport
+from offbeat.engines.transport import Assignment, Heard, Order, Transport
 from offbeat.engines.virtual import Watch
 from offbeat.experiment import build, files, guard, identity
 from offbeat.experiment.config import Experiment, is_pooled
@@ -42,6 +44,7 @@ from offbeat.experiment.metrics import SERVED
 from offbeat.experiment.run import Run, conclude, interruptible, resumable, seconds_so_far
 
 SITES, RECORD, NUMBER = "sites.json", "record", "run-id"
+FEW = 4  # sites that a strategy is tried with
 POINTS = 50  # evaluations in a run of known length
 EVERY = 60.0  # seconds between them otherwise
 
@@ -104,6 +107,27 @@ def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Wat
         finally:
             trace.abandon()
             record.close()
+
+
+def refuse_unservable(experiment: Experiment, file: Path | None = None) -> None:
+    """What cannot be built, or whose first orders cannot be sent to sites: said before anything is started."""
+    world = _ground(experiment, file).world
+    try:
+        for job in _first_jobs(Coordinator(experiment.strategy, world)):
+            wire.encode(Assignment.of(job, None))
+    except wire.WireError as error:
+        raise ConfigError(f"this strategy cannot be served: {error}") from None
+
+
+def _first_jobs(run: Coordinator) -> Iterator[Job]:
+    """What a few sites would be sent that come at once, and when the timers fire that are set then."""
+    orders = run.begin(0.0)
+    for client in range(FEW):
+        orders += run.joined(0.0, client, 10)
+    timers = {order.key: order.at for order in orders if isinstance(order, SetTimer)}
+    for key, at in sorted(timers.items(), key=lambda timer: timer[1]):
+        orders += run.fired(at, key)
+    return (order for order in orders if isinstance(order, Job))
 
 
 def run_id(folder: Path) -> str:

@@ -14,7 +14,8 @@ Deviates: 1. a late client is not put among the arrived (Algorithm 1, line 14 do
           4. not in the paper: a lost member is waited for no longer; the update of one that leaves while it waits still
              counts.
           5. floor and the late test allow 1e-9 for rounding. S is the whole time of a job, transfers included, over the
-             steps assigned.
+             steps assigned; live it is the training seconds that a site reports with its update, and the round trip
+             where it reports none.
           6. statistics: the mean over group and general buffer, weighted like the deltas (st p), mixed in with omega =
              the sum of those weights, at most 1, so that a group of one is FedAsync's delta form here too.
              statistics="replace" is the authors': a first arrival's replace the server's, a group's and the general
