@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from offbeat.engines.progress import Status
     from offbeat.engines.workers.counted import Work
 
+LOG = 200  # the width of what is no terminal
 EVERY = 60.0  # seconds between two lines of progress where there is no terminal
 
 
@@ -33,30 +36,25 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: list[list[str]], left: bool = False, headings: bool = True) -> None:
-    """Numbers stand on the right, `left` is for text. Plain when output is not a terminal; nothing is ever cut off."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
+    """Numbers stand on the right, `left` is for text; without headings, names and what there is to tell of them."""
+    from offbeat.cli import columns
     from offbeat.core.errors import printable
 
     rows = [[printable(cell) for cell in row] for row in rows]
-    console = Console(markup=False, emoji=False, highlight=False)  # names and paths are what they are
-    plain = not console.is_terminal
-    columns = [column if headings else ("", *column) for column in zip(*rows, strict=True)]
-    widths = [max(map(len, [*column[0].split(), *column[1:]])) for column in columns]  # headings may be wrapped
-    if left:
-        widths[-1] = 20  # and so may prose
-    width = 200 if plain else console.width  # a log has no width of its own
-    gap = 2 if sum(widths) + 2 * len(widths) <= width else 1
-    table = Table(box=None if plain else SIMPLE_HEAD, show_header=headings, show_edge=False, pad_edge=False)
-    table.padding = (0, gap if plain else gap - 1, 0, 0)  # the box has one blank of its own
-    for i, column in enumerate(columns):
-        table.add_column(column[0], justify="left" if left or i == 0 else "right", min_width=widths[i])
-    for row in rows[headings:]:
-        table.add_row(*row)
-    console.width = max(width, sum(widths) + gap * len(widths))
-    console.print(table)
+    width, rule = _screen()
+    if headings:
+        lines = (columns.prose if left else columns.table)(rows, width, rule)
+    else:
+        lines = columns.pairs(rows, width)
+    for line in lines:
+        typer.echo(line)
+
+
+def _screen() -> tuple[int, bool]:
+    """How wide it is, and whether it is one: a log has no width of its own, and no rules are drawn in it."""
+    if not sys.stdout.isatty():
+        return LOG, False
+    return shutil.get_terminal_size().columns, True
 
 
 @contextmanager
