@@ -36,7 +36,7 @@ def table(rows: Rows, width: int, rule: bool = False) -> list[str]:
 
 
 def pairs(rows: Rows, width: int, whole: bool = False) -> list[str]:
-    """A name and what there is to tell of it, below the name where there is no room beside it; `whole` is not folded."""
+    """A name and what there is to tell of it, below the name where there is no room beside it. `whole`: not folded."""
     first, made = max(cell_len(name) for name, _ in rows) + GAP, []
     for name, value in rows:
         if first + cell_len(value) <= width:

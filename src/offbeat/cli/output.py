@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import typer
 if TYPE_CHECKING:
     from offbeat.engines.progress import Status
     from offbeat.engines.workers.counted import Work
+    from offbeat.experiment.tables import Kind, Table
 
 LOG = 200  # the width of what is no terminal
 EVERY = 60.0  # seconds between two lines of progress where there is no terminal
@@ -28,26 +29,49 @@ def say(text: object, err: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
+    typer.echo(in_json(value))
+
+
+def in_json(value: Any) -> str:
     """Strict JSON: what is not a number becomes null."""
     from offbeat.experiment.metrics import without_nan
 
     # the rest it escapes itself
-    typer.echo(json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
+    return json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def print_table(rows: list[list[str]], left: bool = False, headings: bool = True) -> None:
     """Numbers stand on the right, `left` is for text; without headings, names and what there is to tell of them."""
+    for line in _lines(rows, "pairs" if not headings else "prose" if left else "numbers", *_screen()):
+        typer.echo(line)
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    typer.echo(in_text(tables, *_screen()), nl=False)
+
+
+def in_text(tables: Sequence[Table], width: int = LOG, rule: bool = False) -> str:
+    """Tables with their titles and notes, a blank line between two."""
+    from offbeat.cli import columns
+    from offbeat.core.errors import printable
+
+    parts = []
+    for table in tables:
+        above = [line for line in (table.title, *table.lead) if line]
+        made = _lines(table.rows, table.kind, width, rule)
+        notes = [line for note in table.notes for line in columns.fold(printable(note), width)]
+        parts.append("\n".join([*map(printable, above), *made, *notes]) + "\n")
+    return "\n".join(parts)
+
+
+def _lines(rows: Sequence[Sequence[str]], kind: Kind, width: int, rule: bool) -> list[str]:
     from offbeat.cli import columns
     from offbeat.core.errors import printable
 
     rows = [[printable(cell) for cell in row] for row in rows]
-    width, rule = _screen()
-    if headings:
-        lines = (columns.prose if left else columns.table)(rows, width, rule)
-    else:
-        lines = columns.pairs(rows, width)
-    for line in lines:
-        typer.echo(line)
+    if kind == "pairs":
+        return columns.pairs(rows, width)
+    return (columns.prose if kind == "prose" else columns.table)(rows, width, rule)
 
 
 def _screen() -> tuple[int, bool]:

@@ -257,7 +257,7 @@ def speed_up(summaries: Sequence[Summary], reference: Sequence[Summary]) -> floa
 
 def _time_of_all(summaries: Sequence[Summary]) -> float:
     """nan unless every seed reached it, since a mean over the lucky ones would flatter."""
-    return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries)
+    return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries) if summaries else nan
 
 
 def _restricted(times: Sequence[float], summaries: Sequence[Summary]) -> float:
