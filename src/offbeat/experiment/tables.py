@@ -59,7 +59,7 @@ def over_seeds(
     """Of the final value, and of the time to the target if anybody got there: interval, difference to the reference,
     every seed.
     """
-    keys = ["final"] + (["time_to_target"] if any(row["reached"] for row in rows) else [])
+    keys = ["final", "time_to_target"] if target is not None and any(row["reached"] for row in rows) else ["final"]
     chosen = [m for m in MEASURES if m.key in keys and m.table is not None]
     return [_over_seeds(m, rows, found, planned, reference, target) for m in chosen]
 
