@@ -196,6 +196,7 @@ def test_latex_is_booktabs_with_escaped_names_and_a_comment_on_where_it_is_from(
         "",
         "% title",
         "% note",
+        "% bold: better than every other method, of each paired difference the 95 % interval excludes 0",
         r"\begin{tabular}{lrr}",
         r"\toprule",
         r"strategy & final acc $\uparrow$ & idle \\",
@@ -226,13 +227,20 @@ def test_markdown_is_for_readmes():
         "| strategy | final acc ↑ | idle |",
         "| --- | ---: | ---: |",
         "| fed_b | **0.962 ± 0.007** | 25% |",
-        r"| a&b | \> 60 s (1 of 2) | – |",
+        "| a&b | > 60 s (1 of 2) | – |",
         "",
         "note",
+        "",
+        "bold: better than every other method, of each paired difference the 95 % interval excludes 0",
     ]
-    made = formats.markdown([Table([["_a_|b*"], ["<i>"]])], ["--> x"])
-    assert r"| \_a\_\|b\* |" in made
-    assert r"| \<i\> |" in made
+
+
+def test_nothing_in_a_name_is_an_order_to_markdown():
+    rows = [["_a_|b*", "[0.1, 0.2]"], ["<i>", "[a](http://b)"]]
+    made = formats.markdown([Table(rows, notes=("> t (k of n)", "[low, high]: x"))], ["--> x"])
+    assert r"| \_a\_\|b\* | [0.1, 0.2] |" in made
+    assert r"| \<i> | [a\](http://b) |" in made
+    assert made.endswith("\n\\> t (k of n)\n\n[low, high\\]: x\n")  # neither a quotation nor a link
     assert made.startswith("<!-- --&gt; x -->")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from offbeat.core.errors import printable
-from offbeat.experiment.tables import Table
+from offbeat.experiment.tables import BOLD, Table
 
 SUFFIXES = {".txt": "text", ".csv": "csv", ".tex": "latex", ".md": "markdown", ".json": "json"}
 FORMATS = tuple(SUFFIXES.values())
@@ -65,7 +65,7 @@ def latex(tables: Sequence[Table], about: Sequence[str]) -> str:
     for table in tables:
         heading, *rows = _with_headings(table).rows
         kinds = "l" * len(heading) if table.kind != "numbers" else "l" + "r" * (len(heading) - 1)
-        lines += ["", *(f"% {_one_line(line)}" for line in (table.title, *table.lead, *table.notes) if line)]
+        lines += ["", *(f"% {_one_line(line)}" for line in (table.title, *table.lead, *_notes(table)) if line)]
         lines += [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
         if table.kind != "pairs":
             lines += [_latex_row([_latex(cell) for cell in heading]), r"\midrule"]
@@ -100,7 +100,7 @@ def markdown(tables: Sequence[Table], about: Sequence[str]) -> str:
         right = "---:" if table.kind == "numbers" else "---"
         lines += ["", *([f"**{_markdown(table.title)}**", ""] if table.title else [])]
         for line in table.lead:
-            lines += [_markdown(line), ""]
+            lines += [_paragraph(line), ""]
         lines += [_markdown_row([_markdown(cell) for cell in heading])]
         lines += [_markdown_row(["---", *[right] * (len(heading) - 1)])]
         for number, row in enumerate(rows, start=1):
@@ -109,8 +109,8 @@ def markdown(tables: Sequence[Table], about: Sequence[str]) -> str:
                 for column, cell in enumerate(row)
             ]
             lines.append(_markdown_row(cells))
-        for note in table.notes:
-            lines += ["", _markdown(note)]
+        for note in _notes(table):
+            lines += ["", _paragraph(note)]
     return "\n".join(lines) + "\n"
 
 
@@ -119,12 +119,21 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """An underscore inside a word is one; elsewhere it would slant what follows."""
-    return re.sub(r"([\\`*|<>\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", _one_line(text))
+    """What would be an order is spelled out; an underscore inside a word, or a bracket without a link, is none."""
+    made = re.sub(r"([\\`*|<]|(?<!\w)_|_(?!\w))", r"\\\1", _one_line(text))
+    return re.sub(r"\](?=[(\[:])", r"\\]", made)
+
+
+def _paragraph(text: str) -> str:
+    return re.sub(r"^([>#+-])", r"\\\1", _markdown(text))
 
 
 def _one_line(text: str) -> str:
     return printable(text)
+
+
+def _notes(table: Table) -> tuple[str, ...]:
+    return (*table.notes, BOLD) if table.bold else table.notes
 
 
 def _with_headings(table: Table) -> Table:
