@@ -103,7 +103,7 @@ def execute(
     if not finished:
         say(f"stopped; finish it with: {again}", err=True)
         raise typer.Exit(130)
-    print_comparison(comparison, as_json, write=True, reference=reference)
+    print_comparison(comparison, as_json, reference)
 
 
 def _create(

@@ -8,7 +8,7 @@ runs go side by side. A comparison that was stopped is finished by starting it a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -24,6 +24,7 @@ from offbeat.experiment import crew, curves, identity, pooled, workers
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.measures import Row, over_seeds, speed_up
+from offbeat.experiment.metrics import Summary
 
 MANIFEST = runs.COMPARISON
 REFERENCE = "fedavg"  # speed-ups are against this one, unless the comparison or its reader names another
@@ -63,8 +64,12 @@ class Comparison:
             raise ValueError(f"it names the run {name!r}, which is not below {self.folder}")
         return name
 
+    def entries(self) -> list[tuple[dict[str, Any], runs.Run]]:
+        """The runs, with what the comparison says of each."""
+        return [(entry, runs.Run(self.folder / entry["folder"])) for entry in self.layout()]
+
     def runs(self, strategy: str) -> list[runs.Run]:
-        return [runs.Run(self.folder / entry["folder"]) for entry in self.layout() if entry["strategy"] == strategy]
+        return [run for entry, run in self.entries() if entry["strategy"] == strategy]
 
     def strategies(self) -> list[str]:
         return list(dict.fromkeys(entry["strategy"] for entry in self.layout()))
@@ -75,12 +80,22 @@ class Comparison:
             raise unknown("strategy of this comparison", reference, self.strategies())
         return reference or self._manifest()[1]
 
-    def rows(self, reference: str | None = None) -> list[Row]:
-        """One a method; speed-ups and relative times are against the reference, the comparison's own unless another
-        is named.
+    def finished(self) -> dict[str, dict[int, Summary]]:
+        """What came out, by method and seed, of the runs that are; a method without any is not among them."""
+        found: dict[str, dict[int, Summary]] = {}
+        for entry, run in self.entries():
+            if run.complete:
+                found.setdefault(entry["strategy"], {})[entry["seed"]] = run.summary()
+        return found
+
+    def rows(self, reference: str | None = None, found: Mapping[str, Mapping[int, Summary]] | None = None) -> list[Row]:
+        """One a method that has a finished run; speed-ups and relative times are against the reference, the
+        comparison's own unless another is named. `found`: what is finished, where that was read already.
         """
-        summaries = {name: [run.summary() for run in self.runs(name)] for name in self.strategies()}
-        base, relative = summaries[self.checked(reference)], self.relative_times(reference)
+        summaries = {
+            name: list(given.values()) for name, given in (self.finished() if found is None else found).items()
+        }
+        base, relative = summaries.get(self.checked(reference), []), self.relative_times(reference)
         compared = {
             name: {"speedup": speed_up(given, base), "relative_time": relative.get(name, nan)}
             for name, given in summaries.items()
@@ -89,12 +104,15 @@ class Comparison:
 
     def relative_times(self, reference: str | None = None, target: Target | None = None) -> dict[str, float]:
         """Each method's time to a target over the reference's; without one, to 95 % of the lowest final value of
-        all.
+        all. Of finished runs.
         """
-        names, against = self.strategies(), self.checked(reference)
-        first = self.runs(names[0])[0].summary()
+        against = self.checked(reference)
+        done = {name: [run for run in self.runs(name) if run.complete] for name in self.strategies()}
+        if not done[against]:
+            return {}
+        first = done[against][0].summary()
         metric = target.metric if target else first.headline
-        found = {name: [run.curve(metric) for run in self.runs(name)] for name in names}
+        found = {name: [run.curve(metric) for run in given] for name, given in done.items() if given}
         target = (
             target.towards(first.higher_is_better)
             if target

@@ -78,6 +78,7 @@ class Summary:
     aulc: float = nan  # area under the learning curve, metric × days
     forgetting: float = nan  # of what the slowest quarter holds, between two updates of one of them
     higher_is_better: dict[str, bool] = field(default_factory=dict)  # of each metric, as the run says
+    target: str | None = None  # what time_to_target is to; where there is one, None there says that it was not reached
 
     def higher(self, metric: str) -> bool:
         return higher_is_better(metric, self.higher_is_better)
@@ -231,6 +232,7 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         aulc=curves.aulc(curve(db, name)),
         forgetting=curves.forgetting(curve(db, f"acc/{SLOW_CLASSES}"), arrivals(db, members(db, SLOWEST))),
         higher_is_better=known,
+        target=None if target is None else str(target),
     )
 
 

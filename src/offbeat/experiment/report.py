@@ -11,22 +11,42 @@ from offbeat.experiment import build, figure, heatmap, measures, page, series
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.measures import Row
+from offbeat.experiment.metrics import Summary
+from offbeat.experiment.tables import Going
 
 
 @dataclass(frozen=True)
 class Report:
-    rows: list[Row]
-    table: list[list[str]]  # headings first
+    """A comparison in numbers, as far as its runs are finished."""
+
+    rows: list[Row]  # one a method that has a finished run
+    found: dict[str, dict[int, Summary]]  # by method and seed
+    planned: dict[str, list[int]]  # the seeds of each method, finished or not
+    going: list[Going]
+    reference: str
+    target: Target | None
     figure: Path
     page: Path
 
 
 def read(comparison: Comparison, reference: str | None = None) -> Report:
     """The numbers; the figure and the page are where `write` put them."""
-    rows = comparison.rows(reference)
+    found, planned = comparison.finished(), dict[str, list[int]]()
+    for entry, _ in comparison.entries():
+        planned.setdefault(entry["strategy"], []).append(entry["seed"])
     return Report(
-        rows,
-        measures.table(rows, _target(comparison)),
+        comparison.rows(reference, found),
+        found,
+        planned,
+        [
+            Going(
+                entry["strategy"], entry["seed"], entry["folder"], run.summary() if run.trace_file.is_file() else None
+            )
+            for entry, run in comparison.entries()
+            if not run.complete
+        ],
+        comparison.checked(reference),
+        _target(comparison),
         comparison.folder / "figure.png",
         comparison.folder / "report.html",
     )
@@ -34,7 +54,8 @@ def read(comparison: Comparison, reference: str | None = None) -> Report:
 
 def write(comparison: Comparison, reference: str | None = None) -> Report:
     """The same, with the figure and the page made."""
-    report, target = read(comparison, reference), _target(comparison)
+    report = read(comparison, reference)
+    target = report.target
     rows, metric = report.rows, report.rows[0].metric
     name = printable(_first(comparison).name)
     whose = "" if rows[0].evaluated == "test" else ", mean of clients on their own test data,"
@@ -45,11 +66,8 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     drawn = [] if held is None else [heatmap.draw(held)]
-    tables, against = (
-        [measures.table(rows, target, place, arrows=True) for place in ("table", "page")],
-        comparison.checked(reference),
-    )
-    page.save(methods, tables, metric, target, title, report.page, against, drawn, _data(comparison))
+    tables = [measures.table(rows, target, place, arrows=True) for place in ("table", "page")]
+    page.save(methods, tables, metric, target, title, report.page, report.reference, drawn, _data(comparison))
     return report
 
 
