@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat.cli.options import Json, Reference
+from offbeat.cli.options import FigureFile, FigureKind, Json, Reference
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
@@ -19,6 +19,8 @@ def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a comparison's.")],
     reference: Reference = None,
     as_json: Json = False,
+    figure: FigureFile = None,
+    kind: FigureKind = "all",
 ) -> None:
     """Show what a run amounts to, finished or not."""
     from offbeat.core.errors import ConfigError
@@ -28,6 +30,9 @@ def show(
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
+    if figure is not None:
+        draw(folder, figure, kind)
+        return
     if (folder / MANIFEST).is_file():
         print_comparison(Comparison(folder), as_json, reference=reference)
     elif reference is not None:
@@ -36,6 +41,21 @@ def show(
         print_simulation(folder, as_json)
     else:
         print_run(Run(folder), as_json)
+
+
+def draw(folder: Path, figure: Path, kind: str) -> None:
+    """A figure or a page of a run or a comparison, as far as it is; nothing else is printed."""
+    from offbeat.cli.output import say
+    from offbeat.core.errors import RunError
+    from offbeat.experiment import report
+    from offbeat.experiment.comparison import MANIFEST, Comparison
+    from offbeat.experiment.run import Run
+
+    try:
+        report.draw(Comparison(folder) if (folder / MANIFEST).is_file() else Run(folder), figure, kind)
+    except OSError as error:
+        raise RunError(f"cannot write {figure}: {error.strerror or error}") from None
+    say(f"figure: {figure}")
 
 
 def print_run(run: Run, as_json: bool) -> Summary:
