@@ -12,6 +12,8 @@ function make(parent, tag, attributes = {}, text = null) {
   return element;
 }
 
+const figures = [];
+
 // A figure is drawn as wide as there is room, and again when that changes, so that letters keep their size.
 function figure(name, draw) {
   const frame = document.getElementById(`f-${name}`);
@@ -25,6 +27,7 @@ function figure(name, draw) {
   };
   const look = () => { if (plot.clientWidth !== before) made.redraw(); };
   new ResizeObserver(() => requestAnimationFrame(look)).observe(plot);
+  figures.push(made);
   return made;
 }
 

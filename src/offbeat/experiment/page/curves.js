@@ -175,8 +175,11 @@ function legendOf(made) {
 }
 
 function startCurves() {
+  if (!numbers.metrics.length) {
+    document.getElementById('f-curves').textContent = 'Nothing was measured yet.';
+    return;
+  }
   const made = figure('curves', drawCurves);
-  if (!made || !numbers.metrics.length) return made?.plot.append('nothing was measured yet');
   const change = (name) => (value) => { curves[name] = value; if (name === 'against') { curves.range = curves.cursor = null; } made.redraw(); };
   choice(made, 'against', AGAINST, curves.against, change('against'));
   if (numbers.metrics.length > 1) choice(made, 'metric', numbers.metrics.map(({ name }) => [name, name]), curves.metric, change('metric'));
