@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offbeat.core.errors import DataError
-from offbeat.experiment import build, heatmap, report
+from offbeat.experiment import build, heatmap, pictures
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.heatmap import Held
 from offbeat.scenario.partition import Disjoint, Natural
@@ -49,7 +49,7 @@ def test_results_have_their_page_when_the_data_is_gone(monkeypatch: pytest.Monke
         raise DataError("mnist is missing")
 
     monkeypatch.setattr(build, "held", gone)
-    assert report._held(HALVES) is None
+    assert pictures.who_holds_what(HALVES) is None
 
 
 def test_data_without_owners_has_no_natural_clients() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from drawn import TARGET, folder, told
 
-from offbeat.experiment import doubts, page, report, series
+from offbeat.experiment import doubts, page, pictures, series
 from offbeat.experiment.heatmap import Held
 from offbeat.experiment.page import Content
 
@@ -138,7 +138,7 @@ def test_a_run_that_has_just_begun_has_a_page_and_figures(tmp_path):
     trace.add(0.0, "dispatch", 0, 0, 0)
     trace.close()
     for name in ("x.html", "x.pdf", "x.png"):
-        report.draw(run, tmp_path / name)
+        pictures.draw(run, tmp_path / name)
         assert (tmp_path / name).is_file()
     read = Read((tmp_path / "x.html").read_text())
     assert "learned nothing" in read.words
@@ -146,10 +146,10 @@ def test_a_run_that_has_just_begun_has_a_page_and_figures(tmp_path):
 
 def test_the_page_of_a_run_has_every_part(tmp_path):
     run = told(tmp_path / "run", "fedbuff")
-    report.draw(run, tmp_path / "run.html")
+    pictures.draw(run, tmp_path / "run.html")
     read = Read((tmp_path / "run.html").read_text())
     assert {"doubts", "results", "curves", "staleness", "timeline", "contribution", "held", "seeds", "settings"} <= set(
         read.ids
     )
-    assert "made up: acc seed 0" in read.words
+    assert "made up: fedbuff, acc, seed 0" in read.words
     assert len(read.numbers["held"]["values"]) == 4

@@ -14,7 +14,7 @@ import pytest
 import torch
 from drawn import TARGET, folder, told
 
-from offbeat.experiment import doubts, page, report, series
+from offbeat.experiment import doubts, page, pictures, series
 from offbeat.experiment.heatmap import Held
 from offbeat.experiment.page import Content
 
@@ -193,7 +193,7 @@ def test_runs_in_every_state_have_a_page_without_errors(tmp_path, state):
         trace.close()
     else:
         run = told(tmp_path / "run", "fedbuff", ended=None if state == "still going on" else "seconds")
-    report.draw(run, tmp_path / "page.html")
+    pictures.draw(run, tmp_path / "page.html")
     document, console = opened(tmp_path / "page.html")
     assert console == []
     assert 'data-drawn="yes"' in document

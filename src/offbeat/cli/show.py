@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from offbeat.cli.drawing import draw
 from offbeat.cli.options import FigureFile, FigureKind, Json, Reference
 
 if TYPE_CHECKING:
@@ -41,21 +42,6 @@ def show(
         print_simulation(folder, as_json)
     else:
         print_run(Run(folder), as_json)
-
-
-def draw(folder: Path, figure: Path, kind: str) -> None:
-    """A figure or a page of a run or a comparison, as far as it is; nothing else is printed."""
-    from offbeat.cli.output import say
-    from offbeat.core.errors import RunError
-    from offbeat.experiment import report
-    from offbeat.experiment.comparison import MANIFEST, Comparison
-    from offbeat.experiment.run import Run
-
-    try:
-        report.draw(Comparison(folder) if (folder / MANIFEST).is_file() else Run(folder), figure, kind)
-    except OSError as error:
-        raise RunError(f"cannot write {figure}: {error.strerror or error}") from None
-    say(f"figure: {figure}")
 
 
 def print_run(run: Run, as_json: bool) -> Summary:
