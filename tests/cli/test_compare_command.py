@@ -132,7 +132,7 @@ def test_the_page_has_a_second_table_of_what_the_papers_look_at(compared):
     page = (compared[0] / "report.html").read_text()
     assert "Data: digits: 1442 training and 355 test examples" in page
     for word in ("stragglers", "variance", "forgetting", "AULC (days)", "relative time"):
-        assert f"<th>{word} ↑</th>" in page or f"<th>{word} ↓</th>" in page  # with which way is better
+        assert f">{word}\u00a0↑</th>" in page or f">{word}\u00a0↓</th>" in page  # with which way is better
 
 
 def test_the_figures_are_pngs(compared):
@@ -169,12 +169,11 @@ class Fetches(HTMLParser):
 def test_the_page_stands_on_its_own(compared):
     page = Fetches()
     page.feed((compared[0] / "report.html").read_text())
-    assert page.found == []
+    assert [found for found in page.found if "href=#" not in found] == []
     text = " ".join(page.texts)
-    pictures = ("against virtual time", "who trained when", "how old updates are", "who holds what")
+    pictures = ("against virtual time", "Who trained when", "How old updates are", "Who holds what")
     for word in ("fedavg", "fedasync", "time to acc=0.2", *pictures):
         assert word in text
-    assert "Plotly.newPlot" in text
 
 
 def test_show_tells_the_same_as_json_and_only_reads(compared, offbeat):

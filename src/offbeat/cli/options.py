@@ -66,6 +66,15 @@ ClientMemory = Annotated[
         "in a file of the run; same result, bit for bit. With :half it is kept in 16 bits, and the result is another.",
     ),
 ]
+FigureFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--figure", metavar="FILE", help="Draw instead of printing: FILE.pdf, .svg or .png, or FILE.html, a page."
+    ),
+]
+FigureKind = Annotated[
+    str, typer.Option("--kind", metavar="all|curves|staleness|timeline", help="What the figure shows.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import Json, Reference
+from offbeat.cli.drawing import draw
+from offbeat.cli.options import FigureFile, FigureKind, Json, Reference
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
@@ -36,6 +37,8 @@ def show(
     ] = None,
     reference: Reference = None,
     as_json: Json = False,
+    figure: FigureFile = None,
+    kind: FigureKind = "all",
 ) -> None:
     """Show what runs and comparisons amount to, finished or not: means and intervals over seeds, differences, ranks."""
     import sqlite3
@@ -44,6 +47,11 @@ def show(
     from offbeat.core.errors import ConfigError, DataError, OffbeatError
     from offbeat.experiment import reading
 
+    if figure is not None:
+        if len(folders) != 1:
+            raise ConfigError(f"--figure {figure}: of one folder at a time, {len(folders)} were given")
+        draw(folders[0], figure, kind)
+        return
     chosen = _chosen(wanted, out, as_json)
     items: list[Compared | Single] = []
     wrong: list[Exception] = []

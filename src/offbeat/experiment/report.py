@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbeat.core.errors import DataError, printable
 from offbeat.engines.until import Target
-from offbeat.experiment import build, figure, heatmap, measures, page, series
+from offbeat.experiment import pictures
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.measures import Row
@@ -55,38 +54,13 @@ def read(comparison: Comparison, reference: str | None = None) -> Report:
 def write(comparison: Comparison, reference: str | None = None) -> Report:
     """The same, with the figure and the page made."""
     report = read(comparison, reference)
-    target = report.target
-    rows, metric = report.rows, report.rows[0].metric
-    name = printable(_first(comparison).name)
-    whose = "" if rows[0].evaluated == "test" else ", mean of clients on their own test data,"
-    title = f"{name}: {metric}{whose} over {rows[0].seeds} seed{'s' if rows[0].seeds != 1 else ''}"
-    methods = series.collect(comparison, metric)
-    figure.save(methods, metric, target, title, report.figure)
-    held = _held(_first(comparison))
-    if held is not None:
-        heatmap.save(held, comparison.folder / "partition.png")
-    drawn = [] if held is None else [heatmap.draw(held)]
-    tables = [measures.table(rows, target, place, arrows=True) for place in ("table", "page")]
-    page.save(methods, tables, metric, target, title, report.page, report.reference, drawn, _data(comparison))
+    pictures.write(comparison, report.rows, comparison.checked(reference), report.figure, report.page)
     return report
-
-
-def _held(experiment: Experiment) -> heatmap.Held | None:
-    """Who holds what; None where the data is no longer at hand, for results are worth a page without it."""
-    try:
-        return build.held(experiment)
-    except DataError:
-        return None
 
 
 def _first(comparison: Comparison) -> Experiment:
     """All are alike but for strategy and seed."""
     return comparison.runs(comparison.strategies()[0])[0].experiment()
-
-
-def _data(comparison: Comparison) -> str | None:
-    """As the first run met it."""
-    return comparison.runs(comparison.strategies()[0])[0].summary().data
 
 
 def _target(comparison: Comparison) -> Target | None:
