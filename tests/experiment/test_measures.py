@@ -16,7 +16,7 @@ from offbeat.experiment.metrics import Summary
 KEYS = [measure.key for measure in MEASURES]
 PROSE = {"ended", "surveyed", "served", "evaluated", "data", "worker", "client_memory"}  # words, and
 # what has a number for each metric, reason, group, client
-PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better"}
+PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better", "names"}
 
 
 @pytest.fixture

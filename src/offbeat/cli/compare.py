@@ -67,6 +67,7 @@ def compare(
                 "with it"
             )
         comparison = Comparison(resume)
+        use_data(data, resume / comparison.layout()[0]["folder"])
         _say_moved(comparison)
     else:
         assert source is not None

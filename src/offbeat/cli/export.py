@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from offbeat.cli.options import use_data
+
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
@@ -23,6 +25,7 @@ def export(
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
+    use_data(None, folder)  # of an unfinished run the model is built again
     path = out or Path(f"{folder.resolve().name}.safetensors")
     data = Run(folder).export()
     write_whole(path, data)

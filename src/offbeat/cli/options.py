@@ -76,21 +76,25 @@ def load(source: str, changes: list[str] | None, until: str | None, scale: str |
     from offbeat import presets
     from offbeat.core.errors import ConfigError, unknown
     from offbeat.engines.until import parse_until
-    from offbeat.experiment import files
+    from offbeat.experiment import files, places
     from offbeat.experiment.config import strategy_name
 
-    path = Path(source)
+    path, left_open = Path(source), False
     if source in presets.names():
         preset = presets.load(source, cast("presets.Scale | None", scale))  # which says what it does not know
     elif path.suffix in (".yaml", ".yml") or path.exists():
         if scale is not None:
             raise ConfigError(f"--scale {scale}: {source} is a file; only the presets of papers have scales")
         file = path / "experiment.yaml" if path.is_dir() else path
-        experiment = files.read(file)
+        experiment, left_open = places.read(file)
         preset = presets.Preset(f"from {file}", experiment, {strategy_name(experiment): experiment.strategy})
     else:
         raise unknown("preset or file", source, presets.names())
     experiment = files.changed(preset.experiment, changes or [], preset.methods)
+    # what is typed is meant from where it is typed
+    experiment = places.beside(experiment, Path.cwd(), but=places.paths(preset.experiment))
+    if left_open and not any(files.split_change(change)[0] == ["clients"] for change in changes or []):
+        experiment = places.everyone(experiment)
     if until is not None:
         if not until.strip(" ,"):
             raise ConfigError("--until says nothing: write 3600s, 2h, 500updates, acc=0.9 or several with commas")
@@ -98,8 +102,10 @@ def load(source: str, changes: list[str] | None, until: str | None, scale: str |
     return replace(preset, experiment=experiment)
 
 
-def use_data(folder: Path | None) -> None:
-    """Data sets are looked for here, also by the processes that are started from this one."""
+def use_data(folder: Path | None, run: Path | None = None) -> None:
+    """Data sets are looked for here, also by the processes that are started from this one; else where they lay when
+    `run` was made.
+    """
     import os
 
     from offbeat.core.errors import ConfigError
@@ -108,6 +114,12 @@ def use_data(folder: Path | None) -> None:
         if not folder.is_dir():
             raise ConfigError(f"--data {folder}: there is no such folder")
         os.environ["OFFBEAT_DATA"] = str(folder.resolve())
+    elif run is not None:
+        from offbeat.experiment.folder import Run
+
+        kept = Run(run).data_root()
+        if kept is not None and kept.is_dir():
+            os.environ["OFFBEAT_DATA"] = str(kept)
 
 
 def new_folder(name: str, out: Path | None) -> Path:

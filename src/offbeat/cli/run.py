@@ -55,7 +55,7 @@ def run(
     from offbeat.experiment import run as runs
     from offbeat.experiment.config import strategy_name
 
-    use_data(data)
+    use_data(data, resume)
     if worker is not None:
         workers.parse(worker)  # before anything is made
     if memory is not None:

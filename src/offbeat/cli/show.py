@@ -96,6 +96,7 @@ def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
 
 def _numbers(s: Summary) -> list[list[str]]:
     from offbeat.experiment import measures
+    from offbeat.experiment.sites import called, named
 
     lines = [["ended", s.ended]]
     lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
@@ -110,6 +111,7 @@ def _numbers(s: Summary) -> list[list[str]]:
             [f"{s.headline} by client: low / mean / high", spread],
             ["clients evaluated on", f"their {s.surveyed}"],
         ]
+        lines += [[f"{s.headline} of {called(c, s.names)}", f"{v:.4f}"] for c, v in named(s.by_client, s.names)]
     lines += measures.lines(s)
     if s.worker is not None:
         lines.append(["computed by", s.worker])

@@ -84,7 +84,7 @@ def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Wat
         if run.complete:
             return None
         guard.sweep(run.folder)
-        identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
+        identity.check(run.folder, identity.read(run.world_file), run.world(experiment))
         ground = _ground(experiment, terms.model)
         trace, began = Trace(run.trace_file), time.monotonic()
         record = Record(run.folder / RECORD, full=terms.full_record)

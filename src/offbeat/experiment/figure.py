@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.engines.until import Target
-from offbeat.experiment.heatmap import save_figure
+from offbeat.experiment.heatmap import NAMED, save_figure
 from offbeat.experiment.series import Method
 
 TIMELINES = 4  # methods whose timeline fits the picture
@@ -26,7 +26,11 @@ def save(methods: list[Method], metric: str, target: Target | None, title: str, 
     for axis, method in zip(axes, shown, strict=True):
         _timeline(axis, method)
     axes[0].set_ylabel("client")
-    axes[0].yaxis.get_major_locator().set_params(integer=True)  # there is no client 2.5
+    names = next((m.names for m in methods if m.names), {})
+    if 0 < len(names) <= NAMED:
+        axes[0].set_yticks(list(names), [_plain(name) for name in names.values()])
+    else:
+        axes[0].yaxis.get_major_locator().set_params(integer=True)  # there is no client 2.5
     save_figure(figure, path)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from offbeat.engines.until import Target
 from offbeat.experiment.groups import ACTIVE, SLOWEST, STRAGGLERS
 from offbeat.experiment.metrics import Summary, size, without_nan
+from offbeat.experiment.sites import called
 
 Better = Literal["more", "less", "metric"]  # "metric": whichever way the metric a table shows goes
 Text = Callable[[float], str]
@@ -180,6 +181,7 @@ def values(summary: Summary) -> dict[str, float]:
 def plain(summary: Summary) -> dict[str, Any]:
     """For JSON: all that was read off the trace, and every measure."""
     made: dict[str, Any] = {**summary.plain(), **without_nan(values(summary))}
+    made["by_client"] = {called(int(c), summary.names): value for c, value in made["by_client"].items()}
     return made
 
 

@@ -17,7 +17,7 @@ from offbeat.core.errors import RunError
 from offbeat.engines import finite
 from offbeat.engines.trace import WORKER, read_only
 from offbeat.engines.until import Target, higher_is_better
-from offbeat.experiment import curves
+from offbeat.experiment import curves, sites
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.groups import ACTIVE, SLOW_CLASSES, SLOWEST, STRAGGLERS
 
@@ -78,6 +78,7 @@ class Summary:
     aulc: float = nan  # area under the learning curve, metric × days
     forgetting: float = nan  # of what the slowest quarter holds, between two updates of one of them
     higher_is_better: dict[str, bool] = field(default_factory=dict)  # of each metric, as the run says
+    names: dict[int, str] = field(default_factory=dict)  # of clients that are called something
 
     def higher(self, metric: str) -> bool:
         return higher_is_better(metric, self.higher_is_better)
@@ -231,6 +232,7 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         aulc=curves.aulc(curve(db, name)),
         forgetting=curves.forgetting(curve(db, f"acc/{SLOW_CLASSES}"), arrivals(db, members(db, SLOWEST))),
         higher_is_better=known,
+        names=sites.names(db),
     )
 
 

@@ -77,7 +77,14 @@ def _timeline(methods: list[Method]) -> Any:
     figure = Figure()
     for i, m in enumerate(methods):
         began, lengths = [s.started for s in m.spans], [s.ended - s.started for s in m.spans]
-        bars = Bar(x=lengths, y=[s.client for s in m.spans], base=began, orientation="h", name=m.name, visible=i == 0)
+        bars = Bar(
+            x=lengths,
+            y=[m.names.get(s.client, s.client) for s in m.spans],
+            base=began,
+            orientation="h",
+            name=m.name,
+            visible=i == 0,
+        )
         outcomes = [s.outcome for s in m.spans]
         figure.add_trace(bars.update(marker_color=m.colour, marker_line=WHITE, hovertext=outcomes))
     shown = [[j == i for j in range(len(methods))] for i in range(len(methods))]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from offbeat.experiment import metrics
 from offbeat.experiment.comparison import Comparison
+from offbeat.experiment.config import is_pooled
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.metrics import Span
 
@@ -29,6 +30,7 @@ class Method:
     clients: int
     end: float
     staleness: dict[int, float]  # staleness -> share of all updates
+    names: dict[int, str]  # of clients that are called something
 
 
 def collect(comparison: Comparison, metric: str) -> list[Method]:
@@ -51,10 +53,10 @@ def _method(comparison: Comparison, name: str, metric: str, index: int) -> Metho
     low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
     total = sum(ages.values()) or 1
     shares = {u: count / total for u, count in sorted(ages.items())}
-    colour = COLOURS[index % len(COLOURS)]
-    return Method(
-        name, colour, grid, np.nanmean(values, axis=0), low, high, spans, runs[0].experiment().population, end, shares
-    )
+    colour, experiment = COLOURS[index % len(COLOURS)], runs[0].experiment()
+    names = {} if is_pooled(experiment.strategy) else runs[0].names()
+    mean = np.nanmean(values, axis=0)
+    return Method(name, colour, grid, mean, low, high, spans, experiment.population, end, shares, names)
 
 
 def _on_one_grid(curves: list[Curve]) -> tuple[Floats, Floats]:
