@@ -14,7 +14,6 @@ from offbeat.cli import check, compare, export, join, keys, listing, new, replay
 app = typer.Typer(
     name="offbeat",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

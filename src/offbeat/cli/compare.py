@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offbeat.cli import completion
 from offbeat.cli.options import (
     ClientMemory,
     DataRoot,
@@ -31,7 +32,10 @@ def compare(
     source: Source = None,
     scale: ScaleText = None,
     strategies: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Strategies to compare [default: the preset's].")
+        str | None,
+        typer.Option(
+            metavar="A,B,C", help="Strategies to compare [default: the preset's].", autocompletion=completion.strategies
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
     changes: Sets = None,

@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from offbeat.cli.completion import sources, strategies
+
 if TYPE_CHECKING:
     from offbeat.presets import Preset
 
 Source = Annotated[
     str | None,
-    typer.Argument(metavar="PRESET|FILE", help="A preset (see 'offbeat list presets') or an experiment file."),
+    typer.Argument(
+        metavar="PRESET|FILE",
+        help="A preset (see 'offbeat list presets') or an experiment file.",
+        autocompletion=sources,
+    ),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -43,6 +49,7 @@ Reference = Annotated[
     str | None,
     typer.Option(
         metavar="STRATEGY",
+        autocompletion=strategies,
         help="Speed-ups are against this one [default: the comparison's own: the preset's, else the first].",
     ),
 ]

@@ -97,7 +97,7 @@ class Npz:
 
     folder: DataFile  # from where the experiment file lies, else from the data root
     num_classes: int | None = None  # None: one more than the largest label
-    task: TaskName | None = None
+    task: TaskName | None = None  # None: classification where y is whole numbers, else regression
 
     def load(self) -> Dataset:
         return from_npz(below_root(self.folder), num_classes=self.num_classes, task=self.task)

@@ -28,7 +28,7 @@ class DistilBert:
     """
 
     weights: DataFile = "distilbert-base-uncased"  # a folder
-    rank: int = 8
+    rank: int = 8  # of the adapters
     alpha: float = 16.0  # adapters are scaled by alpha / rank
     dropout: float = 0.0  # before the adapters
 

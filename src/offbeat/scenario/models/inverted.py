@@ -74,7 +74,7 @@ class EfficientNet:
     a relative path is looked for under the data root. Its last layer is used where it has as many outputs.
     """
 
-    dropout: float = 0.2
+    dropout: float = 0.2  # before the last layer
     weights: DataFile | None = None  # a safetensors file
 
     def __post_init__(self) -> None:
