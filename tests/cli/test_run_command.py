@@ -211,7 +211,12 @@ def test_a_corrupt_experiment_file_is_one_line_that_names_it(offbeat, content, w
 
 
 def test_options_the_command_line_itself_refuses_exit_with_two(offbeat):
-    for arguments in (["frobnicate"], ["run", "--bogus"], ["run", "quickstart", "--seed", "many"], ["list", "a", "b", "c"]):
+    for arguments in (
+        ["frobnicate"],
+        ["run", "--bogus"],
+        ["run", "quickstart", "--seed", "many"],
+        ["list", "a", "b", "c"],
+    ):
         given = offbeat(*arguments)
         assert given.status == 2
         assert "Error" in given.err

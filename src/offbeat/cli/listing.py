@@ -38,7 +38,7 @@ def list_names(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="|".join(WHAT), help="What to list [default: how much of each there is].", autocompletion=kinds
+            metavar="KIND", help=f"{', '.join(WHAT)} [default: how many there are of each].", autocompletion=kinds
         ),
     ] = None,
     name: Annotated[
@@ -50,11 +50,11 @@ def list_names(
     from offbeat.cli.output import print_json, print_table
 
     if what is None:
-        rows = [{"what": kind, "how many": len(registry(kind))} for kind in WHAT]
+        counts = {kind: len(registry(kind)) for kind in WHAT}
         if as_json:
-            print_json(rows)
+            print_json([{"what": kind, "how many": count} for kind, count in counts.items()])
         else:
-            print_table([["what", "how many"], *([row["what"], str(row["how many"])] for row in rows)])
+            print_table([["what", "how many"], *([kind, str(count)] for kind, count in counts.items())])
         return
     _refuse_unknown(what, name)
     if name is not None:
