@@ -73,6 +73,9 @@ ClientMemory = Annotated[
         "in a file of the run; same result, bit for bit. With :half it is kept in 16 bits, and the result is another.",
     ),
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the resolved experiment, which can be run as a file, and end there.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from offbeat.engines.progress import Status
     from offbeat.engines.workers.counted import Work
+    from offbeat.experiment.config import Experiment
 
 EVERY = 60.0  # seconds between two lines of progress where there is no terminal
 
@@ -30,6 +31,29 @@ def print_json(value: Any) -> None:
 
     # the rest it escapes itself
     typer.echo(json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
+
+
+def print_experiment(
+    experiment: Experiment, as_json: bool, methods: Mapping[str, Any] | None = None, seeds: Sequence[int] = ()
+) -> None:
+    """An experiment as a file has it; of a comparison, its methods and seeds in front, as comments."""
+    from offbeat.experiment import files
+    from offbeat.experiment.config import name_of
+    from offbeat.experiment.described import changes, written
+    from offbeat.experiment.plain import to_plain
+
+    if as_json:
+        plain = {name: to_plain(strategy, "strategy") for name, strategy in (methods or {}).items()}
+        more = {} if methods is None else {"methods": plain, "seeds": list(seeds)}
+        print_json({"experiment": to_plain(experiment), **more})
+        return
+    if methods is not None:
+        count = f"{len(methods)} methods × {len(seeds)} seeds ({', '.join(map(str, seeds))})"
+        say(f"# {count}: {len(methods) * len(seeds)} runs")
+        for name, strategy in methods.items():
+            say(f"#   {name}: {written({'name': name_of('strategy', strategy), **changes(strategy)})}")
+    for line in files.dump(experiment).splitlines():
+        say(line)
 
 
 def print_table(rows: list[list[str]], left: bool = False, headings: bool = True) -> None:

@@ -10,7 +10,7 @@ import io
 import textwrap
 import tokenize
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, fields
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -57,6 +57,8 @@ def settings(cls: type) -> list[Setting]:
 
 def changes(value: Any) -> dict[str, Any]:
     """The settings of a value that are not the defaults of its class."""
+    if not is_dataclass(value):
+        return {}
     made = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
     return {name: to_plain(v, name) for name, v in made.items() if not _is_default(type(value), name, v)}
 
