@@ -14,7 +14,7 @@ from offbeat.experiment.measures import MEASURES, Measure, Shown, number
 from offbeat.experiment.metrics import Summary
 
 KEYS = [measure.key for measure in MEASURES]
-PROSE = {"ended", "surveyed", "served", "evaluated", "data", "worker", "client_memory"}  # words, and
+PROSE = {"ended", "surveyed", "served", "evaluated", "data", "worker", "client_memory", "learned"}  # words, and
 # what has a number for each metric, reason, group, client
 PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better", "names"}
 

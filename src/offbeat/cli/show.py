@@ -44,8 +44,9 @@ def print_run(run: Run, as_json: bool) -> Summary:
     from offbeat.experiment.plain import to_plain
 
     experiment, summary = run.experiment(), run.summary()
-    if summary.warning is not None:
-        say(f"warning: {summary.warning}", err=True)
+    for line in summary.warnings:
+        if line != summary.ended:  # which stands in the table
+            say(f"warning: {line}", err=True)
     if as_json:
         print_json(
             {

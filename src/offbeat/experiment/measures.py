@@ -181,6 +181,7 @@ def values(summary: Summary) -> dict[str, float]:
 def plain(summary: Summary) -> dict[str, Any]:
     """For JSON: all that was read off the trace, and every measure."""
     made: dict[str, Any] = {**summary.plain(), **without_nan(values(summary))}
+    made["warnings"] = summary.warnings
     made["by_client"] = {called(int(c), summary.names): value for c, value in made["by_client"].items()}
     return made
 
