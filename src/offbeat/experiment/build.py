@@ -38,7 +38,7 @@ from offbeat.engines.virtual import VirtualEngine, Watch
 from offbeat.engines.workers import Worker
 from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
-from offbeat.experiment import groups, metrics, sites
+from offbeat.experiment import card, groups, metrics, sites
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.experiment.heatmap import Held
 from offbeat.scenario import partition
@@ -107,8 +107,8 @@ def setup(experiment: Experiment, device: str = "cpu") -> Setup:
         tests = groups.own_tests(data, dealt)
         tests = None if tests is None else tests.to(device)
     made = assemble(module, clients, evaluator, experiment, task, tests)
-    facts = {"data": data.summary, "evaluated": experiment.evaluate, **sites.facts(_owners(experiment, data, dealt))}
-    return replace(made, facts={**made.facts, **facts})
+    facts = {"data": data.summary, "evaluated": experiment.evaluate, **card.facts(module, data)}
+    return replace(made, facts={**made.facts, **facts, **sites.facts(_owners(experiment, data, dealt))})
 
 
 def on(device: str, tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
@@ -24,6 +24,7 @@ from offbeat.engines.tally import Tally
 from offbeat.engines.trace import TABLES
 from offbeat.experiment import (
     build,
+    card,
     client_memory,
     curves,
     files,
@@ -153,16 +154,19 @@ class Run:
             return hashlib.sha256(f"{Tally.of(db, TABLES).digest()} {model}".encode()).hexdigest()
 
     def export(self) -> bytes:
-        """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint."""
+        """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint; its header says
+        what it is.
+        """
         experiment = self.experiment()
         if self.complete:
             self.check()
-            return self.model_file.read_bytes()
+            return save(load(self.model_file.read_bytes()), card.metadata(self))
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
         made = build.setup(experiment)
-        return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get))))
+        told = card.metadata(self)
+        return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get)), told))
 
 
 def create(
