@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CROSS := .venv-cross
+DIST := .venv-dist
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
@@ -11,7 +12,7 @@ KILLS ?= 30
 UPDATES ?= 100000
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-browser bench bench-peers crosscheck clean
+.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-browser bench bench-peers crosscheck dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -91,5 +92,15 @@ $(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constrain
 crosscheck: $(CROSS)/.ready ## The same arrivals through FLGo, APPFL, Flower, FLSim and FedLab: same weights where the rules agree
 	PYTHONPATH=src $(CROSS)/bin/python -W ignore bench/crosscheck
 
+$(DIST)/.ready:
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check build
+	@touch $@
+
+dist: $(READY) $(DIST)/.ready ## Build the sdist, and the wheel from it, and try the wheel in an environment of its own
+	rm -rf dist
+	$(DIST)/bin/python -m build --outdir dist .
+	$(BIN)/python tests/wheel.py dist
+
 clean: ## Remove what was built (runs are kept)
-	rm -rf $(VENV) $(CROSS) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(CROSS) $(DIST) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

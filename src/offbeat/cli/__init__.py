@@ -10,14 +10,13 @@ import typer
 
 from offbeat import __version__
 from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status
+from offbeat.cli.verb import App
 
-app = typer.Typer(
+app = App(
     name="offbeat",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offbeat.cli import completion
 from offbeat.cli.options import (
     ClientMemory,
     DataRoot,
+    DryRun,
     Json,
     Reference,
     ScaleText,
@@ -31,7 +33,10 @@ def compare(
     source: Source = None,
     scale: ScaleText = None,
     strategies: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Strategies to compare [default: the preset's].")
+        str | None,
+        typer.Option(
+            metavar="A,B,C", help="Strategies to compare [default: the preset's].", autocompletion=completion.strategies
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
     changes: Sets = None,
@@ -43,6 +48,7 @@ def compare(
     memory: ClientMemory = None,
     reference: Reference = None,
     data: DataRoot = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Run several strategies on the same clients, delays and seeds, and print one table.
@@ -61,17 +67,29 @@ def compare(
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
-        if changes or any(given is not None for given in (scale, strategies, seeds, until, out)):
+        if changes or dry_run or any(given is not None for given in (scale, strategies, seeds, until, out)):
             raise ConfigError(
-                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until or --out "
-                "with it"
+                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until, --out or "
+                "--dry-run with it"
             )
         comparison = Comparison(resume)
+        use_data(data, resume / comparison.layout()[0]["folder"])
         _say_moved(comparison)
     else:
         assert source is not None
         comparison = _create(
-            source, scale, strategies, seeds, changes, until, out, reference, worker or "inline", memory
+            source,
+            scale,
+            strategies,
+            seeds,
+            changes,
+            until,
+            out,
+            reference,
+            worker or "inline",
+            memory,
+            dry_run,
+            as_json,
         )
     execute(comparison, jobs, as_json, reference, worker, memory if resume is not None else None)
 
@@ -117,9 +135,13 @@ def _create(
     reference: str | None,
     worker: str,
     memory: str | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> Comparison:
+    """A new comparison; with `dry_run` only told."""
     from dataclasses import replace
 
+    from offbeat.cli.output import print_experiment
     from offbeat.core.errors import unknown
     from offbeat.experiment import build
     from offbeat.experiment import comparison as comparing
@@ -130,6 +152,10 @@ def _create(
     if reference is not None and reference not in experiments:
         raise unknown("strategy of this comparison", reference, experiments)
     numbers = list(range(seeds or preset.seeds))
+    if dry_run:
+        methods = {name: experiment.strategy for name, experiment in experiments.items()}
+        print_experiment(preset.experiment, as_json, methods, numbers)
+        raise typer.Exit
     for seed in numbers:
         build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made
     return comparing.create(

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Write a file to start from.")
+from offbeat.cli.verb import App
+
+app = App(no_args_is_help=True, help="Write a file to start from.")
 
 
 @app.callback()

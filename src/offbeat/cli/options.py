@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from offbeat.cli.completion import sources, strategies
+
 if TYPE_CHECKING:
     from offbeat.presets import Preset
 
 Source = Annotated[
     str | None,
-    typer.Argument(metavar="PRESET|FILE", help="A preset (see 'offbeat list presets') or an experiment file."),
+    typer.Argument(
+        metavar="PRESET|FILE",
+        help="A preset (see 'offbeat list presets') or an experiment file.",
+        autocompletion=sources,
+    ),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -43,6 +49,7 @@ Reference = Annotated[
     str | None,
     typer.Option(
         metavar="STRATEGY",
+        autocompletion=strategies,
         help="Speed-ups are against this one [default: the comparison's own: the preset's, else the first].",
     ),
 ]
@@ -75,6 +82,9 @@ FigureFile = Annotated[
 FigureKind = Annotated[
     str, typer.Option("--kind", metavar="all|curves|staleness|timeline", help="What the figure shows.")
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the resolved experiment, which can be run as a file, and end there.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -85,21 +95,25 @@ def load(source: str, changes: list[str] | None, until: str | None, scale: str |
     from offbeat import presets
     from offbeat.core.errors import ConfigError, unknown
     from offbeat.engines.until import parse_until
-    from offbeat.experiment import files
+    from offbeat.experiment import files, places
     from offbeat.experiment.config import strategy_name
 
-    path = Path(source)
+    path, left_open = Path(source), False
     if source in presets.names():
         preset = presets.load(source, cast("presets.Scale | None", scale))  # which says what it does not know
     elif path.suffix in (".yaml", ".yml") or path.exists():
         if scale is not None:
             raise ConfigError(f"--scale {scale}: {source} is a file; only the presets of papers have scales")
         file = path / "experiment.yaml" if path.is_dir() else path
-        experiment = files.read(file)
+        experiment, left_open = places.read(file)
         preset = presets.Preset(f"from {file}", experiment, {strategy_name(experiment): experiment.strategy})
     else:
         raise unknown("preset or file", source, presets.names())
     experiment = files.changed(preset.experiment, changes or [], preset.methods)
+    # what is typed is meant from where it is typed
+    experiment = places.beside(experiment, Path.cwd(), but=places.paths(preset.experiment))
+    if left_open and not any(files.split_change(change)[0] == ["clients"] for change in changes or []):
+        experiment = places.everyone(experiment)
     if until is not None:
         if not until.strip(" ,"):
             raise ConfigError("--until says nothing: write 3600s, 2h, 500updates, acc=0.9 or several with commas")
@@ -107,8 +121,10 @@ def load(source: str, changes: list[str] | None, until: str | None, scale: str |
     return replace(preset, experiment=experiment)
 
 
-def use_data(folder: Path | None) -> None:
-    """Data sets are looked for here, also by the processes that are started from this one."""
+def use_data(folder: Path | None, run: Path | None = None) -> None:
+    """Data sets are looked for here, also by the processes that are started from this one; else where they lay when
+    `run` was made.
+    """
     import os
 
     from offbeat.core.errors import ConfigError
@@ -117,6 +133,12 @@ def use_data(folder: Path | None) -> None:
         if not folder.is_dir():
             raise ConfigError(f"--data {folder}: there is no such folder")
         os.environ["OFFBEAT_DATA"] = str(folder.resolve())
+    elif run is not None:
+        from offbeat.experiment.folder import Run
+
+        kept = Run(run).data_root()
+        if kept is not None and kept.is_dir():
+            os.environ["OFFBEAT_DATA"] = str(kept)
 
 
 def new_folder(name: str, out: Path | None) -> Path:

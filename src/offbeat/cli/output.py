@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import typer
 if TYPE_CHECKING:
     from offbeat.engines.progress import Status
     from offbeat.engines.workers.counted import Work
+    from offbeat.experiment.config import Experiment
     from offbeat.experiment.tables import Kind, Table
 
 LOG = 200  # the width of what is no terminal
@@ -38,6 +39,29 @@ def in_json(value: Any) -> str:
 
     # the rest it escapes itself
     return json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def print_experiment(
+    experiment: Experiment, as_json: bool, methods: Mapping[str, Any] | None = None, seeds: Sequence[int] = ()
+) -> None:
+    """An experiment as a file has it; of a comparison, its methods and seeds in front, as comments."""
+    from offbeat.experiment import files
+    from offbeat.experiment.config import name_of
+    from offbeat.experiment.described import changes, written
+    from offbeat.experiment.plain import to_plain
+
+    if as_json:
+        plain = {name: to_plain(strategy, "strategy") for name, strategy in (methods or {}).items()}
+        more = {} if methods is None else {"methods": plain, "seeds": list(seeds)}
+        print_json({"experiment": to_plain(experiment), **more})
+        return
+    if methods is not None:
+        count = f"{len(methods)} methods × {len(seeds)} seeds ({', '.join(map(str, seeds))})"
+        say(f"# {count}: {len(methods) * len(seeds)} runs")
+        for name, strategy in methods.items():
+            say(f"#   {name}: {written({'name': name_of('strategy', strategy), **changes(strategy)})}")
+    for line in files.dump(experiment).splitlines():
+        say(line)
 
 
 def print_table(rows: list[list[str]], left: bool = False, headings: bool = True) -> None:

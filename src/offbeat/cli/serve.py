@@ -74,7 +74,7 @@ def serve(
     from offbeat.deploy.hosting import Hosting
 
     need_flower()
-    use_data(data)
+    use_data(data, resume)
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to serve, or --resume RUN to go on with one")
     if record not in (None, "checkpoint", "full"):

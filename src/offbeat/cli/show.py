@@ -174,9 +174,10 @@ def _warn(items: Sequence[Compared | Single]) -> None:
 
     for item in items:
         if isinstance(item, Single):
-            if item.summary.warning is not None:
-                where = "" if len(items) == 1 else f"{item.folder}, "
-                say(f"warning: {where}{item.summary.warning}", err=True)
+            where = "" if len(items) == 1 else f"{item.folder}, "
+            for line in item.summary.warnings:
+                if line != item.summary.ended:  # which stands in the table
+                    say(f"warning: {where}{line}", err=True)
             continue
         for row in item.report.rows:
             for line in row.warnings:
@@ -242,6 +243,7 @@ def _lines(run: Single) -> list[list[str]]:
 
 def _numbers(s: Summary) -> list[list[str]]:
     from offbeat.experiment import measures
+    from offbeat.experiment.sites import called, named
 
     lines = [["ended", s.ended]]
     lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
@@ -256,6 +258,7 @@ def _numbers(s: Summary) -> list[list[str]]:
             [f"{s.headline} by client: low / mean / high", spread],
             ["clients evaluated on", f"their {s.surveyed}"],
         ]
+        lines += [[f"{s.headline} of {called(c, s.names)}", f"{v:.4f}"] for c, v in named(s.by_client, s.names)]
     lines += measures.lines(s)
     if s.worker is not None:
         lines.append(["computed by", s.worker])

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ from offbeat.engines.roster import Roster
 from offbeat.engines.trace import Trace
 from offbeat.engines.transport import Assignment, Heard, Order, Transport
 from offbeat.engines.virtual import Watch
-from offbeat.experiment import build, files, guard, identity
+from offbeat.experiment import build, card, files, guard, identity
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.experiment.groups import ON_TEST
 from offbeat.experiment.metrics import SERVED
@@ -72,6 +72,7 @@ class Ground:
     module: nn.Module
     world: World
     evaluator: Evaluator | None
+    facts: Mapping[str, str] = field(default_factory=dict)  # about the model
 
     def state_dict(self, model: Tensor) -> dict[str, Tensor]:
         binding = Binding(deepcopy(self.module))
@@ -87,7 +88,7 @@ def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Wat
         if run.complete:
             return None
         guard.sweep(run.folder)
-        identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
+        identity.check(run.folder, identity.read(run.world_file), run.world(experiment))
         ground = _ground(experiment, terms.model)
         trace, began = Trace(run.trace_file), time.monotonic()
         record = Record(run.folder / RECORD, full=terms.full_record)
@@ -98,7 +99,7 @@ def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Wat
                     before = seconds_so_far(trace)
                     served = "live" if terms.model is None else OWN_FILE
                     evaluated = "sites" if ground.evaluator is None else "test"
-                    trace.set_facts({SERVED: served, "evaluated": evaluated, "surveyed": ON_TEST})
+                    trace.set_facts({**ground.facts, SERVED: served, "evaluated": evaluated, "surveyed": ON_TEST})
                     outcome = engine.run()
                     conclude(run, trace, outcome, before + time.monotonic() - began, ground)
             if run.complete and not terms.full_record:
@@ -202,7 +203,7 @@ def _ground(experiment: Experiment, file: Path | None) -> Ground:
         raise ConfigError("this strategy pools all data in one place: it cannot be served to sites")
     if file is None:
         made = build.setup(experiment)
-        return Ground(made.module, replace(made.world, clients={}), made.evaluator)
+        return Ground(made.module, replace(made.world, clients={}), made.evaluator, {card.FACT: made.facts[card.FACT]})
     opened = Opened(file)
     try:
         own = OwnGround(opened, experiment)

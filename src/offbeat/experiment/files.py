@@ -20,32 +20,46 @@ def dump(experiment: Experiment) -> str:
 
 
 def parse(text: str, where: str = "experiment file") -> Experiment:
-    import yaml
+    return made(_tree(text, where), where)
 
-    from offbeat.experiment import yaml_reader
 
-    try:
-        tree = yaml_reader.read(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{where}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: not YAML (brackets in brackets, too deep to read)") from None
+def made(tree: Any, where: str) -> Experiment:
+    """From plain data; `where` it stands, for the messages."""
     try:
         return from_plain(tree)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def _tree(text: str, where: str) -> Any:
+    import yaml
+
+    from offbeat.experiment import yaml_reader
+
+    try:
+        return yaml_reader.read(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{where}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not YAML (brackets in brackets, too deep to read)") from None
+
+
 def read(path: Path) -> Experiment:
+    """As it stands there; `places.read` is for a file that somebody wrote."""
+    return made(tree(path), str(path))
+
+
+def tree(path: Path) -> Any:
+    """What the file holds, as plain data."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    return parse(text, str(path))
+    return _tree(text, str(path))
 
 
 def write(path: Path, experiment: Experiment) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from torch import Tensor
 
 from offbeat.core.errors import ConfigError
 from offbeat.engines.checkpoint import write_whole
+from offbeat.experiment.sites import called
 
 # formats, and what keeps the time out of them: the same figure is the same file
 UNDATED: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+NAMED = 40  # clients at most whose names fit beside a picture
 TITLE = "who holds what (examples, first seed)"
 
 
@@ -22,6 +24,10 @@ TITLE = "who holds what (examples, first seed)"
 class Held:
     clients: Sequence[int]  # those that are shown
     counts: Tensor  # clients × classes, as `scenario.partition.class_counts` gives them
+    names: Mapping[int, str] = field(default_factory=dict)  # of clients that are called something
+
+    def called(self) -> list[str]:
+        return [called(client, self.names) for client in self.clients]
 
 
 def save(held: Held, path: Path, title: str = TITLE) -> None:
@@ -29,15 +35,15 @@ def save(held: Held, path: Path, title: str = TITLE) -> None:
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    counts = held.counts
+    counts, names = held.counts, [name.replace("$", r"\$") for name in held.called()]
     clients, classes = counts.shape
     figure = Figure(figsize=(min(3 + 0.3 * classes, 12), min(2 + 0.2 * clients, 12)), layout="constrained")
     axis = figure.subplots()
     image = axis.imshow(counts.numpy(), aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     if classes <= 20:
         axis.set_xticks(range(classes), columns(counts))
-    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda at, _: str(held.clients[int(at)]) if 0 <= at < clients else ""))
+    axis.yaxis.set_major_locator(MaxNLocator(nbins=min(clients, NAMED) if held.names else "auto", integer=True))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda at, _: names[int(at)] if 0 <= at < clients else ""))
     axis.set_xlabel("class")
     axis.set_ylabel("client")
     axis.set_title(title.replace("$", r"\$"), fontsize="small")  # a name is not a formula

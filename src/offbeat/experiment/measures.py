@@ -17,6 +17,7 @@ from offbeat.engines.until import Target
 from offbeat.experiment.groups import ACTIVE, SLOWEST, STRAGGLERS
 from offbeat.experiment.intervals import restricted_mean
 from offbeat.experiment.metrics import Summary, size, without_nan
+from offbeat.experiment.sites import called
 
 Better = Literal["more", "less", "metric"]  # "metric": whichever way the metric a table shows goes
 Text = Callable[[float], str]
@@ -191,6 +192,8 @@ def values(summary: Summary) -> dict[str, float]:
 def plain(summary: Summary) -> dict[str, Any]:
     """For JSON: all that was read off the trace, and every measure."""
     made: dict[str, Any] = {**summary.plain(), **without_nan(values(summary))}
+    made["warnings"] = summary.warnings
+    made["by_client"] = {called(int(c), summary.names): value for c, value in made["by_client"].items()}
     return made
 
 

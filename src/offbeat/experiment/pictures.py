@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -19,8 +19,6 @@ from offbeat.experiment.series import Series
 PLACES: tuple[Literal["table", "page"], ...] = ("table", "page")
 PAGE = ".html"  # how the name of a page ends; others are figures
 
-Names = Mapping[int, str] | None  # of clients that have one
-
 
 def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: Path, web: Path) -> None:
     """Of a comparison that is finished; and beside them who holds what."""
@@ -32,9 +30,9 @@ def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: P
     page.save(found, _content(found, rows, reference, held), web)
 
 
-def draw(of: Comparison | Run, path: Path, kind: str = "all", names: Names = None) -> None:
+def draw(of: Comparison | Run, path: Path, kind: str = "all") -> None:
     """A figure, or the page, of what there is so far; the ending of the path says which."""
-    found = of_comparison(of, names) if isinstance(of, Comparison) else of_run(of, names)
+    found = of_comparison(of) if isinstance(of, Comparison) else of_run(of)
     if path.suffix.lower() != PAGE:
         figures.save(found, path, kind)
         return
@@ -42,12 +40,12 @@ def draw(of: Comparison | Run, path: Path, kind: str = "all", names: Names = Non
     page.save(found, _content(found, rows, None, who_holds_what(found.methods[0].experiments[0])), path)
 
 
-def of_comparison(comparison: Comparison, names: Names = None) -> Series:
-    return _titled(series.collect({name: comparison.runs(name) for name in comparison.strategies()}, "", names))
+def of_comparison(comparison: Comparison) -> Series:
+    return _titled(series.collect({name: comparison.runs(name) for name in comparison.strategies()}, ""))
 
 
-def of_run(run: Run, names: Names = None) -> Series:
-    return _titled(series.collect({strategy_name(run.experiment()): [run]}, "", names))
+def of_run(run: Run) -> Series:
+    return _titled(series.collect({strategy_name(run.experiment()): [run]}, ""))
 
 
 def who_holds_what(experiment: Experiment) -> heatmap.Held | None:

@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from offbeat.core.errors import ConfigError, OffbeatError, unknown
+from offbeat.core.errors import ConfigError, OffbeatError, known_names, unknown
 from offbeat.core.protocol import LocalWork
 from offbeat.engines.until import Target, Until, parse_until
 from offbeat.experiment.config import CHOICES, Experiment, name_of
@@ -99,13 +99,12 @@ def _choice(setting: str, value: Any, path: str) -> Any:
     registry = CHOICES[setting]
     if isinstance(value, str):
         value = {"name": value}
+    word = WORDS.get(setting, setting)
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ConfigError(
-            f"{path}: {_shown(value)} names no {WORDS.get(setting, setting)}; known: {', '.join(sorted(registry))}"
-        )
+        raise ConfigError(f"{path}: {_shown(value)} names no {word}; {known_names(word, registry)}")
     name = value["name"]
     if name not in registry:
-        raise unknown(WORDS.get(setting, setting), name, registry)
+        raise unknown(word, name, registry)
     return _build(registry[name], {k: v for k, v in value.items() if k != "name"}, path)
 
 
@@ -140,7 +139,7 @@ def _leaf(hint: Any, value: Any, path: str) -> Any:
         choices = _literals(hint)
         if choices and isinstance(value, str):
             raise ConfigError(f"{path}: {unknown('value', value, choices)}") from None
-        raise ConfigError(f"{path} = {_shown(value)}: expected {_name(hint)}") from None
+        raise ConfigError(f"{path} = {_shown(value)}: expected {name_of_type(hint)}") from None
 
 
 def _immense(value: Any) -> bool:
@@ -169,14 +168,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _name(hint: Any) -> str:
+def name_of_type(hint: Any) -> str:
+    """What may be given, in words."""
     parts = _parts(hint)
     if len(parts) > 1:
-        return " or ".join(_name(part) for part in parts if part is not int or float not in parts)
+        return " or ".join(name_of_type(part) for part in parts if part is not int or float not in parts)
     if get_origin(hint) is typing.Literal:
         return " or ".join(repr(v) for v in get_args(hint))
     if get_origin(hint) is tuple:
-        return f"a list, each entry {_name(get_args(hint)[0])}"
+        return f"a list, each entry {name_of_type(get_args(hint)[0])}"
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     return words.get(hint, str(hint))
 

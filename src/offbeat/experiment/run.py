@@ -160,7 +160,7 @@ def attempt(run: Run, worker: str | None = None, memory: str | None = None) -> I
             yield None
             return
         guard.sweep(run.folder)
-        identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
+        identity.check(run.folder, identity.read(run.world_file), run.world(experiment))
         chosen = workers.usable(run.worker() if worker is None else workers.parse(worker))
         if chosen == workers.AUTO:
             chosen = settled(run)

@@ -99,7 +99,7 @@ class Series:
         return self.names.get(client, str(client))
 
 
-def collect(runs: Mapping[str, Sequence[Run]], title: str, names: Mapping[int, str] | None = None) -> Series:
+def collect(runs: Mapping[str, Sequence[Run]], title: str) -> Series:
     """Of each method's runs those that have begun, finished or not."""
     begun = {name: [run for run in given if run.trace_file.is_file()] for name, given in runs.items()}
     begun = {name: given for name, given in begun.items() if given}
@@ -114,7 +114,8 @@ def collect(runs: Mapping[str, Sequence[Run]], title: str, names: Mapping[int, s
     target = experiment.until.target or experiment.target
     target = target.towards(first.higher_is_better) if target else None
     metric = next((s.headline for m in methods for s in m.summaries if s.metrics), first.headline)
-    return Series(title, metric, first.higher(metric), target, methods, clients, names or {})
+    names = next((method.runs[0].names() for method in methods if not method.pooled), {})
+    return Series(title, metric, first.higher(metric), target, methods, clients, names)
 
 
 def _method(name: str, runs: list[Run], style: Style, shown: list[int]) -> Method:

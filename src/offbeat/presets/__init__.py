@@ -76,6 +76,11 @@ def names() -> list[str]:
     return [*sorted(_own()), *_of_papers()]
 
 
+def scales(name: str) -> list[str]:
+    """Those a preset comes in; ours have one, without a name."""
+    return list(get_args(Scale)) if name in _of_papers() else []
+
+
 def load(name: str, scale: Scale | None = None) -> Preset:
     """The preset of that name; of a paper's, the paper's own scale unless told otherwise."""
     own, papers = _own(), _of_papers()

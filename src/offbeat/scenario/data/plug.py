@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from offbeat.core.errors import DataError
+from offbeat.core.settings import DataFile
 from offbeat.scenario.data.dataset import Dataset, TaskName, owners
 from offbeat.scenario.data.root import below_root, expanded
 from offbeat.scenario.data.split import every_fifth
@@ -70,6 +71,8 @@ def from_npz(folder: str | Path, *, num_classes: int | None = None, task: TaskNa
     """
     home = expanded(folder)
     paths = sorted(home.glob("*.npz")) if home.is_dir() else []
+    if not home.exists():
+        raise DataError(f"{home} is not there: if it was moved, give --data the folder it lies in now")
     if not paths:
         raise DataError(f"{home} holds no .npz files: one a client is expected, with arrays x and y")
     clients = {path.stem: _arrays(path) for path in paths}
@@ -92,9 +95,9 @@ def from_npz(folder: str | Path, *, num_classes: int | None = None, task: TaskNa
 class Npz:
     """Data of your own: a folder with one .npz file a client, arrays x and y, and x_test and y_test if it has some."""
 
-    folder: str  # relative to the data root, or a whole path
+    folder: DataFile  # from where the experiment file lies, else from the data root
     num_classes: int | None = None  # None: one more than the largest label
-    task: TaskName | None = None
+    task: TaskName | None = None  # None: classification where y is whole numbers, else regression
 
     def load(self) -> Dataset:
         return from_npz(below_root(self.folder), num_classes=self.num_classes, task=self.task)

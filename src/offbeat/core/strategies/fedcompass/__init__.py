@@ -79,7 +79,7 @@ class FedCompass(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")
 
     q_min: int = 20  # fewest local steps; the first job of every client
-    q_max: int = 100
+    q_max: int = 100  # most local steps
     latest: float = 1.2  # lambda: a group waits this many times as long as expected
     alpha: Share = 0.9  # weight of a fresh update
     a: Exponent = 0.5  # exponent of the staleness discount
