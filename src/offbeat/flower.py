@@ -32,13 +32,13 @@ from offbeat.client.training import Training
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Strategy, World
-from offbeat.core.strategies import find
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.live import LiveEngine
 from offbeat.engines.progress import Outcome
 from offbeat.engines.reach import Patience
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import parse_until
+from offbeat.experiment.choices import default
 
 try:
     from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -118,7 +118,7 @@ def serve(
     patience: Patience = Patience(),
 ) -> tuple[nn.Module, Outcome]:
     """The same within a `main` of your own; returns the module as it came out, and what is to be said of the run."""
-    made: Strategy = find(strategy)() if isinstance(strategy, str) else strategy
+    made: Strategy = default("strategy", strategy) if isinstance(strategy, str) else strategy
     sketcher = contract_of(made).sketcher
     if sketcher is not None and sketcher.signal != "parameters":
         raise ConfigError(

@@ -8,8 +8,9 @@ from typing import Any
 
 from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.engines.checkpoint import write_whole
-from offbeat.experiment.config import CHOICES, Experiment
-from offbeat.experiment.plain import from_plain, to_plain
+from offbeat.experiment.choices import CHOICES, default
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.plain import Home, from_plain, to_plain
 
 
 def dump(experiment: Experiment) -> str:
@@ -19,7 +20,7 @@ def dump(experiment: Experiment) -> str:
     return text
 
 
-def parse(text: str, where: str = "experiment file") -> Experiment:
+def parse(text: str, where: str = "experiment file", home: Home = Home()) -> Experiment:
     import yaml
 
     from offbeat.experiment import yaml_reader
@@ -33,19 +34,20 @@ def parse(text: str, where: str = "experiment file") -> Experiment:
     except RecursionError:
         raise ConfigError(f"{where}: not YAML (brackets in brackets, too deep to read)") from None
     try:
-        return from_plain(tree)
+        return from_plain(tree, home)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def read(path: Path) -> Experiment:
+def read(path: Path, runs_code: bool = True) -> Experiment:
+    """FILE.py:Name in it is meant from its folder; without `runs_code` it stays a name."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    return parse(text, str(path))
+    return parse(text, str(path), Home(path.parent, runs_code))
 
 
 def write(path: Path, experiment: Experiment) -> None:
@@ -126,11 +128,11 @@ def _with_defaults(setting: str, given: Any) -> Any:
     """
     body = {"name": given} if isinstance(given, str) else given
     name = body.get("name") if isinstance(body, dict) else None
-    if not isinstance(name, str) or name not in CHOICES[setting]:
+    if not isinstance(name, str):
         return given
     try:
-        return {**to_plain(CHOICES[setting][name](), setting), **body}
-    except TypeError:  # it has settings without a default, which have to be given
+        return {**to_plain(default(setting, name), setting), **body}
+    except ConfigError:  # there is none, which will be said; or it has settings without a default
         return body
 
 
