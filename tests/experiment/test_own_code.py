@@ -32,7 +32,7 @@ class Mine:
     staleness: Staleness = Polynomial(a=0.5)
 
     def init(self, world):
-        return ServerState(model=world.model)
+        return ServerState.of(world)
 
     def on_event(self, state, event):
         if isinstance(event, ClientReady):
@@ -180,7 +180,7 @@ def test_a_file_may_import_its_neighbours_and_be_called_like_a_library() -> None
 def test_neighbours_of_one_name_from_two_folders_are_refused() -> None:
     for folder in ("a", "b"):
         Path(folder).mkdir()
-        Path(folder, "twin_of_mine.py").write_text("RATE = 0.9\n")
+        Path(folder, "twin_of_mine.py").write_text(f"RATE = 0.{len(folder)}  # {folder}\n")
         Path(folder, "it.py").write_text("import twin_of_mine\n" + STRATEGY)
     choices.find("strategy", "a/it.py:Mine")
     with pytest.raises(ConfigError, match=r"^b/it.py imports twin_of_mine, and another twin_of_mine is loaded from a/"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.client.losses import LOSSES
-from offbeat.core.errors import ConfigError, OffbeatError, in_words, unknown
+from offbeat.core.errors import ConfigError, DataError, OffbeatError, in_words, unknown
 from offbeat.core.parts.staleness import STALENESS
 from offbeat.core.strategies import REGISTRY
 from offbeat.experiment import own, packages
@@ -62,7 +62,7 @@ def find(setting: str, name: str, home: Path | None = None) -> type:
     if name in registry:
         return registry[name]
     if own.is_reference(name):
-        reference = own.parse(name, home)
+        reference = own.parse(name, home, lambda given: _fits(setting, given))
         return _class(setting, own.load(reference, home), str(reference), reference.shown, reference.path)
     if name in packages.names(setting):
         return _class(setting, packages.load(setting, name), name, name, None)
@@ -77,6 +77,16 @@ def _class(setting: str, given: Any, name: str, shown: str, path: Path | None) -
         kept = _made[setting, name] = (given, as_choice(setting, given, shown))
         _found[kept[1]] = _Found(name, path)
     return kept[1]
+
+
+def _fits(setting: str, given: Any) -> bool:
+    from offbeat.experiment.wrapped import as_choice
+
+    try:
+        as_choice(setting, given, "")
+    except ConfigError:
+        return False
+    return True
 
 
 def default(setting: str, name: str, home: Path | None = None) -> Any:
@@ -142,7 +152,10 @@ class Unloaded:
         return {"name": self.name, **json.loads(self.settings)}
 
     def load(self) -> Any:
-        raise ConfigError(f"{self.name} was not loaded: somebody only looked at this run")
+        raise DataError(f"{label(self.name)} is somebody's own code, which is not run to look at a run")
+
+    def split(self, *_: Any) -> Any:
+        self.load()
 
 
 def unloaded(setting: str, name: str, settings: Mapping[str, Any], home: Path | None = None) -> Unloaded | None:

@@ -13,8 +13,8 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,13 +44,16 @@ def is_reference(name: str) -> bool:
     return ".py:" in name or name.endswith(".py")
 
 
-def parse(text: str, home: Path | None = None) -> Reference:
-    """A relative path is meant from the folder of the experiment file it stands in, else from here."""
+def parse(text: str, home: Path | None = None, fits: Callable[[Any], bool] = callable) -> Reference:
+    """A relative path is meant from the folder of the experiment file it stands in, else from here. `fits`: what may
+    be meant, where a file is named and nothing in it.
+    """
     path, _, name = text.rpartition(":") if ".py:" in text else (text, "", "")
     whole = resolved(path, home)
     if not name.isidentifier():
-        known = _offered(whole, home) if whole.suffix == ".py" else []
-        hint = f"write {path}:{known[0]}" if known else f"write {path}:NAME"
+        module = load_file(whole, home)
+        known = [name for name in own_names(module) if fits(getattr(module, name))]
+        hint = f"write {' or '.join(f'{path}:{name}' for name in known)}" if known else "it has nothing that fits"
         raise ConfigError(f"{text} names a file and nothing in it: {hint}")
     return Reference(whole, name)
 
@@ -100,6 +103,7 @@ def load_file(path: Path, home: Path | None = None) -> ModuleType:
     source = _bytes(there)
     digest = hashlib.sha256(source).hexdigest()
     if path in _loaded and _loaded[path].sum == digest:
+        _loaded[path] = replace(_loaded[path], there=there)
         return _loaded[path].module
     name = f"offbeat_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, there)
@@ -111,8 +115,10 @@ def load_file(path: Path, home: Path | None = None) -> ModuleType:
         sys.path.append(str(there.parent))  # it may import its neighbours, but not hide libraries from us
     try:
         # not by the spec's loader: an edit within the same second would be overlooked by its cache
-        exec(compile(source, str(there), "exec"), module.__dict__)
-        _refuse_strangers(there)
+        code = compile(source, str(there), "exec")
+        _make_way(there)
+        exec(code, module.__dict__)
+        _note_neighbours(there)
     except (Exception, SystemExit) as error:
         sys.modules.pop(name)
         if before is not None:
@@ -127,6 +133,14 @@ def failure(error: BaseException, path: Path) -> str:
     line = _line_in(error, str(path))
     said = error.msg if isinstance(error, SyntaxError) else error
     return f"{shown(path)}{f' line {line}' if line else ''}: {type(error).__name__}: {' '.join(str(said).split())}"
+
+
+def blamed(error: BaseException) -> str | None:
+    """The same of an error that somebody's own code raised, wherever it was noticed; None where it had no part."""
+    loaded = {str(file) for kept in _loaded.values() for file in files_of(kept.there)}
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    mine = next((file for file in reversed(frames) if file in loaded), None)
+    return None if mine is None else failure(error, Path(mine))
 
 
 def files_of(path: Path) -> list[Path]:
@@ -169,9 +183,10 @@ def changed(before: Mapping[str, str], home: Path) -> list[Path]:
 
 
 def _found(path: Path, home: Path | None) -> Path:
-    """The file, or the copy that a run keeps of one that is gone."""
-    copy = path if home is None else home.resolve() / copy_of(path)
-    return copy if not path.exists() and copy.is_file() else path
+    """The file, or the copy that a run keeps of one that is gone; that is remembered, wherever it is asked for."""
+    if not path.exists() and home is not None and (copy := home.resolve() / copy_of(path)).is_file():
+        return copy
+    return _loaded[path].there if path in _loaded and not path.exists() else path
 
 
 def _bytes(path: Path) -> bytes:
@@ -182,10 +197,6 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {shown(path)}: {error.strerror or error}") from None
-
-
-def _offered(path: Path, home: Path | None) -> list[str]:
-    return own_names(load_file(path, home))
 
 
 def _imported(path: Path) -> list[str]:
@@ -203,16 +214,42 @@ def _imported(path: Path) -> list[str]:
     return names
 
 
-def _refuse_strangers(path: Path) -> None:
-    """A neighbour of that name may have been loaded from another folder: nobody would notice whose is used."""
-    for neighbour in files_of(path)[1:]:
-        name = ".".join(neighbour.relative_to(path.parent).with_suffix("").parts).removesuffix(".__init__")
+_neighbours: dict[str, str] = {}  # module -> checksum of its file when it was imported
+
+
+def _make_way(path: Path) -> None:
+    """Python knows one module of a name. An edited neighbour is imported again; one of the same name in another folder
+    is refused, since nobody would notice whose is used.
+    """
+    for neighbour, name in _neighbours_of(path):
         other = getattr(sys.modules.get(name), "__file__", None)
-        if other is None or Path(other).resolve() == neighbour or not _of_a_user(Path(other)):
+        if other is None or not _of_a_user(Path(other)):
             continue
-        raise ConfigError(
-            f"{shown(path)} imports {name}, and another {name} is loaded from {shown(Path(other))}: rename one of them"
-        )
+        now = hashlib.sha256(_bytes(neighbour)).hexdigest()
+        if _neighbours.get(name) == now or (name not in _neighbours and _same(Path(other), now)):
+            continue
+        if Path(other).resolve() != neighbour:
+            theirs = shown(Path(other))
+            raise ConfigError(
+                f"{shown(path)} imports {name}, and another {name} is loaded from {theirs}: rename one of them"
+            )
+        del sys.modules[name]
+
+
+def _note_neighbours(path: Path) -> None:
+    for neighbour, name in _neighbours_of(path):
+        if name in sys.modules:
+            _neighbours[name] = hashlib.sha256(_bytes(neighbour)).hexdigest()
+
+
+def _neighbours_of(path: Path) -> list[tuple[Path, str]]:
+    """With what they are called in an import."""
+    inner = [(file, file.relative_to(path.parent).with_suffix("")) for file in files_of(path)[1:]]
+    return [(file, ".".join(parts.parts).removesuffix(".__init__")) for file, parts in inner]
+
+
+def _same(path: Path, digest: str) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
 
 
 def _of_a_user(path: Path) -> bool:

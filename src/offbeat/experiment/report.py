@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbeat.core.errors import DataError, printable
+from offbeat.core.errors import ConfigError, DataError, RunError, printable
 from offbeat.engines.until import Target
 from offbeat.experiment import build, figure, heatmap, measures, page, series
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.folder import Run
 from offbeat.experiment.measures import Row
 
 
@@ -41,7 +42,7 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     title = f"{name}: {metric}{whose} over {rows[0].seeds} seed{'s' if rows[0].seeds != 1 else ''}"
     methods = series.collect(comparison, metric)
     figure.save(methods, metric, target, title, report.figure)
-    held = _held(_first(comparison))
+    held = _held(comparison.runs(comparison.strategies()[0])[0])
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     drawn = [] if held is None else [heatmap.draw(held)]
@@ -53,11 +54,13 @@ def write(comparison: Comparison, reference: str | None = None) -> Report:
     return report
 
 
-def _held(experiment: Experiment) -> heatmap.Held | None:
-    """Who holds what; None where the data is no longer at hand, for results are worth a page without it."""
+def _held(run: Run) -> heatmap.Held | None:
+    """Who holds what; None where the data, or somebody's code, is no longer at hand: results are worth a page without
+    it.
+    """
     try:
-        return build.held(experiment)
-    except DataError:
+        return build.held(run.runnable())
+    except (DataError, ConfigError, RunError):
         return None
 
 
