@@ -44,6 +44,7 @@ def list_names(what: Annotated[str, typer.Argument(metavar="|".join(WHAT))], as_
             [{"name": name, "summary": text} for name, text in _entries(what).items()],
             ["name", "what it is"],
         )
+    entries += [{**dict.fromkeys(entries[0]), **entry} for entry in _of_packages(what)]
     if as_json:
         print_json(entries)
     else:
@@ -71,6 +72,16 @@ def _strategies() -> list[dict[str, Any]]:
         }
         rows.append(row)
     return rows
+
+
+def _of_packages(what: str) -> list[dict[str, str]]:
+    """What installed packages bring, without loading them."""
+    from offbeat.experiment import packages
+    from offbeat.experiment.choices import CHOICES
+
+    setting = next((setting for setting, group in packages.GROUPS.items() if group == f"offbeat.{what}"), None)
+    names = [] if setting is None else packages.names(setting, CHOICES[setting])
+    return [{"name": n, "summary": f"of the package {packages.package_of(str(setting), n)}"} for n in names]
 
 
 def _entries(what: str) -> dict[str, str]:
