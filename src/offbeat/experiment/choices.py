@@ -126,6 +126,12 @@ def label(name: str) -> str:
     return name.rpartition(":")[2] if own.is_reference(name) else name
 
 
+def is_own(value: Any) -> bool:
+    """Is this choice of a file of somebody's own, run or not?"""
+    found = _found.get(type(value))
+    return isinstance(value, Unloaded) or (found is not None and found.path is not None)
+
+
 def own_files(value: Any) -> list[Path]:
     """The files of one's own code that anything in this value is of, each once."""
     paths: dict[Path, None] = {}
@@ -151,11 +157,10 @@ class Unloaded:
     def plain(self) -> dict[str, Any]:
         return {"name": self.name, **json.loads(self.settings)}
 
-    def load(self) -> Any:
-        raise DataError(f"{label(self.name)} is somebody's own code, which is not run to look at a run")
+    def load(self, *_: Any) -> Any:
+        raise DataError(f"{label(self.name)} is code of somebody's own, which is not run here")
 
-    def split(self, *_: Any) -> Any:
-        self.load()
+    build = split = of = load  # whatever it is, nothing can be done with it
 
 
 def unloaded(setting: str, name: str, settings: Mapping[str, Any], home: Path | None = None) -> Unloaded | None:
