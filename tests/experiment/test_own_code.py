@@ -11,7 +11,7 @@ import torch
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.experiment import choices, files, own
+from offbeat.experiment import build, choices, files, own
 from offbeat.experiment.config import Experiment, strategy_name
 from offbeat.experiment.plain import Home, from_plain, to_plain
 from offbeat.scenario.data import DATASETS
@@ -74,6 +74,14 @@ def sites(count=3, shift: float = 0.0):
 
 def smooth(outputs, labels, amount: float = 0.1):
     return nn.functional.cross_entropy(outputs, labels, label_smoothing=amount)
+
+class Weighted(nn.Module):
+    def __init__(self, first: float = 2.0):
+        super().__init__()
+        self.inner = nn.CrossEntropyLoss(weight=torch.tensor([first, 1.0, 1.0]))
+
+    def forward(self, outputs, labels):
+        return self.inner(outputs, labels)
 
 def halving(u, base=2.0):
     return base ** -u
@@ -224,8 +232,27 @@ def test_functions_are_losses_and_stalenesses() -> None:
     outputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     wanted = torch.nn.functional.cross_entropy(outputs, labels, label_smoothing=0.5)
     assert torch.equal(loss.of(Classification(), 3).loss(outputs, labels), wanted)
-    strategy = made(strategy={"name": "fedbuff", "staleness": {"name": "others.py:halving", "base": 4}}).strategy
-    assert strategy.staleness(2) == 1 / 16  # type: ignore[attr-defined]
+    weighted = made(loss={"name": "others.py:Weighted", "first": 3.0}).loss.of(Classification(), 3)
+    wanted = torch.nn.functional.cross_entropy(outputs, labels, weight=torch.tensor([3.0, 1.0, 1.0]))
+    assert torch.equal(weighted.loss(outputs, labels), wanted)
+    plain = {"strategy": {"name": "fedbuff", "staleness": {"name": "others.py:halving", "base": 4}}}
+    assert from_plain(plain).strategy.staleness(2) == 1 / 16  # type: ignore[attr-defined]
+    assert strategy_name(from_plain(plain, Home(runs_code=False))) == "fedbuff"
+
+
+@pytest.mark.ray
+def test_it_travels_to_a_ray_cluster_by_value() -> None:
+    pytest.importorskip("ray")
+    from offbeat.engines.workers.shipments import pack_trainer, unpack_trainer
+
+    experiment = made(model={"name": "others.py:Net", "hidden": 3}, loss="others.py:smooth", clients=2)
+    trainer = build.setup(experiment).trainer
+    packed = pack_trainer(trainer, [])
+    for name in [name for name in sys.modules if name.startswith("offbeat_own_others")]:
+        del sys.modules[name]  # as in another process
+    again = unpack_trainer(*packed)
+    outputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    assert torch.equal(again.task.loss(outputs, labels), trainer.task.loss(outputs, labels))
 
 
 def test_anything_else_is_a_dataclass_with_what_is_needed() -> None:

@@ -61,8 +61,8 @@ def write(path: Path, experiment: Experiment) -> None:
         whole = False
     if not whole:
         raise ConfigError(
-            f"{experiment.name!r} holds what a file cannot (a strategy or data of your own, a rule): use "
-            "offbeat.simulate"
+            f"{experiment.name!r} holds what a file cannot (an object of your own, a rule): name your own code "
+            "FILE.py:Name, or use offbeat.simulate"
         )
     write_whole(path, text.encode())
 

@@ -12,9 +12,11 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from offbeat.client.task import Task
@@ -235,10 +237,17 @@ def _loss(given: Any, name: str) -> type:
 
     def call(self: Any, outputs: Tensor, labels: Tensor) -> Tensor:
         if isinstance(given, type):
-            return given(**self._keywords())(outputs, labels)  # type: ignore[no-any-return]
+            return _criterion(given, self, outputs.device)(outputs, labels)  # type: ignore[no-any-return]
         return given(outputs, labels, **self._keywords())  # type: ignore[no-any-return]
 
     return _made(given, name, arguments(given, name, called), of=of, __call__=call)
+
+
+@lru_cache(maxsize=64)
+def _criterion(given: type, settings: Any, device: torch.device) -> nn.Module:
+    """Once: a module's constants are not made anew for every batch."""
+    module: nn.Module = _guarded(given, lambda: given(**settings._keywords()))
+    return module.to(device)
 
 
 def _staleness(given: Any, name: str) -> type:
