@@ -222,7 +222,7 @@ def test_a_function_that_returns_sites_is_data_with_owners() -> None:
     assert data.group_names == ("site-0", "site-1")
     # every fifth of 20 examples of each is for the test
     assert (len(data.x_train), len(data.x_test), data.num_classes) == (32, 8, 2)
-    assert data.name == "sites"
+    assert data.name == "others:sites"
 
 
 def test_functions_are_losses_and_stalenesses() -> None:
@@ -347,6 +347,30 @@ def test_what_a_function_raises_is_one_line_that_says_where() -> None:
     Path("others.py").write_text("def load():\n    return 3\n")
     with pytest.raises(DataError, match=r"^others.py:load gave a int: \(x, y\), \(x_train"):
         choices.default("data", "others.py:load").load()
+
+
+def test_a_loss_is_one_number() -> None:
+    Path("others.py").write_text("def each(outputs, labels):\n    return outputs[:, 0]\n")
+    with pytest.raises(DataError, match=r"others.py:each gave shape \(2,\): a loss is one number"):
+        build.setup(made(model="linear", loss="others.py:each"))
+
+
+@pytest.mark.parametrize(
+    "name", [".py:A", "\0.py:A", "a.py:A:b", "~nobody_here/x.py:A", "x" * 5000 + ".py:A", "a.py:", "a.py: A",
+             "folder.py:A", "bytes.py:A", "nul.py:A", "loop.py:A", "mine.py:__builtins__", "mine.py:dataclass"]
+)  # fmt: skip
+def test_whatever_is_written_there_is_one_line(name: str) -> None:
+    Path("folder.py").mkdir()
+    Path("bytes.py").write_bytes(b"A = '\xff'\n")
+    Path("nul.py").write_bytes(b"A = 1\0\n")
+    Path("loop.py").symlink_to("loop.py")
+    for runs_code in (True, False):
+        try:
+            from_plain({"strategy": name}, Home(runs_code=runs_code))
+        except ConfigError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+        else:
+            assert not runs_code
 
 
 # ---------------------------------------------------------------- looking without running

@@ -60,9 +60,11 @@ def parse(text: str, home: Path | None = None, fits: Callable[[Any], bool] = cal
 
 def resolved(path: str, home: Path | None = None) -> Path:
     try:
-        return ((home or Path()) / Path(path).expanduser()).resolve()
+        whole = ((home or Path()) / Path(path).expanduser()).resolve()
+        whole.exists()  # which says what else is wrong with it: too long, say
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"{path!r} is no path: {error}") from None
+        raise ConfigError(f"{path[:80]!r} is no path: {getattr(error, 'strerror', None) or error}") from None
+    return whole
 
 
 def shown(path: Path) -> str:

@@ -212,8 +212,10 @@ def _model(given: Any, name: str) -> type:
 
 
 def _data(given: Any, name: str) -> type:
+    called = f"{Path(inspect.getfile(given)).stem}:{given.__name__}"
+
     def load(self: Any) -> Dataset:
-        return as_dataset(_guarded(given, lambda: given(**self._keywords())), given.__name__, name)
+        return as_dataset(_guarded(given, lambda: given(**self._keywords())), called, name)
 
     return _made(given, name, arguments(given, name), load=load)
 
@@ -237,8 +239,13 @@ def _loss(given: Any, name: str) -> type:
 
     def call(self: Any, outputs: Tensor, labels: Tensor) -> Tensor:
         if isinstance(given, type):
-            return _criterion(given, self, outputs.device)(outputs, labels)  # type: ignore[no-any-return]
-        return given(outputs, labels, **self._keywords())  # type: ignore[no-any-return]
+            value = _criterion(given, self, outputs.device)(outputs, labels)
+        else:
+            value = given(outputs, labels, **self._keywords())
+        if not isinstance(value, Tensor) or value.dim():
+            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ConfigError(f"{name} gave {what}: a loss is one number as a tensor, such as the mean of a batch")
+        return value
 
     return _made(given, name, arguments(given, name, called), of=of, __call__=call)
 
