@@ -34,7 +34,6 @@ from offbeat.client.training import Training
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Strategy, World
-from offbeat.core.strategies import find
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.live import LiveEngine
 from offbeat.engines.progress import Outcome
@@ -42,6 +41,7 @@ from offbeat.engines.reach import Patience
 from offbeat.engines.roster import Roster
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import parse_until
+from offbeat.experiment.choices import default
 
 try:
     from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -82,7 +82,7 @@ def serve(
     `train` message tells clients, as in Flower. evaluate: of a module, here at the server, every `evaluate_every`
     seconds; ask_clients: clients are sent `evaluate` messages then. done: is handed what is returned.
     """
-    made: Strategy = find(strategy)() if isinstance(strategy, str) else strategy
+    made: Strategy = default("strategy", strategy) if isinstance(strategy, str) else strategy
     sketcher = contract_of(made).sketcher
     if sketcher is not None and sketcher.signal != "parameters":
         raise ConfigError(

@@ -16,17 +16,6 @@ from offbeat.experiment.metrics import Summary
 KEYS = [measure.key for measure in MEASURES]
 # words, and what has a number for each metric, reason, group, client
 PROSE = {"ended", "surveyed", "served", "evaluated", "data", "worker", "client_memory", "target", "learned"}
-    "ended",
-    "surveyed",
-    "served",
-    "evaluated",
-    "data",
-    "worker",
-    "client_memory",
-    "target",
-    "learned",
-}  # words, and
-# what has a number for each metric, reason, group, client
 PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better", "names"}
 
 

@@ -142,13 +142,17 @@ def _create(
     from dataclasses import replace
 
     from offbeat.cli.output import print_experiment
-    from offbeat.core.errors import unknown
+    from offbeat.core.errors import ConfigError, unknown
     from offbeat.experiment import build
     from offbeat.experiment import comparison as comparing
+    from offbeat.experiment.choices import label
 
     _refuse_per_run(changes or [])
     preset = load(source, changes, until, scale)
-    experiments = {name: preset.with_strategy(name) for name in _names(strategies) or preset.compared or preset.methods}
+    wanted = _names(strategies) or preset.compared or preset.methods
+    experiments = {label(name): preset.with_strategy(name) for name in wanted}
+    if len(experiments) < len(set(wanted)):
+        raise ConfigError(f"--strategies {strategies}: two of them are called alike; rename one")
     if reference is not None and reference not in experiments:
         raise unknown("strategy of this comparison", reference, experiments)
     numbers = list(range(seeds or preset.seeds))

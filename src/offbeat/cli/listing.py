@@ -65,6 +65,7 @@ def list_names(
             _print_one(told)
         return
     entries = _strategies() if what == "strategies" else _summaries(what)
+    entries += [{**dict.fromkeys(entries[0]), **entry} for entry in _of_packages(what)]
     if as_json:
         print_json(entries)
         return
@@ -95,7 +96,7 @@ def registry(what: str) -> Mapping[str, Any]:
         from offbeat import presets
 
         return dict.fromkeys(presets.names())
-    from offbeat.experiment.config import CHOICES
+    from offbeat.experiment.choices import CHOICES
 
     settings = {"datasets": "data", "delays": "delays", "faults": "faults", "availability": "availability"}
     return CHOICES[settings.get(what, WHAT[what])]
@@ -118,6 +119,16 @@ def _strategy(name: str, cls: Any) -> dict[str, Any]:
         "uploads": about.uploads,
         "summary": paper,
     }
+
+
+def _of_packages(what: str) -> list[dict[str, Any]]:
+    """What installed packages bring, without loading them."""
+    from offbeat.experiment import packages
+    from offbeat.experiment.choices import CHOICES
+
+    setting = next((setting for setting, group in packages.GROUPS.items() if group == f"offbeat.{what}"), None)
+    names = [] if setting is None else packages.names(setting, CHOICES[setting])
+    return [{"name": n, "summary": f"of the package {packages.package_of(str(setting), n)}"} for n in names]
 
 
 def _summaries(what: str) -> list[dict[str, Any]]:

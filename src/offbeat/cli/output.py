@@ -46,7 +46,7 @@ def print_experiment(
 ) -> None:
     """An experiment as a file has it; of a comparison, its methods and seeds in front, as comments."""
     from offbeat.experiment import files
-    from offbeat.experiment.config import name_of
+    from offbeat.experiment.choices import name_of
     from offbeat.experiment.described import changes, written
     from offbeat.experiment.plain import to_plain
 

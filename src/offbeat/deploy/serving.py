@@ -83,11 +83,12 @@ class Ground:
 
 def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Watch | None = None) -> Outcome | None:
     """To the end, from the newest checkpoint and the record if there are such; None if it was complete already."""
-    experiment = run.experiment()
+    run.experiment()
     with guard.alone(run.folder):
         if run.complete:
             return None
         guard.sweep(run.folder)
+        experiment = run.runnable()
         identity.check(run.folder, identity.read(run.world_file), run.world(experiment))
         ground = _ground(experiment, terms.model)
         trace, began = Trace(run.trace_file), time.monotonic()

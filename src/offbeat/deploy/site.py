@@ -32,6 +32,7 @@ from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.transport import Assignment, Farewell, Hello, Question, Returned, Scores
 from offbeat.experiment import files
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.plain import Home
 
 log = logging.getLogger("offbeat")
 HERE = 0  # a site does not know the address it is reached at
@@ -111,7 +112,8 @@ class Site:
 
     def _join(self, greeting: wire.Greeting, data: bytes) -> Part:
         outbox = Outbox(self.home, greeting.run)
-        experiment = files.parse(greeting.experiment, "the server's experiment")
+        # a server may name files of its own: whatever lies there at a site is not run
+        experiment = files.parse(greeting.experiment, "the server's experiment", Home(runs_code=False))
         how = compression.parse(greeting.compression)
         ground = self._source.ground(experiment)
         known = outbox.greeting()

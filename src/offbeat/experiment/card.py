@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from offbeat.core.errors import RunError
-from offbeat.experiment.config import Experiment, name_of
+from offbeat.experiment.choices import name_of
+from offbeat.experiment.config import Experiment
 from offbeat.experiment.described import changes, written
 from offbeat.scenario.data import Dataset
 

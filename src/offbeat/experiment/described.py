@@ -16,8 +16,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from offbeat.core.protocol import LocalWork
 from offbeat.core.settings import WHOLE, Must, Place
-from offbeat.experiment.config import CHOICES
-from offbeat.experiment.plain import WORDS, name_of_type, to_plain
+from offbeat.experiment.choices import CHOICES, WORDS
+from offbeat.experiment.plain import name_of_type, to_plain
 
 # settings that mean the same wherever they stand
 SHARED = {

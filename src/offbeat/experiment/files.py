@@ -8,8 +8,9 @@ from typing import Any
 
 from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.engines.checkpoint import write_whole
-from offbeat.experiment.config import CHOICES, Experiment
-from offbeat.experiment.plain import from_plain, to_plain
+from offbeat.experiment.choices import CHOICES, default
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.plain import Home, from_plain, to_plain
 
 
 def dump(experiment: Experiment) -> str:
@@ -19,14 +20,14 @@ def dump(experiment: Experiment) -> str:
     return text
 
 
-def parse(text: str, where: str = "experiment file") -> Experiment:
-    return made(_tree(text, where), where)
+def parse(text: str, where: str = "experiment file", home: Home = Home()) -> Experiment:
+    return made(_tree(text, where), where, home)
 
 
-def made(tree: Any, where: str) -> Experiment:
+def made(tree: Any, where: str, home: Home = Home()) -> Experiment:
     """From plain data; `where` it stands, for the messages."""
     try:
-        return from_plain(tree)
+        return from_plain(tree, home)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -46,9 +47,11 @@ def _tree(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: not YAML (brackets in brackets, too deep to read)") from None
 
 
-def read(path: Path) -> Experiment:
-    """As it stands there; `places.read` is for a file that somebody wrote."""
-    return made(tree(path), str(path))
+def read(path: Path, runs_code: bool = True) -> Experiment:
+    """As it stands there; `places.read` is for a file that somebody wrote. FILE.py:Name in it is meant from its
+    folder; without `runs_code` it stays a name.
+    """
+    return made(tree(path), str(path), Home(path.parent, runs_code))
 
 
 def tree(path: Path) -> Any:
@@ -73,8 +76,8 @@ def write(path: Path, experiment: Experiment) -> None:
         whole = False
     if not whole:
         raise ConfigError(
-            f"{experiment.name!r} holds what a file cannot (a strategy or data of your own, a rule): use "
-            "offbeat.simulate"
+            f"{experiment.name!r} holds what a file cannot (an object of your own, a rule): name your own code "
+            "FILE.py:Name, or use offbeat.simulate"
         )
     write_whole(path, text.encode())
 
@@ -140,11 +143,11 @@ def _with_defaults(setting: str, given: Any) -> Any:
     """
     body = {"name": given} if isinstance(given, str) else given
     name = body.get("name") if isinstance(body, dict) else None
-    if not isinstance(name, str) or name not in CHOICES[setting]:
+    if not isinstance(name, str):
         return given
     try:
-        return {**to_plain(CHOICES[setting][name](), setting), **body}
-    except TypeError:  # it has settings without a default, which have to be given
+        return {**to_plain(default(setting, name), setting), **body}
+    except ConfigError:  # there is none, which will be said; or it has settings without a default
         return body
 
 

@@ -5,6 +5,7 @@ environment.json    versions, machine, worker      checkpoint/         to resume
 command.txt         the command that repeats it    model.safetensors   the final model, a plain state_dict
 world.json          the experiment once more,      finished.json       checksums of all this, once it is done
                     checksums of data and traces   lock                held by the process that runs it
+code/               copies of one's own code
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,10 +35,12 @@ from offbeat.experiment import (
     identity,
     machine,
     metrics,
+    own,
     sealed,
     sites,
     workers,
 )
+from offbeat.experiment.choices import own_files
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.data.root import given_root
 
@@ -71,7 +75,7 @@ class Run:
         return self.model_file.is_file()
 
     def experiment(self) -> Experiment:
-        """As the run was made for; an edited file is refused."""
+        """As the run was made for; an edited file is refused. Code of one's own is not run: see `runnable`."""
         guard.refuse_links(self.folder)
         if (self.folder / COMPARISON).is_file():
             raise ConfigError(
@@ -84,11 +88,17 @@ class Run:
                     f"{self.folder} was stopped while it was made: start the run again, with --out {self.folder}"
                 )
             raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
-        experiment = files.read(self.experiment_file)
+        experiment = files.read(self.experiment_file, runs_code=False)
         kept = identity.read(self.world_file)
         if kept is not None and kept.experiment is not None:
             identity.check_experiment(self.experiment_file, kept.experiment, experiment)
         return experiment
+
+    def runnable(self) -> Experiment:
+        """The experiment with the code of one's own that it names, which must be what the run was made with."""
+        self.experiment()
+        identity.check_code(self.folder, identity.read(self.world_file))
+        return files.read(self.experiment_file)
 
     def check(self) -> None:
         """Refuse a finished run that is not what came out."""
@@ -157,15 +167,14 @@ class Run:
         """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint; its header says
         what it is.
         """
-        experiment = self.experiment()
+        self.experiment()
         if self.complete:
             self.check()
             return save(load(self.model_file.read_bytes()), card.metadata(self))
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        made = build.setup(experiment)
-        told = card.metadata(self)
+        made, told = build.setup(self.runnable()), card.metadata(self)
         return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get)), told))
 
 
@@ -184,7 +193,8 @@ def create(
     run, chosen = Run(folder), workers.parse(worker)
     limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse(memory))}
     guard.refuse_held(folder)
-    world = world or identity.of(experiment)
+    code = own.contents(own_files(experiment))
+    world = replace(world or identity.of(experiment), code=own.sums(code))
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -197,6 +207,7 @@ def create(
                 stored = {**machine.environment(), "worker": str(chosen), **limit, **_root()}
                 write_whole(folder / "environment.json", sealed.dump(stored))
                 write_whole(folder / "command.txt", _repeat(run, command).encode())
+                _keep(folder, code)
                 write_whole(run.world_file, world.dump(experiment))
                 files.write(run.experiment_file, experiment)  # last: with it the folder is a run
                 os.truncate(lock, 0)
@@ -213,6 +224,14 @@ def _root() -> dict[str, str]:
     """Where data sets lie, if somebody said so: a run is gone on with there."""
     root = given_root()
     return {} if root is None else {ROOT: str(root)}
+
+
+def _keep(folder: Path, code: Mapping[Path, bytes]) -> None:
+    """Copies of one's own code: a run can be read, exported and resumed where the files are gone."""
+    for path, source in code.items():
+        copy = folder / own.copy_of(path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(copy, source)
 
 
 def _repeat(run: Run, command: str | None) -> str:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from offbeat.core.errors import DataError, printable
+from offbeat.core.errors import ConfigError, DataError, RunError, printable
 from offbeat.experiment import build, doubts, figures, heatmap, measures, page, series
 from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.config import Experiment, strategy_name
+from offbeat.experiment.config import strategy_name
 from offbeat.experiment.measures import Row
 from offbeat.experiment.page import Content, Table
 from offbeat.experiment.run import Run
@@ -24,7 +24,7 @@ def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: P
     """Of a comparison that is finished; and beside them who holds what."""
     found = of_comparison(comparison)
     figures.save(found, figure)
-    held = who_holds_what(found.methods[0].experiments[0])
+    held = who_holds_what(found.methods[0].runs[0])
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     page.save(found, _content(found, rows, reference, held), web)
@@ -37,7 +37,7 @@ def draw(of: Comparison | Run, path: Path, kind: str = "all") -> None:
         figures.save(found, path, kind)
         return
     rows = [measures.over_seeds(m.name, m.summaries, {}) for m in found.methods]
-    page.save(found, _content(found, rows, None, who_holds_what(found.methods[0].experiments[0])), path)
+    page.save(found, _content(found, rows, None, who_holds_what(found.methods[0].runs[0])), path)
 
 
 def of_comparison(comparison: Comparison) -> Series:
@@ -48,11 +48,11 @@ def of_run(run: Run) -> Series:
     return _titled(series.collect({strategy_name(run.experiment()): [run]}, ""))
 
 
-def who_holds_what(experiment: Experiment) -> heatmap.Held | None:
-    """None where the data is no longer at hand, for results are worth a page without it."""
+def who_holds_what(run: Run) -> heatmap.Held | None:
+    """None where the data, or somebody's code, is no longer at hand: results are worth a page without it."""
     try:
-        return build.held(experiment)
-    except DataError:
+        return build.held(run.runnable())
+    except (DataError, ConfigError, RunError):
         return None
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from offbeat.core.settings import Place
 from offbeat.experiment import files
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.plain import Home
 from offbeat.scenario.data import load
 from offbeat.scenario.data.root import expanded
 from offbeat.scenario.partition import Natural
@@ -23,14 +24,14 @@ from offbeat.scenario.partition import Natural
 
 def read(path: Path) -> tuple[Experiment, bool]:
     """The experiment, and whether the file leaves open how many clients there are."""
-    tree = files.tree(path)
+    tree, home = files.tree(path), Home(path.parent)
     left_open = isinstance(tree, Mapping) and "clients" not in tree
     if not left_open:
-        return beside(files.made(tree, str(path)), path.parent), False
-    one = beside(files.made({**tree, "clients": 1}, str(path)), path.parent)  # as many as there will be at least
+        return beside(files.made(tree, str(path), home), path.parent), False
+    one = beside(files.made({**tree, "clients": 1}, str(path), home), path.parent)  # as many as there will be at least
     if isinstance(one.partition, Natural):
         return everyone(one), True
-    return beside(files.made(tree, str(path)), path.parent), True
+    return beside(files.made(tree, str(path), home), path.parent), True
 
 
 def everyone(experiment: Experiment) -> Experiment:

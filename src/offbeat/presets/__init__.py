@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from offbeat.core.errors import ConfigError, unknown
-from offbeat.core.strategies import find
+from offbeat.experiment.choices import default
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.data import Source
 from offbeat.scenario.models import Model
@@ -31,7 +31,8 @@ class Preset:
 
     def with_strategy(self, name: str) -> Experiment:
         """The experiment with another method, in the preset's own settings where it has some."""
-        return replace(self.experiment, strategy=self.methods[name] if name in self.methods else find(name)())
+        strategy = self.methods[name] if name in self.methods else default("strategy", name)
+        return replace(self.experiment, strategy=strategy)
 
     def varied(self, summary: str, methods: Mapping[str, Any] | None = None, **changes: Any) -> Preset:
         """Another figure or table: the same but for the methods compared, and for these fields of the experiment."""
