@@ -8,6 +8,7 @@ from typing import Any
 
 from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.engines.checkpoint import write_whole
+from offbeat.experiment import words
 from offbeat.experiment.config import CHOICES, Experiment
 from offbeat.experiment.plain import from_plain, to_plain
 
@@ -20,32 +21,40 @@ def dump(experiment: Experiment) -> str:
 
 
 def parse(text: str, where: str = "experiment file") -> Experiment:
-    import yaml
-
-    from offbeat.experiment import yaml_reader
-
-    try:
-        tree = yaml_reader.read(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{where}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: not YAML (brackets in brackets, too deep to read)") from None
+    tree = read_tree(text, where)
     try:
         return from_plain(tree)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def read(path: Path) -> Experiment:
+def read_tree(text: str, where: str) -> Any:
+    """What a file says, before anything is made of it."""
+    import yaml
+
+    from offbeat.experiment import yaml_reader
+
     try:
-        text = path.read_text(encoding="utf-8")
+        return yaml_reader.read(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{where}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not YAML (brackets in brackets, too deep to read)") from None
+
+
+def read(path: Path) -> Experiment:
+    return parse(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    return parse(text, str(path))
 
 
 def write(path: Path, experiment: Experiment) -> None:
@@ -66,7 +75,7 @@ def write(path: Path, experiment: Experiment) -> None:
 
 
 def changed(experiment: Experiment, changes: Iterable[str], methods: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment with 'setting=value' changes made, in order.
+    """The experiment with 'setting=value' changes made, in order; 'strategy=fedbuff(k=2)' are two in one word.
 
     `methods` are a preset's own settings for strategies: 'strategy=fedbuff' then takes those, not bare defaults.
     """
@@ -91,6 +100,10 @@ def split_change(change: str) -> tuple[list[str], str]:
 
 def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any]) -> None:
     keys, text = split_change(change)
+    if keys[-1] in CHOICES and text.rstrip().endswith(")") and text.strip() not in methods:
+        for part in words.parse(text).changes(".".join(keys)):  # a choice with its settings in one word
+            _change(tree, part, methods)
+        return
     value = _read_value(text)
     if keys == ["strategy"] and isinstance(value, str) and value in methods:
         value = to_plain(methods[value], "strategy")
@@ -104,6 +117,7 @@ def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any]) -> No
         if key in CHOICES:
             here[key] = _with_defaults(key, here[key])
         if not isinstance(here[key], dict):
+            from_plain(tree)  # an unknown choice is the greater mistake
             raise ConfigError(f"--set {change}: {'.'.join(keys[: depth + 1])} has no settings of its own")
         here = here[key]
     here[keys[-1]] = value
