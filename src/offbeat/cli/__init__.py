@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status
+from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status, sweep
 
 app = typer.Typer(
     name="offbeat",
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("check")(check.check)

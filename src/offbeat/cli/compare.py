@@ -29,18 +29,20 @@ if TYPE_CHECKING:
     from offbeat.experiment.config import Experiment
     from offbeat.presets import Preset
 
+Strategies = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B(k=2),C",
+        help="Strategies, with settings in brackets where they differ from the preset's or the defaults [default: "
+        "the preset's, or the methods of the file].",
+    ),
+]
+
 
 def compare(
     source: Source = None,
     scale: ScaleText = None,
-    strategies: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B(k=2),C",
-            help="Strategies to compare, with settings in brackets where they are not the preset's or the defaults "
-            "[default: the preset's, or the methods of the file].",
-        ),
-    ] = None,
+    strategies: Strategies = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
     changes: Sets = None,
     until: UntilText = None,
@@ -75,7 +77,7 @@ def compare(
                 "with it"
             )
         comparison = Comparison(resume)
-        _say_moved(comparison)
+        say_moved(comparison)
     else:
         assert source is not None
         comparison = _create(
@@ -152,7 +154,7 @@ def _create(
     return made
 
 
-def _say_moved(comparison: Comparison) -> None:
+def say_moved(comparison: Comparison) -> None:
     """Each way of being on another machine once, however many runs began there."""
     moves = [run.moved() for name in comparison.strategies() for run in comparison.runs(name)]
     for moved in dict.fromkeys(filter(None, moves)):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a comparison's.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a comparison's or a sweep's.")],
     reference: Reference = None,
     as_json: Json = False,
 ) -> None:
@@ -121,10 +121,15 @@ def _numbers(s: Summary) -> list[list[str]]:
 def print_comparison(comparison: Comparison, as_json: bool, write: bool = False, reference: str | None = None) -> None:
     """`write` makes the figure and the page as well; showing only reads."""
     from offbeat.cli.output import print_json, print_table, say
-    from offbeat.core.errors import RunError
-    from offbeat.experiment import measures, report
+    from offbeat.cli.sweep import print_sweep
+    from offbeat.core.errors import ConfigError, RunError
+    from offbeat.experiment import measures, report, sweep
     from offbeat.experiment.run import Run
 
+    if (swept := sweep.read(comparison)) is not None:
+        if reference is not None:
+            raise ConfigError(f"--reference {reference}: {comparison.folder} is a sweep, without speed-ups")
+        return print_sweep(swept, as_json, write)
     left = [entry["folder"] for entry in comparison.layout() if not Run(comparison.folder / entry["folder"]).complete]
     if left:
         raise RunError(
