@@ -120,10 +120,8 @@ def test_a_file_brings_its_methods_and_a_preset_those_with_the_setting(offbeat, 
     offbeat("sweep", "study.yaml", "--over", "strategy.lr=0.5,1", "--seeds", 1, "--out", "a")
     assert strategies("a") == {"small(lr=0.5)": FedBuff(k=2, lr=0.5), "small(lr=1)": FedBuff(k=2)}
     offbeat("sweep", "study.yaml", "--over", "training.lr=0.5,1", "--seeds", 1, "--out", "b")
-    assert list(strategies("b")) == ["small training.lr=0.5", "small training.lr=1"] + [
-        "slow training.lr=0.5",
-        "slow training.lr=1",
-    ]
+    both = [f"{method} training.lr={lr}" for method in ("small", "slow") for lr in (0.5, 1)]
+    assert list(strategies("b")) == both
     offbeat("sweep", "quickstart", *TINY, "--over", "strategy.alpha=0.3,0.6", "--seeds", 1, "--out", "c")
     assert strategies("c")["fedasync(alpha=0.3)"] == FedAsync(alpha=0.3)
     assert {name.split("(")[0] for name in strategies("c")} == {"fedasync", "fedcompass"}

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.engines.until import Target, Until
-from offbeat.experiment import sensitivity
+from offbeat.experiment import pooled, sensitivity
+from offbeat.experiment import run as runs
 from offbeat.experiment import sweep as sweeps
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.config import Experiment
@@ -213,3 +216,22 @@ def test_a_preset_s_settings_stay_under_what_is_swept() -> None:
     found = sweeps.points({"aso_fed": preset.with_strategy("aso_fed")}, [Over("strategy.beta", ("0.5",))])
     [experiment] = found.values()
     assert experiment.strategy == replace(preset.methods["aso_fed"], beta=0.5)
+
+
+def test_runs_of_different_worlds_pooled_into_one_worker_are_what_each_is_alone(tmp_path: Path) -> None:
+    """Other rates, models and numbers of clients side by side; on a CPU, what a GPU does."""
+    over = [
+        Over("training.lr", ("0.1", "0.02")),
+        Over("model", ("linear", "mlp(hidden=[5])")),
+        Over("clients", ("2", "3")),
+    ]
+    methods = {"fedbuff": replace(WORLD, strategy=FedBuff(k=2), until=Until(updates=6))}
+    alone, together = (made(tmp_path / name, over, methods).comparison for name in ("alone", "together"))
+    folders = [entry["folder"] for entry in alone.layout()]
+    for folder in folders:
+        runs.execute(runs.Run(alone.folder / folder))
+    assert pooled.execute([together.folder / folder for folder in folders])
+    for folder in folders:
+        one, other = (load_file(made.folder / folder / "model.safetensors") for made in (alone, together))
+        for key, value in one.items():
+            torch.testing.assert_close(value, other[key], rtol=1e-3, atol=1e-5)
