@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.orthofl import OrthoFL
-from offbeat.experiment import study
+from offbeat.experiment import files, study
 from offbeat.experiment.study import Study
+from offbeat.scenario.partition import Dirichlet
 
 
 def read(tmp_path: Path, text: str) -> Study:
@@ -51,6 +53,16 @@ def test_the_file_s_own_strategy_is_what_methods_of_its_name_start_from(tmp_path
         "fedbuff(k=2)": FedBuff(k=2, lr=0.5),
         "fedasync": FedAsync(),
     }
+
+
+def test_every_choice_of_a_file_may_stand_in_one_word(tmp_path: Path) -> None:
+    text = "strategy: fedbuff(k=3,staleness=polynomial(a=1))\npartition: dirichlet(alpha=0.7)\n"
+    made = read(tmp_path, f"{text}methods: [fedbuff, fedbuff(lr=0.5)]\n")
+    own = FedBuff(k=3, staleness=Polynomial(a=1))
+    assert made.experiment.strategy == own
+    assert made.experiment.partition == Dirichlet(alpha=0.7)
+    assert dict(made.methods) == {"fedbuff": own, "fedbuff(lr=0.5)": replace(own, lr=0.5)}
+    assert files.parse(text) == made.experiment
 
 
 def test_it_wants_one_unless_the_file_or_a_change_names_it(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def dump(experiment: Experiment) -> str:
 def parse(text: str, where: str = "experiment file") -> Experiment:
     tree = read_tree(text, where)
     try:
-        return from_plain(tree)
+        return from_tree(tree)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -42,6 +42,20 @@ def read_tree(text: str, where: str) -> Any:
         raise ConfigError(f"{where}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
     except RecursionError:
         raise ConfigError(f"{where}: not YAML (brackets in brackets, too deep to read)") from None
+
+
+def from_tree(tree: Any) -> Experiment:
+    """Choices may stand there in one word, `partition: dirichlet(alpha=0.1)`."""
+    if not isinstance(tree, Mapping):
+        return from_plain(tree)
+    short = {key: value for key, value in tree.items() if key in CHOICES and _is_word(value)}
+    made = from_plain({key: value for key, value in tree.items() if key not in short})
+    return changed(made, [f"{key}={value}" for key, value in short.items()]) if short else made
+
+
+def _is_word(value: Any) -> bool:
+    """With settings in brackets: a name alone is read anyway."""
+    return isinstance(value, str) and value.rstrip().endswith(")")
 
 
 def read(path: Path) -> Experiment:
@@ -100,7 +114,7 @@ def split_change(change: str) -> tuple[list[str], str]:
 
 def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any]) -> None:
     keys, text = split_change(change)
-    if keys[-1] in CHOICES and text.rstrip().endswith(")") and text.strip() not in methods:
+    if keys[-1] in CHOICES and _is_word(text) and text.strip() not in methods:
         for part in words.parse(text).changes(".".join(keys)):  # a choice with its settings in one word
             _change(tree, part, methods)
         return

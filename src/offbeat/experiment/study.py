@@ -19,7 +19,6 @@ from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Strategy
 from offbeat.experiment import files, words
 from offbeat.experiment.config import Experiment, strategy_name
-from offbeat.experiment.plain import from_plain
 
 SECTION = "methods"
 
@@ -46,7 +45,7 @@ def read(path: Path) -> Study:
     rest = {key: value for key, value in tree.items() if key != SECTION} if isinstance(tree, Mapping) else tree
     chosen = isinstance(rest, Mapping) and "strategy" in rest
     try:
-        experiment = from_plain(rest)
+        experiment = files.from_tree(rest)
         own = {strategy_name(experiment): experiment.strategy} if chosen else {}
         methods = {label: _made(label, given, experiment, own) for label, given in _labelled(section).items()}
     except ConfigError as error:
@@ -90,6 +89,6 @@ def _made(label: str, given: Any, experiment: Experiment, own: Mapping[str, Any]
     try:
         if isinstance(given, str):
             return files.changed(experiment, [f"strategy={given}"], own).strategy
-        return from_plain({"strategy": given}).strategy
+        return files.from_tree({"strategy": given}).strategy
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
