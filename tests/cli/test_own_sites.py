@@ -164,13 +164,13 @@ def test_a_path_that_is_typed_begins_where_one_stands(offbeat, study):
 
 
 def test_clients_left_out_are_all_owners(study):
-    experiment, left_open = places.read(study)
+    experiment, left_open = places.of(files.tree(study), study)
     assert (experiment.clients, left_open) == (3, True)
 
 
 def test_clients_that_are_told_are_so_many(study):
     study.write_text(f"{EXPERIMENT}clients: 2\n")
-    experiment, left_open = places.read(study)
+    experiment, left_open = places.of(files.tree(study), study)
     assert (experiment.clients, left_open) == (2, False)
 
 
@@ -185,7 +185,7 @@ def test_owners_are_counted_in_the_data_that_is_used(offbeat, study):
 def test_all_of_too_few_delays_are_one_line(study):
     study.write_text(EXPERIMENT.replace("20.0, 30.0", "20.0"))
     with pytest.raises(ConfigError, match="2 means for 3 clients"):
-        places.read(study)
+        places.of(files.tree(study), study)
 
 
 # ---------------------------------------------------------------- --data

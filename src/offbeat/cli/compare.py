@@ -23,21 +23,29 @@ from offbeat.cli.options import (
     load,
     new_folder,
     use_data,
+    warn,
 )
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
+    from offbeat.experiment.config import Experiment
+    from offbeat.presets import Preset
+
+Strategies = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B(k=2),C",
+        autocompletion=completion.strategies,
+        help="Strategies, with settings in brackets where they differ from the preset's or the defaults [default: "
+        "the preset's, or the methods of the file].",
+    ),
+]
 
 
 def compare(
     source: Source = None,
     scale: ScaleText = None,
-    strategies: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,C", help="Strategies to compare [default: the preset's].", autocompletion=completion.strategies
-        ),
-    ] = None,
+    strategies: Strategies = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
     changes: Sets = None,
     until: UntilText = None,
@@ -74,7 +82,7 @@ def compare(
             )
         comparison = Comparison(resume)
         use_data(data, resume / comparison.layout()[0]["folder"])
-        _say_moved(comparison)
+        say_moved(comparison)
     else:
         assert source is not None
         comparison = _create(
@@ -109,7 +117,7 @@ def execute(
     from offbeat.experiment.run import Unfinished
 
     comparison.checked(reference)
-    again = shlex.join(["offbeat", "compare", "--resume", str(comparison.folder)])
+    again = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder)])
     names = [entry["folder"] for entry in comparison.layout()]
     try:
         with runs_progress(names) as watch:
@@ -142,17 +150,13 @@ def _create(
     from dataclasses import replace
 
     from offbeat.cli.output import print_experiment
-    from offbeat.core.errors import ConfigError, unknown
-    from offbeat.experiment import build
+    from offbeat.core.errors import unknown
+    from offbeat.experiment import build, misfits
     from offbeat.experiment import comparison as comparing
-    from offbeat.experiment.choices import label
 
-    _refuse_per_run(changes or [])
-    preset = load(source, changes, until, scale)
-    wanted = _names(strategies) or preset.compared or preset.methods
-    experiments = {label(name): preset.with_strategy(name) for name in wanted}
-    if len(experiments) < len(set(wanted)):
-        raise ConfigError(f"--strategies {strategies}: two of them are called alike; rename one")
+    refuse_per_run(changes or [])
+    preset = load(source, changes, until, scale, several=True)
+    experiments = chosen(preset, strategies)
     if reference is not None and reference not in experiments:
         raise unknown("strategy of this comparison", reference, experiments)
     numbers = list(range(seeds or preset.seeds))
@@ -162,7 +166,7 @@ def _create(
         raise typer.Exit
     for seed in numbers:
         build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made
-    return comparing.create(
+    made = comparing.create(
         new_folder(f"compare-{preset.experiment.name}", out),
         experiments,
         numbers,
@@ -170,16 +174,18 @@ def _create(
         worker,
         memory,
     )
+    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in misfits.of(experiment))
+    return made
 
 
-def _say_moved(comparison: Comparison) -> None:
+def say_moved(comparison: Comparison) -> None:
     """Each way of being on another machine once, however many runs began there."""
     moves = [run.moved() for name in comparison.strategies() for run in comparison.runs(name)]
     for moved in dict.fromkeys(filter(None, moves)):
         typer.echo(f"{comparison.folder}: of {moves.count(moved)} runs, {moved}", err=True)
 
 
-def _refuse_per_run(changes: list[str]) -> None:
+def refuse_per_run(changes: list[str]) -> None:
     """What a comparison sets for each of its runs would silently win over these."""
     from offbeat.core.errors import ConfigError
     from offbeat.experiment.files import split_change
@@ -194,12 +200,21 @@ def _refuse_per_run(changes: list[str]) -> None:
             raise ConfigError(f"--set {change}: {instead[setting]}")
 
 
-def _names(strategies: str | None) -> list[str]:
+def chosen(preset: Preset, strategies: str | None) -> dict[str, Experiment]:
+    """Label -> experiment, of those that are named; else of the preset's or the file's."""
+    from offbeat.cli.output import say
     from offbeat.core.errors import ConfigError
+    from offbeat.experiment import labels, words
 
-    names = [name.strip() for name in (strategies or "").split(",") if name.strip()]
-    if strategies is not None and not names:
+    if strategies is None:
+        return {name: preset.with_strategy(name) for name in preset.compared or preset.methods}
+    given = [word for word in words.split(strategies) if word]
+    if not given:
         raise ConfigError(
-            f"--strategies {strategies!r} names none: write fedavg,fedasync; see 'offbeat list strategies'"
+            f"--strategies {strategies!r} names none: write fedavg,fedbuff(k=2); see 'offbeat list strategies'"
         )
-    return names
+    called = labels.of(given, preset.methods)
+    experiments, lines = labels.distinct([(name, preset.with_strategy(word)) for word, name in called])
+    for line in lines:
+        say(line, err=True)
+    return experiments

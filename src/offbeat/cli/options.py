@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -88,14 +89,18 @@ DryRun = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def load(source: str, changes: list[str] | None, until: str | None, scale: str | None = None) -> Preset:
-    """A preset, or a file as one whose only method is its own, with the changes made."""
+def load(
+    source: str, changes: list[str] | None, until: str | None, scale: str | None = None, several: bool = False
+) -> Preset:
+    """A preset, or a file as one whose methods are its own, with the changes made. `several`: it is for a verb that
+    runs more than one method.
+    """
     from dataclasses import replace
 
     from offbeat import presets
     from offbeat.core.errors import ConfigError, unknown
     from offbeat.engines.until import parse_until
-    from offbeat.experiment import files, places
+    from offbeat.experiment import files, places, study
     from offbeat.experiment.config import strategy_name
 
     path, left_open = Path(source), False
@@ -105,8 +110,15 @@ def load(source: str, changes: list[str] | None, until: str | None, scale: str |
         if scale is not None:
             raise ConfigError(f"--scale {scale}: {source} is a file; only the presets of papers have scales")
         file = path / "experiment.yaml" if path.is_dir() else path
-        experiment, left_open = places.read(file)
-        preset = presets.Preset(f"from {file}", experiment, {strategy_name(experiment): experiment.strategy})
+        read = study.read(file)
+        if not several and read.wants_one(changes or []):
+            raise ConfigError(
+                f"{file} has several methods: {', '.join(read.methods)}; one is wanted, --set 'strategy="
+                f"{next(iter(read.methods))}', or all of them with 'offbeat compare {file}'"
+            )
+        left_open = read.left_open
+        own = {strategy_name(read.experiment): read.experiment.strategy} if read.chosen or not read.methods else {}
+        preset = presets.Preset(f"from {file}", read.experiment, {**own, **read.methods}, tuple(read.methods))
     else:
         raise unknown("preset or file", source, presets.names())
     experiment = files.changed(preset.experiment, changes or [], preset.methods)
@@ -119,6 +131,14 @@ def load(source: str, changes: list[str] | None, until: str | None, scale: str |
             raise ConfigError("--until says nothing: write 3600s, 2h, 500updates, acc=0.9 or several with commas")
         experiment = replace(experiment, until=parse_until(until, experiment.until))
     return replace(preset, experiment=experiment)
+
+
+def warn(doubts: Iterable[str]) -> None:
+    """Each once, before anything runs."""
+    from offbeat.cli.output import say
+
+    for line in dict.fromkeys(doubts):
+        say(f"warning: {line}", err=True)
 
 
 def use_data(folder: Path | None, run: Path | None = None) -> None:

@@ -22,6 +22,7 @@ from offbeat.cli.options import (
     load,
     new_folder,
     use_data,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def run(
     """
     from offbeat.cli.output import print_experiment
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import build, client_memory, workers
+    from offbeat.experiment import build, client_memory, misfits, workers
     from offbeat.experiment import run as runs
     from offbeat.experiment.config import strategy_name
 
@@ -87,6 +88,7 @@ def run(
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
     made = runs.create(folder, experiment, command, worker=worker or "inline", memory=memory)
+    warn(misfits.of(experiment))
     execute(made, checkpoint_every, as_json)
 
 

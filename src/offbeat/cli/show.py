@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from offbeat.experiment.metrics import Summary
     from offbeat.experiment.reading import Compared
     from offbeat.experiment.run import Run
+    from offbeat.experiment.sweep import Sweep
     from offbeat.experiment.tables import Single, Table
 
 
 def show(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="Folders of runs, comparisons and saved simulations.")
+        list[Path], typer.Argument(metavar="DIR…", help="Folders of runs, comparisons, sweeps and saved simulations.")
     ],
     wanted: Annotated[
         str | None,
@@ -53,6 +54,10 @@ def show(
         draw(folders[0], figure, kind)
         return
     chosen = _chosen(wanted, out, as_json)
+    if len(folders) == 1 and out is None and chosen in ("text", "json") and (swept := _sweep(folders[0], reference)):
+        from offbeat.cli.sweep import print_sweep
+
+        return print_sweep(swept, chosen == "json")
     items: list[Compared | Single] = []
     wrong: list[Exception] = []
     for folder in dict.fromkeys(folders):
@@ -73,6 +78,18 @@ def show(
         say(f"offbeat: {' '.join(str(problem).split())}", err=True)
     if wrong:
         raise typer.Exit(2 if any(isinstance(problem, (ConfigError, DataError)) for problem in wrong) else 1)
+
+
+def _sweep(folder: Path, reference: str | None) -> Sweep | None:
+    """A sweep has a table of its own; in other formats it is a comparison of its combinations."""
+    from offbeat.core.errors import ConfigError
+    from offbeat.experiment import sweep
+    from offbeat.experiment.comparison import MANIFEST, Comparison
+
+    found = sweep.read(Comparison(folder)) if (folder / MANIFEST).is_file() else None
+    if found is not None and reference is not None:
+        raise ConfigError(f"--reference {reference}: {folder} is a sweep, without speed-ups")
+    return found
 
 
 def _chosen(wanted: str | None, out: Path | None, as_json: bool) -> str:
@@ -205,8 +222,12 @@ def print_run(run: Run, as_json: bool) -> Summary:
 def print_comparison(comparison: Comparison, as_json: bool, reference: str | None = None) -> None:
     """When all of it is finished: the table, the figure and the page."""
     from offbeat.cli.output import print_json, print_tables, say
-    from offbeat.experiment import reading, report
+    from offbeat.experiment import reading, report, sweep
 
+    if (swept := sweep.read(comparison)) is not None:
+        from offbeat.cli.sweep import print_sweep
+
+        return print_sweep(swept, as_json, write=True)
     item = reading.Compared(comparison, report.write(comparison, reference))
     if as_json:
         print_json(reading.plain(item))

@@ -8,6 +8,7 @@ from typing import Any
 
 from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.engines.checkpoint import write_whole
+from offbeat.experiment import words
 from offbeat.experiment.choices import CHOICES, default
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.plain import Home, from_plain, to_plain
@@ -27,9 +28,23 @@ def parse(text: str, where: str = "experiment file", home: Home = Home()) -> Exp
 def made(tree: Any, where: str, home: Home = Home()) -> Experiment:
     """From plain data; `where` it stands, for the messages."""
     try:
-        return from_plain(tree, home)
+        return from_tree(tree, home)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def from_tree(tree: Any, home: Home = Home()) -> Experiment:
+    """Choices may stand there in one word, `partition: dirichlet(alpha=0.1)`."""
+    if not isinstance(tree, Mapping):
+        return from_plain(tree, home)
+    short = {key: value for key, value in tree.items() if key in CHOICES and _is_word(value)}
+    made = from_plain({key: value for key, value in tree.items() if key not in short}, home)
+    return changed(made, [f"{key}={value}" for key, value in short.items()], home=home) if short else made
+
+
+def _is_word(value: Any) -> bool:
+    """With settings in brackets: a name alone is read anyway."""
+    return isinstance(value, str) and value.rstrip().endswith(")")
 
 
 def _tree(text: str, where: str) -> Any:
@@ -48,7 +63,7 @@ def _tree(text: str, where: str) -> Any:
 
 
 def read(path: Path, runs_code: bool = True) -> Experiment:
-    """As it stands there; `places.read` is for a file that somebody wrote. FILE.py:Name in it is meant from its
+    """As it stands there; `study.read` is for a file that somebody wrote. FILE.py:Name in it is meant from its
     folder; without `runs_code` it stays a name.
     """
     return made(tree(path), str(path), Home(path.parent, runs_code))
@@ -82,15 +97,17 @@ def write(path: Path, experiment: Experiment) -> None:
     write_whole(path, text.encode())
 
 
-def changed(experiment: Experiment, changes: Iterable[str], methods: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment with 'setting=value' changes made, in order.
+def changed(
+    experiment: Experiment, changes: Iterable[str], methods: Mapping[str, Any] | None = None, home: Home = Home()
+) -> Experiment:
+    """The experiment with 'setting=value' changes made, in order; 'strategy=fedbuff(k=2)' are two in one word.
 
     `methods` are a preset's own settings for strategies: 'strategy=fedbuff' then takes those, not bare defaults.
     """
     tree = to_plain(experiment)
     for change in changes:
-        _change(tree, change, methods or {})
-    return from_plain(tree)
+        _change(tree, change, methods or {}, home)
+    return from_plain(tree, home)
 
 
 def split_change(change: str) -> tuple[list[str], str]:
@@ -106,8 +123,12 @@ def split_change(change: str) -> tuple[list[str], str]:
     return keys, text
 
 
-def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any]) -> None:
+def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any], home: Home) -> None:
     keys, text = split_change(change)
+    if keys[-1] in CHOICES and _is_word(text) and text.strip() not in methods:
+        for part in words.parse(text).changes(".".join(keys)):  # a choice with its settings in one word
+            _change(tree, part, methods, home)
+        return
     value = _read_value(text)
     if keys == ["strategy"] and isinstance(value, str) and value in methods:
         value = to_plain(methods[value], "strategy")
@@ -117,10 +138,11 @@ def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any]) -> No
     for depth, key in enumerate(keys[:-1]):
         if key not in here:
             here[key] = None
-            from_plain(tree)  # raises with the nearest right name
+            from_plain(tree, home)  # raises with the nearest right name
         if key in CHOICES:
-            here[key] = _with_defaults(key, here[key])
+            here[key] = _with_defaults(key, here[key], home)
         if not isinstance(here[key], dict):
+            from_plain(tree, home)  # an unknown choice is the greater mistake
             raise ConfigError(f"--set {change}: {'.'.join(keys[: depth + 1])} has no settings of its own")
         here = here[key]
     here[keys[-1]] = value
@@ -137,7 +159,7 @@ def _read_value(text: str) -> Any:
         return text  # whatever it is for will say that it is not right
 
 
-def _with_defaults(setting: str, given: Any) -> Any:
+def _with_defaults(setting: str, given: Any, home: Home) -> Any:
     """A choice by name with all its settings, so that 'strategy=fedbuff' can be followed by
     'strategy.staleness.a=1'.
     """
@@ -146,7 +168,7 @@ def _with_defaults(setting: str, given: Any) -> Any:
     if not isinstance(name, str):
         return given
     try:
-        return {**to_plain(default(setting, name), setting), **body}
+        return {**to_plain(default(setting, name, home.folder), setting), **body}
     except ConfigError:  # there is none, which will be said; or it has settings without a default
         return body
 

@@ -22,16 +22,16 @@ from offbeat.scenario.data.root import expanded
 from offbeat.scenario.partition import Natural
 
 
-def read(path: Path) -> tuple[Experiment, bool]:
-    """The experiment, and whether the file leaves open how many clients there are."""
-    tree, home = files.tree(path), Home(path.parent)
+def of(tree: Any, path: Path) -> tuple[Experiment, bool]:
+    """The experiment that a file holds, and whether it leaves open how many clients there are."""
+    where, home = str(path), Home(path.parent)
     left_open = isinstance(tree, Mapping) and "clients" not in tree
     if not left_open:
-        return beside(files.made(tree, str(path), home), path.parent), False
-    one = beside(files.made({**tree, "clients": 1}, str(path), home), path.parent)  # as many as there will be at least
+        return beside(files.made(tree, where, home), path.parent), False
+    one = beside(files.made({**tree, "clients": 1}, where, home), path.parent)  # as many as there will be at least
     if isinstance(one.partition, Natural):
         return everyone(one), True
-    return beside(files.made(tree, str(path), home), path.parent), True
+    return beside(files.made(tree, where, home), path.parent), True
 
 
 def everyone(experiment: Experiment) -> Experiment:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from offbeat.core.errors import ConfigError, unknown
-from offbeat.experiment.choices import default
+from offbeat.experiment import files
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.data import Source
 from offbeat.scenario.models import Model
@@ -29,10 +29,16 @@ class Preset:
     seeds: int = 3
     reference: str = "fedavg"  # the method whose time the paper calls 1
 
-    def with_strategy(self, name: str) -> Experiment:
-        """The experiment with another method, in the preset's own settings where it has some."""
-        strategy = self.methods[name] if name in self.methods else default("strategy", name)
-        return replace(self.experiment, strategy=strategy)
+    def with_strategy(self, word: str) -> Experiment:
+        """The experiment with another method, `fedbuff` or `fedbuff(k=2)`: in the preset's own settings where it has
+        some, but for those in brackets.
+        """
+        if word in self.methods:
+            return replace(self.experiment, strategy=self.methods[word])
+        try:
+            return files.changed(self.experiment, [f"strategy={word}"], self.methods)
+        except ConfigError as error:
+            raise ConfigError(f"{word}: {error}" if "(" in word else str(error)) from None
 
     def varied(self, summary: str, methods: Mapping[str, Any] | None = None, **changes: Any) -> Preset:
         """Another figure or table: the same but for the methods compared, and for these fields of the experiment."""
