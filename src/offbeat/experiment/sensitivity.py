@@ -10,6 +10,7 @@ from typing import Any
 
 from offbeat.core.errors import printable
 from offbeat.engines.until import Target
+from offbeat.experiment import palette
 from offbeat.experiment.heatmap import save_figure
 from offbeat.experiment.measures import MEASURES, NONE
 from offbeat.experiment.sweep import Over, Result, Sweep
