@@ -16,6 +16,7 @@ from torch import nn
 
 from offbeat.client.chain import Chain
 from offbeat.client.gradient import overrides
+from offbeat.client.gather import Room
 from offbeat.client.plain import is_plain, train_plain
 from offbeat.client.randomness import generators, seeded, states
 from offbeat.client.stacked import Stack
@@ -47,6 +48,7 @@ class StackTrainer:
         self.light = self._chain is not None  # a step is a few products: calls weigh little
         self._least = 2 if self.light or binding.vector.is_cuda else FEW
         self._sources = generators(binding.vector.device)
+        self._rooms: list[Room] = []  # for the examples of one stack after the other
         self._said: set[str] = set()
         self._one_by_one = unknown_words(trainer)  # or once it is known that it has to be
         if self._one_by_one:
@@ -75,7 +77,7 @@ class StackTrainer:
         return [found[job.ticket] for job in jobs]
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._rooms.clear()
 
     def _train(self, jobs: list[Job]) -> list[Result | Exception]:
         rule = jobs[0].work.rule or PLAIN
@@ -117,10 +119,10 @@ class StackTrainer:
 
     def _stacked(self, jobs: list[Job]) -> list[Result]:
         if self._chain is not None and self._plain(jobs[0]):
-            return train_plain(self._trainer, self._chain, jobs)
+            return train_plain(self._trainer, self._chain, jobs, self._rooms)
         # a loss of the rule's own looks at what enters the head, which a closed form does not have
         closed = None if overrides(jobs[0].work.rule or PLAIN, "loss") else self._chain
-        stack = Stack(self._trainer, jobs, closed or self._trainer.binding.module)
+        stack = Stack(self._trainer, jobs, closed or self._trainer.binding.module, self._rooms)
         with torch.enable_grad(), seeded(self._sources, 0):
             stack.begin()
             before = states(self._sources)
