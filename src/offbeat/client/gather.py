@@ -46,9 +46,7 @@ class Room:
         return data.gather(clients, places, (x[:count], y[:count]))
 
 
-def steps(
-    data: ClientData, plans: Sequence[Plan], phase: int, pads: bool, rooms: list[Room]
-) -> Iterator[list[Group]]:
+def steps(data: ClientData, plans: Sequence[Plan], phase: int, pads: bool, rooms: list[Room]) -> Iterator[list[Group]]:
     """As many as the longest of the plans has; who is done is in none of the groups. The examples of a step lie in
     these rooms, to which more are added where it takes them, until the next step is asked for.
     """

@@ -140,7 +140,7 @@ class LocalWork:
 # ---------------------------------------------------------------- events: facts
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen, as others of which one is made for every update: it would cost a fourteenth
 class ClientReady:
     """An idle, reachable client can take work; a strategy may answer now or later."""
 
