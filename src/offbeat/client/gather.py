@@ -84,7 +84,7 @@ def _in_step(data: ClientData, plans: Sequence[Plan], phase: int, room: Room) ->
             stop = start + sum(sizes)
             x, y = room.gathered(data, clients, [own[start:stop] for own in places])
             x, y = x.view(count, stop - start, *x.shape[1:]), y.view(count, stop - start, *y.shape[1:])
-            for x_, y_ in zip(x.split(sizes, 1), y.split(sizes, 1), strict=True):
+            for x_, y_ in zip(*(torch.split_with_sizes(part, sizes, 1) for part in (x, y)), strict=True):
                 if augment is not None and moves is not None:
                     shown = moves[:, start : start + x_.shape[1]].flatten(0, 1)
                     x_ = augment(x_.flatten(0, 1), shown).view(x_.shape)
