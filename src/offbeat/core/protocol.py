@@ -140,7 +140,7 @@ class LocalWork:
 # ---------------------------------------------------------------- events: facts
 
 
-@dataclass(slots=True)  # not frozen, as others of which one is made for every update: it would cost a fourteenth
+@dataclass(frozen=True, slots=True)
 class ClientReady:
     """An idle, reachable client can take work; a strategy may answer now or later."""
 
@@ -149,7 +149,7 @@ class ClientReady:
     num_examples: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class UpdateArrived:
     """A client answered: `base` is exactly what it was sent, `local` what it returned."""
 
@@ -186,14 +186,14 @@ Event = ClientReady | UpdateArrived | ClientLost | TimerFired
 # ---------------------------------------------------------------- actions: requests
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     client: int
     model: Tensor
     work: LocalWork = LocalWork()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Commit:
     """The global model changes; the engine counts versions from 0."""
 
