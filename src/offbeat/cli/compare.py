@@ -23,6 +23,7 @@ from offbeat.cli.options import (
     load,
     new_folder,
     use_data,
+    where,
 )
 
 if TYPE_CHECKING:
@@ -109,8 +110,9 @@ def execute(
     from offbeat.experiment.run import Unfinished
 
     comparison.checked(reference)
-    again = shlex.join(["offbeat", "compare", "--resume", str(comparison.folder)])
     names = [entry["folder"] for entry in comparison.layout()]
+    moved = where(comparison.folder / names[0])
+    again = shlex.join(["offbeat", "compare", "--resume", str(comparison.folder), *moved])
     try:
         with runs_progress(names) as watch:
             finished = comparing.execute(comparison, jobs, watch, worker, memory)
