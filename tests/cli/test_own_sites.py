@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from command_line import refused
 
+from offbeat.cli.options import where
 from offbeat.core.errors import ConfigError
 from offbeat.experiment import files, places
 from offbeat.experiment.run import Run
@@ -206,6 +207,15 @@ def test_a_run_remembers_its_data(offbeat, stopped, monkeypatch):
     assert offbeat("run", "--resume", stopped).status == 0
     assert Run(stopped).digest() == Run(Path("whole")).digest()
     assert f"--data {Path('root').absolute()}" in (stopped / "command.txt").read_text().splitlines()[0]
+
+
+def test_a_command_to_go_on_names_the_data_only_if_it_was_moved(stopped, monkeypatch):
+    monkeypatch.setenv("OFFBEAT_DATA", str(Path("root").absolute()))
+    assert where(stopped) == []
+    monkeypatch.setenv("OFFBEAT_DATA", str(Path("elsewhere").absolute()))
+    assert where(stopped) == ["--data", str(Path("elsewhere").absolute())]
+    monkeypatch.setenv("OFFBEAT_DATA", "")
+    assert where(stopped) == []
 
 
 def test_a_comparison_remembers_its_data(offbeat, stopped, study, monkeypatch):

@@ -24,6 +24,7 @@ from offbeat.cli.options import (
     new_folder,
     use_data,
     warn,
+    where,
 )
 
 if TYPE_CHECKING:
@@ -117,8 +118,9 @@ def execute(
     from offbeat.experiment.run import Unfinished
 
     comparison.checked(reference)
-    again = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder)])
     names = [entry["folder"] for entry in comparison.layout()]
+    moved = where(comparison.folder / names[0])
+    again = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder), *moved])
     try:
         with runs_progress(names) as watch:
             finished = comparing.execute(comparison, jobs, watch, worker, memory)

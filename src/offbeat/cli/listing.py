@@ -98,8 +98,7 @@ def registry(what: str) -> Mapping[str, Any]:
         return dict.fromkeys(presets.names())
     from offbeat.experiment.choices import CHOICES
 
-    settings = {"datasets": "data", "delays": "delays", "faults": "faults", "availability": "availability"}
-    return CHOICES[settings.get(what, WHAT[what])]
+    return CHOICES["data" if what == "datasets" else WHAT[what]]
 
 
 def _strategies() -> list[dict[str, Any]]:
@@ -110,15 +109,9 @@ def _strategies() -> list[dict[str, Any]]:
 def _strategy(name: str, cls: Any) -> dict[str, Any]:
     from offbeat.core.about import paper_of, year_of
 
-    about, paper = cls.about, paper_of(cls)
-    return {
-        "name": name,
-        "year": year_of(paper),
-        "mode": about.mode,
-        "keeps": about.keeps,
-        "uploads": about.uploads,
-        "summary": paper,
-    }
+    about, paper = getattr(cls, "about", None), paper_of(cls)  # of one's own it may say nothing
+    told = {key: getattr(about, key, None) for key in ("mode", "keeps", "uploads")}
+    return {"name": name, "year": year_of(paper), **told, "summary": paper}
 
 
 def _of_packages(what: str) -> list[dict[str, Any]]:

@@ -161,6 +161,15 @@ def use_data(folder: Path | None, run: Path | None = None) -> None:
             os.environ["OFFBEAT_DATA"] = str(kept)
 
 
+def where(run: Path) -> list[str]:
+    """What a command that goes on with this run has to say of its data: nothing, unless it was moved meanwhile."""
+    from offbeat.experiment.folder import Run
+    from offbeat.scenario.data.root import given_root
+
+    root = given_root()
+    return [] if root is None or root == Run(run).data_root() else ["--data", str(root)]
+
+
 def new_folder(name: str, out: Path | None) -> Path:
     """`out`, or the first free runs/NAME-1, runs/NAME-2, …, made at once: commands started together get one each."""
     import re

@@ -23,6 +23,7 @@ from offbeat.cli.options import (
     new_folder,
     use_data,
     warn,
+    where,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def execute(
     from offbeat.engines.virtual import INTERRUPTED
     from offbeat.experiment import run as runs
 
-    again = shlex.join(["offbeat", "run", "--resume", str(run.folder)])
+    again = shlex.join(["offbeat", "run", "--resume", str(run.folder), *where(run.folder)])
     keep_freed()
     try:
         with run_progress(str(run.experiment().until)) as watch:
