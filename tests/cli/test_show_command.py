@@ -12,8 +12,10 @@ import pytest
 import torch
 from command_line import contents, refused
 
+from offbeat.cli import show
+from offbeat.cli.output import in_text
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment import files, measures
+from offbeat.experiment import files, measures, reading
 from offbeat.experiment import run as runs
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.run import Run
@@ -126,6 +128,16 @@ def test_the_digest_is_that_of_the_runs(offbeat, one):
     shutil.rmtree(one / "fedavg-seed1")
     runs.execute(runs.create(one / "fedavg-seed1", files.read(one / "fedasync-seed1" / "experiment.yaml")))
     assert offbeat("show", one, "--format", "latex").out.splitlines()[1] != before
+
+
+def test_at_every_width_every_value_is_whole(one, two):
+    tables = show.tables_of([reading.opened(one), reading.opened(two)])
+    for width in range(40, 201):
+        words = f" {' '.join(in_text(tables, width, rule=True).splitlines())} "
+        for table in tables:
+            for row in table.rows[1:]:
+                for cell in row:
+                    assert f" {cell} " in words, (width, cell)
 
 
 # ---------------------------------------------------------------- files

@@ -120,7 +120,7 @@ def _tell(items: Sequence[Compared | Single], chosen: str, out: Path | None, com
     from offbeat.experiment import formats, reading
 
     if chosen == "text" and out is None:
-        print_tables(_tables(items))
+        print_tables(tables_of(items))
         for item in items:
             if isinstance(item, reading.Compared):
                 _say_pictures(item)
@@ -132,10 +132,10 @@ def _tell(items: Sequence[Compared | Single], chosen: str, out: Path | None, com
     elif chosen == "csv":
         made = formats.tidy(record for item in items for record in reading.records(item))
     elif chosen == "text":
-        made = in_text(_tables(items))
+        made = in_text(tables_of(items))
     else:
         about = [command, *(f"digest of {item.folder}: {reading.digest(item)}" for item in items)]
-        made = (formats.latex if chosen == "latex" else formats.markdown)(_tables(items, arrows=True), about)
+        made = (formats.latex if chosen == "latex" else formats.markdown)(tables_of(items, arrows=True), about)
     if out is None:
         typer.echo(made, nl=False)
     else:
@@ -144,7 +144,7 @@ def _tell(items: Sequence[Compared | Single], chosen: str, out: Path | None, com
         say(f"{out} ({len(data)} bytes)")
 
 
-def _tables(items: Sequence[Compared | Single], arrows: bool = False) -> list[Table]:
+def tables_of(items: Sequence[Compared | Single], arrows: bool = False) -> list[Table]:
     """A run by itself is a list; comparisons come first, then runs beside each other, then ranks."""
     from dataclasses import replace
 

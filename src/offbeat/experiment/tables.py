@@ -20,7 +20,9 @@ Planned = Mapping[str, Sequence[int]]  # method -> the seeds there are to be
 Kind = Literal["numbers", "pairs", "prose"]  # pairs have no headings
 UNFINISHED = "unfinished"
 
-BEYOND = "> t (k of n): k of n seeds got there; the others count with the time they were watched for, so it took longer"
+BEYOND = (
+    "> t (k of n): k of n seeds got there; the others count with the time they were watched for, so the mean is larger"
+)
 BOLD = "bold: better than every other method, of each paired difference the 95 % interval excludes 0"
 BRACKETS = (
     "[low, high]: 95 % confidence interval over seeds (Student's t). Differences are between runs of the same seed, "
