@@ -26,10 +26,10 @@ function drawTimeline(made, width) {
   const svg = canvas(made, width, bottom + 40, `${numbers.methods[timeline.method].name}: who trained when`);
   make(svg, 'rect', { class: 'paper', x: left, y: 4, width: right - left, height: bottom - 4 });
   const tall = each - gap;
-  Object.entries({ away: 'away', work: 'work', arrived: 'arrived', in_vain: 'vain' }).forEach(([layer, look]) => {
+  Object.entries({ work: 'work', arrived: 'arrived', away: 'away', in_vain: 'vain' }).forEach(([layer, look]) => {
     if (!lanes[layer]) return;
     const group = make(svg, 'g', { class: look, style: `--c:var(--m${timeline.method})` });
-    const [down, high] = layer === 'in_vain' ? [tall / 2, tall / 2] : [0, tall];
+    const [down, high] = { in_vain: [tall / 2, tall / 2], away: [tall / 3, tall / 3] }[layer] ?? [0, tall]; // not by colour alone
     cells(lanes[layer], x, (lane) => y(lane) + down, high).forEach((d, digit) => {
       const strength = layer === 'work' || layer === 'away' ? digit / 9 : 1;
       if (d) make(group, 'path', { d, 'fill-opacity': strength.toFixed(2) });
