@@ -28,7 +28,7 @@ def draw(axes: Any, series: Series) -> None:
     if limits is not None:
         axes.set_ylim(*limits)
     axes.set_xlim(0, max(method.seconds.max(initial=0.0) for method in series.methods) or 1.0)
-    axes.set_xlabel("virtual seconds")
+    axes.set_xlabel(series.clock)
     axes.set_ylabel(plain(series.metric))
     axes.set_title(_note(series), fontsize=7, loc="left", color="0.3")
     axes.grid(alpha=0.25, linewidth=0.5)

@@ -37,7 +37,7 @@ def draw(figure: Any, series: Series) -> None:
     whom = f"{shown} of {all_of} clients" if 1 < shown < all_of else "clients"
     figure.supylabel(f"{whom}, fastest on top", fontsize=8)
     text = "light: at work, full: an update arrived, white: waiting, grey line: away, red half: lost or refused"
-    figure.supxlabel(f"virtual seconds\n{text} (first seed)", fontsize=7)
+    figure.supxlabel(f"{series.clock}\n{text} (first seed)", fontsize=7)
 
 
 def _one(axes: Any, method: Method, last: bool) -> None:

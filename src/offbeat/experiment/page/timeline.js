@@ -42,7 +42,7 @@ function drawTimeline(made, width) {
     make(svg, 'line', { class: 'tick', x1: at, x2: at, y1: bottom, y2: bottom + 4 });
     make(svg, 'text', { x: at, y: bottom + 17, 'text-anchor': 'middle' }, short(value));
   });
-  make(svg, 'text', { x: (left + right) / 2, y: bottom + 34, 'text-anchor': 'middle' }, 'virtual seconds');
+  make(svg, 'text', { x: (left + right) / 2, y: bottom + 34, 'text-anchor': 'middle' }, numbers.clock);
   const hint = make(svg, 'title');
   svg.addEventListener('pointermove', (event) => {
     const lane = Math.floor((event.offsetY - 4) / each), bin = Math.floor((event.offsetX - left) / (right - left) * bins);
