@@ -115,9 +115,10 @@ def test_losses_and_absences_are_seen_in_a_timeline():
     layers = {name: np.zeros((1, lanes.BINS)) for name in ("work", "away", "arrived", "in_vain")}
     layers["away"][0, 0] = 1
     layers["work"][0, 1] = layers["arrived"][0, 2] = layers["in_vain"][0, 3] = 1
-    image = timeline.pixels(lanes.Lanes([0], 1.0, **layers), "#000000")
-    top, low = image[0], image[4]
-    assert top[0] == pytest.approx([0.8] * 3)  # away: grey
+    image = timeline.pixels(lanes.Lanes([0], 1.0, **layers), "#000000")  # one lane, 60 pixels high
+    top, middle, low = image[0], image[25], image[45]
+    assert middle[0] == pytest.approx([0.55] * 3)  # away: a grey line in the middle,
+    assert top[0].tolist() == low[0].tolist() == [1, 1, 1]  # and white around it
     assert top[1] == pytest.approx([0.65] * 3)  # at work: a third of the method's black
     assert top[2] == pytest.approx([0.1] * 3)  # an update: nearly all of it
     assert top[3] == pytest.approx([1] * 3)  # in vain: the lower half of the lane,

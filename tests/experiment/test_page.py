@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
 import torch
 from drawn import TARGET, folder, told
+from test_palette import contrast
 
 from offbeat.experiment import doubts, page, pictures, series
 from offbeat.experiment.heatmap import Held
@@ -122,6 +124,17 @@ def test_the_numbers_are_those_of_the_traces(read):
     # weighed by updates (25 + 15 + 0 + 7) / 75: a ratio of 1.11407
     assert read.numbers["classes"]["values"][0][0] == 1.1141
     assert read.numbers["held"]["values"] == [[8, 0], [6, 2], [0, 8], [4, 4]]
+
+
+@pytest.mark.parametrize("paper", [0, 1])
+def test_words_stand_out_from_what_they_stand_on_in_light_and_dark(paper):
+    style = (page.HERE / "style.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", style, re.S)
+    colours = dict(re.findall(r"--(\w+): (#\w+)", blocks[paper]))
+    for word, ground in (("ink", "paper"), ("soft", "paper"), ("link", "paper"), ("ink", "warn"), ("ink", "grid")):
+        assert contrast(colours[word], colours[ground]) >= 4.5, (word, ground)  # what WCAG asks of text
+    for mark in ("away", "bad", "more", "less", "edge"):
+        assert contrast(colours[mark], colours["paper"]) >= 3, mark  # and of graphics
 
 
 def test_a_page_of_ten_methods_three_seeds_and_a_hundred_clients_is_under_two_megabytes(tmp_path):

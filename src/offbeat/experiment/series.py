@@ -95,6 +95,11 @@ class Series:
     clients: list[int]  # fastest first
     names: Mapping[int, str]  # of clients that have one
 
+    @property
+    def clock(self) -> str:
+        """What seconds are: of a live run those of a clock on the wall."""
+        return "virtual seconds" if self.methods[0].summaries[0].served is None else "served seconds"
+
     def name(self, client: int) -> str:
         return self.names.get(client, str(client))
 

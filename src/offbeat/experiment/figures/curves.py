@@ -20,21 +20,15 @@ def draw(axes: Any, series: Series) -> None:
             axes.fill_between(band.x, band.low, band.high, color=style.colour, alpha=faint, linewidth=0)
     if series.target is not None and series.target.metric == series.metric:
         axes.axhline(series.target.value, color="0.4", linestyle=":", linewidth=0.8)
-        where = axes.get_yaxis_transform()  # on the left, where curves are still below
-        axes.text(
-            0.01,
-            series.target.value,
-            plain(f"target {series.target}"),
-            fontsize=7,
-            va="bottom",
-            color="0.3",
-            transform=where,
-        )
+        words = plain(f"target {series.target}")
+        behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
+        at = {"transform": axes.get_yaxis_transform(), "va": "bottom", "bbox": behind}
+        axes.text(0.01, series.target.value, words, fontsize=7, color="0.3", **at)
     limits = axis(series)
     if limits is not None:
         axes.set_ylim(*limits)
     axes.set_xlim(0, max(method.seconds.max(initial=0.0) for method in series.methods) or 1.0)
-    axes.set_xlabel("virtual seconds")
+    axes.set_xlabel(series.clock)
     axes.set_ylabel(plain(series.metric))
     axes.set_title(_note(series), fontsize=7, loc="left", color="0.3")
     axes.grid(alpha=0.25, linewidth=0.5)
@@ -42,10 +36,9 @@ def draw(axes: Any, series: Series) -> None:
 
 def _note(series: Series) -> str:
     seeds = max(len(method.courses) for method in series.methods)
-    over = f"mean of {seeds} seeds, band: lowest to highest; " if seeds > 1 else "one seed; "
-    worst = "lowest" if series.higher else "highest"
-    side = "from" if series.higher else "up to"
-    return f"{over}\naxis {side} the {worst} mean after {EARLY:.0%} of the run"
+    over = f"mean of {seeds} seeds, band: lowest to highest" if seeds > 1 else "one seed"
+    worst, side = ("lowest", "from") if series.higher else ("highest", "up to")
+    return f"{over}\naxis {side} the {worst} {'mean' if seeds > 1 else 'value'} after {EARLY:.0%} of the run"
 
 
 def legend(figure: Any, series: Series, width: float) -> None:

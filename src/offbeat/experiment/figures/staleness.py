@@ -9,6 +9,7 @@ from offbeat.experiment.series import Series
 from offbeat.experiment.spread import Spread, spread
 
 ROW = 0.19  # inches
+FEW = 4  # rows at least, so that one is no wall
 LONGEST = 16  # letters of a name
 TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
@@ -31,7 +32,7 @@ def draw(axes: Any, series: Series) -> None:
     axes.set_xticks([tick for tick in TICKS if tick <= room], minor=False)
     axes.set_xticklabels([str(tick) for tick in TICKS if tick <= room])
     axes.set_yticks(range(len(found)), [plain(method.name, LONGEST) for method in series.methods])
-    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.set_ylim(max(len(found), FEW) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("staleness (versions)")

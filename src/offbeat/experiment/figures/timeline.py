@@ -14,8 +14,8 @@ from offbeat.experiment.series import Method, Series
 ACROSS = 4  # timelines beside each other
 EACH = 1.05  # inches of height
 LONGEST = 24  # letters of a name
-AWAY, IN_VAIN = (0.8, 0.8, 0.8), (0.85, 0.0, 0.1)
-THICK, FEW = 6, 40  # pixels a lane, and lanes that have a line between them
+AWAY, IN_VAIN = (0.55, 0.55, 0.55), (0.85, 0.0, 0.1)
+FEW = 40  # lanes that have a line between them
 WORK, ARRIVED = 0.35, 0.9  # how much of the method's colour
 
 
@@ -36,8 +36,8 @@ def draw(figure: Any, series: Series) -> None:
     shown, all_of = len(series.methods[0].lanes.clients), len(series.clients)
     whom = f"{shown} of {all_of} clients" if 1 < shown < all_of else "clients"
     figure.supylabel(f"{whom}, fastest on top", fontsize=8)
-    text = "light: at work, full: an update arrived, white: waiting, grey: away, red half: lost or refused (first seed)"
-    figure.supxlabel(f"virtual seconds\n{text}", fontsize=7)
+    text = "light: at work, full: an update arrived, white: waiting, grey line: away, red half: lost or refused"
+    figure.supxlabel(f"{series.clock}\n{text} (first seed)", fontsize=7)
 
 
 def _one(axes: Any, method: Method, last: bool) -> None:
@@ -54,21 +54,24 @@ def _one(axes: Any, method: Method, last: bool) -> None:
 
 
 def pixels(lanes: Lanes, colour: str) -> NDArray[np.float64]:
-    """Lanes × bins × red, green, blue; between two lanes a thin white line, while there are few."""
+    """Lanes × bins × red, green, blue, each lane some pixels high. Marks differ in shape, not in colour alone: away is
+    a thin line, what came to nothing is half a lane high. Between two lanes is a white line, while there are few.
+    """
+    rows = max(1, len(lanes.clients))
     own = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    image = np.ones((max(1, len(lanes.clients)), BINS, 3))
+    image = np.ones((rows, BINS, 3))
+    thick = max(6, 60 // rows)
     if lanes.clients:
-        _mix(image, np.array(AWAY), lanes.away)
         _mix(image, own, WORK * lanes.work)
         _mix(image, own, ARRIVED * (lanes.arrived > 0))
-    tall = np.repeat(image, THICK, axis=0)
-    if lanes.clients:  # half a lane high: not told by colour alone
-        marks = np.repeat(lanes.in_vain > 0, THICK, axis=0)
-        marks[np.arange(len(marks)) % THICK < THICK // 2] = False
-        tall[marks] = IN_VAIN
-    if len(lanes.clients) <= FEW:
-        tall[THICK - 1 :: THICK] = 1.0
-    return tall
+    tall = np.repeat(image, thick, axis=0).reshape(rows, thick, BINS, 3)
+    if lanes.clients:
+        third, half = slice(thick // 3, 2 * thick // 3), slice(thick // 2, thick)
+        _mix(tall[:, third], np.array(AWAY), np.repeat(lanes.away[:, None], thick // 3, axis=1))
+        _mix(tall[:, half], np.array(IN_VAIN), np.repeat(lanes.in_vain[:, None] > 0, thick - thick // 2, axis=1))
+    if rows <= FEW:
+        tall[:, -1] = 1.0
+    return tall.reshape(rows * thick, BINS, 3)
 
 
 def _mix(image: NDArray[np.float64], colour: NDArray[np.float64], share: NDArray[Any]) -> None:

@@ -1,5 +1,5 @@
 // A metric against virtual time, updates or bytes; drag or keys to zoom.
-const AGAINST = [['seconds', 'virtual seconds'], ['updates', 'updates'], ['moved', 'bytes moved']];
+const AGAINST = [['seconds', numbers.clock], ['updates', 'updates'], ['moved', 'bytes moved']];
 
 function meanOf(column) {
   const there = column.filter((value) => value !== null);
@@ -193,7 +193,7 @@ function startCurves() {
   made.plot.setAttribute('role', 'group');
   made.plot.setAttribute('aria-label', `${made.label}: arrows move the cursor, plus and minus zoom, 0 shows all`);
   made.plot.addEventListener('keydown', (event) => keys(made, event));
-  asNumbers(made, ['virtual seconds', ...numbers.methods.map(({ name }) => name)], () => {
+  asNumbers(made, [numbers.clock, ...numbers.methods.map(({ name }) => name)], () => {
     const bands = numbers.methods.map((method) => bandOf(method, numbers.metric, 'seconds'));
     const grid = [...new Set(bands.flat().map((point) => point.x))].sort((a, b) => a - b);
     return grid.map((at) => [short(at), ...bands.map((band) => band.find((point) => point.x === at)?.mean ?? null)]);

@@ -46,7 +46,8 @@ function drawGrid(table, kind, down, across) {
     make(svg, 'rect', { class: 'paper', x: left, y: head, width: right - left, height: count * each });
     paths.forEach((d, shade) => { if (shade) make(svg, 'path', { d, style: fill(shade) }); });
     if (cell >= 36 && each >= 14) table.values.forEach((row, r) => row.forEach((value, c) => {
-      const look = value !== null && Math.abs(scale.shade(value)) > STEPS * 0.55 ? 'cell full' : 'cell';
+      const strong = value === null ? 0 : Math.abs(scale.shade(value)) / STEPS;
+      const look = strong > 0.85 ? 'cell full' : strong > 0.5 ? 'cell half' : 'cell'; // letters that can be read on it
       make(svg, 'text', { class: look, x: left + (c + 0.5) * cell, y: head + (r + 0.5) * each + 4, 'text-anchor': 'middle' }, scale.text(value));
     }));
     if (named) table.rows.forEach((name, r) => make(svg, 'text', { class: 'small', x: left - 6, y: head + (r + 0.5) * each + 4, 'text-anchor': 'end' }, cut(name, letters)));

@@ -21,6 +21,7 @@ def of(series: Series, held: Held | None) -> dict[str, Any]:
     target = series.target
     return {
         "metric": series.metric,
+        "clock": series.clock,
         "metrics": [{"name": name, "axis": axis(series, name)} for name in metrics],
         "target": None if target is None else {"metric": target.metric, "value": target.value, "text": str(target)},
         "methods": [_method(series, method, metrics) for method in series.methods],

@@ -26,10 +26,10 @@ function drawTimeline(made, width) {
   const svg = canvas(made, width, bottom + 40, `${numbers.methods[timeline.method].name}: who trained when`);
   make(svg, 'rect', { class: 'paper', x: left, y: 4, width: right - left, height: bottom - 4 });
   const tall = each - gap;
-  Object.entries({ away: 'away', work: 'work', arrived: 'arrived', in_vain: 'vain' }).forEach(([layer, look]) => {
+  Object.entries({ work: 'work', arrived: 'arrived', away: 'away', in_vain: 'vain' }).forEach(([layer, look]) => {
     if (!lanes[layer]) return;
     const group = make(svg, 'g', { class: look, style: `--c:var(--m${timeline.method})` });
-    const [down, high] = layer === 'in_vain' ? [tall / 2, tall / 2] : [0, tall];
+    const [down, high] = { in_vain: [tall / 2, tall / 2], away: [tall / 3, tall / 3] }[layer] ?? [0, tall]; // not by colour alone
     cells(lanes[layer], x, (lane) => y(lane) + down, high).forEach((d, digit) => {
       const strength = layer === 'work' || layer === 'away' ? digit / 9 : 1;
       if (d) make(group, 'path', { d, 'fill-opacity': strength.toFixed(2) });
@@ -42,7 +42,7 @@ function drawTimeline(made, width) {
     make(svg, 'line', { class: 'tick', x1: at, x2: at, y1: bottom, y2: bottom + 4 });
     make(svg, 'text', { x: at, y: bottom + 17, 'text-anchor': 'middle' }, short(value));
   });
-  make(svg, 'text', { x: (left + right) / 2, y: bottom + 34, 'text-anchor': 'middle' }, 'virtual seconds');
+  make(svg, 'text', { x: (left + right) / 2, y: bottom + 34, 'text-anchor': 'middle' }, numbers.clock);
   const hint = make(svg, 'title');
   svg.addEventListener('pointermove', (event) => {
     const lane = Math.floor((event.offsetY - 4) / each), bin = Math.floor((event.offsetX - left) / (right - left) * bins);

@@ -48,7 +48,7 @@ def _sections(series: Series, content: Content) -> list[Section]:
     return [
         ("doubts", "What is not to be trusted", _doubts(content.doubts)),
         ("results", "Results", _results(content)),
-        ("curves", "Curves", _figure("curves", f"{series.metric} against virtual time", _curves_note(series))),
+        ("curves", "Curves", _figure("curves", f"{series.metric} against {series.clock}", _curves_note(series))),
         ("staleness", "How old updates are", _figure("staleness", "Staleness of updates, a row a method", STALENESS)),
         ("timeline", "Who trained when", LEGEND + _figure("timeline", "A lane a client, fastest on top", TIMELINE)),
         ("contribution", "Who contributes", _figure("heard", "Updates by client", HEARD)
