@@ -131,7 +131,10 @@ def _maps(figure: Any, over: Sequence[Over], results: Sequence[Result], metric: 
     """The first setting upwards, the second across; a panel for each method and combination of the others."""
     up, across, *others = over
     rest = [dict(zip([o.key for o in others], v, strict=True)) for v in product(*(o.values for o in others))]
-    panels = [(method, fixed) for method in methods(results) for fixed in rest][:PANELS]
+    panels = [(method, fixed) for method in methods(results) for fixed in rest]
+    if len(panels) > PANELS:
+        figure.supxlabel(f"the first {PANELS} of {len(panels)}: the table has all", fontsize="small")
+        panels = panels[:PANELS]
     grids = [
         [[value_at(results, method, {**fixed, up.key: d, across.key: a}) for a in across.values] for d in up.values]
         for method, fixed in panels
