@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CROSS := .venv-cross
+DIST := .venv-dist
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
@@ -11,7 +12,7 @@ KILLS ?= 30
 UPDATES ?= 100000
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray bench bench-peers crosscheck clean
+.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-browser bench bench-peers crosscheck dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -29,9 +30,9 @@ demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page,
 	$(BIN)/offbeat compare quickstart
 
 test: lint types ## Everything that must hold: lint, types, and in one go what unit, resume and presets run
-	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not live"
+	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not live and not browser"
 
-test-all: test test-live test-text test-ray crosscheck ## The same, two minutes of torture, and the suites that install more
+test-all: test test-live test-text test-ray test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
 	$(MAKE) torture MINUTES=2
 
 lint: $(READY) ## Style and formatting rules (ruff)
@@ -42,7 +43,7 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not live and not presets"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not live and not presets and not browser"
 
 resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest $(PARALLEL) -m slow
@@ -52,6 +53,9 @@ presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real
 
 test-live: $(READY) ## Federations of real processes over Flower on loopback: killed, refused, resumed; some minutes
 	$(BIN)/pytest -m live
+
+test-browser: $(READY) ## Open pages in a headless Chromium (Debian: apt install chromium; CHROMIUM=PATH names another)
+	$(BIN)/pytest -m browser
 
 chaos: $(READY) ## Kill a server and its sites KILLS times at random (SEED=n repeats): it ends, each update is applied once
 	$(BIN)/python tests/live/chaos.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
@@ -88,5 +92,15 @@ $(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constrain
 crosscheck: $(CROSS)/.ready ## The same arrivals through FLGo, APPFL, Flower, FLSim and FedLab: same weights where the rules agree
 	PYTHONPATH=src $(CROSS)/bin/python -W ignore bench/crosscheck
 
+$(DIST)/.ready:
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check build
+	@touch $@
+
+dist: $(READY) $(DIST)/.ready ## Build the sdist, and the wheel from it, and try the wheel in an environment of its own
+	rm -rf dist
+	$(DIST)/bin/python -m build --outdir dist .
+	$(BIN)/python tests/wheel.py dist
+
 clean: ## Remove what was built (runs are kept)
-	rm -rf $(VENV) $(CROSS) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(CROSS) $(DIST) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -30,6 +30,7 @@ from offbeat.core.protocol import (
 )
 from offbeat.core.strategies import REGISTRY
 from offbeat.testing import LAWS, Finding, LawBroken, check, play, read, show, tiny_worlds
+from offbeat.testing.cures import CURES
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"sample": 2}, {"sample": 0.4, "deadline": 1.5}, {"sample": 2, "over_select": 0.5, "deadline": 3.0}],
@@ -534,7 +535,13 @@ def test_a_finding_prints_its_law_what_went_wrong_and_the_script() -> None:
     lines = str(finding).splitlines()
     assert lines[0].startswith("BROKEN  no client leaks: every reachable client is offered work again")
     assert lines[1].endswith("and clients [3] were never sent work")
-    assert lines[2:] == ["  smallest script, with 3 clients at the start:", "    join"]
+    assert lines[2:4] == ["  smallest script, with 3 clients at the start:", "    join"]
+    assert lines[4].startswith("  cure: parts.selection: a state that inherits Seated and `serve(state, event, …)`")
+    assert len(lines) == 5
+
+
+def test_every_law_has_a_cure() -> None:
+    assert CURES.keys() == LAWS.keys()
 
 
 def test_scripts_may_be_given_and_the_worlds_too() -> None:

@@ -18,8 +18,10 @@ serve` is what does that.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +34,14 @@ from offbeat.client.training import Training
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Strategy, World
-from offbeat.core.strategies import find
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.live import LiveEngine
 from offbeat.engines.progress import Outcome
 from offbeat.engines.reach import Patience
+from offbeat.engines.roster import Roster
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import parse_until
+from offbeat.experiment.choices import default
 
 try:
     from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -55,52 +58,7 @@ log = logging.getLogger("offbeat")
 
 Model = nn.Module | Callable[[], nn.Module]
 Data = Pair | tuple[Pair, Pair]
-
-
-def as_server_app(
-    strategy: Strategy | str,
-    model: Model,
-    *,
-    until: str = "100updates",
-    config: Mapping[str, Any] | None = None,
-    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
-    evaluate_every: float = 60.0,
-    ask_clients: bool = False,
-    min_nodes: int = 2,
-    seed: int = 0,
-    patience: Patience = Patience(),
-    done: Callable[[nn.Module, Outcome], None] | None = None,
-) -> ServerApp:
-    """A Flower ServerApp that runs this strategy.
-
-    model: the module that is trained, or what makes it. until: '100updates', '600s', 'acc=0.9,600s'. config: what every
-    `train` message tells clients, as in Flower. evaluate: of a module, here at the server, every `evaluate_every`
-    seconds; ask_clients: clients are sent `evaluate` messages then. done: is handed the module as it came out.
-    """
-    app: ServerApp = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        told = {**(config or {})}
-        module, outcome = serve(
-            grid,
-            strategy,
-            model,
-            until=until,
-            config=told,
-            evaluate=evaluate,
-            evaluate_every=evaluate_every,
-            ask_clients=ask_clients,
-            min_nodes=min_nodes,
-            seed=seed,
-            patience=patience,
-        )
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in outcome.metrics.items())
-        log.info("%d updates, %d versions, %s: %s", outcome.updates, outcome.version, outcome.reason, shown)
-        if done is not None:
-            done(module, outcome)
-
-    return app
+Given = ParamSpec("Given")
 
 
 def serve(
@@ -116,9 +74,15 @@ def serve(
     min_nodes: int = 2,
     seed: int = 0,
     patience: Patience = Patience(),
+    done: Callable[[nn.Module, Outcome], None] | None = None,
 ) -> tuple[nn.Module, Outcome]:
-    """The same within a `main` of your own; returns the module as it came out, and what is to be said of the run."""
-    made: Strategy = find(strategy)() if isinstance(strategy, str) else strategy
+    """Run this strategy, within a `main` of your own: the module as it came out, and what is to be said of the run.
+
+    model: the module that is trained, or what makes it. until: '100updates', '600s', 'acc=0.9,600s'. config: what every
+    `train` message tells clients, as in Flower. evaluate: of a module, here at the server, every `evaluate_every`
+    seconds; ask_clients: clients are sent `evaluate` messages then. done: is handed what is returned.
+    """
+    made: Strategy = default("strategy", strategy) if isinstance(strategy, str) else strategy
     sketcher = contract_of(made).sketcher
     if sketcher is not None and sketcher.signal != "parameters":
         raise ConfigError(
@@ -147,12 +111,40 @@ def serve(
         evaluate=None if evaluate is None else score,
         every=evaluate_every,
         trace=Trace(),
+        roster=Roster(most=sys.maxsize),  # Flower numbers its nodes, of which a simulation may have any number
         min_sites=min_nodes,
         patience=patience,
     )
     outcome = engine.run()
     binding.put(outcome.model)
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in outcome.metrics.items())
+    log.info("%d updates, %d versions, %s: %s", outcome.updates, outcome.version, outcome.reason, shown)
+    if done is not None:
+        done(module, outcome)
     return module, outcome
+
+
+def _app_of(run: Callable[Concatenate[Grid, Given], object]) -> Callable[Given, ServerApp]:
+    """What makes a ServerApp of the same settings, which are listed once."""
+    own = signature(run)
+
+    def as_server_app(*args: Given.args, **settings: Given.kwargs) -> ServerApp:
+        """A Flower ServerApp that runs this strategy; the settings are those of `serve`."""
+        own.bind(None, *args, **settings)  # what cannot be meant is said now, not when the app is started
+        app: ServerApp = ServerApp()
+
+        @app.main()
+        def main(grid: Grid, context: Context) -> None:
+            run(grid, *args, **settings)
+
+        return app
+
+    shown = own.replace(parameters=list(own.parameters.values())[1:], return_annotation=ServerApp)
+    as_server_app.__signature__ = shown  # type: ignore[attr-defined]
+    return as_server_app
+
+
+as_server_app = _app_of(serve)
 
 
 def as_client_app(

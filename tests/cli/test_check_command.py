@@ -117,3 +117,46 @@ def test_a_strategy_that_crashes_is_a_finding_not_a_crash(offbeat):
         given = offbeat("check", "mine.py", *FEW)
         assert given.status == 1
         assert "BROKEN  legal answers" in given.out
+
+
+# ---------------------------------------------------------------- its form, and what would cure it
+
+SETTING = FINE.replace("class Mine:\n", "class Mine:\n    rate: float = 0.5\n    k: int = 3\n")
+
+
+def test_what_is_broken_comes_with_what_does_it_right(offbeat):
+    Path("mine.py").write_text(IN_PLACE)
+    given = offbeat("check", "mine.py", *FEW)
+    assert "  cure: make a new tensor (state.model + x, torch.lerp), not add_" in given.out
+    told = json.loads(offbeat("check", "mine.py", *FEW, "--json").out)["Mine"]
+    assert all(bool(finding["cure"]) != finding["passed"] for finding in told)
+
+
+def test_a_strategy_that_no_file_can_hold_is_found_out(offbeat):
+    Path("mine.py").write_text(FINE.replace("frozen=True, ", ""))
+    given = offbeat("check", "mine.py", *FEW)
+    assert given.status == 1
+    assert "BROKEN  frozen dataclass" in given.out
+    assert "write @dataclass(frozen=True, kw_only=True) above it" in given.out
+    Path("mine.py").write_text(SETTING.replace("rate: float = 0.5", "rate: object = max"))
+    given = offbeat("check", "mine.py", *FEW)
+    assert given.status == 1
+    assert "BROKEN  settings" in given.out
+    assert "rate is a builtin_function_or_method, which no file can hold: make it a frozen dataclass" in given.out
+    Path("mine.py").write_text(SETTING.replace("rate: float = 0.5", "rate: tuple = (1, {2})"))
+    assert "give numbers, words, tuples of them" in offbeat("check", "mine.py", *FEW).out
+    Path("mine.py").write_text(SETTING.replace("rate: float = 0.5", "rate: 'Nowhere' = 0.5"))
+    assert "its settings cannot be read back: NameError" in offbeat("check", "mine.py", *FEW).out
+
+
+def test_what_could_be_better_is_advice_and_breaks_nothing(offbeat):
+    Path("mine.py").write_text(SETTING)
+    given = offbeat("check", "mine.py", *FEW)
+    assert given.status == 0
+    advice = [line for line in given.out.splitlines() if line.startswith("advice")]
+    for line, words in zip(
+        advice,
+        ["say in one line what it does", "About(", "rate = nan is accepted: write rate: Rate", "k = -1 is accepted"],
+        strict=True,
+    ):
+        assert words in line

@@ -32,6 +32,8 @@ def test_without_flower_each_says_which_extra_brings_it(offbeat, monkeypatch, ar
         (("serve", "quickstart"), "make keys with 'offbeat keys --host 127.0.0.1 --site NAME'"),
         (("serve", "quickstart", "--local", "2", "--record", "some"), "--record some: checkpoint or full"),
         (("serve", "quickstart", "--local", "2", "--compression", "zip"), "unknown compression 'zip'"),
+        (("serve", "quickstart", "--local", "2", "--set", "strategy=global"), "cannot be served to sites"),
+        (("serve", "quickstart", "--local", "2", "--model", "none.py"), "none.py is not a Python file"),
         (("serve", "--resume", "nowhere", "--local", "2"), "nowhere is not a run folder"),
         (("serve", "--resume", "x", "--until", "3s", "--local", "2"), "--resume goes on with a run as it is"),
         (("join",), "Give --server HOST:PORT"),

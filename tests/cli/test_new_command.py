@@ -35,3 +35,42 @@ def test_new_site_takes_nothing_away(offbeat: Call, tmp_path: Path, monkeypatch:
     for name in ("", " ", ".py", 'a"""b', "a\nb", "-x/.."):
         refused(offbeat("new", "site", "--", name), "a site's name is letters")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+def test_a_new_strategy_keeps_the_laws_and_runs_as_it_stands(offbeat: Call) -> None:
+    said = offbeat("new", "strategy", "cos-buff")
+    assert (said.status, said.err) == (0, "")
+    assert said.out == (
+        "cos-buff.py is written: put your method in, then try it with\n"
+        "  offbeat check cos-buff.py\n"
+        "  offbeat compare quickstart --strategies fedbuff,cos-buff.py:CosBuff\n"
+    )
+    assert not {"CLASS", "FILE"} & set(Path("cos-buff.py").read_text().replace(":", " ").split())
+    given = offbeat("check", "cos-buff.py", "--scripts", 12)
+    assert given.status == 0, given.out
+    assert "BROKEN" not in given.out
+    assert "advice" not in given.out
+    tiny = ["--set", "clients=4", "--set", "model=linear", "--until", "100s"]
+    assert offbeat("run", "quickstart", *tiny, "--set", "strategy=cos-buff.py:CosBuff", "--out", "a").status == 0
+
+
+def test_a_new_experiment_runs_as_it_stands(offbeat: Call) -> None:
+    said = offbeat("new", "experiment", "study")
+    assert (said.status, said.out) == (
+        0,
+        "study.yaml is written: change what you like, then\n  offbeat run study.yaml\n",
+    )
+    text = Path("study.yaml").read_text()
+    assert "NAME" not in text
+    assert "THIS" not in text
+    assert offbeat("run", "study.yaml", "--until", "100s", "--out", "a").status == 0
+    assert "study" in Path("a/experiment.yaml").read_text()
+
+
+def test_names_that_cannot_be_are_refused_and_nothing_is_overwritten(offbeat: Call) -> None:
+    refused(offbeat("new", "strategy", "a/b\n"), "a strategy's name is letters")
+    refused(offbeat("new", "experiment", ".yaml"), "an experiment's name is letters")
+    Path("mine.yaml").write_text("mine")
+    refused(offbeat("new", "experiment", "mine"), "mine.yaml is there already")
+    assert offbeat("new", "strategy", "3fold").status == 0
+    assert "class Method3fold(" in Path("3fold.py").read_text()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import start
+from living import descendants, gone
 
 from offbeat.experiment import files
 from offbeat.experiment import run as runs
@@ -24,31 +25,11 @@ pytestmark = pytest.mark.ray
 LONGER = ["--set", "clients=4", "--set", "model=mlp", "--until", "4000s"]
 
 
-def session_of(pid: int) -> set[int]:
-    """Everybody who stems from that process, and lives."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z":
-            parents[int(stat.parent.name)] = int(parent)
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
 def is_actor(pid: int) -> bool:
     try:
         return b"ray::Actor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def gone(pids: set[int]) -> bool:
-    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +47,8 @@ def test_a_run_that_is_stopped_leaves_nobody_and_goes_on_with_any_worker(offbeat
     process = start(
         "run", "quickstart", *LONGER, "--worker", "ray", "--checkpoint-every", 0, "--out", "x", start_new_session=True
     )
-    until(lambda: any(map(is_actor, session_of(process.pid))) or process.poll() is not None)
-    others = session_of(process.pid)
+    until(lambda: any(map(is_actor, descendants(process.pid))) or process.poll() is not None)
+    others = descendants(process.pid)
     assert any(map(is_actor, others))
     assert len(others) > 3  # and Ray's own
     if how == "Ctrl-C in a terminal":

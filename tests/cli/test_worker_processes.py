@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import TINY, refused, start
+from living import gone, living
 
 from offbeat.experiment import files, guard, workers
 from offbeat.experiment import run as runs
@@ -24,27 +25,10 @@ LONGER = ["--set", "clients=4", "--set", "model=mlp", "--until", "2000s"]
 PROCESSES = ["--worker", "processes:2"]
 
 
-def living() -> dict[int, int]:
-    """Every process and its parent. Who is dead and not yet waited for, by whoever is slow at it, does not live."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z":
-            found[int(stat.parent.name)] = int(parent)
-    return found
-
-
 def children(pid: int) -> set[int]:
     """But for Python's own that watches over what is shared: it stays as long as this process."""
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
     return {child for child, parent in living().items() if parent == pid and child != tracker}
-
-
-def gone(pids: set[int]) -> bool:
-    return not pids & set(living())
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from ragged import RULES, Net, agree, jobs_of, trainer_of, vectors
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from offbeat.client import recurrent
+from offbeat.client import gather, recurrent
 from offbeat.client.data import ClientData
 from offbeat.client.dropout import Masks, step_keys, uniform
 from offbeat.client.stack import StackTrainer
@@ -143,13 +143,39 @@ def test_a_stack_is_as_large_as_its_memory_allows(trainer):
     assert [StackTrainer(trainer, memory=memory).most for memory in (0, one, 5 * one + 1)] == [1, 1, 5]
 
 
+def test_the_next_stack_finds_other_examples_where_the_last_had_its_own(trainer):
+    jobs, train = jobs_of(trainer, None), StackTrainer(trainer)
+    for some in (jobs, jobs[2:], jobs[:2], jobs):  # fewer, and as many again
+        agree(train(some), [trainer(job) for job in some])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "hands"),
+    [
+        (27_235, 1),  # clients of 17 and 31 take 3 and 4 steps of 8, 3.5 on average: 28 * 11 * 27,235 < 2**23
+        (27_236, 7),  # 28 * 11 * 27,236 > 2**23
+    ],
+)
+def test_a_chain_goes_to_other_cores_only_where_its_jobs_are_worth_the_way(outputs, hands):
+    data = ClientData.own([(torch.zeros(n, 10), torch.zeros(n, dtype=torch.int64)) for n in (17, 31)])
+    assert StackTrainer(Trainer(nn.Linear(10, outputs), data, Training(batch=8))).hands(7) == hands
+
+
+def test_models_that_are_mapped_go_to_all_cores(trainer):
+    assert StackTrainer(trainer).hands(7) == 7
+
+
 @pytest.mark.parametrize("training", [Training(batch=8, epochs=2, augment="crop-flip"), Training(batch=8, steps=6)])
 @pytest.mark.parametrize("chain", [False, True])
-def test_clients_in_step_with_each_other_are_gathered_at_once_and_trained_the_same(chain, training, caplog):
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("near", [1, 2 * 3 * 8 * 36, 2**20])  # one step at a time, two, or the whole epoch
+def test_clients_in_step_are_gathered_together_and_trained_the_same(near, own, chain, training, caplog, monkeypatch):
+    monkeypatch.setattr(gather, "GATHERED", near)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 4)) if chain else Net()
     x, y = torch.randn(60, 1, 6, 6, dtype=torch.float64), torch.randint(0, 4, (60,))
-    data = ClientData.shared(x, y, torch.randperm(60).split(17))  # the last one has fewer
+    rows = torch.randperm(60).split(17)  # the last one has fewer
+    data = ClientData.own([(x[r], y[r]) for r in rows]) if own else ClientData.shared(x, y, rows)
     trainer = Trainer(module.double(), data, training)
     base = flatten(trainer.binding.module)
     jobs = [Job(i, i, i, base * (1 + 0.1 * i), i, LocalWork(lr=0.1 / (1 + i)), 17, {}, seed=3) for i in range(3)]

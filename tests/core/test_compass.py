@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from offbeat.core.errors import ConfigError
+from offbeat.core.jobs import TRAINING_SECONDS
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
@@ -244,6 +245,12 @@ def test_speeds_are_replaced_or_averaged() -> None:
     schedule = Schedule(steps={0: 4})
     Compass(speed="average").turn(schedule, update(0, started=1.0, now=3.0))
     assert schedule.speeds[0] == 0.5  # the first measurement stands alone
+
+
+def test_a_site_that_reports_its_training_seconds_is_as_fast_as_these_say() -> None:
+    schedule, told = Schedule(steps={0: 4}), {TRAINING_SECONDS: torch.tensor([1.0], dtype=torch.float64)}
+    Compass().turn(schedule, replace(update(0, started=1.0, now=9.0), extras=told))
+    assert schedule.speeds[0] == 0.25  # 1 s for 4 steps; the other 7 of the round trip are the network's
 
 
 def test_a_job_that_took_no_time_has_a_speed_all_the_same() -> None:

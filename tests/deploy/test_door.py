@@ -17,7 +17,7 @@ pytest.importorskip("cryptography")
 
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.deploy import door as doors
-from offbeat.deploy import keys
+from offbeat.deploy import making_keys
 from offbeat.deploy.door import Door
 from offbeat.deploy.keys import ServerKeys, SiteKeys
 from offbeat.deploy.processes import free_port, refuse_taken
@@ -45,9 +45,9 @@ class Echo(BaseHTTPRequestHandler):
 def folder(tmp_path):
     made = tmp_path / "keys"
     made.mkdir()
-    keys.make_authority(made, 30)
-    keys.make_server(made, [], 30)
-    keys.make_site(made, "hospital-a")
+    making_keys.make_authority(made, 30)
+    making_keys.make_server(made, [], 30)
+    making_keys.make_site(made, "hospital-a")
     return made
 
 
@@ -185,8 +185,8 @@ def test_what_stands_in_the_way_is_said_in_one_line(open_door, folder, tmp_path,
     secure, plain = open_door(folder), open_door()
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    keys.make_authority(theirs, 30)
-    stranger = SiteKeys(keys.make_site(theirs, "stranger"))
+    making_keys.make_authority(theirs, 30)
+    stranger = SiteKeys(making_keys.make_site(theirs, "stranger"))
     assert "was not signed by the authority in" in refusal(secure, stranger, "stranger")
     shutil.copy(folder / "ca.pem", stranger.ca)
     assert "the key of stranger is not registered here" in refusal(secure, stranger, "stranger")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from itertools import count
 
 import pytest
@@ -23,7 +24,7 @@ from offbeat.core.strategies import REGISTRY, FedAsync  # noqa: E402
 from offbeat.core.vector import Binding  # noqa: E402
 from offbeat.deploy import stock_client  # noqa: E402
 from offbeat.deploy.stock_nodes import Nodes  # noqa: E402
-from offbeat.engines.transport import Assignment, Gone, Hello, Returned  # noqa: E402
+from offbeat.engines.transport import Assignment, Gone, Hello, Question, Returned  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +109,23 @@ def stock() -> ClientApp:
         return Message(RecordDict({"metrics": MetricRecord({"acc": right, "num-examples": len(y)})}), reply_to=message)
 
     return app
+
+
+def test_a_server_app_has_the_settings_of_serve_and_hands_over_what_came_of_it():
+    grid, came = Grid(stock()), []
+    app = flower.as_server_app(
+        "fedbuff", net, until="6updates", config={"lr": 0.5}, min_nodes=3, done=lambda *what: came.append(what)
+    )
+    app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={}))
+    ((module, outcome),) = came
+    assert outcome.updates == 6
+    assert torch.equal(torch.cat([module.weight.flatten(), module.bias]), outcome.model)
+    assert [*signature(flower.as_server_app).parameters] == [*signature(flower.serve).parameters][1:]
+
+
+def test_a_setting_that_no_server_has_is_refused_when_the_app_is_made():
+    with pytest.raises(TypeError, match="min_sites"):
+        flower.as_server_app("fedbuff", net, min_sites=3)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", FedAsync(rho=0), "fedbuff", "ca2fl", "orthofl", "fedcompass"], ids=str)
@@ -214,6 +232,25 @@ def test_a_node_that_left_with_its_answer_under_way_is_greeted_when_it_comes_bac
     grid.contexts[1] = left
     nodes._looked = float("-inf")
     assert [type(heard) for heard in nodes.receive(0.0)] == [Hello]
+
+
+def test_of_a_node_that_never_answers_the_last_orders_are_remembered_and_of_one_that_is_gone_none(monkeypatch):
+    """An order holds a model: a run of weeks must not collect them."""
+    grid, now = Grid(stock(), nodes=2), [0.0]
+    monkeypatch.setattr("offbeat.deploy.stock_nodes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(grid, "pull_messages", lambda numbers: [])
+    nodes = Nodes(grid, Binding(net()), {"lr": 0.5}, ask_clients=True)
+    nodes._pull()
+    for ticket in range(10):
+        nodes.send(1 + ticket % 2, Assignment(ticket, 0, 0, 0, torch.zeros(8), LocalWork(), 20, 0, None))
+        nodes.send(1 + ticket % 2, Question(float(ticket), 0, torch.zeros(8)))
+    orders = [order for _, order in nodes._open.values()]
+    assert [order.ticket for order in orders if isinstance(order, Assignment)] == [6, 7, 8, 9]
+    assert [order.now for order in orders if isinstance(order, Question)] == [6.0, 7.0, 8.0, 9.0]
+    grid.contexts.pop(1)
+    for now[0], left in ((10.0, 8), (600.0, 8), (620.0, 4)):  # it may come back with its answer, for ten minutes
+        nodes._pull()
+        assert len(nodes._open) == left
 
 
 def test_work_without_memory_leaves_what_a_rule_kept():

@@ -11,15 +11,15 @@ import pytest
 pytest.importorskip("cryptography")
 
 from offbeat.core.errors import ConfigError
-from offbeat.deploy import keys
+from offbeat.deploy import keys, making_keys
 from offbeat.deploy.keys import ServerKeys, SiteKeys
 
 
 @pytest.fixture
 def folder(tmp_path):
-    keys.make_authority(tmp_path, 30)
-    keys.make_server(tmp_path, ["server.example.org", "10.0.0.7"], 30)
-    keys.make_site(tmp_path, "hospital-a")
+    making_keys.make_authority(tmp_path, 30)
+    making_keys.make_server(tmp_path, ["server.example.org", "10.0.0.7"], 30)
+    making_keys.make_site(tmp_path, "hospital-a")
     return tmp_path
 
 
@@ -57,7 +57,7 @@ def test_the_fingerprint_is_the_one_that_ssh_shows(folder):
 
 
 def test_a_signature_is_of_one_key_and_one_message(folder):
-    keys.make_site(folder, "other")
+    making_keys.make_site(folder, "other")
     own, other = (SiteKeys(folder / "sites" / name) for name in ("hospital-a", "other"))
     signature = keys.sign(own.key, b"message")
     assert keys.is_signed(own.public, b"message", signature)
@@ -68,15 +68,15 @@ def test_a_signature_is_of_one_key_and_one_message(folder):
 
 def test_an_authority_and_a_sites_keys_are_never_replaced(folder):
     before = (folder / "ca.pem").read_bytes()
-    assert not keys.make_authority(folder, 30)
+    assert not making_keys.make_authority(folder, 30)
     assert (folder / "ca.pem").read_bytes() == before
     with pytest.raises(ConfigError, match="has keys already: they are not replaced"):
-        keys.make_site(folder, "hospital-a")
+        making_keys.make_site(folder, "hospital-a")
 
 
 def test_a_server_certificate_is_replaced_and_still_trusted(folder):
     before = (folder / "server.pem").read_bytes()
-    keys.make_server(folder, ["new.example.org"], 30)
+    making_keys.make_server(folder, ["new.example.org"], 30)
     assert (folder / "server.pem").read_bytes() != before
     ServerKeys(folder).check("new.example.org")
 
@@ -96,13 +96,13 @@ def test_an_expired_certificate_is_refused(folder, monkeypatch):
 
 def test_a_certificate_of_another_authority_or_key_is_refused(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
-    keys.make_authority(other, 30)
-    keys.make_server(other, [], 30)
+    making_keys.make_authority(other, 30)
+    making_keys.make_server(other, [], 30)
     for name in ("server.pem", "server.key"):
         (folder / name).write_bytes((other / name).read_bytes())
     with pytest.raises(ConfigError, match=r"server.pem was not signed by .*ca.pem"):
         ServerKeys(folder).check("localhost")
-    keys.make_server(folder, [], 30)
+    making_keys.make_server(folder, [], 30)
     (folder / "server.key").write_bytes((other / "server.key").read_bytes())
     with pytest.raises(ConfigError, match=r"server.key is not the key of"):
         ServerKeys(folder).check("localhost")
@@ -111,13 +111,13 @@ def test_a_certificate_of_another_authority_or_key_is_refused(folder, tmp_path_f
 @pytest.mark.parametrize("name", ["", "../away", "a/b", "a b", ".hidden", "x" * 80, "ä"])
 def test_a_name_that_is_no_folder_is_refused(folder, name):
     with pytest.raises(ConfigError, match="a name has letters, digits"):
-        keys.make_site(folder, name)
+        making_keys.make_site(folder, name)
 
 
 @pytest.mark.parametrize("host", ["", "a b", "http://server", "server:8443"])
 def test_a_host_that_is_none_is_refused(folder, host):
     with pytest.raises(ConfigError, match="is neither a host name nor an address"):
-        keys.make_server(folder, [host], 30)
+        making_keys.make_server(folder, [host], 30)
 
 
 def test_what_is_missing_or_damaged_is_said(folder, tmp_path_factory):
@@ -135,7 +135,7 @@ def test_what_is_missing_or_damaged_is_said(folder, tmp_path_factory):
 
 
 def test_a_public_key_of_another_site_is_noticed(folder):
-    keys.make_site(folder, "other")
+    making_keys.make_site(folder, "other")
     site = SiteKeys(folder / "sites" / "hospital-a")
     site.public.write_bytes((folder / "sites" / "other" / "site.pub").read_bytes())
     with pytest.raises(ConfigError, match="does not belong to"):

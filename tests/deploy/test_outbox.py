@@ -25,7 +25,8 @@ from offbeat.core.errors import OffbeatError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
-from offbeat.deploy import outbox, socket, wire
+from offbeat.deploy import outbox, sentlog, socket, wire
+from offbeat.deploy.outbox import Outbox
 from offbeat.deploy.site import Site
 from offbeat.engines.transport import Farewell, Question, Scores
 from offbeat.experiment import build
@@ -290,7 +291,11 @@ def test_a_site_says_who_it_is_and_stays_who_it_was(server: Server, tmp_path: Pa
     told = meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
     assert told.name == "site-1"
     assert told.num_examples == server.made.trainer.data.size(CLIENT)
-    assert told == meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
+    assert told.newest is None
+    site = meeting.site(tmp_path)
+    assert told == meeting.hello(site.handle(meeting.greeting(server.of)))
+    site.handle(server.order(7))
+    assert replace(told, newest=7) == meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
     assert os.stat(tmp_path / "token").st_mode & 0o077 == 0
 
 
@@ -302,6 +307,33 @@ def test_every_byte_that_leaves_is_in_the_log(server: Server, tmp_path: Path) ->
     assert [int(line.rpartition("bytes=")[2]) for line in lines] == [len(reply) for reply in sent]
     told = [re.sub(r"^\S+ | bytes=\d+$", "", line) for line in lines]
     assert told == ["hello", "result ticket=1", "result ticket=1", "scores version=3"]
+
+
+def test_a_log_that_has_become_long_goes_on_in_a_new_file_and_the_oldest_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentlog, "LARGEST", 100)  # two lines of some fifty bytes
+    log = sentlog.SentLog(tmp_path)
+    for ticket in range(30):
+        log.add("result", f" ticket={ticket:02}", 1000)
+    names = ["sent.log", *(f"sent.log.{number}" for number in range(1, 10))]
+    assert sorted(os.listdir(tmp_path)) == names[1:]  # the newest was full with the last line
+    lines = [line for name in reversed(names[1:]) for line in (tmp_path / name).read_text().splitlines()]
+    assert [line.split()[2] for line in lines] == [f"ticket={ticket:02}" for ticket in range(12, 30)]
+    log.add("result", " ticket=30", 1000)
+    assert sorted(os.listdir(tmp_path)) == names
+
+
+def test_of_runs_that_never_ended_the_last_are_kept(server: Server, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(outbox, "RUNS", 3)
+    for number in range(5):
+        old = Outbox(tmp_path, f"run {number}")
+        old.remember(b"what it was about", 0.0)
+        os.utime(old.folder, (number, number))
+    site = meeting.site(tmp_path)
+    site.handle(meeting.greeting(server.of))
+    kept = [run for run in (*(f"run {n}" for n in range(5)), RUN) if Outbox(tmp_path, run).greeting() is not None]
+    assert kept == ["run 3", "run 4", RUN]
 
 
 def test_a_question_is_answered_on_test_examples_of_the_sites_own(tmp_path: Path) -> None:

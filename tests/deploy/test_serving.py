@@ -14,9 +14,10 @@ from offbeat.client.data import ClientData
 from offbeat.client.survey import Survey
 from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError
-from offbeat.core.protocol import Strategy
-from offbeat.core.strategies import REGISTRY
-from offbeat.deploy.serving import Terms, serve_run
+from offbeat.core.protocol import LocalRule, LocalWork, Strategy
+from offbeat.core.strategies import REGISTRY, FedAsync, FedAvg
+from offbeat.deploy import wire
+from offbeat.deploy.serving import Terms, refuse_unservable, serve_run
 from offbeat.deploy.site import Site
 from offbeat.deploy.sitefile import SiteFile
 from offbeat.deploy.sources import Partition
@@ -29,7 +30,7 @@ from offbeat.experiment.config import Experiment
 from offbeat.experiment.folder import Run, create
 from offbeat.experiment.run import execute
 from offbeat.scenario.delays import Replayed
-from offbeat.scenario.models import Linear
+from offbeat.scenario.models import Linear, Mlp
 from offbeat.scenario.streaming import Growing
 
 PAPERS = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
@@ -164,6 +165,25 @@ def test_times_beyond_the_record_are_drawn_from_it():
     assert taken[:3] == pytest.approx([10.0, 20.0, 60.0])
     assert {round(seconds) for seconds in taken} == {10, 20, 60}
     assert taken == [law.seconds(0, 0, index, 10) for index in range(200)]
+
+
+@pytest.mark.parametrize("name", [name for name in REGISTRY if name != "global"])
+def test_what_every_strategy_sends_first_can_be_sent_and_is_looked_at(name: str, monkeypatch):
+    encode, sent = wire.encode, []
+    monkeypatch.setattr(wire, "encode", lambda order: sent.append(order) or encode(order))
+    refuse_unservable(replace(experiment_of(REGISTRY[name]()), model=Mlp()))  # FedPAC's has a body and a head
+    assert sent
+
+
+class Nowhere(LocalRule):
+    """No dataclass: nobody could make it anew from a name and fields."""
+
+
+@pytest.mark.parametrize("kind", [FedAsync, FedAvg])  # at once, and when a round begins
+def test_a_rule_that_cannot_travel_is_refused_before_anything_is_started(kind: type):
+    strategy = kind(work=LocalWork(rule=Nowhere()), **({"rho": 0.0} if kind is FedAsync else {}))
+    with pytest.raises(ConfigError, match=r"cannot be served: the rule Nowhere cannot travel: a rule is a dataclass"):
+        refuse_unservable(experiment_of(strategy))
 
 
 def test_a_simulation_is_not_replayed(tmp_path: Path):

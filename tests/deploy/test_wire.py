@@ -42,6 +42,7 @@ ANSWERS = [
     Returned(9, Failure(3, "DataError: no"), 41, None),
     Scores(9, 12.5, 4, 17, {"acc": 0.5, "loss": 1.25}),
     Scores(9, 12.5, 4, 0, {}),
+    Hello(9, "hospital a", "secret", 120, "abc", "def", newest=7),
 ]
 
 

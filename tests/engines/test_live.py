@@ -274,6 +274,17 @@ def test_sites_are_told_when_it_is_over():
     assert sites.sites[100].farewell == Farewell("the run has ended: seconds")
 
 
+@pytest.mark.parametrize("at", [2.0, 2.6])  # with the last update; while sites are asked what they think of the end
+def test_a_site_that_comes_when_it_is_over_is_told_so_too(at):
+    strategy = FedAsync()
+    world = nobody_yet(strategy)
+    sites = sites_of(world, 1.0, tests=2)
+    sites.sites[200] = Site("latecomer", 1.0, sites.sites[100].train)
+    sites.arriving.append((at, 10**9, sites.sites[200].hello(200)))  # of one instant the last
+    live(strategy, world, sites, until="2updates" if at == 2.0 else "2.5s", min_sites=1).run()
+    assert sites.sites[200].farewell is not None
+
+
 def test_an_interrupted_run_says_nothing_to_its_sites_and_goes_on_later(tmp_path: Path):
     strategy = FedAsync()
     world = nobody_yet(strategy)

@@ -19,7 +19,7 @@ from offbeat.core.jobs import Failure
 from offbeat.core.strategies import REGISTRY, FedAsync, FedAvg, FedCompass
 from offbeat.engines.retell import retell
 from offbeat.engines.roster import Roster
-from offbeat.engines.transport import Garbled, Gone, Question, Returned, Scores
+from offbeat.engines.transport import Farewell, Garbled, Gone, Question, Returned, Scores
 from offbeat.engines.until import parse_until
 from offbeat.testing import TinyClients
 
@@ -234,6 +234,26 @@ def test_a_site_whose_answer_was_lost_on_the_way_is_offered_work_again():
     assert len([now for now, client in kinds(engine, "arrive") if client == 1]) == 20
 
 
+def test_a_ticket_that_is_waited_for_longer_than_was_meant_is_not_waited_for_for_ever():
+    """A job of 0.1 s; the next, sent at 0.1 s, is waited for 5 s and takes 12; a third is sent at 10.1 s, to be waited
+    for until 15.1 s. The late answer at 12.1 s says that 120 s are right. The third answer is lost: it is missed at
+    10.1 + 120 s.
+    """
+    strategy = FedAsync()
+    world = nobody_yet(strategy)
+    sites = sites_of(world, 0.1)
+
+    def slower_then_lost(at, heard):
+        if isinstance(heard, Returned):
+            sites.sites[100].seconds = 12.0
+        return None if isinstance(heard, Returned) and heard.answer.ticket == 2 else heard
+
+    engine = live(strategy, world, answering(sites, slower_then_lost), until="140s", patience=PATIENT)
+    engine.run()
+    assert [round(now, 6) for now, _ in kinds(engine, "late")] == [12.1]
+    assert [round(now, 6) for now, _ in kinds(engine, "lost")] == [5.1, 130.1]
+
+
 @pytest.mark.parametrize("kill_at", [1.2, 2.5])  # while the second site works, and while it is idle
 def test_a_round_does_not_wait_long_for_a_site_that_never_came_back_to_the_next_server(kill_at, tmp_path: Path):
     """A round of sites of 3 s and 2 s; the second is not there any more when the server is. The first round is closed
@@ -328,6 +348,47 @@ def test_a_site_that_takes_another_name_is_not_two_sites():
     assert kinds(engine, "lost") == [(12.0, 0)]  # sent at 2 s, and waited for 10 times the 1 s it took before
 
 
+def test_a_site_that_takes_name_after_name_comes_to_an_end_of_them():
+    """Of three names there may be, site-0 has one and a node takes the others; those who are known may still come."""
+    strategy = FedAsync()
+    world = nobody_yet(strategy)
+    sites = sites_of(world, 1.0)
+    sites.sites[300] = replace(sites.sites[100], name="liar")
+    for number in range(5):
+        sites.put(0.1 + number, replace(sites.sites[300].hello(300), name=f"name-{number}"))
+    sites.put(6.0, Gone(100, "its network is down"))
+    sites.put(7.0, sites.sites[100].hello(100))
+    engine = live(strategy, world, sites, until="9.5s", min_sites=1, patience=PATIENT, roster=Roster(most=3))
+    engine.run()
+    assert list(engine.roster.numbers) == ["site-0", "name-0", "name-1"]
+    told = [order.reason for address, order in sites.sent if isinstance(order, Farewell) and order.refused]
+    assert told == ["this run has had 3 sites, and takes no more names: join with the name of one of them"] * 3
+    assert engine.sites.address[0] == 100
+
+
+@pytest.mark.parametrize(("newest", "taken"), [(None, True), (2, True), (3, False), (80, False)])
+def test_a_folder_that_is_older_than_what_a_site_has_of_its_run_is_said(newest, taken, tmp_path: Path):
+    """It was sent tickets 0, 1 and 2 when the server was killed: a site that has answered another one was sent it by a
+    server of which this folder knows nothing.
+    """
+    strategy = FedAsync()
+    world = nobody_yet(strategy)
+    sites = sites_of(world, 1.0)
+    sites.kill_at = 2.5
+    first = stored(strategy, world, sites, tmp_path, until="5.5s")
+    with pytest.raises(Killed):
+        first.run()
+    first.trace.db.close()
+    sites.arriving.clear()
+    sites.kill_at = None
+    sites.put(2.5, replace(sites.sites[100].hello(100), newest=newest))
+    engine = stored(strategy, world, sites, tmp_path, until="5.5s", patience=PATIENT)
+    assert engine.run().updates == (5 if taken else 2)
+    told = [order.reason for _, order in sites.sent if isinstance(order, Farewell) and order.refused]
+    older = f"it has answered ticket {newest} of this run, whose folder here ends with ticket 2: that is an older copy"
+    assert [reason.startswith(older) for reason in told] == ([] if taken else [True])
+
+
 # ---------------------------------------------------------------- no room, and damage
 
 
@@ -389,6 +450,23 @@ def test_a_site_that_could_not_be_written_down_gets_no_number(tmp_path: Path, mo
             roster.enter("first", "its token")
     assert roster.enter("second", "its token") == 0
     assert Roster.at(tmp_path / "sites.json").numbers == {"second": 0}
+
+
+def test_a_site_that_comes_while_a_server_without_room_is_stopped_is_not_sent_away(monkeypatch):
+    """Nothing is wrong with the site: it is to come back to the next server."""
+    strategy = FedAsync()
+    world = nobody_yet(strategy)
+    sites = sites_of(world, 1.0)
+    engine = live(strategy, world, sites, until="3.5s")
+
+    def full(name, token):
+        engine.interrupt = True
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(engine.roster, "enter", full)
+    with pytest.raises(RunError, match=r"cannot write sites\.json: No space left on device"):
+        engine.run()
+    assert sites.sent == []
 
 
 def test_a_record_with_a_file_missing_is_not_taken_for_whole(tmp_path: Path):

@@ -27,7 +27,7 @@ from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies import REGISTRY, FedBuff
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
-from offbeat.engines.workers import members, parcels, processes
+from offbeat.engines.workers import members, parcels, queue
 from offbeat.engines.workers.inline import Inline
 from offbeat.engines.workers.processes import Processes
 from offbeat.testing import TinyClients, identical, tiny_world, with_probe
@@ -356,13 +356,13 @@ def test_jobs_are_started_ahead_of_their_time_the_most_urgent_first(working, tmp
 
 
 def test_what_was_computed_ahead_is_bounded(working, monkeypatch):
-    monkeypatch.setattr(processes, "KEPT", 0)
+    monkeypatch.setattr(queue, "KEPT", 0)
     worker = working(count=2)
     for i in range(60):
         worker.submit(job(i), float(i))
     for i in range(60):
         worker.collect((i,))
-        assert len(worker._answers) + sum(map(len, (m.jobs for m in worker._members))) <= 2 * processes.DEPTH * 2 + 1
+        assert len(worker._answers) + sum(map(len, (m.jobs for m in worker._members))) <= 2 * queue.DEPTH * 2 + 1
 
 
 def test_tickets_may_be_asked_for_in_any_order_and_together(working):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offbeat.core.errors import DataError
-from offbeat.experiment import build, heatmap, report
+from offbeat.experiment import build, heatmap, pictures
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.heatmap import Held
 from offbeat.scenario.partition import Disjoint, Natural
@@ -29,15 +29,9 @@ def test_the_counts_are_those_of_the_clients_the_experiment_makes() -> None:
     assert counts.sum(1).tolist() == [clients[0], clients[1]]
 
 
-def test_the_page_gets_every_count() -> None:
-    figure = heatmap.draw(Held([0, 4, 8], torch.tensor([[3, 0], [1, 2], [0, 9]])))
-    drawn = figure.data[0]
-    assert [list(row) for row in drawn.z] == [[3, 0], [1, 2], [0, 9]]
-    assert (list(drawn.x), list(drawn.y)) == (["0", "1"], [0, 4, 8])
-
-
 def test_clients_without_classes_are_drawn_by_their_sizes() -> None:
-    assert list(heatmap.draw(Held([0, 1], torch.tensor([[3], [4]]))).data[0].x) == ["all"]
+    assert heatmap.columns(torch.tensor([[3], [4]])) == ["all"]
+    assert heatmap.columns(torch.tensor([[3, 0], [4, 1]])) == ["0", "1"]
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
@@ -55,7 +49,7 @@ def test_results_have_their_page_when_the_data_is_gone(monkeypatch: pytest.Monke
         raise DataError("mnist is missing")
 
     monkeypatch.setattr(build, "held", gone)
-    assert report._held(HALVES) is None
+    assert pictures.who_holds_what(HALVES) is None
 
 
 def test_data_without_owners_has_no_natural_clients() -> None:

@@ -14,9 +14,9 @@ from offbeat.experiment.measures import MEASURES, Measure, Shown, number
 from offbeat.experiment.metrics import Summary
 
 KEYS = [measure.key for measure in MEASURES]
-PROSE = {"ended", "surveyed", "served", "evaluated", "data", "worker", "client_memory"}  # words, and
-# what has a number for each metric, reason, group, client
-PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better"}
+# words, and what has a number for each metric, reason, group, client
+PROSE = {"ended", "surveyed", "served", "evaluated", "data", "worker", "client_memory", "target", "learned"}
+PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better", "names"}
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def summary() -> Summary:
 
 def test_keys_are_used_once():
     keys = [*KEYS, *(m.spread for m in MEASURES if m.spread), *(m.reached for m in MEASURES if m.reached)]
+    keys += [m.restricted for m in MEASURES if m.restricted]
     assert len(set(keys)) == len(keys)
 
 

@@ -150,7 +150,8 @@ TARGET = Target("acc", 0.9)
 
 
 def summary(acc: float, reached: float | None) -> Summary:
-    return Summary("seconds", 100.0, 10, 5, {"loss": 1.0, "acc": acc}, reached, 2.0, 4, 1000, 500, 0.25, 3)
+    made = Summary("seconds", 100.0, 10, 5, {"loss": 1.0, "acc": acc}, reached, 2.0, 4, 1000, 500, 0.25, 3)
+    return replace(made, target=str(TARGET))
 
 
 def row(*given: Summary, reference: float | None = None, **compared: float) -> measures.Row:
@@ -189,15 +190,18 @@ def test_a_seed_that_broke_down_leaves_a_row_without_a_spread():
 
 def test_a_seed_that_did_not_reach_the_target_is_not_averaged_away():
     made = row(summary(0.5, 20.0), summary(0.7, None), reference=90.0)
-    assert (made["time_to_target"], made["reached"]) == (20.0, 1)
+    assert (made["time_to_target"], made["reached"]) == (20.0, 1)  # of the one that did
+    assert made["restricted_time"] == 60.0  # 20 s, and 100 s in which the other did not: the mean is larger than 60 s
     assert isnan(made["speedup"])
-    assert cells(made)[3:5] == ["20 s (1 of 2)", "–"]
+    assert cells(made)[3:5] == ["> 60 s (1 of 2)", "–"]
     assert made.plain()["speedup"] is None
 
 
 def test_nothing_reached_and_one_seed_are_told_as_such():
     made = row(summary(0.5, None))
-    assert cells(made)[1:5] == ["0.500", "–", "not reached", "–"]
+    assert cells(made)[1:5] == ["0.500", "–", "> 100 s", "–"]
+    assert cells(row(summary(0.5, None), summary(0.6, None)))[3] == "> 100 s (0 of 2)"
+    assert isnan(row(replace(summary(0.5, None), target=None))["restricted_time"])  # there was nothing to reach
     assert measures.table([made], TARGET)[0][:4] == ["strategy", "final acc", "slowest ¼", "time to acc=0.9"]
 
 

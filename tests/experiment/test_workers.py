@@ -205,6 +205,7 @@ def test_runs_at_the_same_time_share_the_cores(monkeypatch):
         ("processes", 3, "processes:2"),
         ("processes:4", 1, "processes:4"),
         ("batched", 8, "batched:1"),
+        ("batched", 1, "batched"),  # which knows best on how many
         ("batched:6", 2, "batched:3"),
         ("batched:2", 5, "batched:1"),
     ):

@@ -7,7 +7,7 @@ import signal
 
 from federation import rows, updates, within
 
-from offbeat.deploy.keys import make_authority, make_server, make_site
+from offbeat.deploy.making_keys import make_authority, make_server, make_site
 from offbeat.deploy.processes import free_port
 
 SITE = """

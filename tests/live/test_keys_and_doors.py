@@ -10,7 +10,7 @@ import subprocess
 
 from federation import OFFBEAT, command_of, updates, within
 
-from offbeat.deploy.keys import make_authority, make_server, make_site
+from offbeat.deploy.making_keys import make_authority, make_server, make_site
 from offbeat.deploy.processes import free_port
 
 

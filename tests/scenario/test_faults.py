@@ -142,9 +142,9 @@ def test_faults_that_cannot_be_meant_are_refused(make: Any, message: str) -> Non
 def test_the_registry_names_them_and_the_command_line_lists_them() -> None:
     assert {cls.name: cls for cls in FAULTS.values()} == FAULTS
     assert all(text.endswith(".") for text in summaries(FAULTS).values())
-    assert list(listing._entries("faults")) == list(FAULTS)
-    assert "churn" in listing._entries("availability")
-    assert "bandwidth" in listing._entries("networks")
+    assert list(listing.registry("faults")) == list(FAULTS)
+    assert "churn" in listing.registry("availability")
+    assert "bandwidth" in listing.registry("networks")
 
 
 # ---------------------------------------------------------------- in a run

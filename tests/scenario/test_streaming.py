@@ -154,7 +154,7 @@ def test_streams_that_cannot_be_meant_are_refused(settings: dict[str, Any], mess
 
 
 def test_the_registry_names_them_and_says_what_they_are() -> None:
-    assert list(STREAMS) == list(listing._entries("streams")) == ["static", "growing", "drifting", "class_incremental"]
+    assert list(STREAMS) == list(listing.registry("streams")) == ["static", "growing", "drifting", "class_incremental"]
     assert all(text.endswith(".") for text in summaries(STREAMS).values())
 
 

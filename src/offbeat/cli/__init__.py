@@ -9,18 +9,18 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status
+from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status, sweep
+from offbeat.cli.verb import App
 
-app = typer.Typer(
+app = App(
     name="offbeat",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("check")(check.check)
@@ -66,6 +66,8 @@ def main() -> None:
             _end(str(error), 1)
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("offbeat"):
             _end(f"{error.name} is not installed: the command line needs all that 'pip install offbeat' brings", 1)
+        if (said := _own(error)) is not None:
+            _end(said, 1)
         if (needed := _memory(error)) is not None:
             _end(
                 f"this needs more memory than there is{needed}: make the model, the data or the number of clients "
@@ -117,6 +119,16 @@ def _memory(error: Exception) -> str | None:
         return None
     asked = re.search(r"allocate (\d\S* \w+)", message)
     return f" ({asked[1]})" if asked else ""
+
+
+def _own(error: BaseException) -> str | None:
+    """Of somebody's own code, where it had a part in it and there is any."""
+    if "offbeat.experiment.own" not in sys.modules or sys.flags.dev_mode:
+        return None
+    from offbeat.experiment import own
+
+    said = own.blamed(error)
+    return None if said is None else f"{said} (in code of your own; 'python -X dev -m offbeat …' shows more)"
 
 
 def _place(error: BaseException) -> str:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offbeat.cli import completion
 from offbeat.cli.options import (
     ClientMemory,
     DataRoot,
+    DryRun,
     Json,
     Reference,
     ScaleText,
@@ -21,18 +23,30 @@ from offbeat.cli.options import (
     load,
     new_folder,
     use_data,
+    warn,
+    where,
 )
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
+    from offbeat.experiment.config import Experiment
+    from offbeat.presets import Preset
+
+Strategies = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B(k=2),C",
+        autocompletion=completion.strategies,
+        help="Strategies, with settings in brackets where they differ from the preset's or the defaults [default: "
+        "the preset's, or the methods of the file].",
+    ),
+]
 
 
 def compare(
     source: Source = None,
     scale: ScaleText = None,
-    strategies: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Strategies to compare [default: the preset's].")
-    ] = None,
+    strategies: Strategies = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
     changes: Sets = None,
     until: UntilText = None,
@@ -43,6 +57,7 @@ def compare(
     memory: ClientMemory = None,
     reference: Reference = None,
     data: DataRoot = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Run several strategies on the same clients, delays and seeds, and print one table.
@@ -61,17 +76,29 @@ def compare(
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
-        if changes or any(given is not None for given in (scale, strategies, seeds, until, out)):
+        if changes or dry_run or any(given is not None for given in (scale, strategies, seeds, until, out)):
             raise ConfigError(
-                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until or --out "
-                "with it"
+                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until, --out or "
+                "--dry-run with it"
             )
         comparison = Comparison(resume)
-        _say_moved(comparison)
+        use_data(data, resume / comparison.layout()[0]["folder"])
+        say_moved(comparison)
     else:
         assert source is not None
         comparison = _create(
-            source, scale, strategies, seeds, changes, until, out, reference, worker or "inline", memory
+            source,
+            scale,
+            strategies,
+            seeds,
+            changes,
+            until,
+            out,
+            reference,
+            worker or "inline",
+            memory,
+            dry_run,
+            as_json,
         )
     execute(comparison, jobs, as_json, reference, worker, memory if resume is not None else None)
 
@@ -91,8 +118,9 @@ def execute(
     from offbeat.experiment.run import Unfinished
 
     comparison.checked(reference)
-    again = shlex.join(["offbeat", "compare", "--resume", str(comparison.folder)])
     names = [entry["folder"] for entry in comparison.layout()]
+    moved = where(comparison.folder / names[0])
+    again = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder), *moved])
     try:
         with runs_progress(names) as watch:
             finished = comparing.execute(comparison, jobs, watch, worker, memory)
@@ -103,7 +131,7 @@ def execute(
     if not finished:
         say(f"stopped; finish it with: {again}", err=True)
         raise typer.Exit(130)
-    print_comparison(comparison, as_json, write=True, reference=reference)
+    print_comparison(comparison, as_json, reference)
 
 
 def _create(
@@ -117,22 +145,30 @@ def _create(
     reference: str | None,
     worker: str,
     memory: str | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> Comparison:
+    """A new comparison; with `dry_run` only told."""
     from dataclasses import replace
 
+    from offbeat.cli.output import print_experiment
     from offbeat.core.errors import unknown
-    from offbeat.experiment import build
+    from offbeat.experiment import build, misfits
     from offbeat.experiment import comparison as comparing
 
-    _refuse_per_run(changes or [])
-    preset = load(source, changes, until, scale)
-    experiments = {name: preset.with_strategy(name) for name in _names(strategies) or preset.compared or preset.methods}
+    refuse_per_run(changes or [])
+    preset = load(source, changes, until, scale, several=True)
+    experiments = chosen(preset, strategies)
     if reference is not None and reference not in experiments:
         raise unknown("strategy of this comparison", reference, experiments)
     numbers = list(range(seeds or preset.seeds))
+    if dry_run:
+        methods = {name: experiment.strategy for name, experiment in experiments.items()}
+        print_experiment(preset.experiment, as_json, methods, numbers)
+        raise typer.Exit
     for seed in numbers:
         build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made
-    return comparing.create(
+    made = comparing.create(
         new_folder(f"compare-{preset.experiment.name}", out),
         experiments,
         numbers,
@@ -140,16 +176,18 @@ def _create(
         worker,
         memory,
     )
+    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in misfits.of(experiment))
+    return made
 
 
-def _say_moved(comparison: Comparison) -> None:
+def say_moved(comparison: Comparison) -> None:
     """Each way of being on another machine once, however many runs began there."""
     moves = [run.moved() for name in comparison.strategies() for run in comparison.runs(name)]
     for moved in dict.fromkeys(filter(None, moves)):
         typer.echo(f"{comparison.folder}: of {moves.count(moved)} runs, {moved}", err=True)
 
 
-def _refuse_per_run(changes: list[str]) -> None:
+def refuse_per_run(changes: list[str]) -> None:
     """What a comparison sets for each of its runs would silently win over these."""
     from offbeat.core.errors import ConfigError
     from offbeat.experiment.files import split_change
@@ -164,12 +202,21 @@ def _refuse_per_run(changes: list[str]) -> None:
             raise ConfigError(f"--set {change}: {instead[setting]}")
 
 
-def _names(strategies: str | None) -> list[str]:
+def chosen(preset: Preset, strategies: str | None) -> dict[str, Experiment]:
+    """Label -> experiment, of those that are named; else of the preset's or the file's."""
+    from offbeat.cli.output import say
     from offbeat.core.errors import ConfigError
+    from offbeat.experiment import labels, words
 
-    names = [name.strip() for name in (strategies or "").split(",") if name.strip()]
-    if strategies is not None and not names:
+    if strategies is None:
+        return {name: preset.with_strategy(name) for name in preset.compared or preset.methods}
+    given = [word for word in words.split(strategies) if word]
+    if not given:
         raise ConfigError(
-            f"--strategies {strategies!r} names none: write fedavg,fedasync; see 'offbeat list strategies'"
+            f"--strategies {strategies!r} names none: write fedavg,fedbuff(k=2); see 'offbeat list strategies'"
         )
-    return names
+    called = labels.of(given, preset.methods)
+    experiments, lines = labels.distinct([(name, preset.with_strategy(word)) for word, name in called])
+    for line in lines:
+        say(line, err=True)
+    return experiments

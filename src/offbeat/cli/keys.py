@@ -29,6 +29,7 @@ def keys(
     """
     from offbeat.cli.output import print_table, say
     from offbeat.deploy import keys as made
+    from offbeat.deploy import making_keys
     from offbeat.deploy.extra import need_flower
 
     need_flower()
@@ -36,11 +37,11 @@ def keys(
     new = not own.ca.exists()
     if new or hosts or sites:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made.make_authority(folder, max(days, 3650))
+        making_keys.make_authority(folder, max(days, 3650))
         if hosts or not own.certificate.exists():
-            made.make_server(folder, hosts or [], days)
+            making_keys.make_server(folder, hosts or [], days)
         for name in sites or []:
-            say(f"made {made.make_site(folder, name)}: hand this folder to {name}, and to nobody else")
+            say(f"made {making_keys.make_site(folder, name)}: hand this folder to {name}, and to nobody else")
     rows = [["what", "file", "valid", "for"]]
     for what, path in (("authority", own.ca), ("server", own.certificate)):
         left = made.days_left(path)

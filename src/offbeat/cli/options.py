@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+from offbeat.cli.completion import sources, strategies
 
 if TYPE_CHECKING:
     from offbeat.presets import Preset
 
 Source = Annotated[
     str | None,
-    typer.Argument(metavar="PRESET|FILE", help="A preset (see 'offbeat list presets') or an experiment file."),
+    typer.Argument(
+        metavar="PRESET|FILE",
+        help="A preset (see 'offbeat list presets') or an experiment file.",
+        autocompletion=sources,
+    ),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -43,6 +50,7 @@ Reference = Annotated[
     str | None,
     typer.Option(
         metavar="STRATEGY",
+        autocompletion=strategies,
         help="Speed-ups are against this one [default: the comparison's own: the preset's, else the first].",
     ),
 ]
@@ -66,31 +74,58 @@ ClientMemory = Annotated[
         "in a file of the run; same result, bit for bit. With :half it is kept in 16 bits, and the result is another.",
     ),
 ]
+FigureFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--figure", metavar="FILE", help="Draw instead of printing: FILE.pdf, .svg or .png, or FILE.html, a page."
+    ),
+]
+FigureKind = Annotated[
+    str, typer.Option("--kind", metavar="all|curves|staleness|timeline", help="What the figure shows.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the resolved experiment, which can be run as a file, and end there.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def load(source: str, changes: list[str] | None, until: str | None, scale: str | None = None) -> Preset:
-    """A preset, or a file as one whose only method is its own, with the changes made."""
+def load(
+    source: str, changes: list[str] | None, until: str | None, scale: str | None = None, several: bool = False
+) -> Preset:
+    """A preset, or a file as one whose methods are its own, with the changes made. `several`: it is for a verb that
+    runs more than one method.
+    """
     from dataclasses import replace
 
     from offbeat import presets
     from offbeat.core.errors import ConfigError, unknown
     from offbeat.engines.until import parse_until
-    from offbeat.experiment import files
+    from offbeat.experiment import files, places, study
     from offbeat.experiment.config import strategy_name
 
-    path = Path(source)
+    path, left_open = Path(source), False
     if source in presets.names():
         preset = presets.load(source, cast("presets.Scale | None", scale))  # which says what it does not know
     elif path.suffix in (".yaml", ".yml") or path.exists():
         if scale is not None:
             raise ConfigError(f"--scale {scale}: {source} is a file; only the presets of papers have scales")
         file = path / "experiment.yaml" if path.is_dir() else path
-        experiment = files.read(file)
-        preset = presets.Preset(f"from {file}", experiment, {strategy_name(experiment): experiment.strategy})
+        read = study.read(file)
+        if not several and read.wants_one(changes or []):
+            raise ConfigError(
+                f"{file} has several methods: {', '.join(read.methods)}; one is wanted, --set 'strategy="
+                f"{next(iter(read.methods))}', or all of them with 'offbeat compare {file}'"
+            )
+        left_open = read.left_open
+        own = {strategy_name(read.experiment): read.experiment.strategy} if read.chosen or not read.methods else {}
+        preset = presets.Preset(f"from {file}", read.experiment, {**own, **read.methods}, tuple(read.methods))
     else:
         raise unknown("preset or file", source, presets.names())
     experiment = files.changed(preset.experiment, changes or [], preset.methods)
+    # what is typed is meant from where it is typed
+    experiment = places.beside(experiment, Path.cwd(), but=places.paths(preset.experiment))
+    if left_open and not any(files.split_change(change)[0] == ["clients"] for change in changes or []):
+        experiment = places.everyone(experiment)
     if until is not None:
         if not until.strip(" ,"):
             raise ConfigError("--until says nothing: write 3600s, 2h, 500updates, acc=0.9 or several with commas")
@@ -98,8 +133,18 @@ def load(source: str, changes: list[str] | None, until: str | None, scale: str |
     return replace(preset, experiment=experiment)
 
 
-def use_data(folder: Path | None) -> None:
-    """Data sets are looked for here, also by the processes that are started from this one."""
+def warn(doubts: Iterable[str]) -> None:
+    """Each once, before anything runs."""
+    from offbeat.cli.output import say
+
+    for line in dict.fromkeys(doubts):
+        say(f"warning: {line}", err=True)
+
+
+def use_data(folder: Path | None, run: Path | None = None) -> None:
+    """Data sets are looked for here, also by the processes that are started from this one; else where they lay when
+    `run` was made.
+    """
     import os
 
     from offbeat.core.errors import ConfigError
@@ -108,6 +153,21 @@ def use_data(folder: Path | None) -> None:
         if not folder.is_dir():
             raise ConfigError(f"--data {folder}: there is no such folder")
         os.environ["OFFBEAT_DATA"] = str(folder.resolve())
+    elif run is not None:
+        from offbeat.experiment.folder import Run
+
+        kept = Run(run).data_root()
+        if kept is not None and kept.is_dir():
+            os.environ["OFFBEAT_DATA"] = str(kept)
+
+
+def where(run: Path) -> list[str]:
+    """What a command that goes on with this run has to say of its data: nothing, unless it was moved meanwhile."""
+    from offbeat.experiment.folder import Run
+    from offbeat.scenario.data.root import given_root
+
+    root = given_root()
+    return [] if root is None or root == Run(run).data_root() else ["--data", str(root)]
 
 
 def new_folder(name: str, out: Path | None) -> Path:

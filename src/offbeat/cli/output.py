@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,10 @@ import typer
 if TYPE_CHECKING:
     from offbeat.engines.progress import Status
     from offbeat.engines.workers.counted import Work
+    from offbeat.experiment.config import Experiment
+    from offbeat.experiment.tables import Kind, Table
 
+LOG = 200  # the width of what is no terminal
 EVERY = 60.0  # seconds between two lines of progress where there is no terminal
 
 
@@ -25,38 +30,79 @@ def say(text: object, err: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
+    typer.echo(in_json(value))
+
+
+def in_json(value: Any) -> str:
     """Strict JSON: what is not a number becomes null."""
     from offbeat.experiment.metrics import without_nan
 
     # the rest it escapes itself
-    typer.echo(json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
+    return json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def print_experiment(
+    experiment: Experiment, as_json: bool, methods: Mapping[str, Any] | None = None, seeds: Sequence[int] = ()
+) -> None:
+    """An experiment as a file has it; of a comparison, its methods and seeds in front, as comments."""
+    from offbeat.experiment import files
+    from offbeat.experiment.choices import name_of
+    from offbeat.experiment.described import changes, written
+    from offbeat.experiment.plain import to_plain
+
+    if as_json:
+        plain = {name: to_plain(strategy, "strategy") for name, strategy in (methods or {}).items()}
+        more = {} if methods is None else {"methods": plain, "seeds": list(seeds)}
+        print_json({"experiment": to_plain(experiment), **more})
+        return
+    if methods is not None:
+        count = f"{len(methods)} methods × {len(seeds)} seeds ({', '.join(map(str, seeds))})"
+        say(f"# {count}: {len(methods) * len(seeds)} runs")
+        for name, strategy in methods.items():
+            say(f"#   {name}: {written({'name': name_of('strategy', strategy), **changes(strategy)})}")
+    for line in files.dump(experiment).splitlines():
+        say(line)
 
 
 def print_table(rows: list[list[str]], left: bool = False, headings: bool = True) -> None:
-    """Numbers stand on the right, `left` is for text. Plain when output is not a terminal; nothing is ever cut off."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    """Numbers stand on the right, `left` is for text; without headings, names and what there is to tell of them."""
+    for line in _lines(rows, "pairs" if not headings else "prose" if left else "numbers", *_screen()):
+        typer.echo(line)
 
+
+def print_tables(tables: Sequence[Table]) -> None:
+    typer.echo(in_text(tables, *_screen()), nl=False)
+
+
+def in_text(tables: Sequence[Table], width: int = LOG, rule: bool = False) -> str:
+    """Tables with their titles and notes, a blank line between two."""
+    from offbeat.cli import columns
+    from offbeat.core.errors import printable
+
+    parts = []
+    for table in tables:
+        above = [line for line in (table.title, *table.lead) if line]
+        made = _lines(table.rows, table.kind, width, rule)
+        notes = [line for note in table.notes for line in columns.fold(printable(note), width)]
+        parts.append("\n".join([*map(printable, above), *made, *notes]) + "\n")
+    return "\n".join(parts)
+
+
+def _lines(rows: Sequence[Sequence[str]], kind: Kind, width: int, rule: bool) -> list[str]:
+    from offbeat.cli import columns
     from offbeat.core.errors import printable
 
     rows = [[printable(cell) for cell in row] for row in rows]
-    console = Console(markup=False, emoji=False, highlight=False)  # names and paths are what they are
-    plain = not console.is_terminal
-    columns = [column if headings else ("", *column) for column in zip(*rows, strict=True)]
-    widths = [max(map(len, [*column[0].split(), *column[1:]])) for column in columns]  # headings may be wrapped
-    if left:
-        widths[-1] = 20  # and so may prose
-    width = 200 if plain else console.width  # a log has no width of its own
-    gap = 2 if sum(widths) + 2 * len(widths) <= width else 1
-    table = Table(box=None if plain else SIMPLE_HEAD, show_header=headings, show_edge=False, pad_edge=False)
-    table.padding = (0, gap if plain else gap - 1, 0, 0)  # the box has one blank of its own
-    for i, column in enumerate(columns):
-        table.add_column(column[0], justify="left" if left or i == 0 else "right", min_width=widths[i])
-    for row in rows[headings:]:
-        table.add_row(*row)
-    console.width = max(width, sum(widths) + gap * len(widths))
-    console.print(table)
+    if kind == "pairs":
+        return columns.pairs(rows, width)
+    return (columns.prose if kind == "prose" else columns.table)(rows, width, rule)
+
+
+def _screen() -> tuple[int, bool]:
+    """How wide it is, and whether it is one: a log has no width of its own, and no rules are drawn in it."""
+    if not sys.stdout.isatty():
+        return LOG, False
+    return shutil.get_terminal_size().columns, True
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def replay(
     from offbeat.experiment import run as runs
     from offbeat.experiment.config import strategy_name
 
-    use_data(data)
+    use_data(data, live)
     if worker is not None:
         workers.parse(worker)
     named = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])

@@ -12,6 +12,7 @@ import typer
 from offbeat.cli.options import (
     ClientMemory,
     DataRoot,
+    DryRun,
     Json,
     ScaleText,
     Sets,
@@ -21,6 +22,8 @@ from offbeat.cli.options import (
     load,
     new_folder,
     use_data,
+    warn,
+    where,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ def run(
     worker: WorkerName = None,
     memory: ClientMemory = None,
     data: DataRoot = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment in virtual time and store it in a folder.
@@ -50,12 +54,13 @@ def run(
     A run can be stopped with Ctrl-C, or killed, at any moment: --resume gives the same result as if nothing had
     happened, bit for bit.
     """
+    from offbeat.cli.output import print_experiment
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import build, client_memory, workers
+    from offbeat.experiment import build, client_memory, misfits, workers
     from offbeat.experiment import run as runs
     from offbeat.experiment.config import strategy_name
 
-    use_data(data)
+    use_data(data, resume)
     if worker is not None:
         workers.parse(worker)  # before anything is made
     if memory is not None:
@@ -63,9 +68,10 @@ def run(
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to start a run, or --resume DIR to go on with one")
     if resume is not None:
-        if changes or any(given is not None for given in (scale, seed, until, out)):
+        if changes or dry_run or any(given is not None for given in (scale, seed, until, out)):
             raise ConfigError(
-                "--resume goes on with a run as it is: --scale, --set, --seed, --until and --out belong to a new one"
+                "--resume goes on with a run as it is: --scale, --set, --seed, --until, --out and --dry-run belong to "
+                "a new one"
             )
         stopped = runs.Run(resume)
         if moved := stopped.moved():
@@ -76,10 +82,14 @@ def run(
     experiment = load(
         source, [*(changes or []), *([f"seed={seed}"] if seed is not None else [])], until, scale
     ).experiment
+    if dry_run:
+        print_experiment(experiment, as_json)
+        return
     build.setup(experiment)  # what cannot be built is refused before a folder is made
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
     made = runs.create(folder, experiment, command, worker=worker or "inline", memory=memory)
+    warn(misfits.of(experiment))
     execute(made, checkpoint_every, as_json)
 
 
@@ -94,7 +104,7 @@ def execute(
     from offbeat.engines.virtual import INTERRUPTED
     from offbeat.experiment import run as runs
 
-    again = shlex.join(["offbeat", "run", "--resume", str(run.folder)])
+    again = shlex.join(["offbeat", "run", "--resume", str(run.folder), *where(run.folder)])
     keep_freed()
     try:
         with run_progress(str(run.experiment().until)) as watch:

@@ -74,7 +74,7 @@ def serve(
     from offbeat.deploy.hosting import Hosting
 
     need_flower()
-    use_data(data)
+    use_data(data, resume)
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to serve, or --resume RUN to go on with one")
     if record not in (None, "checkpoint", "full"):
@@ -92,7 +92,7 @@ def serve(
         run = _stopped(resume)
     else:
         assert source is not None
-        run = _made(source, scale, [*(changes or []), *_seeded(seed)], until, out, local, built=model is None)
+        run = _made(source, scale, [*(changes or []), *_seeded(seed)], until, out, local, model)
     said = {
         "keys": place.keys is not None,
         "min_sites": min_sites or local,
@@ -145,17 +145,16 @@ def _made(
     until: str | None,
     out: Path | None,
     local: int | None,
-    built: bool,
+    model: Path | None,
 ) -> Path:
     """A new run folder. With --local the data is for so many clients."""
-    from offbeat.experiment import build
+    from offbeat.deploy.serving import refuse_unservable
     from offbeat.experiment import run as runs
     from offbeat.experiment.config import strategy_name
 
     shared = [] if local is None else [f"clients={local}"]
     experiment = load(source, [*shared, *changes], until, scale).experiment
-    if built:
-        build.setup(experiment)  # what cannot be built is refused before a folder is made
+    refuse_unservable(experiment, model)  # before a folder is made
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     runs.create(folder, experiment, shlex.join(["offbeat", *sys.argv[1:]]))
     return folder

@@ -1,101 +1,270 @@
-"""offbeat show: a run or a comparison in numbers."""
+"""offbeat show: runs and comparisons in numbers, for people, papers and programs."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import Json, Reference
+from offbeat.cli.drawing import draw
+from offbeat.cli.options import FigureFile, FigureKind, Json, Reference
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
     from offbeat.experiment.metrics import Summary
+    from offbeat.experiment.reading import Compared
     from offbeat.experiment.run import Run
+    from offbeat.experiment.sweep import Sweep
+    from offbeat.experiment.tables import Single, Table
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a comparison's.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Folders of runs, comparisons, sweeps and saved simulations.")
+    ],
+    wanted: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="text|csv|latex|markdown|json",
+            help="csv has a line for each run and measure [default: text, or what the suffix of --out says].",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to a file: .txt, .csv, .tex, .md, .json.")
+    ] = None,
     reference: Reference = None,
     as_json: Json = False,
+    figure: FigureFile = None,
+    kind: FigureKind = "all",
 ) -> None:
-    """Show what a run amounts to, finished or not."""
-    from offbeat.core.errors import ConfigError
-    from offbeat.experiment.comparison import MANIFEST, Comparison
-    from offbeat.experiment.run import Run
-    from offbeat.experiment.simulate import SUMMARY
+    """Show what runs and comparisons amount to, finished or not: means and intervals over seeds, differences, ranks."""
+    import sqlite3
 
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder")
-    if (folder / MANIFEST).is_file():
-        print_comparison(Comparison(folder), as_json, reference=reference)
-    elif reference is not None:
-        raise ConfigError(f"--reference {reference}: {folder} is one run, there is nothing to compare it with")
-    elif (folder / SUMMARY).is_file() and not Run(folder).experiment_file.exists():
-        print_simulation(folder, as_json)
+    from offbeat.cli.output import say
+    from offbeat.core.errors import ConfigError, DataError, OffbeatError
+    from offbeat.experiment import reading
+
+    if figure is not None:
+        if len(folders) != 1:
+            raise ConfigError(f"--figure {figure}: of one folder at a time, {len(folders)} were given")
+        draw(folders[0], figure, kind)
+        return
+    chosen = _chosen(wanted, out, as_json)
+    if len(folders) == 1 and out is None and chosen in ("text", "json") and (swept := _sweep(folders[0], reference)):
+        from offbeat.cli.sweep import print_sweep
+
+        return print_sweep(swept, chosen == "json")
+    items: list[Compared | Single] = []
+    wrong: list[Exception] = []
+    for folder in dict.fromkeys(folders):
+        try:
+            items.append(reading.opened(folder, reference))
+        except (OffbeatError, OSError, sqlite3.Error) as error:
+            if len(folders) == 1:
+                raise
+            wrong.append(error)
+    if items and reference is not None and not any(isinstance(item, reading.Compared) for item in items):
+        raise ConfigError(f"--reference {reference}: {items[0].folder} is one run, there is nothing to compare it with")
+    if items:
+        _warn(items)
+        command = ["offbeat", "show", *(item.folder for item in items), "--format", chosen]
+        command += [] if reference is None else ["--reference", reference]
+        _tell(items, chosen, out, shlex.join(command))
+    for problem in wrong:
+        say(f"offbeat: {' '.join(str(problem).split())}", err=True)
+    if wrong:
+        raise typer.Exit(2 if any(isinstance(problem, (ConfigError, DataError)) for problem in wrong) else 1)
+
+
+def _sweep(folder: Path, reference: str | None) -> Sweep | None:
+    """A sweep has a table of its own; in other formats it is a comparison of its combinations."""
+    from offbeat.core.errors import ConfigError
+    from offbeat.experiment import sweep
+    from offbeat.experiment.comparison import MANIFEST, Comparison
+
+    found = sweep.read(Comparison(folder)) if (folder / MANIFEST).is_file() else None
+    if found is not None and reference is not None:
+        raise ConfigError(f"--reference {reference}: {folder} is a sweep, without speed-ups")
+    return found
+
+
+def _chosen(wanted: str | None, out: Path | None, as_json: bool) -> str:
+    """The format: as it is said, else as the file's name has it."""
+    from offbeat.core.errors import ConfigError, unknown
+    from offbeat.experiment import guard
+    from offbeat.experiment.formats import FORMATS, SUFFIXES
+    from offbeat.experiment.reading import PARTS
+
+    if wanted is not None and wanted not in FORMATS:
+        raise unknown("format", wanted, FORMATS)
+    if as_json and wanted not in (None, "json"):
+        raise ConfigError(f"--json and --format {wanted}: choose one of them")
+    if out is not None and any((out.parent / part).is_file() for part in PARTS) and out.name in (*guard.OWN, *PARTS):
+        raise ConfigError(f"--out {out} is a file of what is shown: choose another name")
+    if wanted is not None or as_json:
+        return wanted or "json"
+    if out is None:
+        return "text"
+    if out.suffix not in SUFFIXES:
+        raise ConfigError(f"--out {out}: which format? Give --format, or a name that ends in {', '.join(SUFFIXES)}")
+    return SUFFIXES[out.suffix]
+
+
+def _tell(items: Sequence[Compared | Single], chosen: str, out: Path | None, command: str) -> None:
+    from offbeat.cli.output import in_json, in_text, print_tables, say
+    from offbeat.engines.checkpoint import write_whole
+    from offbeat.experiment import formats, reading
+
+    if chosen == "text" and out is None:
+        print_tables(tables_of(items))
+        for item in items:
+            if isinstance(item, reading.Compared):
+                _say_pictures(item)
+        return
+    if chosen == "json":
+        ranks = reading.ranked(items)
+        several = {"folders": [reading.plain(item) for item in items], "ranks": ranks and reading.plain_ranks(ranks)}
+        made = in_json(reading.plain(items[0]) if len(items) == 1 else several) + "\n"
+    elif chosen == "csv":
+        made = formats.tidy(record for item in items for record in reading.records(item))
+    elif chosen == "text":
+        made = in_text(tables_of(items))
     else:
-        print_run(Run(folder), as_json)
+        about = [command, *(f"digest of {item.folder}: {reading.digest(item)}" for item in items)]
+        made = (formats.latex if chosen == "latex" else formats.markdown)(tables_of(items, arrows=True), about)
+    if out is None:
+        typer.echo(made, nl=False)
+    else:
+        data = made.encode(errors="replace")
+        write_whole(out, data)
+        say(f"{out} ({len(data)} bytes)")
+
+
+def tables_of(items: Sequence[Compared | Single], arrows: bool = False) -> list[Table]:
+    """A run by itself is a list; comparisons come first, then runs beside each other, then ranks."""
+    from dataclasses import replace
+
+    from offbeat.experiment import reading, tables
+
+    singles = [item for item in items if isinstance(item, tables.Single)]
+    if len(items) == len(singles) == 1:
+        return [_list(singles[0])]
+    made: list[Table] = []
+    for item in items:
+        if isinstance(item, reading.Compared):
+            first, *more = _of_comparison(item, arrows)
+            title = ": ".join(filter(None, [item.folder, first.title]))
+            made += [first if len(items) == 1 else replace(first, title=title), *more]
+    made += tables.beside(singles, arrows) if singles else []
+    ranks = reading.ranked(items)
+    return made + ([tables.ranked(ranks)] if ranks else [])
+
+
+def _of_comparison(item: Compared, arrows: bool) -> list[Table]:
+    from offbeat.experiment import tables
+
+    made, found = [], item.report
+    if found.rows:
+        made.append(tables.main(found.rows, found.found, found.planned, found.target, arrows))
+        made += tables.over_seeds(found.rows, found.found, found.planned, found.reference, found.target)
+    if found.going:
+        made.append(tables.unfinished(found.going, shlex.join(["offbeat", "compare", "--resume", item.folder])))
+    return made
+
+
+def _list(run: Single) -> Table:
+    """One run: a name and a number a line."""
+    from offbeat.experiment.tables import Table
+
+    data = run.summary.data  # prose, too long for a table
+    return Table(_lines(run), run.folder, () if data is None else (f"data: {data}",), kind="pairs")
+
+
+def _warn(items: Sequence[Compared | Single]) -> None:
+    """Of what nobody should have to find in a table."""
+    from offbeat.cli.output import say
+    from offbeat.experiment.tables import Single
+
+    for item in items:
+        if isinstance(item, Single):
+            where = "" if len(items) == 1 else f"{item.folder}, "
+            for line in item.summary.warnings:
+                if line != item.summary.ended:  # which stands in the table
+                    say(f"warning: {where}{line}", err=True)
+            continue
+        for row in item.report.rows:
+            for line in row.warnings:
+                say(f"warning: {row.strategy}, {line}", err=True)
+
+
+# ---------------------------------------------------------------- what other verbs print at their end
 
 
 def print_run(run: Run, as_json: bool) -> Summary:
-    from offbeat.cli.output import print_json, print_table, say
-    from offbeat.experiment import measures
-    from offbeat.experiment.plain import to_plain
+    from offbeat.cli.output import print_json, print_tables
+    from offbeat.experiment import reading
+    from offbeat.experiment.tables import Single
 
-    experiment, summary = run.experiment(), run.summary()
-    if summary.warning is not None:
-        say(f"warning: {summary.warning}", err=True)
+    item = reading.opened(run.folder)
+    assert isinstance(item, Single)
+    _warn([item])
     if as_json:
-        print_json(
-            {
-                "folder": str(run.folder),
-                "complete": run.complete,
-                **measures.plain(summary),
-                "experiment": to_plain(experiment),
-            }
-        )
-        return summary
-    say(run.folder)
-    if summary.data is not None:
-        say(f"data: {summary.data}")  # prose, too long for a table
-    print_table(_lines(run, experiment, summary), headings=False)
-    return summary
+        print_json(reading.plain(item))
+    else:
+        print_tables([_list(item)])
+    return item.summary
 
 
-def print_simulation(folder: Path, as_json: bool) -> None:
-    """What `Simulation.save` wrote: there is no experiment file, the model and data are the user's own."""
-    from offbeat.cli.output import print_json, print_table, say
-    from offbeat.experiment import measures
-    from offbeat.experiment.simulate import load_summary
+def print_comparison(comparison: Comparison, as_json: bool, reference: str | None = None) -> None:
+    """When all of it is finished: the table, the figure and the page."""
+    from offbeat.cli.output import print_json, print_tables, say
+    from offbeat.experiment import reading, report, sweep
 
-    strategy, summary = load_summary(folder)
+    if (swept := sweep.read(comparison)) is not None:
+        from offbeat.cli.sweep import print_sweep
+
+        return print_sweep(swept, as_json, write=True)
+    item = reading.Compared(comparison, report.write(comparison, reference))
     if as_json:
-        print_json({"folder": str(folder), "complete": True, "strategy": strategy, **measures.plain(summary)})
+        print_json(reading.plain(item))
         return
-    say(folder)
-    print_table([["strategy", strategy], *_numbers(summary)], headings=False)
+    _warn([item])
+    print_tables(_of_comparison(item, arrows=False)[:1])
+    _say_pictures(item)
+    say(f"every seed, intervals, differences: {shlex.join(['offbeat', 'show', item.folder])}")
 
 
-def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:
+def _say_pictures(item: Compared) -> None:
+    from offbeat.cli.output import say
+
+    for name, path in (("figure", item.report.figure), ("report", item.report.page)):
+        if path.is_file():
+            say(f"{name}: {path}")
+
+
+def _lines(run: Single) -> list[list[str]]:
     from offbeat.experiment import curves
-    from offbeat.experiment.config import strategy_name
+    from offbeat.experiment.run import Run
 
-    target = experiment.until.target or experiment.target
-    lines = [["strategy", strategy_name(experiment)]]
-    if target is not None:
-        best = curves.best(run.curve(target.metric), s.higher(target.metric))
+    lines, s = [["strategy", run.strategy]], run.summary
+    if run.target is not None:
+        best = curves.best(Run(Path(run.folder)).curve(run.target.metric), s.higher(run.target.metric))
         reached = (
             f"{s.time_to_target:.0f} s"
             if s.time_to_target is not None
             else f"not reached by {s.seconds:.0f} s (best {best:.4f})"
         )
-        lines.append([f"time to {target}", reached])
+        lines.append([f"time to {run.target}", reached])
     return lines + _numbers(s)
 
 
 def _numbers(s: Summary) -> list[list[str]]:
     from offbeat.experiment import measures
+    from offbeat.experiment.sites import called, named
 
     lines = [["ended", s.ended]]
     lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
@@ -110,38 +279,10 @@ def _numbers(s: Summary) -> list[list[str]]:
             [f"{s.headline} by client: low / mean / high", spread],
             ["clients evaluated on", f"their {s.surveyed}"],
         ]
+        lines += [[f"{s.headline} of {called(c, s.names)}", f"{v:.4f}"] for c, v in named(s.by_client, s.names)]
     lines += measures.lines(s)
     if s.worker is not None:
         lines.append(["computed by", s.worker])
     if s.client_memory is not None:
         lines.append(["memory for clients", s.client_memory])
     return lines + [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
-
-
-def print_comparison(comparison: Comparison, as_json: bool, write: bool = False, reference: str | None = None) -> None:
-    """`write` makes the figure and the page as well; showing only reads."""
-    from offbeat.cli.output import print_json, print_table, say
-    from offbeat.core.errors import RunError
-    from offbeat.experiment import measures, report
-    from offbeat.experiment.run import Run
-
-    left = [entry["folder"] for entry in comparison.layout() if not Run(comparison.folder / entry["folder"]).complete]
-    if left:
-        raise RunError(
-            f"{len(left)} of {len(comparison.layout())} runs are not finished: offbeat compare --resume "
-            f"{comparison.folder}"
-        )
-    made = (report.write if write else report.read)(comparison, reference)
-    there = {path.name: str(path) for path in (made.figure, made.page) if path.is_file()}
-    figure, page = there.get(made.figure.name), there.get(made.page.name)
-    if as_json:
-        rows, better = [row.plain() for row in made.rows], measures.legend(made.rows[0])
-        print_json({"folder": str(comparison.folder), "figure": figure, "page": page, "rows": rows, "better": better})
-        return
-    for row in made.rows:
-        for line in row.warnings:
-            say(f"warning: {row.strategy}, {line}", err=True)
-    print_table(made.table)
-    for name, path in (("figure", figure), ("report", page)):
-        if path:
-            say(f"{name}: {path}")

@@ -142,11 +142,6 @@ class ClientData:
             *([self._rows] if isinstance(self._rows, Tensor) else []),
         ]
 
-    @property
-    def shared_rows(self) -> bool:
-        """Do all clients hold rows of the same tensors?"""
-        return self._rows is not None
-
     def places(self, client: int, positions: Tensor) -> Tensor:
         """Where these examples of the client lie, for `gather`."""
         at = self._at(client)

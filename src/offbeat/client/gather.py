@@ -15,6 +15,8 @@ from torch import Tensor
 from offbeat.client.data import ClientData, Pair
 from offbeat.client.plan import Plan
 
+GATHERED = 2**19  # values of examples that are copied at a time: as many as a core has near, or one step's
+
 Batch = tuple[Tensor, int, Tensor | None]  # where its examples lie, how many there are, and how each is shown
 
 
@@ -28,29 +30,31 @@ class Group(NamedTuple):
 
 
 class Room:
-    """Memory for the examples of a step, used again for the next: a core has it near, and nobody asks the system for
-    new pages all the time.
+    """Memory for examples, used again for the next ones and by the next stack: a core has it near, and nobody asks the
+    system for new pages all the time.
     """
 
     def __init__(self) -> None:
         self._held: Pair | None = None
 
     def gathered(self, data: ClientData, clients: Sequence[int], places: Sequence[Tensor]) -> Pair:
-        fits = self._held is not None and len(self._held[0]) == sum(len(p) for p in places)
-        self._held = data.gather(clients, places, self._held if fits else None)
-        return self._held
+        count = sum(map(len, places))
+        if self._held is None or len(self._held[0]) < count:
+            self._held = data.gather(clients, places)
+            return self._held
+        x, y = self._held
+        return data.gather(clients, places, (x[:count], y[:count]))
 
 
-def steps(data: ClientData, plans: Sequence[Plan], phase: int, pads: bool) -> Iterator[list[Group]]:
-    """As many as the longest of the plans has; who is done is in none of the groups. The examples of a step are good
-    until the next is asked for.
+def steps(data: ClientData, plans: Sequence[Plan], phase: int, pads: bool, rooms: list[Room]) -> Iterator[list[Group]]:
+    """As many as the longest of the plans has; who is done is in none of the groups. The examples of a step lie in
+    these rooms, to which more are added where it takes them, until the next step is asked for.
     """
     counts = [plan.counts[phase] for plan in plans]
-    if data.shared_rows and len({(plan.job.num_examples, *plan.counts, plan.augment) for plan in plans}) == 1:
-        yield from _in_step(data, plans, phase)
+    if len({(plan.job.num_examples, *plan.counts, plan.augment) for plan in plans}) == 1:
+        yield from _in_step(data, plans, phase, _enough(rooms, 1)[0])
         return
     batches = [_batches(data, plan, phase) for plan in plans]
-    spare: list[Room] = []
     for step in range(max(counts)):
         by_size: dict[int, list[int]] = {}
         chosen: dict[int, Batch] = {}
@@ -58,27 +62,45 @@ def steps(data: ClientData, plans: Sequence[Plan], phase: int, pads: bool) -> It
             if count > step:
                 chosen[i] = batch = next(batches[i])
                 by_size.setdefault((batch[1] - 1).bit_length() if pads else batch[1], []).append(i)
-        spare += [Room() for _ in range(len(by_size) - len(spare))]
         yield [
             _gathered(data, plans, rows, [chosen[i] for i in rows], room)
-            for rows, room in zip(by_size.values(), spare, strict=False)
+            for rows, room in zip(by_size.values(), _enough(rooms, len(by_size)), strict=False)
         ]
 
 
-def _in_step(data: ClientData, plans: Sequence[Plan], phase: int) -> Iterator[list[Group]]:
+def _enough(rooms: list[Room], count: int) -> list[Room]:
+    rooms += [Room() for _ in range(count - len(rooms))]
+    return rooms
+
+
+def _in_step(data: ClientData, plans: Sequence[Plan], phase: int, room: Room) -> Iterator[list[Group]]:
     """The same, where all clients have as many examples and take as many steps: the common case, at less cost."""
-    clients, augment, room = [plan.job.client for plan in plans], plans[0].augment, Room()
+    clients, augment, count = [plan.job.client for plan in plans], plans[0].augment, len(plans)
     for epochs in zip(*(plan.epochs(phase) for plan in plans), strict=True):
-        sizes = epochs[0][1]
-        places = torch.stack([data.places(c, positions) for c, (positions, _, _) in zip(clients, epochs, strict=True)])
+        places = [data.places(c, positions) for c, (positions, _, _) in zip(clients, epochs, strict=True)]
         moves = None if augment is None else torch.stack([shown for _, _, shown in epochs if shown is not None])
         start = 0
-        for size in sizes:
-            x, y = room.gathered(data, clients, (places[:, start : start + size].flatten(),))
-            if augment is not None and moves is not None:
-                x = augment(x, moves[:, start : start + size].flatten(0, 1))
-            yield [Group(None, x.view(len(plans), size, *x.shape[1:]), y.view(len(plans), size, *y.shape[1:]), None)]
-            start += size
+        for sizes in _at_once(epochs[0][1], GATHERED // (count * data.width)):
+            stop = start + sum(sizes)
+            x, y = room.gathered(data, clients, [own[start:stop] for own in places])
+            x, y = x.view(count, stop - start, *x.shape[1:]), y.view(count, stop - start, *y.shape[1:])
+            for x_, y_ in zip(*(torch.split_with_sizes(part, sizes, 1) for part in (x, y)), strict=True):
+                if augment is not None and moves is not None:
+                    shown = moves[:, start : start + x_.shape[1]].flatten(0, 1)
+                    x_ = augment(x_.flatten(0, 1), shown).view(x_.shape)
+                yield [Group(None, x_, y_, None)]
+                start += x_.shape[1]
+
+
+def _at_once(sizes: list[int], most: int) -> Iterator[list[int]]:
+    """Batches of an epoch, as many at a time as have no more examples than that, one at least."""
+    some: list[int] = []
+    for size in sizes:
+        if some and sum(some) + size > most:
+            yield some
+            some = []
+        some.append(size)
+    yield some
 
 
 def _batches(data: ClientData, plan: Plan, phase: int) -> Iterator[Batch]:

@@ -1,7 +1,6 @@
 """The shortest path: stacks of plain descent on a chain of fully connected layers.
 
-No rule looks on, so a step writes its weights in place: nothing is kept of a gradient. And nothing outside is touched
-but the examples, so such a stack may be trained in any thread.
+No rule looks on, so a step writes its weights in place: nothing is kept of a gradient.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from offbeat.client.chain import Chain
-from offbeat.client.gather import steps
+from offbeat.client.gather import Room, steps
 from offbeat.client.training import Trainer, Training
 from offbeat.core.jobs import Job, Result
 
@@ -23,12 +22,12 @@ def is_plain(job: Job, training: Training) -> bool:
     return job.work.rule is None and training.optimizer == "sgd" and still
 
 
-def train_plain(trainer: Trainer, chain: Chain, jobs: Sequence[Job]) -> list[Result]:
+def train_plain(trainer: Trainer, chain: Chain, jobs: Sequence[Job], rooms: list[Room]) -> list[Result]:
     plans = [trainer.plan(trainer.own(job)) for job in jobs]
     w = torch.stack([job.base for job in jobs])
     rates = torch.tensor([plan.rate(0) for plan in plans], dtype=w.dtype, device=w.device)[:, None, None]
     views, over = chain.views(w), dict[int, Tensor]()  # rates over the number of examples
-    for groups in steps(trainer.data, plans, 0, pads=True):
+    for groups in steps(trainer.data, plans, 0, pads=True, rooms=rooms):
         for rows, x, y, sizes in groups:
             size = 1 if sizes is not None else x.shape[1]
             if size not in over:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from offbeat.client.chain import Chain
+from offbeat.client.gather import Room
 from offbeat.client.gradient import overrides
 from offbeat.client.plain import is_plain, train_plain
 from offbeat.client.randomness import generators, seeded, states
@@ -22,12 +23,14 @@ from offbeat.client.stacked import Stack
 from offbeat.client.training import Trainer
 from offbeat.core.errors import ProtocolError
 from offbeat.core.jobs import PLAIN, Job, Result
-from offbeat.core.protocol import LocalRule
+from offbeat.core.protocol import LocalRule, LocalWork
 
 log = logging.getLogger("offbeat")
 
 MEMORY = 2**28  # bytes a stack may take, about
+WORTH = 2**23  # products of a weight and an example in a job that is worth the way to another process: a millisecond
 FEW = 5  # jobs from which on a mapped stack is quicker on a CPU than training one by one
+SOME = 64  # clients that stand for all
 _NEAR = 2**21  # bytes of examples that are better read again soon: beyond what a core keeps near, a stack is slower
 _VECTORS = 10  # of a client's model in a stack: base, start, w, its gradient, the optimizer's, the rule's
 _COPIES = 16  # of a client's batch, by what a model makes of it
@@ -47,6 +50,7 @@ class StackTrainer:
         self.light = self._chain is not None  # a step is a few products: calls weigh little
         self._least = 2 if self.light or binding.vector.is_cuda else FEW
         self._sources = generators(binding.vector.device)
+        self._rooms: list[Room] = []  # for the examples of one stack after the other
         self._said: set[str] = set()
         self._one_by_one = unknown_words(trainer)  # or once it is known that it has to be
         if self._one_by_one:
@@ -58,6 +62,16 @@ class StackTrainer:
         size = binding.vector.element_size()
         most = memory // (size * (_VECTORS * binding.layout.size + _COPIES * examples))
         return max(1, most if self._chain is None else min(most, max(8, _NEAR // (size * examples))))
+
+    def hands(self, cores: int) -> int:
+        """On how many of these cores stacks are trained soonest: a number of this model, its training and its data,
+        never of how fast a machine is, so that it is the same everywhere.
+        """
+        trainer, data = self._trainer, self._trainer.data
+        some = data.some(SOME)
+        steps = sum(trainer.steps(client, LocalWork(), data.size(client)) for client in some) / len(some)
+        work = steps * trainer.training.batch * trainer.binding.layout.size
+        return 1 if self.light and work < WORTH else cores
 
     def __call__(self, jobs: Sequence[Job]) -> list[Result]:
         results = []
@@ -75,7 +89,7 @@ class StackTrainer:
         return [found[job.ticket] for job in jobs]
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._rooms.clear()
 
     def _train(self, jobs: list[Job]) -> list[Result | Exception]:
         rule = jobs[0].work.rule or PLAIN
@@ -117,10 +131,10 @@ class StackTrainer:
 
     def _stacked(self, jobs: list[Job]) -> list[Result]:
         if self._chain is not None and self._plain(jobs[0]):
-            return train_plain(self._trainer, self._chain, jobs)
+            return train_plain(self._trainer, self._chain, jobs, self._rooms)
         # a loss of the rule's own looks at what enters the head, which a closed form does not have
         closed = None if overrides(jobs[0].work.rule or PLAIN, "loss") else self._chain
-        stack = Stack(self._trainer, jobs, closed or self._trainer.binding.module)
+        stack = Stack(self._trainer, jobs, closed or self._trainer.binding.module, self._rooms)
         with torch.enable_grad(), seeded(self._sources, 0):
             stack.begin()
             before = states(self._sources)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from offbeat.client.chain import Chain
 from offbeat.client.dropout import step_keys
-from offbeat.client.gather import Group, steps
+from offbeat.client.gather import Group, Room, steps
 from offbeat.client.gradient import overrides
 from offbeat.client.kernel import ClosedForm, Kernel, Mapped
 from offbeat.client.plan import Plan
@@ -40,8 +40,8 @@ class Stack:
     `descend` is all of them at once, and draws nothing.
     """
 
-    def __init__(self, trainer: Trainer, jobs: list[Job], model: Chain | nn.Module) -> None:
-        self._trainer, self._layout = trainer, trainer.binding.layout
+    def __init__(self, trainer: Trainer, jobs: list[Job], model: Chain | nn.Module, rooms: list[Room]) -> None:
+        self._trainer, self._layout, self._rooms = trainer, trainer.binding.layout, rooms
         self._planned = planned = [Planned(trainer, job) for job in jobs]
         self._rule: LocalRule = jobs[0].work.rule or PLAIN
         self._plans = [one.plan for one in planned]
@@ -98,7 +98,7 @@ class Stack:
         noise = torch.tensor([plan.noise for plan in self._plans], device=device)
         done = torch.tensor([sum(plan.counts[:phase]) for plan in self._plans], device=device)
         counts = [plan.counts[phase] for plan in self._plans]
-        for step, groups in enumerate(steps(self._trainer.data, self._plans, phase, self.kernel.pads)):
+        for step, groups in enumerate(steps(self._trainer.data, self._plans, phase, self.kernel.pads, self._rooms)):
             keys = step_keys(noise, done + step) if self.kernel.draws else noise
             active = None
             if step >= min(counts):

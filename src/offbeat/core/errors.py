@@ -40,12 +40,41 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+FEW = 12  # names that may stand in one line
+LISTED = {
+    "strategy": "strategies",
+    "preset": "presets",
+    "preset or file": "presets",
+    "data set": "datasets",
+    "model": "models",
+    "partition": "partitions",
+    "delays": "delays",
+    "network": "networks",
+    "availability": "availability",
+    "faults": "faults",
+    "streaming": "streams",
+    "loss": "losses",
+}  # what is unknown -> the list that has them all
+
+
 def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
-    """The error for a name that does not exist, with the nearest one that does."""
+    """The error for a name that does not exist, with the nearest that do."""
     names = sorted(choices)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near and difflib.SequenceMatcher(None, near[0], name).ratio() >= 0.75:
+        near = near[:1]  # a slip
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else known_names(what, names, name)
     return ConfigError(f"unknown {what} {name!r}: {hint}")
+
+
+def known_names(what: str, choices: Iterable[str], name: str = "") -> str:
+    """All there is to choose from; of many three, the nearest to `name` if it is given, and where the others stand."""
+    names = sorted(choices)
+    if len(names) <= FEW:
+        return f"known: {', '.join(names)}"
+    some = difflib.get_close_matches(name, names, n=3, cutoff=0.0) if name else names[:3]
+    where = f"'offbeat list {LISTED[what]}' shows all {len(names)}" if what in LISTED else f"and {len(names) - 3} more"
+    return f"known: {', '.join(some)}, …; {where}"
 
 
 def printable(text: object) -> str:

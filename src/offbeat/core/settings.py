@@ -46,6 +46,13 @@ def one_of(*choices: object) -> Must:
     return Must(f"{', '.join(others)} or {last}", lambda value: value in choices)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The setting is a path: a relative one in an experiment file is meant from where the file lies."""
+
+    root: bool = False  # where nothing is there, from the data root
+
+
 WHOLE = Must("must be a whole number", lambda value: type(value) is int)
 
 Share = Annotated[float, Must("must lie in (0, 1]", lambda x: 0 < x <= 1)]
@@ -57,6 +64,8 @@ NonNegative = Annotated[float, least(0, "must be 0 or more")]
 Seconds = Annotated[float, Must("must be a positive number of seconds", lambda x: x > 0 and isfinite(x))]
 Exponent = Annotated[float, least(0, "must be 0 or more (a negative one would reward staleness)")]
 Amount = Annotated[float, finite(0, "must be 0 or more, and finite")]
+File = Annotated[str, Place()]  # or a folder
+DataFile = Annotated[str, Place(root=True)]
 
 
 class Settings:

@@ -28,6 +28,7 @@ from offbeat.engines.checkpoint import write_whole
 
 log = logging.getLogger("offbeat")
 ANY = 1 << 62  # bytes: what lies here we wrote ourselves
+RUNS = 20  # of which something is kept at a time
 MEMORY, REPLY, RESIDUAL = "memory.", "reply", "residual"
 
 
@@ -113,6 +114,14 @@ class Outbox:
             return tensors[REPLY].numpy().tobytes(), float(fields["since"])
         except (OSError, WireError, KeyError, TypeError, ValueError):
             return None
+
+    def outlive(self) -> None:
+        """Drop what is kept of runs that were left behind long ago, whose servers never said that they ended."""
+        with contextlib.suppress(OSError):
+            others = [path for path in self.folder.parent.iterdir() if path != self.folder and path.is_dir()]
+            for path in sorted(others, key=lambda path: path.stat().st_mtime)[: -(RUNS - 1)]:
+                log.warning("%s is of a run that %d others have followed: it is dropped", path, RUNS)
+                shutil.rmtree(path, ignore_errors=True)
 
     def clear(self) -> None:
         """The run is over."""

@@ -4,7 +4,6 @@ folder, while the run goes on or afterwards.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from offbeat.core.errors import RunError
 from offbeat.deploy.standing import Standing
 from offbeat.engines.trace import read_only
+from offbeat.experiment.sites import roster
 
 LIVE = "live"  # the folder within a run's that its processes use
 # as `experiment.folder` names them, which is not imported: the door answers without torch
@@ -41,21 +41,10 @@ AWAY = "away"
 DOING = {"dispatch": "at work", "left": AWAY, "lost": AWAY}
 
 
-def names(run: Path) -> dict[int, str]:
-    """Client -> name of its site."""
-    try:
-        stored = json.loads((run / "sites.json").read_text(encoding="utf-8"))
-        return {int(site["client"]): str(site["name"]) for site in stored["sites"]}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{run / 'sites.json'} is damaged: {error}") from None
-
-
 def overview(folder: Path) -> dict[str, Any]:
     """Plain values, as they can be sent. RunError where there is no live run."""
     trace, complete = folder / TRACE, (folder / MODEL).is_file()
-    known, standing = names(folder), Standing.read(folder / LIVE)
+    known, standing = roster(folder), Standing.read(folder / LIVE)
     if not (folder / LIVE).is_dir():
         raise RunError(f"{folder} is not a live run: 'offbeat serve' makes one, 'offbeat show' is for others")
     found: dict[str, Any] = {

@@ -28,7 +28,7 @@ def like(run: Run, data_named: bool) -> Experiment:
     """The run's experiment in virtual time: as many clients as sites answered, each as slow as it was. `data_named`:
     somebody says which data to use, since the sites' own lies with them.
     """
-    experiment = run.experiment()
+    experiment = run.runnable()
     if not run.trace_file.is_file():
         raise ConfigError(f"{run.folder} has not begun: there is nothing to replay")
     with metrics.open_trace(run.trace_file) as db:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from offbeat.client.evaluation import Evaluator
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError, OffbeatError
-from offbeat.core.protocol import World
+from offbeat.core.jobs import Job
+from offbeat.core.protocol import SetTimer, World
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.deploy import rules, wire
 from offbeat.deploy.replaying import OWN_FILE
 from offbeat.deploy.sitefile import Opened, OwnGround
 from offbeat.engines.checkpoint import Checkpoints, write_whole
+from offbeat.engines.coordinator import Coordinator
 from offbeat.engines.gate import Gate
 from offbeat.engines.live import LiveEngine
 from offbeat.engines.progress import Outcome
@@ -33,15 +35,16 @@ from offbeat.engines.reach import Patience
 from offbeat.engines.record import Record
 from offbeat.engines.roster import Roster
 from offbeat.engines.trace import Trace
-from offbeat.engines.transport import Heard, Order, Transport
+from offbeat.engines.transport import Assignment, Heard, Order, Transport
 from offbeat.engines.virtual import Watch
-from offbeat.experiment import build, files, guard, identity
+from offbeat.experiment import build, card, files, guard, identity
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.experiment.groups import ON_TEST
 from offbeat.experiment.metrics import SERVED
 from offbeat.experiment.run import Run, conclude, interruptible, resumable, seconds_so_far
 
 SITES, RECORD, NUMBER = "sites.json", "record", "run-id"
+FEW = 4  # sites that a strategy is tried with
 POINTS = 50  # evaluations in a run of known length
 EVERY = 60.0  # seconds between them otherwise
 
@@ -69,6 +72,7 @@ class Ground:
     module: nn.Module
     world: World
     evaluator: Evaluator | None
+    facts: Mapping[str, str] = field(default_factory=dict)  # about the model
 
     def state_dict(self, model: Tensor) -> dict[str, Tensor]:
         binding = Binding(deepcopy(self.module))
@@ -79,12 +83,13 @@ class Ground:
 
 def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Watch | None = None) -> Outcome | None:
     """To the end, from the newest checkpoint and the record if there are such; None if it was complete already."""
-    experiment = run.experiment()
+    run.experiment()
     with guard.alone(run.folder):
         if run.complete:
             return None
         guard.sweep(run.folder)
-        identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
+        experiment = run.runnable()
+        identity.check(run.folder, identity.read(run.world_file), run.world(experiment))
         ground = _ground(experiment, terms.model)
         trace, began = Trace(run.trace_file), time.monotonic()
         record = Record(run.folder / RECORD, full=terms.full_record)
@@ -95,7 +100,7 @@ def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Wat
                     before = seconds_so_far(trace)
                     served = "live" if terms.model is None else OWN_FILE
                     evaluated = "sites" if ground.evaluator is None else "test"
-                    trace.set_facts({SERVED: served, "evaluated": evaluated, "surveyed": ON_TEST})
+                    trace.set_facts({**ground.facts, SERVED: served, "evaluated": evaluated, "surveyed": ON_TEST})
                     outcome = engine.run()
                     conclude(run, trace, outcome, before + time.monotonic() - began, ground)
             if run.complete and not terms.full_record:
@@ -104,6 +109,27 @@ def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Wat
         finally:
             trace.abandon()
             record.close()
+
+
+def refuse_unservable(experiment: Experiment, file: Path | None = None) -> None:
+    """What cannot be built, or whose first orders cannot be sent to sites: said before anything is started."""
+    world = _ground(experiment, file).world
+    try:
+        for job in _first_jobs(Coordinator(experiment.strategy, world)):
+            wire.encode(Assignment.of(job, None))
+    except wire.WireError as error:
+        raise ConfigError(f"this strategy cannot be served: {error}") from None
+
+
+def _first_jobs(run: Coordinator) -> Iterator[Job]:
+    """What a few sites would be sent that come at once, and when the timers fire that are set then."""
+    orders = run.begin(0.0)
+    for client in range(FEW):
+        orders += run.joined(0.0, client, 10)
+    timers = {order.key: order.at for order in orders if isinstance(order, SetTimer)}
+    for key, at in sorted(timers.items(), key=lambda timer: timer[1]):
+        orders += run.fired(at, key)
+    return (order for order in orders if isinstance(order, Job))
 
 
 def run_id(folder: Path) -> str:
@@ -178,7 +204,7 @@ def _ground(experiment: Experiment, file: Path | None) -> Ground:
         raise ConfigError("this strategy pools all data in one place: it cannot be served to sites")
     if file is None:
         made = build.setup(experiment)
-        return Ground(made.module, replace(made.world, clients={}), made.evaluator)
+        return Ground(made.module, replace(made.world, clients={}), made.evaluator, {card.FACT: made.facts[card.FACT]})
     opened = Opened(file)
     try:
         own = OwnGround(opened, experiment)

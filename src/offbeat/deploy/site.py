@@ -4,7 +4,7 @@ A site computes what an inline trainer would, to the last bit, from what it is s
 again is answered with the same bytes: from the outbox, or after waiting for the job that is running, or by computing it
 again, since jobs are pure. What leaves the site is written to sent.log before it leaves.
 
-    home/token       proves that it is the site of its name      home/sent.log    time, kind, ticket, bytes
+    home/token       proves that it is the site of its name      home/sent.log    time, kind, ticket, bytes (`sentlog`)
     home/runs/       what it keeps of each run (`outbox`)
 """
 
@@ -17,7 +17,6 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from offbeat.core.errors import OffbeatError, RunError, in_words, plain_text
@@ -27,11 +26,13 @@ from offbeat.core.protocol import LocalRule
 from offbeat.core.threads import one_thread
 from offbeat.deploy import rules, wire
 from offbeat.deploy.outbox import Kept, Outbox, OutboxError
+from offbeat.deploy.sentlog import SentLog
 from offbeat.deploy.sources import Ground, Source
 from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.transport import Assignment, Farewell, Hello, Question, Returned, Scores
 from offbeat.experiment import files
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.plain import Home
 
 log = logging.getLogger("offbeat")
 HERE = 0  # a site does not know the address it is reached at
@@ -59,7 +60,7 @@ class Site:
         self._token = token or _own_token(home / "token")
         self._one_at_a_time = threading.Lock()  # of what computes: torch's random state is the whole process's
         self._part: Part | None = None
-        self._logging = threading.Lock()
+        self._log = SentLog(home)
         self.ended = threading.Event()
         self.farewell: Farewell | None = None
         self.unable: OffbeatError | None = None  # why it cannot take part in the run it was greeted for
@@ -105,17 +106,20 @@ class Site:
             rules.layout_digest(part.ground.layout, part.ground.dtype),
             rules.code_digest(part.experiment.strategy),
         )
-        hello = Hello(HERE, self.name, self._token, self._examples(part, _next_index(part)), layout, code)
+        newest = max(part.outbox.tickets(), default=None)
+        hello = Hello(HERE, self.name, self._token, self._examples(part, _next_index(part)), layout, code, newest)
         return wire.encode(hello, greeting.run)
 
     def _join(self, greeting: wire.Greeting, data: bytes) -> Part:
         outbox = Outbox(self.home, greeting.run)
-        experiment = files.parse(greeting.experiment, "the server's experiment")
+        # a server may name files of its own: whatever lies there at a site is not run
+        experiment = files.parse(greeting.experiment, "the server's experiment", Home(runs_code=False))
         how = compression.parse(greeting.compression)
         ground = self._source.ground(experiment)
         known = outbox.greeting()
         since = time.time() if known is None else known[1]
         outbox.remember(data, since)
+        outbox.outlive()
         self._part = Part(greeting, experiment, ground, outbox, how, since)
         return self._part
 
@@ -205,16 +209,8 @@ class Site:
             log.warning("how many examples there are is not known: %s", error)
         return part.most
 
-    # ------------------------------------------------------------ the log
-
     def _sent(self, kind: str, about: str, reply: bytes) -> bytes:
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = f"{now} {kind}{about} bytes={len(reply)}\n"
-        try:
-            with self._logging, open(self.home / "sent.log", "a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError as error:  # what left is told nevertheless
-            log.warning("%s cannot be written (%s): %s", self.home / "sent.log", error.strerror or error, line.strip())
+        self._log.add(kind, about, len(reply))
         return reply
 
 

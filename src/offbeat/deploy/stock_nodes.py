@@ -30,6 +30,8 @@ POLL = 0.1  # seconds between two pulls
 LOOK = 2.0  # seconds between two looks at who is there
 MOST = float(1 << 53)
 TTL = 7 * 24 * 3600.0
+KEPT = 2  # orders of a kind that a node may still answer: an order holds a model
+MISSED = 600.0  # seconds that a node may be away and still answer
 AWAY = (0, 3, 4, 5)  # errors of Flower that are not the client app's own: of nobody knows what, a message, a node
 
 
@@ -51,6 +53,7 @@ class Nodes:
     ask_clients: bool
     _open: dict[str, tuple[int, Assignment | Question]] = field(default_factory=dict)  # message -> who was sent what
     _here: dict[int, int] = field(default_factory=dict)  # node -> how many examples it told of
+    _left: dict[int, float] = field(default_factory=dict)  # node that has not answered -> since when it is away
     _looked: float = float("-inf")
     _ready: list[Heard] = field(default_factory=list)  # told at the next look
     _read_into: nn.Module | None = None
@@ -74,6 +77,9 @@ class Nodes:
             self._ready.append(Gone(address, "Flower did not take a message to it"))
         else:
             self._open[number] = address, order
+            alike = [n for n, (to, sent) in self._open.items() if to == address and type(sent) is type(order)]
+            for old in alike[:-KEPT]:
+                del self._open[old]
         return int(vector.nbytes)
 
     def receive(self, timeout: float) -> list[Heard]:
@@ -97,13 +103,16 @@ class Nodes:
         return heard
 
     def _look(self) -> Iterable[Heard]:
-        there = set(self.grid.get_node_ids())
+        there, now = set(self.grid.get_node_ids()), time.monotonic()
         for node in sorted(there - self._here.keys()):
             self._here[node] = UNKNOWN
             yield Hello(node, f"node {node}", str(node), UNKNOWN, "", "")
         for node in sorted(self._here.keys() - there):
             del self._here[node]
             yield Gone(node, "it left, or its connection was lost")
+        away = {node for node, _ in self._open.values()} - there
+        self._left = {node: self._left.get(node, now) for node in away}
+        self._open = {n: sent for n, sent in self._open.items() if now - self._left.get(sent[0], now) <= MISSED}
 
     def _read(self, reply: Message) -> Heard | None:
         address, order = self._open.pop(reply.metadata.reply_to_message_id, (None, None))

@@ -25,7 +25,7 @@ from offbeat.engines.transport import Assignment, Farewell, Hello, Question, Ret
 
 __all__ = ["LIMIT", "Greeting", "Message", "Upload", "WireError", "decode", "encode", "opened", "room"]
 
-FORMAT = 1
+FORMAT = 2
 LIMIT = 1 << 32  # bytes of a message; whoever knows the model's size gives a closer one, `room`
 COUNT = 1 << 63
 SEED = 1 << 128
@@ -95,7 +95,7 @@ def _written(message: Message, upload: Upload | None) -> tuple[str, Fields, dict
         case Farewell():
             return "farewell", {"reason": message.reason, "refused": message.refused, "facts": dict(message.facts)}, {}
         case Hello():
-            names = ("name", "token", "num_examples", "layout", "code")
+            names = ("name", "token", "num_examples", "layout", "code", "newest")
             return "hello", {name: getattr(message, name) for name in names}, {}
         case Returned(answer=answer):
             fields = {"ticket": answer.ticket, "has": message.num_examples, "seconds": message.seconds}
@@ -266,7 +266,8 @@ def _farewell(r: _Reader, _: int) -> Farewell:
 
 
 def _hello(r: _Reader, address: int) -> Hello:
-    return Hello(address, r.word("name"), r.word("token"), r.whole("num_examples"), r.word("layout"), r.word("code"))
+    name, token, has = r.word("name"), r.word("token"), r.whole("num_examples")
+    return Hello(address, name, token, has, r.word("layout"), r.word("code"), r.maybe_whole("newest"))
 
 
 def _returned(r: _Reader, address: int) -> Returned:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
 from offbeat.engines.clock import Clock
 from offbeat.engines.conversation import Conversation
 from offbeat.engines.evaluation import Measured
+from offbeat.engines.facts import Facts
 from offbeat.engines.opinions import Held
 from offbeat.engines.tally import Tally
-
-if TYPE_CHECKING:
-    from offbeat.engines.live import LiveEngine
 
 
 @dataclass(frozen=True)
@@ -32,25 +29,25 @@ class Saved:
     tally: Tally
 
 
-def tree(engine: LiveEngine, put: Put, record: int) -> Tree:
+def tree(facts: Facts, put: Put, record: int) -> Tree:
     return {
-        "trace": engine.trace.seq,
-        "rows": engine.trace.tally.plain(),
-        "clock": engine.clock.save(put),
-        "evaluation": engine.evaluation.save(put),
-        "longest": pack(engine.sites.longest, put),
-        "accepted": pack(engine.sites.accepted, put),
-        "expired": pack(engine.sites.expired, put),
-        "opinions": pack(engine.opinions.held, put),
+        "trace": facts.trace.seq,
+        "rows": facts.trace.tally.plain(),
+        "clock": facts.clock.save(put),
+        "evaluation": facts.evaluation.save(put),
+        "longest": pack(facts.sites.longest, put),
+        "accepted": pack(facts.sites.accepted, put),
+        "expired": pack(facts.sites.expired, put),
+        "opinions": pack(facts.opinions.held, put),
         "record": record,
-        **engine.coordinator.save(put),
+        **facts.coordinator.save(put),
     }
 
 
-def read(engine: LiveEngine, stored: Tree, get: Get) -> Saved:
+def read(facts: Facts, stored: Tree, get: Get) -> Saved:
     seq = expect(int, stored["trace"], "trace")
     return Saved(
-        conversation=engine.coordinator.read(stored, get),
+        conversation=facts.coordinator.read(stored, get),
         measured=expect(Measured, unpack(stored["evaluation"], get), "evaluation"),
         clock=Clock.restored(stored["clock"], get),
         longest=expect(dict, unpack(stored["longest"], get), "longest"),
@@ -59,5 +56,14 @@ def read(engine: LiveEngine, stored: Tree, get: Get) -> Saved:
         opinions=expect(Held, unpack(stored["opinions"], get), "opinions"),
         record=expect(int, stored["record"], "record"),
         seq=seq,
-        tally=engine.trace.check(seq, stored.get("rows")),
+        tally=facts.trace.check(seq, stored.get("rows")),
     )
+
+
+def put_back(facts: Facts, saved: Saved) -> None:
+    facts.coordinator.restore(saved.conversation)
+    facts.evaluation.restore(saved.measured)
+    facts.clock, facts.started = saved.clock, True
+    facts.sites.longest, facts.sites.accepted, facts.sites.expired = saved.longest, saved.accepted, saved.expired
+    facts.opinions.held = saved.opinions
+    facts.trace.cut(saved.seq, saved.tally)

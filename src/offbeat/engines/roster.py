@@ -10,7 +10,8 @@ from pathlib import Path
 from offbeat.core.errors import CheckpointError, RunError
 from offbeat.engines.checkpoint import write_whole
 
-LONGEST = 64
+LONGEST = 64  # characters of a name
+MOST = 10_000  # names in a run: without keys a site may take another one whenever it comes
 
 
 @dataclass
@@ -20,6 +21,7 @@ class Roster:
     path: Path | None = None  # None: in memory only
     numbers: dict[str, int] = field(default_factory=dict)  # name -> client
     proofs: dict[str, str] = field(default_factory=dict)  # name -> SHA-256 of its token: the file gives no site away
+    most: int = MOST  # names
 
     @classmethod
     def at(cls, path: Path) -> Roster:
@@ -43,6 +45,10 @@ class Roster:
                     f"the name {name!r} is another site's: join with another --name, or with that site's key"
                 )
             return self.numbers[name]
+        if len(self.numbers) >= self.most:
+            raise RunError(
+                f"this run has had {self.most} sites, and takes no more names: join with the name of one of them"
+            )
         numbers, proofs = {**self.numbers, name: len(self.numbers)}, {**self.proofs, name: proof}
         self._store(numbers, proofs)  # first: a number that is not stored would be given to somebody else later
         self.numbers, self.proofs = numbers, proofs

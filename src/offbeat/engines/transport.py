@@ -28,6 +28,7 @@ class Hello:
     num_examples: int
     layout: str  # digest of its model's layout
     code: str  # digest of the rules it can follow: the server never ships code
+    newest: int | None = None  # the last ticket of this run that it has answered, as far as it knows
 
 
 @dataclass(frozen=True, slots=True)

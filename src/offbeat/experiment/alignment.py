@@ -2,7 +2,7 @@
 
     from offbeat.experiment import alignment
     print(alignment.of_run(Run(Path("runs/mine"))))          # from the trace alone
-    print(alignment.study(Run(Path("runs/mine")).experiment()))  # as in the paper: the run is played again and watched
+    print(alignment.study(Run(Path("runs/mine")).runnable()))  # as in the paper: the run is played again and watched
 
 Each update has its kappa. What it is set against: `agreement`, which every FedPSA run notes (the cosine between the
 update and the others of its buffer), or `align`, the paper's: the cosine between the gradients of the client's model

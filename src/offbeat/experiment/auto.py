@@ -36,11 +36,12 @@ def settle(made: Setup, cores: int | None = None) -> tuple[Choice, str]:
             stack.attempt(jobs)
             together = _seconds(lambda: stack.attempt(jobs)) / len(jobs)
             stack.close()
+            hands = stack.hands(cores)
     except MemoryError:
         raise
     except Exception as error:  # of a client's job: the run will say so of that client
         return INLINE, f"a job that was tried failed: {in_words(error)}"
-    costs = {INLINE: alone, Choice("batched", cores): together / cores}
+    costs = {INLINE: alone, Choice("batched", hands): together / hands}
     if cores > 1 and WORKERS["processes"].missing() is None:
         costs[Choice("processes", cores)] = max(alone / cores, SENT)
     best = min(costs, key=lambda choice: costs[choice])

@@ -38,7 +38,7 @@ from offbeat.engines.virtual import VirtualEngine, Watch
 from offbeat.engines.workers import Worker
 from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
-from offbeat.experiment import groups, metrics
+from offbeat.experiment import card, groups, metrics, sites
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.experiment.heatmap import Held
 from offbeat.scenario import partition
@@ -48,6 +48,7 @@ from offbeat.scenario.data import Dataset, load
 from offbeat.scenario.delays import Constant
 from offbeat.scenario.faults import spoiler
 from offbeat.scenario.network import Instant
+from offbeat.scenario.partition import Natural
 from offbeat.scenario.streaming import Static, Stream
 from offbeat.scenario.surroundings import SimulatedWorld
 
@@ -106,7 +107,8 @@ def setup(experiment: Experiment, device: str = "cpu") -> Setup:
         tests = groups.own_tests(data, dealt)
         tests = None if tests is None else tests.to(device)
     made = assemble(module, clients, evaluator, experiment, task, tests)
-    return replace(made, facts={**made.facts, "data": data.summary, "evaluated": experiment.evaluate})
+    facts = {"data": data.summary, "evaluated": experiment.evaluate, **card.facts(module, data)}
+    return replace(made, facts={**made.facts, **facts, **sites.facts(_owners(experiment, data, dealt))})
 
 
 def on(device: str, tensor: Tensor) -> Tensor:
@@ -133,6 +135,13 @@ def deal(experiment: Experiment, data: Dataset) -> Sequence[Tensor]:
     return experiment.partition.split(data.y_train, experiment.clients, experiment.seed, data.groups)
 
 
+def _owners(experiment: Experiment, data: Dataset, dealt: Sequence[Tensor]) -> dict[int, str]:
+    """Client -> what its owner is called, where each client is one."""
+    if data.groups is None or not isinstance(experiment.partition, Natural):
+        return {}
+    return {client: data.group_names[int(data.groups[rows[0]])] for client, rows in enumerate(dealt)}
+
+
 def split(experiment: Experiment, data: Dataset) -> Sequence[Tensor]:
     """For each client the numbers of those it trains on."""
     return experiment.split.of("train", experiment.seed, deal(experiment, data))
@@ -144,7 +153,7 @@ def held(experiment: Experiment) -> Held:
     rows = split(experiment, data)
     clients = evenly(len(rows), SHOWN)
     counts = partition.class_counts(data.y_train, [rows[client] for client in clients], data.num_classes)
-    return Held(clients, counts)
+    return Held(clients, counts, _owners(experiment, data, deal(experiment, data)))
 
 
 @one_thread()  # weights are drawn, models tried and sketched: all of it can reach a result

@@ -8,7 +8,7 @@ runs go side by side. A comparison that was stopped is finished by starting it a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -20,12 +20,14 @@ from offbeat.engines.progress import Status
 from offbeat.engines.until import Target
 from offbeat.engines.virtual import INTERRUPTED
 from offbeat.engines.workers.counted import Work
-from offbeat.experiment import crew, curves, identity, pooled, workers
+from offbeat.experiment import crew, curves, identity, labels, pooled, workers
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.measures import Row, over_seeds, speed_up
+from offbeat.experiment.metrics import Summary
 
 MANIFEST = runs.COMPARISON
+SWEEP = "sweep"  # in the manifest: what varies from label to label, where that is a grid of settings
 REFERENCE = "fedavg"  # speed-ups are against this one, unless the comparison or its reader names another
 
 
@@ -34,14 +36,31 @@ class Comparison:
     folder: Path
 
     def layout(self) -> list[dict[str, Any]]:
-        """The runs: strategy, seed and folder each."""
+        """The runs: strategy, seed and folder each. A strategy is called by its label here."""
         return self._manifest()[0]
+
+    @property
+    def verb(self) -> str:
+        """Of the command line, that made it and finishes it."""
+        return "sweep" if SWEEP in self.stored() else "compare"
+
+    def stored(self) -> dict[str, Any]:
+        """The manifest as it is."""
+        path = self.folder / MANIFEST
+        try:
+            stored = json.loads(path.read_text())
+            if not isinstance(stored, dict):
+                raise ValueError(f"it holds a {type(stored).__name__}")
+            return stored
+        except (FileNotFoundError, NotADirectoryError):
+            raise ConfigError(f"{self.folder} is not a comparison: it has no {MANIFEST}") from None
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
     def _manifest(self) -> tuple[list[dict[str, Any]], str]:
         """The runs and the reference."""
-        path = self.folder / MANIFEST
+        stored = self.stored()
         try:
-            stored: dict[str, Any] = json.loads(path.read_text())
             entries = [
                 {"strategy": printable(e["strategy"]), "seed": int(e["seed"]), "folder": self._below(e["folder"])}
                 for e in stored["runs"]
@@ -51,10 +70,8 @@ class Comparison:
             if reference not in names:
                 raise ValueError(f"its reference is {reference!r}")
             return entries, printable(reference)
-        except (FileNotFoundError, NotADirectoryError):
-            raise ConfigError(f"{self.folder} is not a comparison: it has no {MANIFEST}") from None
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+        except (ValueError, LookupError, TypeError) as error:
+            raise RunError(f"{self.folder / MANIFEST} is damaged: {type(error).__name__}: {error}") from None
 
     def _below(self, name: Any) -> str:
         """A run of a comparison lies in its folder: what is shown, resumed or written may be nowhere else."""
@@ -63,8 +80,12 @@ class Comparison:
             raise ValueError(f"it names the run {name!r}, which is not below {self.folder}")
         return name
 
+    def entries(self) -> list[tuple[dict[str, Any], runs.Run]]:
+        """The runs, with what the comparison says of each."""
+        return [(entry, runs.Run(self.folder / entry["folder"])) for entry in self.layout()]
+
     def runs(self, strategy: str) -> list[runs.Run]:
-        return [runs.Run(self.folder / entry["folder"]) for entry in self.layout() if entry["strategy"] == strategy]
+        return [run for entry, run in self.entries() if entry["strategy"] == strategy]
 
     def strategies(self) -> list[str]:
         return list(dict.fromkeys(entry["strategy"] for entry in self.layout()))
@@ -75,12 +96,22 @@ class Comparison:
             raise unknown("strategy of this comparison", reference, self.strategies())
         return reference or self._manifest()[1]
 
-    def rows(self, reference: str | None = None) -> list[Row]:
-        """One a method; speed-ups and relative times are against the reference, the comparison's own unless another
-        is named.
+    def finished(self) -> dict[str, dict[int, Summary]]:
+        """What came out, by method and seed, of the runs that are; a method without any is not among them."""
+        found: dict[str, dict[int, Summary]] = {}
+        for entry, run in self.entries():
+            if run.complete:
+                found.setdefault(entry["strategy"], {})[entry["seed"]] = run.summary()
+        return found
+
+    def rows(self, reference: str | None = None, found: Mapping[str, Mapping[int, Summary]] | None = None) -> list[Row]:
+        """One a method that has a finished run; speed-ups and relative times are against the reference, the
+        comparison's own unless another is named. `found`: what is finished, where that was read already.
         """
-        summaries = {name: [run.summary() for run in self.runs(name)] for name in self.strategies()}
-        base, relative = summaries[self.checked(reference)], self.relative_times(reference)
+        summaries = {
+            name: list(given.values()) for name, given in (self.finished() if found is None else found).items()
+        }
+        base, relative = summaries.get(self.checked(reference), []), self.relative_times(reference)
         compared = {
             name: {"speedup": speed_up(given, base), "relative_time": relative.get(name, nan)}
             for name, given in summaries.items()
@@ -89,12 +120,15 @@ class Comparison:
 
     def relative_times(self, reference: str | None = None, target: Target | None = None) -> dict[str, float]:
         """Each method's time to a target over the reference's; without one, to 95 % of the lowest final value of
-        all.
+        all. Of finished runs.
         """
-        names, against = self.strategies(), self.checked(reference)
-        first = self.runs(names[0])[0].summary()
+        against = self.checked(reference)
+        done = {name: [run for run in self.runs(name) if run.complete] for name in self.strategies()}
+        if not done[against]:
+            return {}
+        first = done[against][0].summary()
         metric = target.metric if target else first.headline
-        found = {name: [run.curve(metric) for run in self.runs(name)] for name in names}
+        found = {name: [run.curve(metric) for run in given] for name, given in done.items() if given}
         target = (
             target.towards(first.higher_is_better)
             if target
@@ -110,30 +144,42 @@ def create(
     reference: str = REFERENCE,
     worker: str = "inline",
     memory: str | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Make the folders of all runs; `experiments` are one a strategy, alike in all else. Without the reference the
-    first is one.
+    """Make the folders of all runs; `experiments` are one a label. Without the reference the first is one. `more` is
+    kept in the manifest.
     """
     if not experiments or not seeds:
         raise ConfigError("a comparison needs at least one strategy and one seed")
     if (folder / MANIFEST).exists():
         raise ConfigError(
-            f"{folder} already holds a comparison: 'offbeat compare --resume {folder}' finishes it; or choose "
-            "another --out"
+            f"{folder} already holds a comparison: 'offbeat {Comparison(folder).verb} --resume {folder}' finishes it; "
+            "or choose another --out"
         )
     if runs.Run(folder).experiment_file.exists():
         raise ConfigError(f"{folder} already holds a run: choose another --out")
     against = reference if reference in experiments else next(iter(experiments))
-    first = next(iter(experiments.values()))
-    worlds = {seed: identity.of(replace(first, seed=seed)) for seed in seeds}
+    called = labels.folders(experiments)
+    kept: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
     entries = []
     for name, experiment in experiments.items():
         for seed in seeds:
-            sub = f"{name}-seed{seed}"
-            runs.create(folder / sub, replace(experiment, seed=seed), world=worlds[seed], worker=worker, memory=memory)
+            one, sub = replace(experiment, seed=seed), f"{called[name]}-seed{seed}"
+            world = _world(one, kept.setdefault(seed, []))
+            runs.create(folder / sub, one, world=world, worker=worker, memory=memory)
             entries.append({"strategy": name, "seed": seed, "folder": sub})
-    write_whole(folder / MANIFEST, json.dumps({"reference": against, "runs": entries}, indent=2).encode())
+    manifest = {"reference": against, "runs": entries, **(more or {})}
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
     return Comparison(folder)
+
+
+def _world(experiment: Experiment, kept: list[tuple[Experiment, identity.Identity]]) -> identity.Identity:
+    """Of its data and who holds what: looked at once for all methods, for the data may be large."""
+    for other, world in kept:
+        if replace(other, strategy=experiment.strategy) == experiment:
+            return world
+    kept.append((experiment, identity.of(experiment)))
+    return kept[-1][1]
 
 
 def execute(

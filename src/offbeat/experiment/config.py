@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from offbeat.client.losses import LOSSES, LossChoice, TaskLoss
+from offbeat.client.losses import LossChoice, TaskLoss
 from offbeat.client.survey import Survey
 from offbeat.client.training import Training
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import require, unknown
-from offbeat.core.parts.staleness import STALENESS
 from offbeat.core.protocol import Strategy
-from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.engines.until import Target, Until
-from offbeat.scenario.availability import AVAILABILITY, Always, Availability
-from offbeat.scenario.data import DATASETS, Source, source
+from offbeat.experiment.choices import CHOICES, default, label, name_of
+from offbeat.scenario.availability import Always, Availability
+from offbeat.scenario.data import Source
 from offbeat.scenario.data.digits import Digits
-from offbeat.scenario.delays import DELAYS, Delays, PerClient, Uniform
-from offbeat.scenario.faults import FAULTS, Fault
-from offbeat.scenario.models import MODELS, Cnn, Model
-from offbeat.scenario.network import NETWORKS, Instant, Network
-from offbeat.scenario.partition import PARTITIONS, Dirichlet, Partition, Split
-from offbeat.scenario.streaming import STREAMS, Static, Stream
+from offbeat.scenario.delays import Delays, PerClient, Uniform
+from offbeat.scenario.faults import Fault
+from offbeat.scenario.models import Cnn, Model
+from offbeat.scenario.network import Instant, Network
+from offbeat.scenario.partition import Dirichlet, Partition, Split
+from offbeat.scenario.streaming import Static, Stream
 
-# the settings that are a choice by name, wherever they stand: setting -> (name -> class)
-CHOICES: dict[str, Mapping[str, type]] = {
-    "strategy": REGISTRY,
-    "data": DATASETS,
-    "model": MODELS,
-    "partition": PARTITIONS,
-    "delays": DELAYS,
-    "network": NETWORKS,
-    "availability": AVAILABILITY,
-    "faults": FAULTS,
-    "streaming": STREAMS,
-    "staleness": STALENESS,
-    "loss": LOSSES,
-}
-
+__all__ = ["CHOICES", "Evaluate", "Experiment", "is_pooled", "name_of", "strategy_name"]
 
 # what the metrics on the grid are of: the model on the data set's test examples, or the mean over clients of each one's
 # on its own
@@ -79,7 +63,8 @@ class Experiment:
         return 1 if is_pooled(self.strategy) else self.clients
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "data", source(self.data))
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", default("data", self.data))
         object.__setattr__(self, "faults", (self.faults,) if isinstance(self.faults, Fault) else tuple(self.faults))
         require(self.clients >= 1, f"clients = {self.clients}: at least 1 client is needed")
         require(self.seed >= 0, f"seed = {self.seed}: must be 0 or more")
@@ -102,13 +87,5 @@ def is_pooled(strategy: Strategy) -> bool:
     return contract_of(strategy).pooled
 
 
-def name_of(setting: str, value: Any) -> str:
-    """The registry name of a choice."""
-    for name, cls in CHOICES[setting].items():
-        if type(value) is cls:
-            return name
-    return type(value).__name__
-
-
 def strategy_name(experiment: Experiment) -> str:
-    return name_of("strategy", experiment.strategy)
+    return label(name_of("strategy", experiment.strategy))

@@ -21,11 +21,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.errors import OffbeatError
+from offbeat.core.errors import OffbeatError, RunError
 from offbeat.engines.allocation import keep_freed
 from offbeat.engines.progress import Status
 from offbeat.engines.virtual import INTERRUPTED
 from offbeat.engines.workers.counted import Work
+from offbeat.experiment import own
 from offbeat.experiment import run as runs
 
 log = logging.getLogger("offbeat")
@@ -183,6 +184,9 @@ def _answer(
 
 def _sendable(error: Exception) -> Exception:
     """Errors of ours travel as they are; others may hold what cannot."""
+    said = None if isinstance(error, OffbeatError) else own.blamed(error)
     sent = error if isinstance(error, OffbeatError) else RuntimeError(f"{type(error).__name__}: {error}")
+    if said is not None:
+        sent = RunError(said)
     sent.add_note(traceback.format_exc())  # where it happened does not travel by itself
     return sent

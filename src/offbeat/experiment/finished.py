@@ -16,7 +16,7 @@ from pathlib import Path
 from offbeat.core.errors import RunError
 from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.trace import Trace, read_only, sound_tally
-from offbeat.experiment import sealed
+from offbeat.experiment import own, sealed
 
 log = logging.getLogger("offbeat")
 
@@ -26,7 +26,8 @@ BESIDE = ("experiment.yaml", "world.json", "environment.json", "command.txt")
 
 def write(folder: Path, trace: Trace, model: bytes) -> None:
     """Before the model's file is: a run that has one has both."""
-    sums = {name: _sum((folder / name).read_bytes()) for name in BESIDE if (folder / name).is_file()}
+    code = (str(path.relative_to(folder)) for path in sorted((folder / own.COPIES).rglob("*.py")))
+    sums = {name: _sum((folder / name).read_bytes()) for name in (*BESIDE, *code) if (folder / name).is_file()}
     stored = {"files": {**sums, MODEL: _sum(model)}, "rows": trace.tally.plain(), "facts": _facts(trace.db)}
     write_whole(folder / NAME, sealed.dump(stored))
 

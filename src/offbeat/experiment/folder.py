@@ -5,6 +5,7 @@ environment.json    versions, machine, worker      checkpoint/         to resume
 command.txt         the command that repeats it    model.safetensors   the final model, a plain state_dict
 world.json          the experiment once more,      finished.json       checksums of all this, once it is done
                     checksums of data and traces   lock                held by the process that runs it
+code/               copies of one's own code
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from safetensors.torch import save
+from safetensors.torch import load, save
 
-from offbeat.core.errors import ConfigError, OffbeatError, RunError
+from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.tally import Tally
 from offbeat.engines.trace import TABLES
 from offbeat.experiment import (
     build,
+    card,
     client_memory,
     curves,
     files,
@@ -32,12 +35,17 @@ from offbeat.experiment import (
     identity,
     machine,
     metrics,
+    own,
     sealed,
+    sites,
     workers,
 )
+from offbeat.experiment.choices import own_files
 from offbeat.experiment.config import Experiment
+from offbeat.scenario.data.root import given_root
 
 COMPARISON = guard.COMPARISON
+ROOT = "data"  # of environment.json: the data root that was named when the run was made
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Run:
         return self.model_file.is_file()
 
     def experiment(self) -> Experiment:
-        """As the run was made for; an edited file is refused."""
+        """As the run was made for; an edited file is refused. Code of one's own is not run: see `runnable`."""
         guard.refuse_links(self.folder)
         if (self.folder / COMPARISON).is_file():
             raise ConfigError(
@@ -80,11 +88,17 @@ class Run:
                     f"{self.folder} was stopped while it was made: start the run again, with --out {self.folder}"
                 )
             raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
-        experiment = files.read(self.experiment_file)
+        experiment = files.read(self.experiment_file, runs_code=False)
         kept = identity.read(self.world_file)
         if kept is not None and kept.experiment is not None:
             identity.check_experiment(self.experiment_file, kept.experiment, experiment)
         return experiment
+
+    def runnable(self) -> Experiment:
+        """The experiment with the code of one's own that it names, which must be what the run was made with."""
+        self.experiment()
+        identity.check_code(self.folder, identity.read(self.world_file))
+        return files.read(self.experiment_file)
 
     def check(self) -> None:
         """Refuse a finished run that is not what came out."""
@@ -98,7 +112,8 @@ class Run:
             raise RunError(f"{self.folder} has not begun: start it with 'offbeat run --resume {self.folder}'")
         self.check()
         with metrics.open_trace(self.trace_file) as db:
-            return metrics.summarize(db, experiment.population, experiment.until.target or experiment.target)
+            made = metrics.summarize(db, experiment.population, experiment.until.target or experiment.target)
+        return replace(made, names=self.names())
 
     def moved(self) -> str | None:
         """In words, how this machine is not the one it began on; bits may differ then."""
@@ -107,11 +122,35 @@ class Run:
 
     def worker(self) -> workers.Choice:
         """The one it was begun with; inline where that cannot be told any more."""
+        return workers.begun_with(self._made_with("worker"))
+
+    def data_root(self) -> Path | None:
+        """The one that was named when it was made."""
+        stored = self._made_with(ROOT)
+        return None if stored is None else Path(stored)
+
+    def _made_with(self, key: str) -> str | None:
         try:
-            stored = sealed.read(self.folder / "environment.json").get("worker")
+            stored = sealed.read(self.folder / "environment.json").get(key)
         except (FileNotFoundError, RunError):
-            stored = None
-        return workers.begun_with(stored if isinstance(stored, str) else None)
+            return None
+        return stored if isinstance(stored, str) else None
+
+    def world(self, experiment: Experiment) -> identity.Identity:
+        """As it is now; DataError if there is no data for it any more."""
+        try:
+            return identity.of(experiment)
+        except DataError as error:
+            root = self.data_root()
+            if root is None or root.is_dir():
+                raise
+            moved = f"the run's data lay in {root}, which is gone: say where it is now, with --data DIR"
+            raise DataError(f"{error}; {moved}") from None
+
+    def names(self) -> dict[int, str]:
+        """Client -> what it is called, of those that are called something."""
+        with metrics.open_trace(self.trace_file) as db:
+            return {**sites.names(db), **sites.roster(self.folder)}
 
     def curve(self, metric: str) -> curves.Curve:
         """A metric on the evaluation grid."""
@@ -125,16 +164,18 @@ class Run:
             return hashlib.sha256(f"{Tally.of(db, TABLES).digest()} {model}".encode()).hexdigest()
 
     def export(self) -> bytes:
-        """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint."""
-        experiment = self.experiment()
+        """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint; its header says
+        what it is.
+        """
+        self.experiment()
         if self.complete:
             self.check()
-            return self.model_file.read_bytes()
+            return save(load(self.model_file.read_bytes()), card.metadata(self))
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        made = build.setup(experiment)
-        return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get))))
+        made, told = build.setup(self.runnable()), card.metadata(self)
+        return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get)), told))
 
 
 def create(
@@ -152,7 +193,8 @@ def create(
     run, chosen = Run(folder), workers.parse(worker)
     limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse(memory))}
     guard.refuse_held(folder)
-    world = world or identity.of(experiment)
+    code = own.contents(own_files(experiment))
+    world = replace(world or identity.of(experiment), code=own.sums(code))
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,9 +204,10 @@ def create(
             try:
                 os.write(lock, guard.MAKING)
                 os.fsync(lock)  # before anything else is: after a power failure it tells whose the rest is
-                stored = {**machine.environment(), "worker": str(chosen), **limit}
+                stored = {**machine.environment(), "worker": str(chosen), **limit, **_root()}
                 write_whole(folder / "environment.json", sealed.dump(stored))
                 write_whole(folder / "command.txt", _repeat(run, command).encode())
+                _keep(folder, code)
                 write_whole(run.world_file, world.dump(experiment))
                 files.write(run.experiment_file, experiment)  # last: with it the folder is a run
                 os.truncate(lock, 0)
@@ -177,7 +220,22 @@ def create(
     return run
 
 
+def _root() -> dict[str, str]:
+    """Where data sets lie, if somebody said so: a run is gone on with there."""
+    root = given_root()
+    return {} if root is None else {ROOT: str(root)}
+
+
+def _keep(folder: Path, code: Mapping[Path, bytes]) -> None:
+    """Copies of one's own code: a run can be read, exported and resumed where the files are gone."""
+    for path, source in code.items():
+        copy = folder / own.copy_of(path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(copy, source)
+
+
 def _repeat(run: Run, command: str | None) -> str:
     """What a preset or a file said may change with time; the resolved experiment does not."""
-    repeat = f"offbeat run {shlex.quote(str(run.experiment_file))}\n"
+    where = [option for root in _root().values() for option in ("--data", root)]
+    repeat = f"{shlex.join(['offbeat', 'run', str(run.experiment_file), *where])}\n"
     return f"{repeat}# it was made by: {command}\n" if command else repeat

@@ -6,14 +6,15 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.experiment import finished
+from offbeat.experiment import finished, own
 
 COMPARISON = "compare.json"  # what makes a folder one of several runs, not a run
-MADE = ("environment.json", "command.txt", "world.json")  # before experiment.yaml
+MADE = ("environment.json", "command.txt", own.COPIES, "world.json")  # before experiment.yaml
 LIVE = ("sites.json", "record", "run-id")  # of a run that was served
 OWN = ("experiment.yaml", COMPARISON, "run.sqlite", "model.safetensors", "checkpoint", finished.NAME, *LIVE, *MADE)
 MAKING = b"this folder is being made\n"  # in the lock until it is
@@ -45,6 +46,7 @@ def half_made(folder: Path) -> bool:
 def unmake(folder: Path, new: bool) -> None:
     """Leave nothing half made."""
     with contextlib.suppress(OSError):
+        shutil.rmtree(folder / own.COPIES, ignore_errors=True)
         for name in (*MADE, "lock"):
             (folder / name).unlink(missing_ok=True)
         if new:
@@ -54,7 +56,8 @@ def unmake(folder: Path, new: bool) -> None:
 def refuse_links(folder: Path) -> None:
     """Whoever gives us a folder must not make us write, or read as a run's, what lies elsewhere."""
     named = (*OWN, "lock", "run.sqlite-wal", "run.sqlite-shm", "run.sqlite-journal")
-    for path in (*(folder / name for name in named), *(folder / "checkpoint").glob("*")):
+    below = (*(folder / "checkpoint").glob("*"), *(folder / own.COPIES).rglob("*"))
+    for path in (*(folder / name for name in named), *below):
         if path.is_symlink():
             raise RunError(f"{path} is a link: a run folder holds its files itself; put the file in its place")
 
@@ -65,7 +68,7 @@ def sweep(folder: Path) -> None:
         name = TEMPORARY.fullmatch(path.name)
         if name and name[1] in OWN:
             path.unlink(missing_ok=True)
-    for path in (folder / "checkpoint").glob("*.tmp"):
+    for path in (*(folder / "checkpoint").glob("*.tmp"), *(folder / own.COPIES).rglob("*.tmp")):
         path.unlink(missing_ok=True)
 
 

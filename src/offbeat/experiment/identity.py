@@ -1,5 +1,5 @@
-"""What a run was made for: its experiment, and checksums of its data and of its recorded traces, written when its
-folder is made.
+"""What a run was made for: its experiment, and checksums of its data, of its recorded traces and of code of one's own,
+written when its folder is made.
 
 A file that is swapped between a stop and a resume, or between two runs of a comparison, would make a result of two
 worlds, and nobody would notice. Files, labels, bytes and who holds which example are the same on every machine, so they
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import zip_longest
 from math import inf, isclose
 from pathlib import Path
@@ -23,9 +23,9 @@ import torch
 
 from offbeat.core.errors import DataError, RunError
 from offbeat.core.rows import Rows, evenly
-from offbeat.experiment import build, sealed
+from offbeat.experiment import build, own, sealed
 from offbeat.experiment.config import Experiment
-from offbeat.experiment.plain import from_plain, to_plain
+from offbeat.experiment.plain import Home, from_plain, to_plain
 from offbeat.scenario.data import load
 
 TOLERANCE = 1e-5
@@ -37,6 +37,7 @@ class Identity:
     data: str  # SHA-256 over shapes, whole numbers, and who holds what
     norms: list[float]  # two of each tensor of floats
     traces: dict[str, str]  # path -> SHA-256 of the file
+    code: dict[str, str] = field(default_factory=dict)  # the same of one's own; known when the folder is made
 
     def dump(self, experiment: Experiment) -> bytes:
         return sealed.dump({**asdict(self), "experiment": to_plain(experiment)})
@@ -80,8 +81,10 @@ def read(path: Path) -> Kept | None:
         kept = sealed.read(path)
         if kept.keys() - {f.name for f in fields(Identity)} not in (set(), {"experiment"}):
             raise ValueError(f"it holds {', '.join(kept)}")
-        world = Identity(str(kept["data"]), [float(norm) for norm in kept["norms"]], dict(kept["traces"]))
-        return Kept(world, from_plain(kept["experiment"]) if "experiment" in kept else None)
+        norms = [float(norm) for norm in kept["norms"]]
+        world = Identity(str(kept["data"]), norms, dict(kept["traces"]), dict(kept.get("code", {})))
+        looked = Home(path.parent, runs_code=False)
+        return Kept(world, from_plain(kept["experiment"], looked) if "experiment" in kept else None)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
@@ -96,6 +99,16 @@ def check_experiment(path: Path, before: Experiment, now: Experiment) -> None:
         found = list(_changes("", to_plain(before), to_plain(now)))
         listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise RunError(f"{path} changed since the run was made: {listed}; put it back, or make a new run")
+
+
+def check_code(folder: Path, before: Kept | None) -> None:
+    """Refuse code of one's own that was edited, before any of it is run."""
+    for path in own.changed({} if before is None else before.world.code, folder):
+        copy = own.shown((folder / own.copy_of(path)).resolve())
+        raise RunError(
+            f"{folder}: {own.shown(path)} changed since the run was made: put back what was there ({copy}), or make a "
+            "new run"
+        )
 
 
 def _changes(where: str, before: Any, now: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ a field of `Summary` where the trace has to be read for it. docs/metrics.md says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean, stdev
@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from offbeat.engines.until import Target
 from offbeat.experiment.groups import ACTIVE, SLOWEST, STRAGGLERS
+from offbeat.experiment.intervals import restricted_mean
 from offbeat.experiment.metrics import Summary, size, without_nan
+from offbeat.experiment.sites import called
 
 Better = Literal["more", "less", "metric"]  # "metric": whichever way the metric a table shows goes
 Text = Callable[[float], str]
@@ -37,7 +39,8 @@ class Measure:
     read: Callable[[Summary], float] | None  # of one run; None: a comparison finds it, with all methods before it
     better: Better | None = None
     spread: str | None = None  # the key of its standard deviation over seeds, where that is told
-    reached: str | None = None  # it is the mean of the seeds that have one; the key of how many do
+    reached: str | None = None  # it is the mean of the seeds that have one; the key of how many do,
+    restricted: str | None = None  # and of the mean in which the others count with the time they were watched for
     table: Shown | None = None  # in the table of a comparison,
     page: Shown | None = None  # in the second table, on its page,
     line: Shown | None = None  # and in `offbeat show`, of one run
@@ -51,8 +54,11 @@ class Measure:
         text = shown.text(values[self.key])
         if self.spread is not None and values[self.spread] == values[self.spread]:
             return f"{text} ± {shown.text(values[self.spread])}"
-        if self.reached is not None and 0 < values[self.reached] < seeds:
-            return f"{text} ({values[self.reached]} of {seeds})"
+        if self.reached is not None and self.restricted is not None and values[self.reached] < seeds:
+            if (least := values[self.restricted]) != least:
+                return text  # nothing was to be reached
+            bound = beyond(shown.text(least))
+            return bound if seeds == 1 else f"{bound} ({values[self.reached]} of {seeds})"
         return text
 
 
@@ -70,6 +76,11 @@ def count(value: float) -> str:
 
 def _size(value: float) -> str:
     return NONE if value != value else size(value)
+
+
+def beyond(text: str) -> str:
+    """Of a time in which something did not come to pass."""
+    return f"> {text}"
 
 
 WHOLE, ONE, TWO, THREE, FOUR = (number(f".{digits}f") for digits in range(5))
@@ -141,6 +152,7 @@ MEASURES: tuple[Measure, ...] = (
         lambda s: nan if s.time_to_target is None else s.time_to_target,
         "less",
         reached="reached",
+        restricted="restricted_time",
         table=Shown("time to {target}", number(".0f", " s", missing="not reached"), target=True),
     ),
     Measure("speedup", None, "more", table=Shown("speed-up", number(".2f", "×"), target=True)),
@@ -180,6 +192,8 @@ def values(summary: Summary) -> dict[str, float]:
 def plain(summary: Summary) -> dict[str, Any]:
     """For JSON: all that was read off the trace, and every measure."""
     made: dict[str, Any] = {**summary.plain(), **without_nan(values(summary))}
+    made["warnings"] = summary.warnings
+    made["by_client"] = {called(int(c), summary.names): value for c, value in made["by_client"].items()}
     return made
 
 
@@ -230,6 +244,8 @@ def over_seeds(strategy: str, summaries: Sequence[Summary], compared: Mapping[st
         found[measure.key] = fmean(counted) if counted else nan
         if measure.reached is not None:
             found[measure.reached] = len(counted)
+        if measure.restricted is not None:
+            found[measure.restricted] = _restricted(each, summaries)
         if measure.spread is not None:
             found[measure.spread] = _deviation(each)
     first = summaries[0]
@@ -244,7 +260,14 @@ def speed_up(summaries: Sequence[Summary], reference: Sequence[Summary]) -> floa
 
 def _time_of_all(summaries: Sequence[Summary]) -> float:
     """nan unless every seed reached it, since a mean over the lucky ones would flatter."""
-    return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries)
+    return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries) if summaries else nan
+
+
+def _restricted(times: Sequence[float], summaries: Sequence[Summary]) -> float:
+    """Over all seeds; nan where there was nothing to reach."""
+    if not any(s.target is not None or time == time for time, s in zip(times, summaries, strict=True)):
+        return nan
+    return restricted_mean([(None if t != t else t, s.seconds) for t, s in zip(times, summaries, strict=True)])
 
 
 def _deviation(values: Sequence[float]) -> float:
@@ -252,30 +275,27 @@ def _deviation(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 and all(map(isfinite, values)) else nan
 
 
-def table(
-    rows: Sequence[Row], target: Target | None, place: Literal["table", "page"] = "table", arrows: bool = False
-) -> list[list[str]]:
+Place = Literal["table", "page"]
+
+
+def table(rows: Sequence[Row], target: Target | None, place: Place = "table", arrows: bool = False) -> list[list[str]]:
     """Headings, then a line a method. `arrows` say which way is better."""
-    columns = [(measure, shown) for measure, shown in _shown(place) if shown.target in (None, target is not None)]
-    first = rows[0]
-    words = {"metric": first.metric, "target": target, "final": f"final {first.metric}"}
-    if first.evaluated == "clients":
-        words["final"] = f"mean {first.metric} of clients"
+    columns, first = shown(place, target), rows[0]
+    cells = [[row.strategy, *(measure.cell(how, row.values, row.seeds) for measure, how in columns)] for row in rows]
+    return [["strategy", *(heading(m, how, first, target, arrows) for m, how in columns)], *cells]
+
+
+def shown(place: Place, target: Target | None) -> list[tuple[Measure, Shown]]:
+    """What stands there, in order."""
+    there = [(m, how) for m in MEASURES if (how := m.table if place == "table" else m.page) is not None]
+    return [(measure, how) for measure, how in there if how.target in (None, target is not None)]
+
+
+def heading(measure: Measure, how: Shown, row: Row, target: Target | None, arrows: bool = False) -> str:
+    final = f"mean {row.metric} of clients" if row.evaluated == "clients" else f"final {row.metric}"
     ways = {"more": " ↑", "less": " ↓"} if arrows else {}
-    headings = [
-        shown.heading.format(**words) + ways.get(str(m.direction(first.higher_is_better)), "") for m, shown in columns
-    ]
-    cells = [
-        [row.strategy, *(measure.cell(shown, row.values, row.seeds) for measure, shown in columns)] for row in rows
-    ]
-    return [["strategy", *headings], *cells]
-
-
-def _shown(place: Literal["table", "page"]) -> Iterable[tuple[Measure, Shown]]:
-    for measure in MEASURES:
-        shown = measure.table if place == "table" else measure.page
-        if shown is not None:
-            yield measure, shown
+    way = ways.get(str(measure.direction(row.higher_is_better)), "")
+    return how.heading.format(metric=row.metric, target=target, final=final) + way
 
 
 def legend(row: Row) -> dict[str, Better | None]:

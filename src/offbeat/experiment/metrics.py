@@ -17,12 +17,13 @@ from offbeat.core.errors import RunError
 from offbeat.engines import finite
 from offbeat.engines.trace import WORKER, read_only
 from offbeat.engines.until import Target, higher_is_better
-from offbeat.experiment import curves
+from offbeat.experiment import curves, sites
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.groups import ACTIVE, SLOW_CLASSES, SLOWEST, STRAGGLERS
 
 DIRECTIONS = "higher_is_better"  # the fact that says of each metric whether it is, as JSON
 SERVED = "served"  # the fact that a run was live, and with which model
+UNFINISHED = "not finished"
 ENDS = ("arrive", "refuse", "lost")  # how a ticket ends
 
 
@@ -78,6 +79,9 @@ class Summary:
     aulc: float = nan  # area under the learning curve, metric × days
     forgetting: float = nan  # of what the slowest quarter holds, between two updates of one of them
     higher_is_better: dict[str, bool] = field(default_factory=dict)  # of each metric, as the run says
+    target: str | None = None  # what time_to_target is to; where there is one, None there says that it was not reached
+    names: dict[int, str] = field(default_factory=dict)  # of clients that are called something
+    learned: bool | None = None  # was the model ever better than at the start? None: it was not looked at twice
 
     def higher(self, metric: str) -> bool:
         return higher_is_better(metric, self.higher_is_better)
@@ -89,6 +93,25 @@ class Summary:
 
     def of_group(self, group: str) -> float:
         return self.groups.get(f"{self.headline}/{group}", nan)
+
+    @property
+    def nothing(self) -> str | None:
+        """Why there is nothing to look at in an ended run: its model is no better than the one it began with."""
+        if self.ended == UNFINISHED or self.learned:
+            return None
+        refused = sum(self.refused.values())
+        if self.updates == 0 and refused:
+            why = f"all {refused} answers were refused, most for {next(iter(self.refused))}"
+        elif self.updates == 0:
+            more = [f"{count} {word}" for word, count in (("rejected", self.rejected), ("lost", self.lost)) if count]
+            why = f"no update was applied in {self.seconds:.0f} seconds" + (f" ({', '.join(more)})" if more else "")
+        elif self.versions == 0:
+            why = f"{self.updates} updates arrived, and none of them changed the model"
+        elif self.learned is None:
+            return None
+        else:
+            why = f"after {self.updates} updates the model was never better than at the start"
+        return f"NOTHING WAS LEARNED: {why}"
 
     @property
     def warning(self) -> str | None:
@@ -104,8 +127,9 @@ class Summary:
 
     @property
     def warnings(self) -> list[str]:
-        """That, and that the run fell back to an earlier model."""
-        return [line for line in (self.ended if finite.ended(self.ended) else None, self.warning) if line]
+        """That, that nothing was learned, and that the run fell back to an earlier model."""
+        fell = self.ended if finite.ended(self.ended) else None
+        return [line for line in (fell, self.nothing or self.warning) if line]
 
     def plain(self) -> dict[str, Any]:
         """For JSON: what is not a number becomes None."""
@@ -188,7 +212,7 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         or 0.0
     )
     stop = db.execute("SELECT now, detail FROM trace WHERE kind = 'stop'").fetchone()
-    seconds, ended = stop if stop else (last, "not finished")
+    seconds, ended = stop if stop else (last, UNFINISHED)
     kinds = Counter(dict(db.execute("SELECT kind, COUNT(*) FROM trace GROUP BY kind")))
     moved = dict(db.execute("SELECT kind, SUM(bytes) FROM trace WHERE bytes IS NOT NULL GROUP BY kind"))
     ages = staleness(db)
@@ -231,7 +255,17 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         aulc=curves.aulc(curve(db, name)),
         forgetting=curves.forgetting(curve(db, f"acc/{SLOW_CLASSES}"), arrivals(db, members(db, SLOWEST))),
         higher_is_better=known,
+        target=None if target is None else str(target),
+        names=sites.names(db),
+        learned=_learned([(curve(db, key), higher_is_better(key, known)) for key in {"loss", name} & values.keys()]),
     )
+
+
+def _learned(measured: Sequence[tuple[Curve, bool]]) -> bool | None:
+    """Did any of these get better than at its first point? `measured`: with which way is better."""
+    twice = [(points.values, higher) for points, higher in measured if len(points.values) > 1]
+    gained = (any(v > first if higher else v < first for v in later) for (first, *later), higher in twice)
+    return any(gained) if twice else None
 
 
 def per_client(db: sqlite3.Connection, metric: str) -> dict[int, float]:

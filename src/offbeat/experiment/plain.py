@@ -9,25 +9,36 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from offbeat.core.errors import ConfigError, OffbeatError, unknown
+from offbeat.core.errors import ConfigError, OffbeatError, known_names, unknown
 from offbeat.core.protocol import LocalWork
 from offbeat.engines.until import Target, Until, parse_until
-from offbeat.experiment.config import CHOICES, Experiment, name_of
+from offbeat.experiment.choices import CHOICES, WORDS, Unloaded, find, make, name_of, unloaded
+from offbeat.experiment.config import Experiment
 
 HIDDEN: dict[type, tuple[str, ...]] = {LocalWork: ("rule", "extras")}  # code, not settings: a file cannot give them
 TEXT = (Until, Target)  # settings written as one word
 LARGEST = 2**128  # of whole numbers
-WORDS = {"data": "data set"}  # what a choice is called, where its setting has another name
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where plain data stands: FILE.py:Name is meant from its folder. Who only reads a run runs nobody's code."""
+
+    folder: Path | None = None  # None: the working folder
+    runs_code: bool = True
 
 
 def to_plain(value: Any, setting: str | None = None) -> Any:
     """Dataclasses become mappings, choices get their name."""
     if isinstance(value, TEXT):
         return str(value)
+    if isinstance(value, Unloaded):
+        return value.plain()
     if is_dataclass(value) and not isinstance(value, type):
         shown = [f.name for f in fields(value) if f.init and f.name not in HIDDEN.get(type(value), ())]
         body = {name: to_plain(getattr(value, name), name) for name in shown}
@@ -37,16 +48,16 @@ def to_plain(value: Any, setting: str | None = None) -> Any:
     return value
 
 
-def from_plain(tree: Any) -> Experiment:
+def from_plain(tree: Any, home: Home = Home()) -> Experiment:
     if not isinstance(tree, Mapping):
         given = "nothing" if tree is None else "a list" if isinstance(tree, list) else _shown(tree)
         raise ConfigError(f"an experiment file holds settings like 'clients: 20', this one {given}")
-    made = _build(Experiment, tree, "")
+    made = _build(Experiment, tree, "", home)
     assert isinstance(made, Experiment)
     return made
 
 
-def _build(cls: type, tree: Mapping[str, Any], path: str) -> Any:
+def _build(cls: type, tree: Mapping[str, Any], path: str, home: Home) -> Any:
     """Make a dataclass from plain data; `path` says where we are, for the messages."""
     known = {f.name: f for f in fields(cls) if f.init and f.name not in HIDDEN.get(cls, ())}
     hints = _hints(cls)
@@ -54,7 +65,7 @@ def _build(cls: type, tree: Mapping[str, Any], path: str) -> Any:
     for key, value in tree.items():
         if key not in known:
             raise ConfigError(f"{path or 'experiment'}: {unknown('setting', str(key), known)}")
-        values[key] = _value(hints[key], key, value, f"{path}.{key}" if path else key)
+        values[key] = _value(hints[key], key, value, f"{path}.{key}" if path else key, home)
     missing = [
         name
         for name, f in known.items()
@@ -63,17 +74,18 @@ def _build(cls: type, tree: Mapping[str, Any], path: str) -> Any:
     if missing:
         raise ConfigError(f"{path}: {', '.join(missing)} must be given")
     try:
-        return cls(**values)
+        return make(cls, **values)
     except OffbeatError as error:
         named = not path or str(error).startswith(path)  # some settings name themselves in full
         raise ConfigError(str(error) if named else f"{path}: {error}") from None
 
 
-def _value(hint: Any, key: str, value: Any, path: str) -> Any:
-    if key in CHOICES and isinstance(value, list) and get_origin(hint) is tuple:  # several of them
-        return tuple(_choice(key, v, f"{path}[{i}]") for i, v in enumerate(value))
-    if key in CHOICES:
-        return _choice(key, value, path)
+def _value(hint: Any, key: str, value: Any, path: str, home: Home) -> Any:
+    chosen = key in CHOICES and not _bare(hint)  # a function of one's own may call an argument so
+    if chosen and isinstance(value, list) and get_origin(hint) is tuple:  # several of them
+        return tuple(_choice(key, v, f"{path}[{i}]", home) for i, v in enumerate(value))
+    if chosen:
+        return _choice(key, value, path, home)
     parts = _parts(hint)
     if value is None and type(None) in parts:
         return None
@@ -83,7 +95,7 @@ def _value(hint: Any, key: str, value: Any, path: str) -> Any:
         if part is Target:
             return _word(_parse_target, value, path)
         if isinstance(part, type) and is_dataclass(part):
-            return _build(part, _settings(part, value, path), path)
+            return _build(part, _settings(part, value, path), path, home)
     return _leaf(hint, value, path)
 
 
@@ -94,19 +106,17 @@ def _settings(cls: type, value: Any, path: str) -> Mapping[str, Any]:
     raise ConfigError(f"{path} = {_shown(value)}: it has settings of its own: {', '.join(known)}")
 
 
-def _choice(setting: str, value: Any, path: str) -> Any:
-    """A named choice: 'dirichlet', or {name: dirichlet, alpha: 0.3}."""
-    registry = CHOICES[setting]
+def _choice(setting: str, value: Any, path: str, home: Home) -> Any:
+    """A named choice: 'dirichlet', or {name: dirichlet, alpha: 0.3}; also FILE.py:Name."""
     if isinstance(value, str):
         value = {"name": value}
+    word = WORDS.get(setting, setting)
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ConfigError(
-            f"{path}: {_shown(value)} names no {WORDS.get(setting, setting)}; known: {', '.join(sorted(registry))}"
-        )
-    name = value["name"]
-    if name not in registry:
-        raise unknown(WORDS.get(setting, setting), name, registry)
-    return _build(registry[name], {k: v for k, v in value.items() if k != "name"}, path)
+        raise ConfigError(f"{path}: {_shown(value)} names no {word}; {known_names(word, CHOICES[setting])}")
+    name, body = value["name"], {k: v for k, v in value.items() if k != "name"}
+    if not home.runs_code and (left := unloaded(setting, name, body, home.folder)) is not None:
+        return left
+    return _build(find(setting, name, home.folder), body, path, home)
 
 
 def _word(parse: Any, value: Any, path: str) -> Any:
@@ -140,7 +150,7 @@ def _leaf(hint: Any, value: Any, path: str) -> Any:
         choices = _literals(hint)
         if choices and isinstance(value, str):
             raise ConfigError(f"{path}: {unknown('value', value, choices)}") from None
-        raise ConfigError(f"{path} = {_shown(value)}: expected {_name(hint)}") from None
+        raise ConfigError(f"{path} = {_shown(value)}: expected {name_of_type(hint)}") from None
 
 
 def _immense(value: Any) -> bool:
@@ -157,6 +167,11 @@ def _parts(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
+def _bare(hint: Any) -> bool:
+    """Text, numbers and nothing else."""
+    return all(part in (bool, int, float, str, type(None)) for part in _parts(hint))
+
+
 def _literals(hint: Any) -> list[str]:
     return [str(v) for part in _parts(hint) if get_origin(part) is typing.Literal for v in get_args(part)]
 
@@ -169,14 +184,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _name(hint: Any) -> str:
+def name_of_type(hint: Any) -> str:
+    """What may be given, in words."""
     parts = _parts(hint)
     if len(parts) > 1:
-        return " or ".join(_name(part) for part in parts if part is not int or float not in parts)
+        return " or ".join(name_of_type(part) for part in parts if part is not int or float not in parts)
     if get_origin(hint) is typing.Literal:
         return " or ".join(repr(v) for v in get_args(hint))
     if get_origin(hint) is tuple:
-        return f"a list, each entry {_name(get_args(hint)[0])}"
+        return f"a list, each entry {name_of_type(get_args(hint)[0])}"
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     return words.get(hint, str(hint))
 

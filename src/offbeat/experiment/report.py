@@ -5,28 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbeat.core.errors import DataError, printable
 from offbeat.engines.until import Target
-from offbeat.experiment import build, figure, heatmap, measures, page, series
+from offbeat.experiment import pictures
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.measures import Row
+from offbeat.experiment.metrics import Summary
+from offbeat.experiment.tables import Going
 
 
 @dataclass(frozen=True)
 class Report:
-    rows: list[Row]
-    table: list[list[str]]  # headings first
+    """A comparison in numbers, as far as its runs are finished."""
+
+    rows: list[Row]  # one a method that has a finished run
+    found: dict[str, dict[int, Summary]]  # by method and seed
+    planned: dict[str, list[int]]  # the seeds of each method, finished or not
+    going: list[Going]
+    reference: str
+    target: Target | None
     figure: Path
     page: Path
 
 
 def read(comparison: Comparison, reference: str | None = None) -> Report:
     """The numbers; the figure and the page are where `write` put them."""
-    rows = comparison.rows(reference)
+    found, planned = comparison.finished(), dict[str, list[int]]()
+    for entry, _ in comparison.entries():
+        planned.setdefault(entry["strategy"], []).append(entry["seed"])
     return Report(
-        rows,
-        measures.table(rows, _target(comparison)),
+        comparison.rows(reference, found),
+        found,
+        planned,
+        [
+            Going(
+                entry["strategy"], entry["seed"], entry["folder"], run.summary() if run.trace_file.is_file() else None
+            )
+            for entry, run in comparison.entries()
+            if not run.complete
+        ],
+        comparison.checked(reference),
+        _target(comparison),
         comparison.folder / "figure.png",
         comparison.folder / "report.html",
     )
@@ -34,41 +53,14 @@ def read(comparison: Comparison, reference: str | None = None) -> Report:
 
 def write(comparison: Comparison, reference: str | None = None) -> Report:
     """The same, with the figure and the page made."""
-    report, target = read(comparison, reference), _target(comparison)
-    rows, metric = report.rows, report.rows[0].metric
-    name = printable(_first(comparison).name)
-    whose = "" if rows[0].evaluated == "test" else ", mean of clients on their own test data,"
-    title = f"{name}: {metric}{whose} over {rows[0].seeds} seed{'s' if rows[0].seeds != 1 else ''}"
-    methods = series.collect(comparison, metric)
-    figure.save(methods, metric, target, title, report.figure)
-    held = _held(_first(comparison))
-    if held is not None:
-        heatmap.save(held, comparison.folder / "partition.png")
-    drawn = [] if held is None else [heatmap.draw(held)]
-    tables, against = (
-        [measures.table(rows, target, place, arrows=True) for place in ("table", "page")],
-        comparison.checked(reference),
-    )
-    page.save(methods, tables, metric, target, title, report.page, against, drawn, _data(comparison))
+    report = read(comparison, reference)
+    pictures.write(comparison, report.rows, comparison.checked(reference), report.figure, report.page)
     return report
-
-
-def _held(experiment: Experiment) -> heatmap.Held | None:
-    """Who holds what; None where the data is no longer at hand, for results are worth a page without it."""
-    try:
-        return build.held(experiment)
-    except DataError:
-        return None
 
 
 def _first(comparison: Comparison) -> Experiment:
     """All are alike but for strategy and seed."""
     return comparison.runs(comparison.strategies()[0])[0].experiment()
-
-
-def _data(comparison: Comparison) -> str | None:
-    """As the first run met it."""
-    return comparison.runs(comparison.strategies()[0])[0].summary().data
 
 
 def _target(comparison: Comparison) -> Target | None:

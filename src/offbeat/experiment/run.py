@@ -153,14 +153,15 @@ def conclude(run: Run, trace: Trace, outcome: Outcome, seconds: float, made: Nam
 @contextlib.contextmanager
 def attempt(run: Run, worker: str | None = None, memory: str | None = None) -> Iterator[Attempt | None]:
     """Open a run folder to go on with it; None if it is complete."""
-    experiment = run.experiment()
+    run.experiment()  # which says what is no run, before anything is locked
     with guard.alone(run.folder):
         if run.complete:
             client_memory.remove(run.folder)  # it is not resumed any more
             yield None
             return
         guard.sweep(run.folder)
-        identity.check(run.folder, identity.read(run.world_file), identity.of(experiment))
+        experiment = run.runnable()
+        identity.check(run.folder, identity.read(run.world_file), run.world(experiment))
         chosen = workers.usable(run.worker() if worker is None else workers.parse(worker))
         if chosen == workers.AUTO:
             chosen = settled(run)
@@ -210,7 +211,7 @@ def settled(run: Run, cores: int | None = None) -> workers.Choice:
     """Whom `auto` chose when the run began, or chooses now, for so many cores."""
     if (stored := computed_by(run)) is not None:
         return stored
-    chosen, why = auto.settle(build.setup(run.experiment()), cores)
+    chosen, why = auto.settle(build.setup(run.runnable()), cores)
     log.warning("worker auto: %s is used (%s)", chosen, why)
     return chosen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sqlite3
 import time
@@ -24,13 +25,13 @@ from offbeat.client.task import Loss, Task
 from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.core.protocol import Strategy
-from offbeat.core.strategies import find
 from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import WORKER, Trace
 from offbeat.engines.until import Until, parse_until
-from offbeat.experiment import auto, build, metrics, workers
+from offbeat.experiment import auto, build, metrics, misfits, workers
 from offbeat.experiment import client_memory as memories
+from offbeat.experiment.choices import default
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.metrics import Summary
@@ -42,6 +43,8 @@ from offbeat.scenario.streaming import Drifting, Static, Stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+log = logging.getLogger("offbeat")
 
 Pair = tuple[Tensor, Tensor]
 SUMMARY = "summary.json"
@@ -185,6 +188,8 @@ def simulate(
         max_norm=max_norm,
         seed=seed,
     )
+    for line in misfits.of(experiment):
+        log.warning("%s: %s", type(experiment.strategy).__name__, line)
     x, y = data.pooled() if test is None else _pair(test, "test")
     model = model if device == "cpu" else deepcopy(model).to(device)
     evaluator = Evaluator(model, x.to(device), y.to(device), loss)
@@ -240,7 +245,7 @@ def _pair(given: Any, whose: str) -> Pair:
 
 def _strategy(given: Strategy | str) -> Strategy:
     if isinstance(given, str):
-        made: Strategy = find(given)()
+        made: Strategy = default("strategy", given)
         return made
     if isinstance(given, type) or not isinstance(given, Strategy):
         hint = f"write {given.__name__}()" if isinstance(given, type) else "a strategy has init and on_event"

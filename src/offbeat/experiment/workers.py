@@ -61,7 +61,8 @@ def _no_processes() -> str | None:
 
 
 def _batched(trainer: Trainer, count: int | None) -> Worker:
-    return batched(StackTrainer(trainer), count or os.cpu_count() or 1)
+    stacked = StackTrainer(trainer)
+    return batched(stacked, count or stacked.hands(os.cpu_count() or 1))
 
 
 def batched(stacked: StackTrainer, hands: int) -> Worker:
@@ -128,7 +129,7 @@ def cores_of(choice: Choice) -> int:
 
 def shared(choice: Choice, runs: int) -> Choice:
     """The same for one of so many runs at a time. A single process would only be a longer way."""
-    if choice == INLINE or not WORKERS[choice.name].cores:
+    if runs == 1 or choice == INLINE or not WORKERS[choice.name].cores:
         return choice
     each = max(1, cores_of(choice) // runs)
     return INLINE if (choice.name, each) == ("processes", 1) else Choice(choice.name, each)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from offbeat.core.errors import ConfigError, unknown
-from offbeat.core.strategies import find
+from offbeat.experiment import files
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.data import Source
 from offbeat.scenario.models import Model
@@ -29,9 +29,16 @@ class Preset:
     seeds: int = 3
     reference: str = "fedavg"  # the method whose time the paper calls 1
 
-    def with_strategy(self, name: str) -> Experiment:
-        """The experiment with another method, in the preset's own settings where it has some."""
-        return replace(self.experiment, strategy=self.methods[name] if name in self.methods else find(name)())
+    def with_strategy(self, word: str) -> Experiment:
+        """The experiment with another method, `fedbuff` or `fedbuff(k=2)`: in the preset's own settings where it has
+        some, but for those in brackets.
+        """
+        if word in self.methods:
+            return replace(self.experiment, strategy=self.methods[word])
+        try:
+            return files.changed(self.experiment, [f"strategy={word}"], self.methods)
+        except ConfigError as error:
+            raise ConfigError(f"{word}: {error}" if "(" in word else str(error)) from None
 
     def varied(self, summary: str, methods: Mapping[str, Any] | None = None, **changes: Any) -> Preset:
         """Another figure or table: the same but for the methods compared, and for these fields of the experiment."""
@@ -74,6 +81,11 @@ def _of_papers() -> dict[str, Maker]:
 def names() -> list[str]:
     """Ours first, then paper by paper."""
     return [*sorted(_own()), *_of_papers()]
+
+
+def scales(name: str) -> list[str]:
+    """Those a preset comes in; ours have one, without a name."""
+    return list(get_args(Scale)) if name in _of_papers() else []
 
 
 def load(name: str, scale: Scale | None = None) -> Preset:

@@ -99,7 +99,7 @@ class Corrupted(Spoiling):
 
     name = "corrupted"
     probability: float = 0.1
-    entries: int = 1
+    entries: int = 1  # how many
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from offbeat.core.errors import DataError, unknown
+from offbeat.core.settings import File
 
 AVAILABLE, SECONDS, MBPS = "available", "seconds_per_step", "mbps"
 KEYS = ("client", "t")
@@ -69,7 +70,7 @@ class Recorded:
     """What laws that follow a recording share; they differ in the column they read."""
 
     column: ClassVar[str]
-    path: str
+    path: File  # of the recording: CSV or Parquet
 
     def covers(self, clients: Iterable[int]) -> None:
         """Every client must be there, and every value usable, before a run begins."""

@@ -54,7 +54,7 @@ class Growing:
 
     start: float | Range = (0.1, 0.9)  # shares of the client's data
     rate: float | Range = (0.0005, 0.001)  # of the client's data; ASO-Fed's 0.05 to 0.1 % an iteration
-    per: Per = "round"
+    per: Per = "round"  # what the rate counts
     min_examples: int = 1  # or all, where a client has fewer; batch statistics need 2
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.core.protocol import Strategy, World
+from offbeat.testing.cures import CURES
 from offbeat.testing.laws import LAWS, Law, meaning
 from offbeat.testing.observing import Case, Crashed, LawBroken, Observing, observe
 from offbeat.testing.steps import PATTERNS, Script, random_script, show, shrink
@@ -31,10 +32,15 @@ class Finding:
         if self.passed:
             return line
         line += f"\n  {self.message}"
-        if self.script is None or self.world is None:
-            return line
-        steps = show(self.script) or "(no step at all)"
-        return f"{line}\n  smallest script, with {len(self.world.clients)} clients at the start:\n" + _indent(steps)
+        if self.script is not None and self.world is not None:
+            steps = show(self.script) or "(no step at all)"
+            line += f"\n  smallest script, with {len(self.world.clients)} clients at the start:\n" + _indent(steps)
+        return f"{line}\n  cure: {self.cure}" if self.cure else line
+
+    @property
+    def cure(self) -> str:
+        """What does it right; nothing where the law is kept."""
+        return "" if self.passed else CURES.get(self.law, "")
 
 
 def tiny_worlds(seed: int = 0) -> list[World]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from offbeat.core.errors import unknown
 from offbeat.core.strategies.aso_fed import AsoFed
 from offbeat.core.strategies.ca2fl import CA2FL
 from offbeat.core.strategies.fed_ogd import FedOGD
@@ -48,10 +47,3 @@ REGISTRY: dict[str, type] = {
     "fed_ogd": FedOGD,
     "fedcompass": FedCompass,
 }
-
-
-def find(name: str) -> type:
-    """The strategy class of that name."""
-    if name not in REGISTRY:
-        raise unknown("strategy", name, REGISTRY)
-    return REGISTRY[name]

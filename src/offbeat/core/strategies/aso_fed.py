@@ -142,7 +142,7 @@ class AsoFed(Settings):
     lr: Rate = 0.001  # eta-bar, the learning rate of a client that answers fast
     dynamic_step: bool = True  # slow clients take larger steps; False is ASO-Fed(-D)
     feature: Feature = "view"  # attention on the first layer; "off" is ASO-Fed(-F)
-    h_order: Order = "eq"
+    h_order: Order = "eq"  # h is refreshed before it is used (eqs. 8-9), or after (Algorithm 2)
     axis: Axis = 1  # what attention goes over
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()

@@ -153,9 +153,9 @@ class FedOGD(Settings):
     lr_global: Rate = 0.003  # eta_g
     epoch: Seconds | None = None  # between server steps; None: the median of the clients' first jobs
     cache: bool = True  # False: only what was reported in this epoch counts
-    project: Literal["conflict", "always"] = "conflict"
-    combine: Literal["mean", "sum_of_means"] = "mean"
-    upload: Literal["gradient", "difference"] = "gradient"
+    project: Literal["conflict", "always"] = "conflict"  # gradients that point against the basis, or all
+    combine: Literal["mean", "sum_of_means"] = "mean"  # of the clients of an epoch
+    upload: Literal["gradient", "difference"] = "gradient"  # what a client sends
     evict_after: EvictAfter = None  # seconds a lost client's cache is kept; None: for ever
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()

@@ -30,8 +30,8 @@ class FedAdam(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
     lr: float = 0.1  # the server's
-    beta1: float = 0.9
-    beta2: float = 0.99
+    beta1: float = 0.9  # of the mean of the updates
+    beta2: float = 0.99  # of the mean of their squares
     tau: float = 1e-3  # how far it adapts: the larger, the more like plain momentum
     sample: Sample = None
     deadline: Seconds | None = None

@@ -46,7 +46,7 @@ class FedAsync(Settings):
 
     alpha: Share = 0.6  # weight of a fresh update
     staleness: Staleness | str = Polynomial(a=0.5)
-    mode: Literal["mix", "delta"] = "mix"
+    mode: Literal["mix", "delta"] = "mix"  # (1 - a) x + a local, or x + a (local - base)
     client_weight: ClientWeight | None = None  # p_k, in mode="delta"
     # of BatchNorm, in mode="delta": mixed in with alpha_t p_k, or replaced by the client's
     statistics: Statistics = "mix"

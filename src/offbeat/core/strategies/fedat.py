@@ -95,7 +95,7 @@ class FedAT(Settings):
     lam: Amount = 0.4  # lambda, the pull towards what a client was sent
     # slowest / fastest inside a tier at most; then `tiers` does not count
     ratio: Annotated[float | None, finite(1, "slowest / fastest, a finite factor of 1 or more")] = None
-    tiers: Annotated[int | None, WHOLE, least(1, "at least 1 tier")] = TIERS
+    tiers: Annotated[int | None, WHOLE, least(1, "at least 1 tier")] = TIERS  # groups of clients of like speed
     smooth: Annotated[int, one_of(0, 1)] = 0  # 1: added to every count, so that no tier weighs nothing
     sample: Sample = None  # clients a tier's round: a number, a share of the tier, or all
     deadline: Seconds | None = None

@@ -50,7 +50,7 @@ class FedFa(Settings):
     about: ClassVar[About] = About("asynchronous", keeps="nothing (k uploads in all)", uploads="model")
 
     k: Annotated[int, WHOLE, least(1, "the queue holds at least 1 upload")] = 5  # uploads in the window
-    queue: Literal["models", "deltas"] = "models"
+    queue: Literal["models", "deltas"] = "models"  # what is queued and averaged
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 

@@ -61,7 +61,7 @@ class FLANP(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
     n0: Annotated[int, WHOLE, least(1, "at least 1 client")] = 2  # clients of the first stage
-    max_rounds_per_stage: Annotated[int, WHOLE, least(1, "at least 1 round")] = 10
+    max_rounds_per_stage: Annotated[int, WHOLE, least(1, "at least 1 round")] = 10  # then the stage ends anyway
     sample: Sample = None  # clients a round: a number, a share of the stage, or all of it
     deadline: Seconds | None = None
     work: LocalWork = LocalWork()

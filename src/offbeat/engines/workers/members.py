@@ -18,8 +18,8 @@ from offbeat.core.threads import one_thread
 from offbeat.engines.workers.blocks import Block
 from offbeat.engines.workers.forked import IGNORED, Slot, Train, fields_of, libc, live, send
 from offbeat.engines.workers.parcels import Arena, pack
+from offbeat.engines.workers.queue import DEPTH
 
-DEPTH = 2  # jobs a process has: one it trains, and one to go on with at once
 SMALL = 1 << 14  # bytes that a pipe takes though nobody reads it yet
 ROOM = (8, 2, 0)  # models in shared memory for a job, and for its answer; less where that much is not to be had
 

@@ -11,12 +11,13 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offbeat.core.parts.reuse import ALIGNED, new_vector
+from offbeat.core.parts.reuse import ALIGNED, room
 from offbeat.engines.gate import dense
 
 NOWHERE, PLACED, APART, KNOWN = range(4)  # where a thing is that is not in the pickle
@@ -35,8 +36,7 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        held = mmap.mmap(-1, size) if size else bytearray(1)
-        self._bytes = torch.frombuffer(held, dtype=torch.uint8)
+        self._held = mmap.mmap(-1, size) if size else None
         self._end = 0
 
     def clear(self) -> None:
@@ -52,8 +52,9 @@ class Arena:
         return start
 
     def at(self, start: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        return self._bytes[start : start + size].view(dtype).view(shape)
+        """A tensor that lies there."""
+        assert self._held is not None
+        return torch.frombuffer(self._held, dtype=dtype, count=prod(shape), offset=start).view(shape)
 
 
 @dataclass(frozen=True)
@@ -153,5 +154,5 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    flat = tensor.view(-1)
-    return new_vector(flat).copy_(flat).view(tensor.shape)
+    flat = room(tensor)
+    return tensor.clone() if flat is None else flat.view(tensor.shape).copy_(tensor)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError
+from offbeat.core.settings import DataFile
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.root import data_root, find_file
 from offbeat.scenario.data.split import every_fifth
@@ -29,7 +30,7 @@ class AgNews:
 
     vocabulary: int = 20000  # words, padding and the unknown word counted
     length: int = 64  # words of a text
-    tokenizer: str | None = None  # folder of a pretrained tokenizer instead of words (extra text)
+    tokenizer: DataFile | None = None  # folder of a pretrained tokenizer instead of words (extra text)
 
     def __post_init__(self) -> None:
         check_settings("ag_news", self.vocabulary, self.length)

@@ -76,12 +76,12 @@ def _load(
     parts = [read(home / file, classes) for file in files]
     x_train, y_train = (torch.cat(pieces) for pieces in zip(*parts[:-1], strict=True))
     x_test, y_test = parts[-1]
-    train, test = standardised(x_train, x_test)
+    train, test, how = standardised(x_train, x_test)
     # a file cut at the end of a record looks whole
     counts = (("training", len(train), TRAIN), ("test", len(test), TEST))
     fewer = [(part, found, published) for part, found, published in counts if found != published]
     notes = tuple(f"{found:,} of {published:,} {part} pictures are there" for part, found, published in fewer)
-    return Dataset(name, train, y_train, test, y_test, num_classes=classes, class_names=names, notes=notes)
+    return Dataset(name, train, y_train, test, y_test, classes, class_names=names, prepared=how, notes=notes)
 
 
 def _read_binary(path: Path, classes: int) -> tuple[Tensor, Tensor]:

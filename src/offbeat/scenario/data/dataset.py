@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -66,6 +67,7 @@ class Dataset:
     class_names: tuple[str, ...] = field(default=(), repr=False)  # or of the labels, or of the targets
     vocabulary: int | None = None  # of texts: inputs are numbers below this
     pixels: Pixels | None = None  # of images kept as bytes: the hook a model needs
+    prepared: str = field(default="", repr=False)  # how inputs came from what was measured; empty: as they are
     notes: tuple[str, ...] = ()  # what a reader of the results has to know: rows left out, a split of our own
 
     def __post_init__(self) -> None:
@@ -139,6 +141,20 @@ class Dataset:
         noted = "".join(f" ({note})" for note in self.notes)
         counts = f"{len(self.x_train)} training and {len(self.x_test)} test examples"
         return f"{self.name}: {counts}, inputs {shape}, {target}{owned}{noted}"
+
+    @property
+    def preparation(self) -> str:
+        """What has to be done to an input before a model trained on these sees it."""
+        if self.pixels is not None:
+            return scaled("byte / 255", self.pixels.mean, self.pixels.deviation, "channel")
+        return self.prepared or "none: inputs as they are in the data"
+
+
+def scaled(value: str, mean: Any, deviation: Any, each: str = "") -> str:
+    """How a value was standardised, in words and numbers; `each`: of what there is a mean and a deviation."""
+    told = [[float(f"{number:.9g}") for number in np.ravel(given)] for given in (mean, deviation)]
+    first, second = (numbers[0] if len(numbers) == 1 else numbers for numbers in told)
+    return f"({value} - {first}) / {second}{f', {each} by {each}' if each else ''}"
 
 
 Values = Tensor | NDArray[Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.core.threads import one_thread
-from offbeat.scenario.data.dataset import Dataset
+from offbeat.scenario.data.dataset import Dataset, scaled
 from offbeat.scenario.data.split import every_fifth
 
 
@@ -27,4 +27,5 @@ class Digits:
         mean, deviation = x[~test].mean(), x[~test].std()
         x = (x - mean) / deviation
         names = tuple(map(str, range(10)))
-        return Dataset("digits", x[~test], y[~test], x[test], y[test], num_classes=10, class_names=names)
+        how = scaled("pixel / 16", mean, deviation)
+        return Dataset("digits", x[~test], y[~test], x[test], y[test], 10, class_names=names, prepared=how)

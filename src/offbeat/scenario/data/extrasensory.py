@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.dataset import Dataset, owned
+from offbeat.scenario.data.dataset import Dataset, owned, scaled
 from offbeat.scenario.data.over_time import Gathered, check_shares, in_time
 from offbeat.scenario.data.root import Published, find_files
 from offbeat.scenario.data.tables import read_text
@@ -55,8 +55,9 @@ class ExtraSensory:
             gathered.add("test", x[start:], y[start:], user)
         assert header is not None
         train, test = gathered.examples("train"), gathered.examples("test")
-        _standardise(train[0], test[0])
-        return owned("extrasensory", train, test, num_classes=None, task="multilabel", class_names=tuple(header[1]))
+        how = _standardise(train[0], test[0])
+        labels = tuple(header[1])
+        return owned("extrasensory", train, test, num_classes=None, task="multilabel", class_names=labels, prepared=how)
 
 
 def _read(path: Path) -> tuple[tuple[list[str], list[str]], Floats, Floats]:
@@ -83,11 +84,15 @@ def _read(path: Path) -> tuple[tuple[list[str], list[str]], Floats, Floats]:
     return (names[1:first], labels), values[:, 1:first].astype(np.float32), y
 
 
-def _standardise(train: Floats, test: Floats) -> None:
-    """In place, feature by feature: no second copy of everything."""
+def _standardise(train: Floats, test: Floats) -> str:
+    """In place, feature by feature: no second copy of everything. In words, how."""
+    means, deviations = [], []
     for at in range(train.shape[1]):
         measured = train[np.isfinite(train[:, at]), at].astype(np.float64)
         mean, deviation = (measured.mean(), measured.std()) if len(measured) else (0.0, 1.0)
         for values in (train, test):
-            scaled = (values[:, at] - mean) / (deviation or 1.0)
-            values[:, at] = np.where(np.isfinite(scaled), scaled, 0.0)
+            standard = (values[:, at] - mean) / (deviation or 1.0)
+            values[:, at] = np.where(np.isfinite(standard), standard, 0.0)
+        means.append(mean)
+        deviations.append(deviation or 1.0)
+    return f"{scaled('value', means, deviations, 'feature')}; 0 where it was not measured"

@@ -46,7 +46,7 @@ class FitRec:
 
     target: Literal["speed", "heart_rate"] = "speed"  # km/h, beats a minute
     users: int = 30  # drawn from those with enough workouts of one sport
-    min_workouts: int = 10
+    min_workouts: int = 10  # of one sport, or a user is not drawn
     steps: int = 30  # of 10 seconds, of a window
     train: float = 0.6  # share of a user's workouts, the oldest
     test: float = 0.2  # the newest; what lies between is left for validation

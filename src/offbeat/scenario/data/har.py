@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.threads import one_thread
-from offbeat.scenario.data.dataset import Dataset, owned
+from offbeat.scenario.data.dataset import Dataset, owned, scaled
 from offbeat.scenario.data.root import Published, find_folder
 from offbeat.scenario.data.tables import read_matrix
 
@@ -41,7 +41,8 @@ class UciHar:
         # one mean and one deviation for each signal, of the training windows
         mean, deviation = x_train.mean((0, 2), keepdim=True), x_train.std((0, 2), keepdim=True).clamp_min(1e-8)
         parts = [((x - mean) / deviation, y, who) for x, y, who in ((x_train, y_train, train), (x_test, y_test, test))]
-        return owned("uci-har", *parts, num_classes=len(ACTIVITIES), class_names=ACTIVITIES)
+        how = scaled("value", mean, deviation, "signal")
+        return owned("uci-har", *parts, num_classes=len(ACTIVITIES), class_names=ACTIVITIES, prepared=how)
 
 
 def _part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.dataset import Dataset, owned
+from offbeat.scenario.data.dataset import Dataset, owned, scaled
 from offbeat.scenario.data.root import find_file
 from offbeat.scenario.data.tables import numbers, read_text
 
@@ -47,12 +47,14 @@ class HeartDisease:
             train.append(_training(y[-1]))
             who += [hospital] * len(rows)
         inputs, labels, training = np.concatenate(x), np.concatenate(y), np.concatenate(train)
-        scaled = list(range(len(MEASURED)))
-        mean, deviation = inputs[training][:, scaled].mean(0), inputs[training][:, scaled].std(0)
-        inputs[:, scaled] = (inputs[:, scaled] - mean) / np.where(deviation > 0, deviation, 1)
+        measured = list(range(len(MEASURED)))
+        mean, deviation = inputs[training][:, measured].mean(0), inputs[training][:, measured].std(0)
+        deviation = np.where(deviation > 0, deviation, 1)
+        inputs[:, measured] = (inputs[:, measured] - mean) / deviation
         hospitals = np.array(who)
         parts = [(inputs[p].astype(np.float32), labels[p], hospitals[p].tolist()) for p in (training, ~training)]
-        return owned("heart-disease", *parts, num_classes=2, class_names=("healthy", "sick"))
+        how = f"{scaled('value', mean, deviation, 'column')}, of the {len(MEASURED)} measured; indicators as they are"
+        return owned("heart-disease", *parts, num_classes=2, class_names=("healthy", "sick"), prepared=how)
 
 
 def _read(path: Path) -> NDArray[np.float64]:

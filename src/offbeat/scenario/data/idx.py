@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.threads import one_thread
-from offbeat.scenario.data.dataset import Dataset
+from offbeat.scenario.data.dataset import Dataset, scaled
 from offbeat.scenario.data.root import find_file, read_bytes
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -66,7 +66,8 @@ def _load(folder: str, md5s: tuple[str, ...], homes: tuple[str, ...], names: tup
     mean, deviation = pixels.mean(), pixels.std()
     train = pixels.sub_(mean).div_(deviation).unsqueeze(1)
     test = x_test.float().div_(255).sub_(mean).div_(deviation).unsqueeze(1)
-    return Dataset(folder, train, y_train.long(), test, y_test.long(), num_classes=CLASSES, class_names=names)
+    how = scaled("pixel / 255", mean, deviation)
+    return Dataset(folder, train, y_train.long(), test, y_test.long(), CLASSES, class_names=names, prepared=how)
 
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

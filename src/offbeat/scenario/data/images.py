@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.dataset import Pixels
+from offbeat.scenario.data.dataset import Pixels, scaled
 
 
-def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Bytes (n, channels, height, width) as floats, of mean 0 and deviation 1 in each channel of `train`."""
+def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, str]:
+    """Bytes (n, channels, height, width) as floats, of mean 0 and deviation 1 in each channel of `train`; and how, in
+    words.
+    """
     pixels = statistics(train)
     shape = (1, -1, 1, 1)
     mean, deviation = torch.tensor(pixels.mean).view(shape), torch.tensor(pixels.deviation).view(shape)
     x_train, x_test = (x.float().div_(255).sub_(mean).div_(deviation) for x in (train, test))
-    return x_train, x_test
+    return x_train, x_test, scaled("byte / 255", pixels.mean, pixels.deviation, "channel")
 
 
 def statistics(images: Tensor) -> Pixels:

@@ -54,7 +54,9 @@ class Ixi:
         y = torch.stack([self._label(path) for path, _ in subjects])
         parts = [(x[part], y[part], np.array(centres)[part.numpy()].tolist()) for part in (~test, test)]
         names = ("other", "brain")
-        return owned("ixi", *parts, num_classes=2, task="segmentation", class_names=names, notes=notes)
+        how = f"resized to {self.shape}, then (voxel - mean) / deviation of the volume itself"
+        more: dict[str, Any] = {"class_names": names, "prepared": how, "notes": notes}
+        return owned("ixi", *parts, num_classes=2, task="segmentation", **more)
 
     def _image(self, subject: Path) -> Tensor:
         volume = interpolate(_volume(subject / "T1")[None, None], self.shape, mode="trilinear", align_corners=False)[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from offbeat.core.errors import DataError
+from offbeat.core.settings import DataFile
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.root import Published, find_folder
 from offbeat.scenario.data.text import Texts, as_dataset, check_settings
@@ -29,7 +30,7 @@ class TwentyNews:
     vocabulary: int = 20000  # words, padding and the unknown word counted
     length: int = 200  # words of a post
     headers: bool = False  # keep From, Organization and so on, which give the group away
-    tokenizer: str | None = None  # folder of a pretrained tokenizer instead of words (extra text)
+    tokenizer: DataFile | None = None  # folder of a pretrained tokenizer instead of words (extra text)
 
     def __post_init__(self) -> None:
         check_settings("20news", self.vocabulary, self.length)

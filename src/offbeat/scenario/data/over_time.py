@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.errors import require
-from offbeat.scenario.data.dataset import Dataset, owned
+from offbeat.scenario.data.dataset import Dataset, owned, scaled
 
 Array = NDArray[Any]
 
@@ -51,4 +51,5 @@ def windows(name: str, gathered: Gathered, **more: Any) -> Dataset:
         (((x - mean) / deviation).astype(np.float32), y.astype(np.float32), who)
         for x, y, who in (train, gathered.examples("test"))
     ]
-    return owned(name, *parts, num_classes=None, **more)
+    how = scaled("value", mean, deviation, "feature")
+    return owned(name, *parts, num_classes=None, prepared=how, **more)

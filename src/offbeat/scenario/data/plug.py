@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from offbeat.core.errors import DataError
+from offbeat.core.settings import DataFile
 from offbeat.scenario.data.dataset import Dataset, TaskName, owners
 from offbeat.scenario.data.root import below_root, expanded
 from offbeat.scenario.data.split import every_fifth
@@ -70,31 +71,50 @@ def from_npz(folder: str | Path, *, num_classes: int | None = None, task: TaskNa
     """
     home = expanded(folder)
     paths = sorted(home.glob("*.npz")) if home.is_dir() else []
+    if not home.exists():
+        raise DataError(f"{home} is not there: if it was moved, give --data the folder it lies in now")
     if not paths:
         raise DataError(f"{home} holds no .npz files: one a client is expected, with arrays x and y")
-    clients = {path.stem: _arrays(path) for path in paths}
-    train = [(name, a["x"], a["y"]) for name, a in clients.items()]
-    test = [(name, a["x_test"], a["y_test"]) for name, a in clients.items() if "x_test" in a]
+    clients = {str(path): _arrays(path) for path in paths}
+    named = {path: Path(path).stem for path in clients}
+    return from_owners(clients, home.resolve().name, named=named, where=str(home), num_classes=num_classes, task=task)
+
+
+def from_owners(
+    clients: Mapping[str, Mapping[str, Tensor]],
+    name: str,
+    *,
+    named: Mapping[str, str] | None = None,
+    where: str | None = None,
+    num_classes: int | None = None,
+    task: TaskName | None = None,
+) -> Dataset:
+    """A data set from what each owner has: x and y, and x_test and y_test where it has some. Without any x_test, every
+    fifth example of each owner is for the test. `named`: what owners are called, where messages call them otherwise.
+    """
+    train = [(owner, a["x"], a["y"]) for owner, a in clients.items()]
+    test = [(owner, a["x_test"], a["y_test"]) for owner, a in clients.items() if "x_test" in a]
     notes: tuple[str, ...] = ()
     if not test:
-        held = {name: every_fifth(torch.zeros(len(x), dtype=torch.int64)) for name, x, _ in train}
-        test = [(name, x[held[name]], y[held[name]]) for name, x, y in train if bool(held[name].any())]
-        train = [(name, x[~held[name]], y[~held[name]]) for name, x, y in train]
+        held = {owner: every_fifth(torch.zeros(len(x), dtype=torch.int64)) for owner, x, _ in train}
+        test = [(owner, x[held[owner]], y[held[owner]]) for owner, x, y in train if bool(held[owner].any())]
+        train = [(owner, x[~held[owner]], y[~held[owner]]) for owner, x, y in train]
         notes = (NO_TEST_FILES,)
     if not test:
-        raise DataError(f"{home}: no client has x_test, or 5 examples to hold one out: there is nothing to test on")
-    who, others = ([name for name, x, _ in part for _ in range(len(x))] for part in (train, test))
-    tensors = (*_together(home, train), *_together(home, test))
-    return _made(home.resolve().name, tensors, num_classes, task, who, others, notes)
+        lacking = "no client has x_test, or 5 examples to hold one out: there is nothing to test on"
+        raise DataError(f"{where or name}: {lacking}")
+    called = named or {owner: owner for owner in clients}
+    who, others = ([called[owner] for owner, x, _ in part for _ in range(len(x))] for part in (train, test))
+    return _made(name, (*_together(train), *_together(test)), num_classes, task, who, others, notes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Npz:
     """Data of your own: a folder with one .npz file a client, arrays x and y, and x_test and y_test if it has some."""
 
-    folder: str  # relative to the data root, or a whole path
+    folder: DataFile  # from where the experiment file lies, else from the data root
     num_classes: int | None = None  # None: one more than the largest label
-    task: TaskName | None = None
+    task: TaskName | None = None  # None: classification where y is whole numbers, else regression
 
     def load(self) -> Dataset:
         return from_npz(below_root(self.folder), num_classes=self.num_classes, task=self.task)
@@ -134,15 +154,15 @@ def _names(given: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None) -> list[
 
 def _stacked(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
     if isinstance(pairs, TensorDataset) and len(pairs.tensors) == 2:
-        return _tensor(pairs.tensors[0], what), _tensor(pairs.tensors[1], what)
+        return as_tensor(pairs.tensors[0], what), as_tensor(pairs.tensors[1], what)
     xs, ys = [], []
     # a torch data set need not be iterable: it has a length and numbers
     numbered = hasattr(pairs, "__getitem__") and hasattr(pairs, "__len__")
     for i, pair in enumerate(pairs[n] for n in range(len(pairs))) if numbered else enumerate(pairs):  # type: ignore[index,arg-type]
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DataError(f"{what} example {i} is no pair of input and target")
-        xs.append(_tensor(pair[0], f"{what} input {i}"))
-        ys.append(_tensor(pair[1], f"{what} target {i}"))
+        xs.append(as_tensor(pair[0], f"{what} input {i}"))
+        ys.append(as_tensor(pair[1], f"{what} target {i}"))
     if not xs:
         raise DataError(f"{what}: no examples")
     for kind, values in (("input", xs), ("target", ys)):
@@ -153,7 +173,7 @@ def _stacked(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
     return torch.stack(xs), torch.stack(ys)
 
 
-def _tensor(value: Any, what: str) -> Tensor:
+def as_tensor(value: Any, what: str) -> Tensor:
     """Also of an image or an array; doubles become floats, as models have them."""
     try:
         made = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
@@ -166,7 +186,9 @@ def _arrays(path: Path) -> dict[str, Tensor]:
     try:
         _bounded(path)
         with np.load(path, allow_pickle=False) as file:
-            found = {key: _tensor(file[key], f"{path}: {key}") for key in ("x", "y", "x_test", "y_test") if key in file}
+            found = {
+                key: as_tensor(file[key], f"{path}: {key}") for key in ("x", "y", "x_test", "y_test") if key in file
+            }
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError):
         raise DataError(f"{path} is no whole .npz file: it is cut short or damaged") from None
     except DataError:
@@ -195,10 +217,10 @@ def _bounded(path: Path) -> None:
             raise DataError(f"{path} holds more than {MOST:,} bytes when it is unpacked: refused")
 
 
-def _together(home: Path, parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _together(parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     kind = [(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype) for _, x, y in parts]
     odd = next((i for i, k in enumerate(kind) if k != kind[0]), None)
     if odd is not None:
-        found = f"{home / (parts[odd][0] + '.npz')} holds {kind[odd]}, {parts[0][0]}.npz {kind[0]}"
+        found = f"{parts[odd][0]} holds {kind[odd]}, {parts[0][0]} {kind[0]}"
         raise DataError(f"{found}: all clients must be alike")
     return torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts])

@@ -28,6 +28,12 @@ class Published:
     most: int = MOST  # bytes, unpacked
 
 
+def given_root() -> Path | None:
+    """The folder that somebody named as the data root."""
+    given = os.environ.get("OFFBEAT_DATA")
+    return Path(os.path.abspath(expanded(given))) if given else None
+
+
 def data_root() -> Path:
     given = os.environ.get("OFFBEAT_DATA")
     if given:
@@ -36,8 +42,13 @@ def data_root() -> Path:
 
 
 def below_root(given: str) -> Path:
-    """A file or folder of the user's: a relative path is meant from the data root."""
-    return data_root() / expanded(given)
+    """A file or folder of the user's: a relative path is meant from the data root. One that is no longer where it was
+    may have been moved to a root that is named: by its name, or as the root itself.
+    """
+    root, path = given_root(), data_root() / expanded(given)
+    if root is None or path.exists():
+        return path
+    return next((place for place in (root / path.name, root) if place.name == path.name and place.exists()), path)
 
 
 def expanded(given: str | Path) -> Path:

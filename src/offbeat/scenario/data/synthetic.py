@@ -27,10 +27,10 @@ class Synthetic:
 
     alpha: float = 1.0
     beta: float = 1.0
-    users: int = 30
+    users: int = 30  # one of them is a client
     iid: bool = False
-    inputs: int = INPUTS
-    seed: int = 0
+    inputs: int = INPUTS  # of an example
+    seed: int = 0  # of all that is drawn
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):

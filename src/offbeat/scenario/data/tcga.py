@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.dataset import Dataset, owned
+from offbeat.scenario.data.dataset import Dataset, owned, scaled
 from offbeat.scenario.data.root import find_file
 from offbeat.scenario.data.tables import numbers, read_table
 
@@ -53,7 +54,10 @@ class TcgaBrca:
 
         x, y = values[:, :-2].astype(np.float32), np.column_stack([time, event]).astype(np.float32)
         ages = x[taken["train"][0], 0]
-        x[:, 0] = (x[:, 0] - ages.mean()) / (ages.std() or 1)  # the only column that is no indicator
+        mean, deviation = ages.mean(), ages.std() or 1
+        x[:, 0] = (x[:, 0] - mean) / deviation  # the only column that is no indicator
+        how = f"{scaled('age', mean, deviation)}; indicators as they are"
         parts = [(x[patients], y[patients], centres) for patients, centres in taken.values()]
         targets = ("time", "event")
-        return owned("tcga-brca", *parts, owner="region ", num_classes=None, task="survival", class_names=targets)
+        more: dict[str, Any] = {"task": "survival", "class_names": targets, "prepared": how}
+        return owned("tcga-brca", *parts, owner="region ", num_classes=None, **more)

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,7 +70,9 @@ def as_dataset(name: str, texts: Texts, vocabulary: int, length: int, tokenizer:
     else:
         x_train, x_test, size = _pretrained(tokenizer, texts, length)
     names, notes = texts.class_names, texts.notes
-    more: dict[str, Any] = {"class_names": names, "vocabulary": size, "notes": notes}
+    pieces = "most frequent words of the training texts" if tokenizer is None else f"pieces of {Path(tokenizer).name}"
+    how = f"{length} numbers a text, of the {pieces}; 0 pads, {size} are known"
+    more: dict[str, Any] = {"class_names": names, "vocabulary": size, "prepared": how, "notes": notes}
     return Dataset(name, x_train, texts.y_train, x_test, texts.y_test, len(names), **more)
 
 

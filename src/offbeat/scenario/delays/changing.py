@@ -25,7 +25,7 @@ class Changing(Delays):
     delays: Delays = Uniform()
     at: tuple[float, ...]  # virtual seconds, increasing
     factors: tuple[float, ...]  # of the usual time: 5 is slow, 0.2 is fast, 1 is as before
-    share: float = 1.0
+    share: float = 1.0  # of the clients it happens to
     _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

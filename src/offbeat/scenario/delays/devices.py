@@ -28,9 +28,9 @@ class Devices(Delays):
     or data set.
     """
 
-    means: tuple[float, ...] = RASPBERRY_MEANS
-    stds: tuple[float, ...] = RASPBERRY_STDS
-    scale: float = 1.0
+    means: tuple[float, ...] = RASPBERRY_MEANS  # seconds of a job, device by device
+    stds: tuple[float, ...] = RASPBERRY_STDS  # their deviations
+    scale: float = 1.0  # of all times
     unit: Unit = "job"
 
     def __post_init__(self) -> None:

@@ -182,7 +182,7 @@ class Groups(Varying):
 class PerClient(Varying):
     """Measured times: the mean seconds of each client, in the order of the clients."""
 
-    means: tuple[float, ...]
+    means: tuple[float, ...]  # seconds of each client
 
     def __post_init__(self) -> None:
         super().__post_init__()

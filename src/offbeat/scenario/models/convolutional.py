@@ -20,8 +20,8 @@ Pool = Literal["each", "last"]
 class Cnn:
     """Convolutions with ReLU and 2×2 max pooling, then fully connected layers; no BatchNorm."""
 
-    channels: tuple[int, ...] = (16, 32)
-    kernel: int = 3
+    channels: tuple[int, ...] = (16, 32)  # of each convolution
+    kernel: int = 3  # pixels of an edge
     padding: Padding = "same"  # "valid": none, so a picture loses kernel - 1 pixels
     hidden: tuple[int, ...] = ()  # widths of fully connected layers before the last one
     pool: Pool = "each"  # after each convolution, or once after the last

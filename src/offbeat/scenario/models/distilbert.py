@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, DataError, require
+from offbeat.core.settings import DataFile
 from offbeat.scenario.models.building import Shape, expect, positive, seeded, weights_path
 
 FILES = ("config.json", "model.safetensors")
@@ -26,8 +27,8 @@ class DistilBert:
     projections. Inputs are token numbers (length,) of that encoder's own tokenizer.
     """
 
-    weights: str = "distilbert-base-uncased"
-    rank: int = 8
+    weights: DataFile = "distilbert-base-uncased"  # a folder
+    rank: int = 8  # of the adapters
     alpha: float = 16.0  # adapters are scaled by alpha / rank
     dropout: float = 0.0  # before the adapters
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from offbeat.core.errors import DataError, require
+from offbeat.core.settings import DataFile
 from offbeat.scenario.models.building import Shape, pictures, seeded, weights_path
 
 # (expansion, channels, blocks, stride of the first, kernel) of each stage
@@ -73,8 +74,8 @@ class EfficientNet:
     a relative path is looked for under the data root. Its last layer is used where it has as many outputs.
     """
 
-    dropout: float = 0.2
-    weights: str | None = None
+    dropout: float = 0.2  # before the last layer
+    weights: DataFile | None = None  # a safetensors file
 
     def __post_init__(self) -> None:
         require(0 <= self.dropout < 1, f"efficientnet dropout = {self.dropout}: must lie in [0, 1)")

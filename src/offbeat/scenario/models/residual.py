@@ -18,7 +18,7 @@ BLOCKS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # in 
 class ResNet:
     """ResNet-18 or -34 with a 3×3 stem and no first pooling, for small pictures."""
 
-    depth: Depth = 18
+    depth: Depth = 18  # layers
     width: int = 64  # channels of the first stage; each later stage doubles them
 
     def __post_init__(self) -> None:

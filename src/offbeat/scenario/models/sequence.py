@@ -20,10 +20,10 @@ class TextCnn:
     """
 
     vocabulary: int = 20_000
-    embedding: int = 100
+    embedding: int = 100  # numbers a word
     filters: int = 100  # of each width
-    widths: tuple[int, ...] = (3, 4, 5)
-    dropout: float = 0.5
+    widths: tuple[int, ...] = (3, 4, 5)  # of the filters, in words
+    dropout: float = 0.5  # before the last layer
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(self.widths))  # a list from a file is meant as a tuple
@@ -62,7 +62,7 @@ class TextCnnModule(nn.Module):
 class Lstm:
     """One LSTM layer and one fully connected layer on its last state; series (length, features) or plain features."""
 
-    hidden: int = 64
+    hidden: int = 64  # units
 
     def __post_init__(self) -> None:
         positive("lstm", hidden=self.hidden)

@@ -23,7 +23,7 @@ class Classes:
     fewest: int = 3
     most: int = 5
     mean: float = 10.0
-    deviation: float = 3.0
+    deviation: float = 3.0  # of these shares
 
     def __post_init__(self) -> None:
         given = f"classes fewest = {self.fewest}, most = {self.most}"

@@ -110,7 +110,7 @@ class DualDirichlet:
 
     sizes: float | None = None  # α1, concentration of the sizes; None: the number of clients, as in the paper
     classes: float = 0.5  # α2, concentration of each client's mix around the classes' shares of the data
-    min_examples: int = 2
+    min_examples: int = 2  # of a client
 
     def __post_init__(self) -> None:
         _positive("dual-dirichlet sizes", 1.0 if self.sizes is None else self.sizes)

@@ -14,7 +14,8 @@ Deviates: 1. a late client is not put among the arrived (Algorithm 1, line 14 do
           4. not in the paper: a lost member is waited for no longer; the update of one that leaves while it waits still
              counts.
           5. floor and the late test allow 1e-9 for rounding. S is the whole time of a job, transfers included, over the
-             steps assigned.
+             steps assigned; live it is the training seconds that a site reports with its update, and the round trip
+             where it reports none.
           6. statistics: the mean over group and general buffer, weighted like the deltas (st p), mixed in with omega =
              the sum of those weights, at most 1, so that a group of one is FedAsync's delta form here too.
              statistics="replace" is the authors': a first arrival's replace the server's, a group's and the general
@@ -78,7 +79,7 @@ class FedCompass(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")
 
     q_min: int = 20  # fewest local steps; the first job of every client
-    q_max: int = 100
+    q_max: int = 100  # most local steps
     latest: float = 1.2  # lambda: a group waits this many times as long as expected
     alpha: Share = 0.9  # weight of a fresh update
     a: Exponent = 0.5  # exponent of the staleness discount

@@ -85,8 +85,8 @@ class FedPAC(Settings):
     head: str | None = None  # name of the module that is personal; None: the last one with parameters
     lam: NonNegative = 1.0  # how strongly features are pulled to prototypes; 0 leaves out the alignment
     lr: BodyRate = 0.01  # of the body; None: the training section's
-    head_lr: Positive = 0.1
-    head_epochs: Annotated[int, least(1, "must be at least 1")] = 1
+    head_lr: Positive = 0.1  # of the phase that trains the head alone
+    head_epochs: Annotated[int, least(1, "must be at least 1")] = 1  # of that phase
     combine: bool = True  # False: every client keeps the head it trained
     sample: Sample = None  # clients a round: a number, a share of all, or everybody
     deadline: Seconds | None = None  # a round closes then with whoever answered

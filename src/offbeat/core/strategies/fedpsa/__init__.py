@@ -81,16 +81,16 @@ class FedPSA(Settings):
 
     buffer: Annotated[int, WHOLE, least(1, "it holds at least 1 update")] = 5  # updates per step
     queue: Annotated[int, WHOLE, least(1, "it holds at least 1 norm")] = 50  # updates the thermometer looks at
-    gamma: NonNegative = 5.0
+    gamma: NonNegative = 5.0  # how much hotter the first updates are weighed
     # the lowest temperature
     delta: Annotated[float, above(0, "must be positive, or the temperature could fall to 0")] = 0.5
-    sketch: int = 16
-    thermometer: bool = True
+    sketch: int = 16  # numbers of a sensitivity sketch
+    thermometer: bool = True  # the temperature falls as updates get smaller
     temperature: Positive = 1.0  # with thermometer=False
-    signal: Signal = "sensitivity"
-    calibration: Calibration = "gaussian"
-    calibration_size: int = 32
-    fisher: Fisher = "sample"
+    signal: Signal = "sensitivity"  # what a sketch is of
+    calibration: Calibration = "gaussian"  # the inputs it is measured on: noise, or examples of the clients
+    calibration_size: int = 32  # how many of them
+    fisher: Fisher = "sample"  # squared gradients example by example, or of the batch
     lr: Positive = 1.0  # server learning rate
     exclude_buffered: bool = False
     concurrency: Concurrency = None

@@ -1,0 +1,12 @@
+startCurves();
+startStaleness();
+startTimeline();
+startGrid('heard', numbers.heard, 'ratio', 'client', 'method');
+startGrid('classes', numbers.classes, 'ratio', 'class', 'method');
+startGrid('own', numbers.own, 'metric', 'client', 'method');
+startGrid('held', numbers.held, 'amount', 'client', 'class');
+figures.forEach((made) => made.redraw());
+document.querySelectorAll('section').forEach((section) => { // of what is drawn nothing may be known
+  if (section.children.length < 2) section.remove();
+});
+document.documentElement.dataset.drawn = 'yes';

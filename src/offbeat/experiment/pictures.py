@@ -1,0 +1,94 @@
+"""The figure and the page of a comparison or a run, from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from offbeat.core.errors import ConfigError, DataError, RunError, printable
+from offbeat.experiment import build, doubts, figures, heatmap, measures, page, series
+from offbeat.experiment.comparison import Comparison
+from offbeat.experiment.config import strategy_name
+from offbeat.experiment.measures import Row
+from offbeat.experiment.page import Content, Table
+from offbeat.experiment.run import Run
+from offbeat.experiment.series import Series
+
+PLACES: tuple[Literal["table", "page"], ...] = ("table", "page")
+PAGE = ".html"  # how the name of a page ends; others are figures
+
+
+def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: Path, web: Path) -> None:
+    """Of a comparison that is finished; and beside them who holds what."""
+    found = of_comparison(comparison)
+    figures.save(found, figure)
+    held = who_holds_what(found.methods[0].runs[0])
+    if held is not None:
+        heatmap.save(held, comparison.folder / "partition.png")
+    page.save(found, _content(found, rows, reference, held), web)
+
+
+def draw(of: Comparison | Run, path: Path, kind: str = "all") -> None:
+    """A figure, or the page, of what there is so far; the ending of the path says which."""
+    found = of_comparison(of) if isinstance(of, Comparison) else of_run(of)
+    if path.suffix.lower() != PAGE:
+        figures.save(found, path, kind)
+        return
+    rows = [measures.over_seeds(m.name, m.summaries, {}) for m in found.methods]
+    page.save(found, _content(found, rows, None, who_holds_what(found.methods[0].runs[0])), path)
+
+
+def of_comparison(comparison: Comparison) -> Series:
+    return _titled(series.collect({name: comparison.runs(name) for name in comparison.strategies()}, ""))
+
+
+def of_run(run: Run) -> Series:
+    return _titled(series.collect({strategy_name(run.experiment()): [run]}, ""))
+
+
+def who_holds_what(run: Run) -> heatmap.Held | None:
+    """None where the data, or somebody's code, is no longer at hand: results are worth a page without it."""
+    try:
+        return build.held(run.runnable())
+    except (DataError, ConfigError, RunError):
+        return None
+
+
+def _titled(found: Series) -> Series:
+    first, seeds = found.methods[0], max(len(method.seeds) for method in found.methods)
+    whose = "" if first.summaries[0].evaluated == "test" else ", mean of clients on their own test data"
+    what = printable(first.experiments[0].name)
+    if len(found.methods) == 1 and seeds == 1:
+        return replace(found, title=f"{what}: {first.name}, {found.metric}{whose}, seed {first.seeds[0]}")
+    return replace(found, title=f"{what}: {found.metric}{whose}{',' if whose else ''} over {_counted(seeds, 'seed')}")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def _content(found: Series, rows: Sequence[Row], reference: str | None, held: heatmap.Held | None) -> Content:
+    tables = [measures.table(rows, found.target, place, arrows=True) for place in PLACES]
+    if reference is None:  # nothing was compared
+        tables = [_told(table) for table in tables]
+    return Content(doubts.of(found), tables, _by_seed(found), reference, found.methods[0].summaries[0].data, held)
+
+
+def _by_seed(found: Series) -> Table:
+    """Every run by itself."""
+    each = [
+        measures.over_seeds(f"{method.name}, seed {seed}", [summary], {})
+        for method in found.methods
+        for seed, summary in zip(method.seeds, method.summaries, strict=True)
+    ]
+    ends = [summary.ended for method in found.methods for summary in method.summaries]
+    made = measures.table(each, found.target)
+    return _told([[*row, end] for row, end in zip(made, ["ended", *ends], strict=True)])
+
+
+def _told(table: Table) -> Table:
+    """Without the columns in which there is nothing to tell."""
+    kept = [i for i, column in enumerate(zip(*table, strict=True)) if any(cell != measures.NONE for cell in column[1:])]
+    return [[row[i] for i in kept] for row in table]

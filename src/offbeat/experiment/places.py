@@ -1,0 +1,99 @@
+"""An experiment file as its author means it: relative paths begin where the file lies, and whoever says that data
+belongs to its owners, but not how many clients there are, means all of them.
+
+What comes out is an experiment that means the same wherever it is read again: a run folder holds whole paths and a
+number of clients.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from offbeat.core.settings import Place
+from offbeat.experiment import files
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.plain import Home
+from offbeat.scenario.data import load
+from offbeat.scenario.data.root import expanded
+from offbeat.scenario.partition import Natural
+
+
+def of(tree: Any, path: Path) -> tuple[Experiment, bool]:
+    """The experiment that a file holds, and whether it leaves open how many clients there are."""
+    where, home = str(path), Home(path.parent)
+    left_open = isinstance(tree, Mapping) and "clients" not in tree
+    if not left_open:
+        return beside(files.made(tree, where, home), path.parent), False
+    one = beside(files.made({**tree, "clients": 1}, where, home), path.parent)  # as many as there will be at least
+    if isinstance(one.partition, Natural):
+        return everyone(one), True
+    return beside(files.made(tree, where, home), path.parent), True
+
+
+def everyone(experiment: Experiment) -> Experiment:
+    """With every owner the data names as a client; as it is, where data is dealt out in another way."""
+    if not isinstance(experiment.partition, Natural):
+        return experiment
+    data = load(experiment.data)
+    owners = experiment.partition.split(data.y_train, None, experiment.seed, data.groups)
+    return replace(experiment, clients=len(owners))
+
+
+def beside(experiment: Experiment, home: Path, but: Iterable[str] = ()) -> Experiment:
+    """Relative paths are whole ones, from `home` on, all `but` these. What may lie below the data root, and is not at
+    home, is left to it.
+    """
+    made: Experiment = _moved(experiment, home, set(but))
+    return made
+
+
+def paths(experiment: Experiment) -> list[str]:
+    """All that the settings name."""
+    return [given for _, _, given in _named(experiment)]
+
+
+def _moved(value: Any, home: Path, but: set[str]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_moved(each, home, but) for each in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changes = {name: _whole(given, place, home) for name, place, given in _own(value) if given not in but}
+    for f in fields(value):
+        inner = getattr(value, f.name)
+        if f.init and f.name not in changes and (moved := _moved(inner, home, but)) != inner:
+            changes[f.name] = moved
+    return replace(value, **changes) if changes else value
+
+
+def _whole(given: str, place: Place, home: Path) -> str:
+    path = expanded(given)
+    there = Path(os.path.abspath(home / path))
+    return given if path.is_absolute() or (place.root and not there.exists()) else str(there)
+
+
+def _named(value: Any) -> Iterator[tuple[str, Place, str]]:
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _named(each)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from _own(value)
+        for f in fields(value):
+            yield from _named(getattr(value, f.name))
+
+
+def _own(value: Any) -> Iterator[tuple[str, Place, str]]:
+    """The settings of this dataclass that are paths, and given."""
+    for name, hint in get_type_hints(type(value), include_extras=True).items():
+        given = getattr(value, name, None)
+        if isinstance(given, str) and (place := _place(hint)) is not None:
+            yield name, place, given
+
+
+def _place(hint: Any) -> Place | None:
+    if get_origin(hint) is Annotated:
+        return next((extra for extra in hint.__metadata__ if isinstance(extra, Place)), None)
+    return next(filter(None, map(_place, get_args(hint))), None) if get_args(hint) else None

@@ -1,0 +1,129 @@
+"""offbeat list KIND NAME: what the settings of one of them are, read off its code; and what is said of names that are
+not there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from inspect import getdoc
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from command_line import refused
+
+from offbeat.cli.listing import WHAT, _one, registry
+from offbeat.core.errors import FEW, unknown
+from offbeat.core.settings import WHOLE, Share, least
+from offbeat.experiment.described import settings
+
+ROOT = Path(__file__).parent.parent.parent
+CLASSES = [(what, name) for what in WHAT if what != "presets" for name in registry(what)]
+
+
+def test_a_strategy_tells_its_settings(offbeat):
+    told = json.loads(offbeat("list", "strategies", "fedbuff", "--json").out)
+    assert told["summary"].startswith("Nguyen et al.")
+    assert told["page"] == "docs/strategies/fedbuff.md"
+    by_name = {setting["name"]: setting for setting in told["settings"]}
+    assert by_name["k"] == {
+        "name": "k",
+        "default": "10",
+        "allowed": "a whole number; the buffer holds at least 1 update",
+        "meaning": "updates per step",
+    }
+    assert by_name["staleness"]["default"] == "{name: polynomial, a: 0.5}"
+    printed = offbeat("list", "strategies", "fedbuff").out
+    assert "k: 10\n    updates per step\n    [a whole number; the buffer holds at least 1 update]\n" in printed
+
+
+def test_a_preset_tells_its_methods(offbeat):
+    told = json.loads(offbeat("list", "presets", "orthofl/table2-mnist", "--json").out)
+    assert told["methods"]["fedbuff"] == {"k": 5}
+    assert told["scales"] == ["paper", "quick"]
+    printed = offbeat("list", "presets", "quickstart").out
+    assert "compared: fedavg, fedasync, fedbuff" in printed
+    assert "offbeat run quickstart --dry-run" in printed
+
+
+def test_what_must_be_given_says_so(offbeat):
+    assert "folder: (must be given)" in offbeat("list", "datasets", "npz").out
+
+
+def test_without_a_kind_the_kinds_are_listed(offbeat):
+    listed = {row["what"]: row["how many"] for row in json.loads(offbeat("list", "--json").out)}
+    assert list(listed) == list(WHAT)
+    assert listed["strategies"] == len(registry("strategies"))
+
+
+@pytest.mark.parametrize(("what", "name"), CLASSES, ids="-".join)
+def test_every_setting_is_explained(what, name):
+    """By a comment beside it, or by the docstring that is printed above it."""
+    cls = registry(what)[name]
+    for setting in settings(cls):
+        assert setting.meaning or re.search(rf"\b{setting.name}\b", getdoc(cls) or ""), setting
+        assert setting.allowed
+        assert "typing." not in setting.allowed, setting
+
+
+@pytest.mark.parametrize(("what", "name"), CLASSES, ids="-".join)
+def test_the_page_is_there(what, name):
+    page = _one(what, name)["page"]
+    assert not page or (ROOT / page).is_file()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    share: Share = 0.5  # of something
+    # which way,
+    # in two lines
+    way: Literal["up", "down"] = "up"
+    plain: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child(Parent):
+    share: Share = 0.25
+    count: Annotated[int | None, WHOLE, least(2, "two at least")] = None  # of others
+
+
+def test_comments_are_found_beside_above_and_with_the_parent():
+    found = {setting.name: setting for setting in settings(Child)}
+    assert (found["share"].default, found["share"].meaning) == ("0.25", "of something")
+    assert found["share"].allowed == "a number; in (0, 1]"
+    assert (found["way"].meaning, found["way"].allowed) == ("which way, in two lines", "'up' or 'down'")
+    assert found["plain"].meaning == ""
+    assert (found["count"].default, found["count"].allowed) == ("null", "a whole number or null; two at least")
+
+
+# ---------------------------------------------------------------- names that are not there
+
+
+def test_unknown_names_get_the_nearest(offbeat):
+    refused(offbeat("list", "strategies", "fedbuf"), "unknown strategy 'fedbuf': did you mean 'fedbuff'?")
+    refused(offbeat("list", "modells"), "unknown list 'modells': did you mean 'models'?")
+    refused(offbeat("list", "fedbuff"), "did you mean 'offbeat list strategies fedbuff'?")
+
+
+def test_a_paragraph_of_names_is_never_printed(offbeat):
+    said = offbeat("run", "qqq")
+    refused(said, "'offbeat list presets' shows all")
+    assert len(said.err) < 200
+    said = offbeat("list", "strategies", "zzz")
+    refused(said, "'offbeat list strategies' shows all 21")
+
+
+def test_few_names_are_all_told_and_of_many_three():
+    few, many = [f"name{i}" for i in range(FEW)], [f"name{i:02}" for i in range(FEW + 1)]
+    assert str(unknown("thing", "x", few)).endswith(f"known: {', '.join(sorted(few))}")
+    told = str(unknown("thing", "x", many))
+    assert told.count("name") == 3
+    assert told.endswith("and 10 more")  # of thirteen
+    assert "'offbeat list models' shows all 13" in str(unknown("model", "x", many))
+
+
+def test_names_that_are_half_right_get_three():
+    told = str(unknown("thing", "conv", ["cnn-small", "convex-a", "convex-b", "convex-c", "convex-d"]))
+    assert told == "unknown thing 'conv': did you mean 'convex-d' or 'convex-c' or 'convex-b'?"

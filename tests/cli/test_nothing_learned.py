@@ -1,0 +1,84 @@
+"""A run whose model is no better than the one it began with says so, wherever it is looked at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from command_line import TINY
+
+from offbeat.experiment.metrics import UNFINISHED, Summary
+
+LOUD = "warning: NOTHING WAS LEARNED: "
+
+
+@pytest.fixture
+def summary() -> Summary:
+    return Summary("seconds", 100.0, 10, 5, {"loss": 1.0}, None, 2.0, 4, 1000, 500, 0.25, 3, learned=True)
+
+
+def test_a_run_that_learned_says_nothing(summary):
+    assert (summary.nothing, summary.warnings) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"updates": 0, "versions": 0}, "no update was applied in 100 seconds"),
+        ({"updates": 0, "versions": 0, "lost": 4, "rejected": 1}, "in 100 seconds (1 rejected, 4 lost)"),
+        (
+            {"updates": 0, "versions": 0, "refused": {"too far": 5, "x": 1}},
+            "all 6 answers were refused, most for too far",
+        ),
+        ({"versions": 0}, "10 updates arrived, and none of them changed the model"),
+        ({}, "after 10 updates the model was never better than at the start"),
+    ],
+)
+def test_why_nothing_was_learned(summary, changes, why):
+    found = replace(summary, learned=False, **changes)
+    assert found.warnings == [found.nothing]  # one line, not two
+    assert found.nothing.startswith("NOTHING WAS LEARNED: ")
+    assert found.nothing.endswith(why)
+
+
+def test_who_was_not_looked_at_twice_is_not_judged_by_it(summary):
+    assert replace(summary, learned=None).nothing is None
+    assert replace(summary, learned=None, versions=0).nothing is not None
+
+
+def test_a_run_that_goes_on_may_still_learn(summary):
+    assert replace(summary, ended=UNFINISHED, updates=0, learned=False).nothing is None
+
+
+def test_a_method_without_a_global_model_may_have_learned(summary):
+    """`local` commits nothing, and its clients' models get better."""
+    assert replace(summary, versions=0).nothing is None
+
+
+def test_run_show_and_json_say_so(offbeat):
+    made = offbeat("run", "quickstart", *TINY, "--set", "max_norm=1e-9", "--out", "r")
+    assert made.status == 0
+    assert f"{LOUD}all " in made.err
+    assert "answers were refused" in made.err
+    assert LOUD in offbeat("show", "r").err
+    told = json.loads(offbeat("show", "r", "--json").out)
+    assert told["learned"] is False
+    assert told["warnings"][0].startswith("NOTHING WAS LEARNED")
+
+
+def test_a_rate_of_nothing_learns_nothing(offbeat):
+    made = offbeat("run", "quickstart", *TINY, "--set", "training.lr=1e-30", "--out", "r")
+    assert "the model was never better than at the start" in made.err
+
+
+def test_a_run_too_short_for_one_answer_says_so(offbeat):
+    made = offbeat("run", "quickstart", *TINY, "--until", "1s", "--out", "r")
+    assert f"{LOUD}no update was applied in 1 seconds" in made.err
+
+
+def test_a_comparison_says_so_of_each_method(offbeat):
+    sets = [*TINY, "--set", "max_norm=1e-9", "--seeds", "1", "--strategies", "fedavg,fedasync", "--out", "c"]
+    told = offbeat("compare", "quickstart", *sets)
+    assert told.err.count("NOTHING WAS LEARNED") == 2
+    assert offbeat("show", "c").err.count("NOTHING WAS LEARNED") == 2

@@ -1,0 +1,48 @@
+"""offbeat show --figure: a figure or a page of a run or a comparison, whatever the name asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import TINY, contents, refused
+
+from offbeat.experiment import comparison as comparing
+from offbeat.experiment import files
+from offbeat.experiment import run as runs
+
+STARTS = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG", "html": b"<!doctype html>"}
+
+
+@pytest.fixture
+def run(offbeat):
+    assert offbeat("run", "quickstart", *TINY, "--out", "run").status == 0
+    return Path("run")
+
+
+def test_the_ending_says_what_is_drawn_and_the_run_is_left_alone(run, offbeat):
+    before = contents(run)
+    for ending, start in STARTS.items():
+        given = offbeat("show", run, "--figure", f"out.{ending}")
+        assert (given.status, given.out) == (0, f"figure: out.{ending}\n")
+        assert Path(f"out.{ending}").read_bytes().startswith(start)
+    for kind in ("curves", "staleness", "timeline"):
+        assert offbeat("show", run, "--figure", f"{kind}.pdf", "--kind", kind).status == 0
+    after = contents(run)
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_comparison_of_which_one_run_is_done_can_be_drawn(run, offbeat):
+    made = files.read(run / "experiment.yaml")
+    comparing.create(Path("half"), {"fedasync": made, "other": made}, [0, 1])
+    runs.execute(runs.Run(Path("half/fedasync-seed0")))
+    assert offbeat("show", "half", "--figure", "half.html").status == 0
+    assert "one seed only" in Path("half.html").read_text()
+
+
+def test_what_cannot_be_drawn_is_one_line(run, offbeat):
+    refused(offbeat("show", run, "--figure", "x.docx"), "x.docx: the name of a figure ends in .pdf, .svg or .png")
+    refused(offbeat("show", run, "--figure", "x.pdf", "--kind", "curve"), "did you mean 'curves'?")
+    refused(offbeat("show", run, "--figure", "no/such/folder/x.pdf"), "cannot write", status=1)
+    Path("empty").mkdir()
+    refused(offbeat("show", "empty", "--figure", "x.pdf"), "empty is not a run folder")

@@ -1,0 +1,163 @@
+"""offbeat sweep: a grid of settings, stopped and finished as a comparison is, one table, one picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from command_line import TINY, contents, refused, start
+
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.core.strategies.fedbuff import FedBuff
+from offbeat.experiment import comparison as comparing
+from offbeat.experiment import run as runs
+from offbeat.experiment.comparison import Comparison
+from offbeat.experiment.run import Run
+from patience import PATIENCE, until
+
+# a job takes ten seconds wherever it is
+EVEN = [*TINY, "--until", "35s", "--set", "delays=constant(mean=10,unit=job)"]
+GRID = ["--strategies", "fedasync,fedbuff", "--over", "strategy.k=1,3", "--over", "clients=3,4"]
+
+
+@pytest.fixture
+def swept(offbeat, one_by_one):
+    told = offbeat("sweep", "quickstart", *EVEN, *GRID, "--seeds", 2, "--out", "x")
+    assert told.status == 0, told
+    return told
+
+
+def test_the_table_tells_what_the_runs_are(offbeat, swept):
+    """Numbers by hand: jobs end after 10, 20 and 30 of 35 s, so three updates a client; FedAsync makes a version of
+    each, FedBuff of every third, what is left over is not used: 9 // 3 and 12 // 3.
+    """
+    assert swept.err == "fedasync has no k: it stays as it is\n6 combinations, 12 runs: x\n"
+    heading, *lines, figure = swept.out.splitlines()
+    assert heading.split() == ["strategy", "strategy.k", "clients", "final", "acc", "time", "to", "acc=0.9"]
+    assert [line.split()[:3] for line in lines] == [
+        ["fedasync", "–", "3"],
+        ["fedasync", "–", "4"],
+        ["fedbuff", "1", "3"],
+        ["fedbuff", "1", "4"],
+        ["fedbuff", "3", "3"],
+        ["fedbuff", "3", "4"],
+    ]
+    assert figure == "figure: x/sensitivity.png"
+    told = json.loads(offbeat("show", "x", "--json").out, parse_constant=pytest.fail)
+    assert [(row["updates"], row["versions"]) for row in told["rows"]] == [
+        (9, 9),
+        (12, 12),
+        (9, 9),
+        (12, 12),
+        (9, 3),
+        (12, 4),
+    ]
+    assert told["over"] == {"strategy.k": ["1", "3"], "clients": ["3", "4"]}
+    assert told["rows"][2]["settings"] == {"strategy.k": "1", "clients": "3"}
+    # mean and sample deviation of two seeds: (a + b) / 2 and |a - b| / √2
+    a, b = (Run(Path(f"x/fedbuff-k-3-clients-4-seed{seed}")).summary().metrics["acc"] for seed in (0, 1))
+    assert told["rows"][5]["final"] == (a + b) / 2
+    assert told["rows"][5]["spread"] == pytest.approx(abs(a - b) / 2**0.5)
+    assert f"{(a + b) / 2:.3f} ± {abs(a - b) / 2**0.5:.3f}" in lines[5]
+
+
+def test_a_combination_is_the_run_it_would_be_alone(offbeat, swept):
+    given = ["--set", "clients=4", "--set", "strategy=fedbuff(k=3)", "--seed", 1]
+    offbeat("run", "quickstart", *EVEN, *given, "--out", "alone")
+    assert Run(Path("alone")).digest() == Run(Path("x/fedbuff-k-3-clients-4-seed1")).digest()
+
+
+def test_one_that_was_stopped_is_shown_and_finished(offbeat, swept, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing, "execute", lambda *_: False)
+        told = offbeat("sweep", "quickstart", *EVEN, *GRID, "--seeds", 2, "--out", "y")
+    assert told.status == 130
+    assert told.err.endswith("stopped; finish it with: offbeat sweep --resume y\n")
+    runs.execute(Run(Path("y/fedasync-clients-3-seed0")))
+    runs.execute(Run(Path("y/fedasync-clients-3-seed1")), lambda status: True)
+    before = contents(Path("y"))
+    half = offbeat("show", "y")
+    after = contents(Path("y"))
+    assert {name: after[name] for name in before} == before
+    assert half.status == 0
+    assert half.out.splitlines()[1].endswith("1 of 2")
+    assert half.out.splitlines()[2].endswith("0 of 2")
+    assert half.err == "11 of 12 runs are not finished: offbeat sweep --resume y\n"
+    assert json.loads(offbeat("show", "y", "--json").out)["rows"][0]["done"] == 1
+
+    whole = offbeat("sweep", "--resume", "y")
+    assert (whole.status, whole.out) == (0, swept.out.replace("x/", "y/"))
+    assert offbeat("sweep", "--resume", "y").out == whole.out  # nothing left to do
+    for entry in Comparison(Path("y")).layout():
+        assert Run(Path("y") / entry["folder"]).digest() == Run(Path("x") / entry["folder"]).digest()
+
+
+@pytest.mark.slow
+def test_one_that_was_killed_is_finished(offbeat, swept):
+    """A process of its own, killed when the first of its runs is done."""
+    arguments = ["--seeds", 2, "--jobs", 1, "--out", "z"]
+    process = start("sweep", "quickstart", *EVEN, *GRID, *arguments, start_new_session=True)
+    try:
+        until(lambda: list(Path("z").glob("*/model.safetensors")))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=PATIENCE)
+    assert len(list(Path("z").glob("*/model.safetensors"))) < 12
+    assert offbeat("sweep", "--resume", "z").out == swept.out.replace("x/", "z/")
+
+
+def test_a_file_brings_its_methods_and_a_preset_those_with_the_setting(offbeat, monkeypatch):
+    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    Path("study.yaml").write_text("clients: 4\nmodel: linear\nmethods: {small: fedbuff(k=2), slow: fedasync}\n")
+
+    def strategies(folder):
+        made = Comparison(Path(folder))
+        return {name: made.runs(name)[0].experiment().strategy for name in made.strategies()}
+
+    offbeat("sweep", "study.yaml", "--over", "strategy.lr=0.5,1", "--seeds", 1, "--out", "a")
+    assert strategies("a") == {"small(lr=0.5)": FedBuff(k=2, lr=0.5), "small(lr=1)": FedBuff(k=2)}
+    offbeat("sweep", "study.yaml", "--over", "training.lr=0.5,1", "--seeds", 1, "--out", "b")
+    both = [f"{method} training.lr={lr}" for method in ("small", "slow") for lr in (0.5, 1)]
+    assert list(strategies("b")) == both
+    offbeat("sweep", "quickstart", *TINY, "--over", "strategy.alpha=0.3,0.6", "--seeds", 1, "--out", "c")
+    assert strategies("c")["fedasync(alpha=0.3)"] == FedAsync(alpha=0.3)
+    assert {name.split("(")[0] for name in strategies("c")} == {"fedasync", "fedcompass"}
+
+
+def test_doubts_are_said_once_a_method(offbeat, monkeypatch):
+    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    given = ["--strategies", "fedbuff", "--over", "training.lr=0.1,0.2,0.3", "--seeds", 2]
+    told = offbeat("sweep", "quickstart", *TINY, *given, "--out", "x")
+    assert told.err.count("warning: fedbuff: strategy.k = 5 is more than the 4 clients") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["--over is missing"]),
+        (["--over", "strategy.kk=1"], ["unknown setting 'kk'"]),
+        (["--over", "strategy=fedavg,fedbuff"], ["--strategies"]),
+        (["--over", "clients=4,0"], ["clients = 0"]),
+        (["--over", "partition.alpha=1,0.001", "--set", "clients=100"], ["dirichlet alpha=0.001"]),
+        (["--over", "training.lr=0.1", "--set", "strategy.k=2"], ["--set strategy.k=2", "--strategies"]),
+    ],
+)
+def test_a_sweep_that_cannot_be_meant_is_refused_and_leaves_no_folder(offbeat, arguments, words):
+    refused(offbeat("sweep", "quickstart", *TINY, "--strategies", "fedbuff", *arguments), *words)
+    assert list(Path().iterdir()) == []
+
+
+def test_resume_takes_a_sweep_as_it_is(offbeat, monkeypatch):
+    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    offbeat("sweep", "quickstart", *TINY, "--over", "clients=2,4", "--strategies", "fedavg", "--seeds", 1, "--out", "x")
+    offbeat("compare", "quickstart", *TINY, "--strategies", "fedavg", "--seeds", 1, "--out", "y")
+    refused(offbeat("sweep", "--resume", "x", "--over", "clients=3"), "--resume finishes a sweep as it is")
+    refused(offbeat("sweep", "--resume", "y"), "y is a comparison", "offbeat compare --resume y")
+    refused(offbeat("sweep"), "or --resume DIR")
+    refused(offbeat("sweep", "--resume", "nowhere"), "nowhere is not a comparison")
+    refused(offbeat("show", "x", "--reference", "fedavg clients=2"), "is a sweep, without speed-ups")
+    again = ["--over", "clients=2", "--strategies", "fedavg", "--out", "x"]
+    refused(offbeat("sweep", "quickstart", *TINY, *again), "already holds", "'offbeat sweep --resume x' finishes it")

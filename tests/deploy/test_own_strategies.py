@@ -1,0 +1,62 @@
+"""A server's own code and its sites: a strategy of one's own is served; what a server names is never run at a site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from offbeat.client.survey import Survey
+from offbeat.client.training import Training
+from offbeat.core.errors import OffbeatError
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.deploy import wire
+from offbeat.deploy.serving import Terms, serve_run
+from offbeat.deploy.site import Site
+from offbeat.deploy.sources import Partition
+from offbeat.deploy.within import Within
+from offbeat.engines.until import Until
+from offbeat.experiment import choices, files
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.folder import create
+from offbeat.scenario.models import Linear
+
+TRAINING = Training(lr=0.05, steps=2, batch=8)
+TINY = Experiment(clients=2, model=Linear(), training=TRAINING, until=Until(updates=6), survey=Survey(examples=0))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def site(number: int = 0) -> Site:
+    return Site(Path(f"home-{number}"), f"site-{number}", Partition(number))
+
+
+def test_a_strategy_of_ones_own_is_served() -> None:
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\nfrom offbeat.core.strategies.fedasync import FedAsync\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAsync):\n    pass\n"
+    )
+    run = create(Path("run"), replace(TINY, strategy=choices.default("strategy", "mine.py:Mine")))
+    outcome = serve_run(run, partial(Within, {100 + n: site(n) for n in range(2)}), Terms(min_sites=2))
+    assert outcome is not None
+    assert outcome.updates == 6
+
+
+def greeting(setting: str, name: str) -> bytes:
+    """Of a server whose experiment names this."""
+    lines = files.dump(replace(TINY, strategy=FedAsync())).splitlines()
+    text = "\n".join([line for line in lines if not line.startswith(f"{setting}:")] + [f"{setting}: {name}"])
+    return wire.encode(wire.Greeting("r", text, "0" * 64, "none"), "r")
+
+
+@pytest.mark.parametrize("setting", ["model", "data", "loss", "partition"])
+def test_a_site_runs_nothing_that_a_server_names(setting: str) -> None:
+    Path("there.py").write_text("from pathlib import Path\nPath('run').touch()\ndef it(): ...\n")
+    with pytest.raises(OffbeatError, match=r"^it is code of somebody's own, which is not run here"):
+        site().handle(greeting(setting, f"{Path.cwd()}/there.py:it"))
+    assert not Path("run").exists()

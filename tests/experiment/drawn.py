@@ -1,0 +1,78 @@
+"""Run folders whose traces are written by hand, for the tests of what is drawn: no training, so any size is quick."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from offbeat.core.strategies import REGISTRY
+from offbeat.engines.trace import Trace
+from offbeat.engines.until import Target, Until
+from offbeat.experiment import identity
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.run import Run, create
+from offbeat.scenario.models import Linear
+from offbeat.scenario.partition import Iid
+
+END, POINTS = 100.0, 51
+WORLD = Experiment(name="made up", clients=4, model=Linear(), partition=Iid(), until=Until(seconds=END))
+
+
+@cache
+def _identity() -> identity.Identity:
+    """Of the data, which all share."""
+    return identity.of(WORLD)
+
+
+def folder(path: Path, strategy: str = "fedavg", seed: int = 0, **changes: object) -> tuple[Run, Trace]:
+    """A run folder and its trace, empty."""
+    experiment = replace(WORLD, strategy=REGISTRY[strategy](), seed=seed, **changes)
+    run = create(path, experiment, world=_identity())
+    return run, Trace(run.trace_file)
+
+
+def told(
+    path: Path,
+    strategy: str = "fedavg",
+    seed: int = 0,
+    final: float = 0.9,
+    ended: str | None = "seconds",
+    **changes: object,
+) -> Run:
+    """Client c takes 4 + c seconds a job of ten steps, is given the next at once, and sends 100 bytes each way; the
+    accuracy rises from 0.1 to `final` within a tenth of the run.
+    """
+    run, trace = folder(path, strategy, seed, **changes)
+    clients = run.experiment().clients
+    ticket, version, updates = 0, 0, 0
+    due = [(4.0 + c, c) for c in range(clients)]
+    open_: dict[int, tuple[int, int]] = {}
+    for client in range(clients):
+        trace.add(0.0, "dispatch", 0, client, ticket, size=100)
+        open_[client] = ticket, 0
+        ticket += 1
+    for point in range(POINTS):
+        now = END * point / (POINTS - 1)
+        while due and min(due)[0] <= now:
+            at, client = min(due)
+            due.remove((at, client))
+            mine, base = open_[client]
+            trace.add(at, "arrive", version, client, mine, base, 10, 5, 100)
+            version, updates = version + 1, updates + 1
+            trace.commit(at, version)
+            trace.add(at, "dispatch", version, client, ticket, size=100)
+            open_[client] = ticket, version
+            ticket += 1
+            due.append((at + 4.0 + client, client))
+        risen = min(1.0, now / (END / 10))
+        trace.metrics(now, version, updates, {"loss": 2.0 - risen, "acc": 0.1 + (final - 0.1) * risen})
+    trace.clients(END, version, {c: {"acc": final} for c in range(clients)})
+    if ended is not None:
+        trace.add(END, "stop", version, detail=ended)
+    trace.set_facts({"worker": "inline", "surveyed": "training examples", "data": "numbers of nobody"})
+    trace.close()
+    return run
+
+
+TARGET = Target("acc", 0.85)

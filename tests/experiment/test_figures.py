@@ -1,0 +1,126 @@
+"""Figures for a paper: their formats, their letters, and that nothing covers anything."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from drawn import TARGET, told
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from offbeat.core.errors import ConfigError
+from offbeat.experiment import figures, lanes, series
+from offbeat.experiment.figures import form, timeline
+
+TEN = ("fedavg", "fedasync", "fedbuff", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass", "fedprox", "safa")
+HOSTILE = "$\\frac{$<script>alert(1)</script> and a name that goes on and on and on"
+
+
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory):
+    home = tmp_path_factory.mktemp("ten")
+    runs = {
+        name: [told(home / f"{name}{seed}", name, seed, 0.9 - i / 50, target=TARGET) for seed in range(2)]
+        for i, name in enumerate(TEN)
+    }
+    runs[HOSTILE] = runs.pop("safa")
+    return series.collect(runs, "ten methods, 5 $")
+
+
+@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_every_format_by_the_ending_of_its_name(ten, tmp_path, ending, start):
+    for kind in figures.KINDS:
+        path = tmp_path / f"{kind}.{ending}"
+        figures.save(ten, path, kind)
+        assert path.read_bytes().startswith(start)
+
+
+def test_the_same_figure_is_the_same_file(ten, tmp_path):
+    for ending in ("pdf", "svg", "png"):
+        one, other = (tmp_path / f"{i}.{ending}" for i in range(2))
+        figures.save(ten, one, "curves")
+        figures.save(ten, other, "curves")
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_an_ending_or_a_kind_that_is_unknown_is_one_line(ten, tmp_path):
+    with pytest.raises(ConfigError, match=r"x\.docx: the name of a figure ends in \.pdf, \.svg or \.png"):
+        figures.save(ten, Path("x.docx"))
+    with pytest.raises(ConfigError, match="unknown kind of figure 'curve': did you mean 'curves'"):
+        figures.save(ten, tmp_path / "x.pdf", "curve")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(params=figures.KINDS)
+def drawn(request, ten):
+    """A figure, laid out, and all its letters that are seen."""
+    with matplotlib.rc_context(form.LOOK):
+        figure = getattr(figures, f"_{request.param}")(ten)
+        FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    unseen = {id(label) for axes in figure.axes for label in _unseen(axes)}
+    texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text().strip() and text.get_visible()]
+    return figure, [(text, text.get_window_extent(renderer)) for text in texts if id(text) not in unseen]
+
+
+def _unseen(axes):
+    """Words of a place that stays empty, and labels of ticks that are not drawn, since they lie outside of an axis."""
+    if not axes.get_visible():
+        yield from axes.findobj(matplotlib.text.Text)
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        for tick in axis.majorTicks:
+            if not min(limits) <= tick.get_loc() <= max(limits):
+                yield from (tick.label1, tick.label2)
+
+
+def test_no_letter_is_smaller_than_seven_points(drawn):
+    assert min(text.get_fontsize() for text, _ in drawn[1]) >= 7
+
+
+def test_it_is_as_wide_as_a_column_or_a_page_and_no_letter_lies_outside(drawn):
+    figure, texts = drawn
+    assert figure.get_figwidth() in (3.4, 7.0)
+    width, height = figure.get_size_inches() * figure.dpi
+    for text, box in texts:
+        inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1
+        assert inside, text.get_text()
+
+
+def test_no_word_covers_another(drawn):
+    for (one, a), (other, b) in combinations(drawn[1], 2):
+        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
+        assert apart, (one.get_text(), other.get_text())
+
+
+def test_the_axis_shows_the_differences(ten):
+    figure = figures._curves(ten)
+    low, high = figure.axes[0].get_ylim()
+    # means from 0.72 to 0.9 after a quarter of the run: not 0 to 1
+    assert (low, high) == pytest.approx((0.72 - 0.009, 0.9 + 0.009))
+
+
+def test_every_method_has_its_timeline_over_the_whole_run(ten):
+    with matplotlib.rc_context(form.LOOK):
+        figure = figures._timeline(ten)
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(shown) == len(TEN)
+    assert {axes.get_xlim() for axes in shown} == {(0, 100)}
+
+
+def test_losses_and_absences_are_seen_in_a_timeline():
+    layers = {name: np.zeros((1, lanes.BINS)) for name in ("work", "away", "arrived", "in_vain")}
+    layers["away"][0, 0] = 1
+    layers["work"][0, 1] = layers["arrived"][0, 2] = layers["in_vain"][0, 3] = 1
+    image = timeline.pixels(lanes.Lanes([0], 1.0, **layers), "#000000")  # one lane, 60 pixels high
+    top, middle, low = image[0], image[25], image[45]
+    assert middle[0] == pytest.approx([0.55] * 3)  # away: a grey line in the middle,
+    assert top[0].tolist() == low[0].tolist() == [1, 1, 1]  # and white around it
+    assert top[1] == pytest.approx([0.65] * 3)  # at work: a third of the method's black
+    assert top[2] == pytest.approx([0.1] * 3)  # an update: nearly all of it
+    assert top[3] == pytest.approx([1] * 3)  # in vain: the lower half of the lane,
+    assert low[3] == pytest.approx(timeline.IN_VAIN)  # in red
+    assert top[4] == pytest.approx([1] * 3)  # waiting: white

@@ -1,0 +1,83 @@
+"""Who worked when: every client's lane over the whole run, from a trace whose answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from offbeat.engines.trace import Trace
+from offbeat.experiment import lanes
+
+END = 200.0  # so that a bin is a second
+
+
+@pytest.fixture
+def trace():
+    """Client 0 works from 0 to 10 and from 10 to 12.5, then its job is lost at 20 and it is back at 30; client 1 is not
+    there before 50, its answer is rejected at 60, it leaves at 100 for good; client 2 is never sent anything.
+    """
+    made = Trace()
+    made.add(0, "dispatch", 0, 0, 0)
+    made.add(10, "arrive", 0, 0, 0, 0, steps=5)
+    made.add(10, "dispatch", 0, 0, 1)
+    made.add(12.5, "arrive", 0, 0, 1, 0, steps=5)
+    made.add(12.5, "dispatch", 0, 0, 2)
+    made.add(20, "lost", 0, 0, 2)
+    made.add(30, "back", 0, 0, examples=9)
+    made.add(30, "dispatch", 0, 0, 3)
+    made.add(50, "back", 0, 1, examples=9)
+    made.add(50, "dispatch", 0, 1, 4)
+    made.add(60, "arrive", 0, 1, 4, 0, steps=5)
+    made.add(60, "reject", 0, 1, 4)
+    made.add(100, "left", 0, 1)
+    made.flush()
+    return made.db
+
+
+def test_work_covers_the_bins_it_took(trace):
+    work = lanes.read(trace, [0, 1, 2], END).work
+    assert (work[0, :20] == 1).all()  # 10, 2.5 and 7.5 seconds in a row
+    assert (work[0, 20:30] == 0).all()  # lost, and away
+    assert (work[0, 30:] == 1).all()  # the run ended first
+    assert np.flatnonzero(work[1]).tolist() == list(range(50, 60))
+    assert work[2].sum() == 0
+
+
+def test_a_bin_that_is_worked_in_for_a_part_has_that_share(trace):
+    work = lanes.read(trace, [1], 3 * END).work[0]  # bins of 3 seconds: 50 is two thirds into bin 16, 60 begins bin 20
+    assert work[16] == pytest.approx(1 / 3)
+    assert work[17:20].tolist() == [1, 1, 1]
+    assert work[20] == pytest.approx(0)
+
+
+def test_absences_are_told_from_waiting(trace):
+    away = lanes.read(trace, [0, 1, 2], END).away
+    assert np.flatnonzero(away[0]).tolist() == list(range(20, 30))  # since it was lost
+    assert np.flatnonzero(away[1]).tolist() == [*range(50), *range(100, 200)]
+    assert away[2].sum() == 0
+
+
+def test_what_arrived_and_what_came_to_nothing(trace):
+    read = lanes.read(trace, [0, 1, 2], END)
+    assert np.flatnonzero(read.arrived[0]).tolist() == [10, 12]
+    assert np.flatnonzero(read.in_vain[0]).tolist() == [20]
+    assert read.arrived[1].sum() == 0  # the strategy rejected it
+    assert np.flatnonzero(read.in_vain[1]).tolist() == [60]
+
+
+def test_clients_are_sorted_by_what_a_step_takes_them(trace):
+    # client 0: 10/5 and 2.5/5 seconds a step, the median is 1.25; client 1: 10/5
+    assert lanes.paces(trace) == {0: 1.25, 1: 2.0}
+    assert lanes.by_speed([0, 1, 2, 3], [{0: 9.0, 1: 2.0}, {1: 2.0, 3: 1.0}]) == [3, 1, 0, 2]
+
+
+def test_of_many_some_are_shown_from_the_fastest_to_the_slowest():
+    assert lanes.some(range(1000), 4) == [0, 250, 500, 999]
+    assert lanes.some([5, 3], 4) == [5, 3]
+    assert lanes.some([], 4) == []
+
+
+def test_a_run_that_ended_at_once_has_empty_lanes():
+    trace = Trace()
+    trace.flush()
+    assert lanes.read(trace.db, [0], 0.0).work.sum() == 0

@@ -1,0 +1,101 @@
+"""Names that installed packages bring: looked up when nothing else is meant, loaded when they are asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from offbeat.core.errors import ConfigError
+from offbeat.core.strategies.fedbuff import FedBuff
+from offbeat.experiment import choices, packages
+from offbeat.experiment.plain import Home, from_plain, to_plain
+
+CODE = """
+from dataclasses import dataclass
+from torch import nn
+
+@dataclass(frozen=True, kw_only=True)
+class CosBuff:
+    k: int = 3
+    def init(self, world): ...
+    def on_event(self, state, event): ...
+
+def net(num_outputs, hidden=4):
+    return nn.Linear(hidden, num_outputs)
+"""
+ENTRIES = """
+[offbeat.strategies]
+cosbuff = cos_of_a_package:CosBuff
+fedbuff = cos_of_a_package:CosBuff
+gone = cos_of_a_package:Gone
+broken = no_module_of_a_package:It
+
+[offbeat.models]
+cosnet = cos_of_a_package:net
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package as pip leaves it: a module, and what it says of itself."""
+    info = tmp_path / "offbeat_cos-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offbeat-cos\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(ENTRIES)
+    (tmp_path / "cos_of_a_package.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    _forget()
+    yield
+    _forget()
+    sys.modules.pop("cos_of_a_package", None)
+
+
+def _forget() -> None:
+    packages._declared.cache_clear()
+    packages._say_hidden.cache_clear()
+
+
+def test_a_packages_names_go_wherever_a_built_in_name_goes() -> None:
+    experiment = from_plain({"strategy": {"name": "cosbuff", "k": 5}, "model": "cosnet"})
+    assert to_plain(experiment)["strategy"] == {"name": "cosbuff", "k": 5}
+    assert to_plain(experiment)["model"] == {"name": "cosnet", "hidden": 4}
+    assert from_plain(to_plain(experiment)) == experiment
+    assert choices.own_files(experiment) == []  # a package is no file of one's own: its version is its own matter
+
+
+def test_built_in_names_load_nothing_and_win(caplog: pytest.LogCaptureFixture) -> None:
+    assert choices.find("strategy", "fedbuff") is FedBuff
+    assert packages._declared.cache_info().currsize == 0  # nobody looked
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"unknown strategy 'cosbuf': did you mean 'cosbuff'\?"):
+            choices.find("strategy", "cosbuf")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["fedbuff is a strategy of offbeat's own: the one of offbeat-cos 1.2 is not used"]
+    assert "cos_of_a_package" not in sys.modules
+
+
+@pytest.mark.parametrize(("name", "words"), [("gone", "AttributeError"), ("broken", "ModuleNotFoundError")])
+def test_a_broken_package_is_one_line_that_names_it(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^'{name}' is of the package offbeat-cos 1.2, which is broken: {words}"):
+        choices.find("strategy", name)
+
+
+def test_whoever_only_reads_does_not_load_it() -> None:
+    plain = to_plain(from_plain({"strategy": {"name": "cosbuff", "k": 5}}))
+    sys.modules.pop("cos_of_a_package")
+    looked = from_plain(plain, Home(runs_code=False))
+    assert to_plain(looked) == plain
+    assert "cos_of_a_package" not in sys.modules
+
+
+def test_lists_have_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from offbeat.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["offbeat", "list", "models"])
+    with pytest.raises(SystemExit):
+        main()
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["cosnet", "of the package offbeat-cos 1.2"] in [[first, rest.strip()] for first, rest in rows]

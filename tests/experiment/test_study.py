@@ -1,0 +1,102 @@
+"""Experiment files with `methods:`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offbeat.core.errors import ConfigError
+from offbeat.core.parts.staleness import Polynomial
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.core.strategies.fedbuff import FedBuff
+from offbeat.core.strategies.orthofl import OrthoFL
+from offbeat.experiment import files, study
+from offbeat.experiment.study import Study
+from offbeat.scenario.partition import Dirichlet
+
+
+def read(tmp_path: Path, text: str) -> Study:
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    return study.read(path)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "methods: [fedbuff(k=2,lr=0.5), fedasync(staleness=polynomial(a=1)), orthofl]",  # YAML cuts the first in two
+        "methods:\n  - fedbuff(k=2, lr=0.5)\n  - fedasync(staleness=polynomial(a=1))\n  - orthofl",
+        "methods: fedbuff(k=2,lr=0.5), fedasync(staleness=polynomial(a=1)), orthofl",
+    ],
+)
+def test_a_list_of_words_labels_itself(tmp_path: Path, section: str) -> None:
+    made = read(tmp_path, f"clients: 4\n{section}\n")
+    assert dict(made.methods) == {
+        "fedbuff(k=2,lr=0.5)": FedBuff(k=2, lr=0.5),
+        "fedasync(staleness=polynomial(a=1))": FedAsync(staleness=Polynomial(a=1)),
+        "orthofl": OrthoFL(),
+    }
+    assert made.experiment.clients == 4
+
+
+def test_a_mapping_has_labels_of_its_own(tmp_path: Path) -> None:
+    made = read(tmp_path, "methods:\n  small buffer: fedbuff(k=2)\n  2: {name: fedbuff, k: 5}\n")
+    assert dict(made.methods) == {"small buffer": FedBuff(k=2), "2": FedBuff(k=5)}
+
+
+def test_the_file_s_own_strategy_is_what_methods_of_its_name_start_from(tmp_path: Path) -> None:
+    made = read(tmp_path, "strategy: {name: fedbuff, lr: 0.5}\nmethods: [fedbuff, fedbuff(k=2), fedasync]\n")
+    assert dict(made.methods) == {
+        "fedbuff": FedBuff(lr=0.5),
+        "fedbuff(k=2)": FedBuff(k=2, lr=0.5),
+        "fedasync": FedAsync(),
+    }
+
+
+def test_every_choice_of_a_file_may_stand_in_one_word(tmp_path: Path) -> None:
+    text = "strategy: fedbuff(k=3,staleness=polynomial(a=1))\npartition: dirichlet(alpha=0.7)\n"
+    made = read(tmp_path, f"{text}methods: [fedbuff, fedbuff(lr=0.5)]\n")
+    own = FedBuff(k=3, staleness=Polynomial(a=1))
+    assert made.experiment.strategy == own
+    assert made.experiment.partition == Dirichlet(alpha=0.7)
+    assert dict(made.methods) == {"fedbuff": own, "fedbuff(lr=0.5)": replace(own, lr=0.5)}
+    assert files.parse(text) == made.experiment
+
+
+def test_it_wants_one_unless_the_file_or_a_change_names_it(tmp_path: Path) -> None:
+    several = "methods: [fedbuff, fedasync]\n"
+    assert read(tmp_path, several).wants_one([])
+    assert read(tmp_path, several).wants_one(["strategy.k=2", "clients=3"])
+    assert not read(tmp_path, several).wants_one(["strategy=fedbuff"])
+    assert not read(tmp_path, f"strategy: fedbuff\n{several}").wants_one([])
+    assert not read(tmp_path, "clients: 3\n").wants_one([])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("methods:", "methods names none: write methods: [fedbuff(k=2), orthofl]"),
+        ("methods: []", "nothing is named"),
+        ("methods: 5", "methods is a list of words"),
+        ("methods: [5]", "methods is a list of words"),
+        ("methods: [{small: fedbuff}]", "or a mapping of labels to strategies"),
+        ("methods: [fedbuff, fedbuff]", "methods: fedbuff is there twice"),
+        ("methods: [fedbuff, fedbuff(k=10)]", "methods: fedbuff and fedbuff(k=10) are the same"),
+        ("methods: [fedbuf]", "methods, fedbuf: unknown strategy 'fedbuf': did you mean 'fedbuff'?"),
+        ("methods: [fedbuff(q=2)]", "methods, fedbuff(q=2): strategy: unknown setting 'q'"),
+        ("methods: [fedbuff(k=0)]", "k = 0: the buffer holds at least 1 update"),
+        ("methods: {a: 5}", "methods, a: strategy: 5 names no strategy"),
+        ("methods: {a: }", "methods, a: strategy: null names no strategy"),
+        ('methods: {"": fedbuff}', "'' is no label"),
+        ("methods: [fedbuff(k=2]", "')' is missing"),
+        ("method: [fedbuff]", "unknown setting 'method'"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_that_names_the_file(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, f"{text}\n")
+    assert str(refused.value).startswith(str(tmp_path / "study.yaml"))
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)

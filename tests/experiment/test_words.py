@@ -1,0 +1,96 @@
+"""A choice with its settings in one word: what is read is what was written."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.core.errors import ConfigError
+from offbeat.experiment.words import Word, parse, split
+
+NAMES = st.from_regex(r"[a-z][a-z0-9_.:/-]{0,12}", fullmatch=True)
+KEYS = st.from_regex(r"[a-z][a-z_]{0,5}(\.[a-z]{1,4})?", fullmatch=True)
+NUMBERS = st.one_of(st.integers().map(str), st.floats().map(str), st.sampled_from(["1e-3", "null", "true", "mix"]))
+QUOTED = st.text("ab ,()[]{}='", max_size=8).map(lambda text: "'" + text.replace("'", "''") + "'")
+DOUBLE = st.text('ab ,()[]{}=\\"', max_size=8).map(
+    lambda text: '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+)
+LISTS = st.lists(st.one_of(NUMBERS, QUOTED, DOUBLE), min_size=1, max_size=3).map(
+    lambda values: f"[{', '.join(values)}]"
+)
+MAPPINGS = st.dictionaries(KEYS, st.one_of(NUMBERS, LISTS), min_size=1, max_size=2).map(
+    lambda body: "{" + ", ".join(f"{key}: {value}" for key, value in body.items()) + "}"
+)
+TEXTS = st.one_of(NUMBERS, QUOTED, DOUBLE, LISTS, MAPPINGS)
+
+
+def words(values: st.SearchStrategy[str | Word], least: int = 0) -> st.SearchStrategy[Word]:
+    pairs = st.dictionaries(KEYS, values, min_size=least, max_size=3).map(lambda body: tuple(body.items()))
+    return st.builds(Word, NAMES, pairs)
+
+
+# a nested choice without settings is a name, which is a text
+WORDS = words(st.recursive(TEXTS, lambda inner: words(inner, least=1), max_leaves=4))
+
+
+@given(WORDS)
+def test_what_was_written_is_what_is_read(word: Word) -> None:
+    assert parse(str(word)) == word
+
+
+@given(st.lists(WORDS, min_size=1, max_size=4))
+def test_a_list_of_words_falls_apart_into_them_again(given_words: list[Word]) -> None:
+    assert list(map(parse, split(",".join(map(str, given_words))))) == given_words
+    assert list(map(parse, split(" , ".join(map(str, given_words))))) == given_words
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_word_or_refused(text: str) -> None:
+    with suppress(ConfigError):
+        assert parse(str(parse(text))) == parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("fedbuff", ["strategy=fedbuff"]),
+        ("fedbuff()", ["strategy=fedbuff"]),
+        (" fedbuff ( k = 2 , lr = 0.5 ) ", ["strategy=fedbuff", "strategy.k=2", "strategy.lr=0.5"]),
+        ("fedasync(staleness.a=1)", ["strategy=fedasync", "strategy.staleness.a=1"]),
+        (
+            "fedasync(staleness=polynomial(a=1),alpha=0.4)",
+            ["strategy=fedasync", "strategy.staleness=polynomial", "strategy.staleness.a=1", "strategy.alpha=0.4"],
+        ),
+        ("mine.py:CosBuff(k=3)", ["strategy=mine.py:CosBuff", "strategy.k=3"]),
+        ("it's (mine)/o'b.py:X(k=3)", ["strategy=it's (mine)/o'b.py:X", "strategy.k=3"]),
+        ("a(work={steps: 3, lr: 0.1})", ["strategy=a", "strategy.work={steps: 3, lr: 0.1}"]),
+        ("a(b='x), (',c=[1,2])", ["strategy=a", "strategy.b='x), ('", "strategy.c=[1,2]"]),
+    ],
+)
+def test_a_word_is_what_set_would_be_told(text: str, changes: list[str]) -> None:
+    assert list(parse(text).changes("strategy")) == changes
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "nothing is named"),
+        ("(k=2)", "names nothing before its brackets"),
+        ("fedbuff(k=2", "')' is missing at its end"),
+        ("fedbuff(k=[2)", "the ')' at place 13 closes nothing"),  # f is the first, the 13th letter is the bracket
+        ("fedbuff)", "closes nothing"),
+        ("fedbuff(k='2)", '"\'" is missing at its end'),
+        ("fedbuff(2)", "'2' is not understood: write setting=value"),
+        ("fedbuff(k=)", "'k=' is not understood"),
+        ("fedbuff(k=2,)", "'' is not understood"),
+        ("fedbuff(k=2,k=3)", "k is given twice"),
+        ("fedbuff(a b=2)", "is not understood"),
+    ],
+)
+def test_what_is_no_word_is_one_line(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text)
+    assert words in str(refused.value)
