@@ -24,7 +24,6 @@ def show(
     from offbeat.core.errors import ConfigError
     from offbeat.experiment.comparison import MANIFEST, Comparison
     from offbeat.experiment.run import Run
-    from offbeat.experiment.simulate import SUMMARY
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
@@ -32,8 +31,6 @@ def show(
         print_comparison(Comparison(folder), as_json, reference=reference)
     elif reference is not None:
         raise ConfigError(f"--reference {reference}: {folder} is one run, there is nothing to compare it with")
-    elif (folder / SUMMARY).is_file() and not Run(folder).experiment_file.exists():
-        print_simulation(folder, as_json)
     else:
         print_run(Run(folder), as_json)
 
@@ -61,20 +58,6 @@ def print_run(run: Run, as_json: bool) -> Summary:
         say(f"data: {summary.data}")  # prose, too long for a table
     print_table(_lines(run, experiment, summary), headings=False)
     return summary
-
-
-def print_simulation(folder: Path, as_json: bool) -> None:
-    """What `Simulation.save` wrote: there is no experiment file, the model and data are the user's own."""
-    from offbeat.cli.output import print_json, print_table, say
-    from offbeat.experiment import measures
-    from offbeat.experiment.simulate import load_summary
-
-    strategy, summary = load_summary(folder)
-    if as_json:
-        print_json({"folder": str(folder), "complete": True, "strategy": strategy, **measures.plain(summary)})
-        return
-    say(folder)
-    print_table([["strategy", strategy], *_numbers(summary)], headings=False)
 
 
 def _lines(run: Run, experiment: Any, s: Any) -> list[list[str]]:

@@ -8,7 +8,7 @@ runs go side by side. A comparison that was stopped is finished by starting it a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -23,6 +23,7 @@ from offbeat.engines.workers.counted import Work
 from offbeat.experiment import crew, curves, identity, pooled, workers
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.given import Given
 from offbeat.experiment.measures import Row, over_seeds, speed_up
 
 MANIFEST = runs.COMPARISON
@@ -63,8 +64,12 @@ class Comparison:
             raise ValueError(f"it names the run {name!r}, which is not below {self.folder}")
         return name
 
+    def run(self, entry: Mapping[str, Any]) -> runs.Run:
+        """One of the layout."""
+        return runs.Run(self.folder / entry["folder"])
+
     def runs(self, strategy: str) -> list[runs.Run]:
-        return [runs.Run(self.folder / entry["folder"]) for entry in self.layout() if entry["strategy"] == strategy]
+        return [self.run(entry) for entry in self.layout() if entry["strategy"] == strategy]
 
     def strategies(self) -> list[str]:
         return list(dict.fromkeys(entry["strategy"] for entry in self.layout()))
@@ -110,9 +115,11 @@ def create(
     reference: str = REFERENCE,
     worker: str = "inline",
     memory: str | None = None,
+    scripts: Mapping[tuple[str, int], Given] | None = None,
+    command: str | None = None,
 ) -> Comparison:
     """Make the folders of all runs; `experiments` are one a strategy, alike in all else. Without the reference the
-    first is one.
+    first is one. `scripts`: what a script gave, for each strategy and seed; what it made before it was stopped stays.
     """
     if not experiments or not seeds:
         raise ConfigError("a comparison needs at least one strategy and one seed")
@@ -121,16 +128,19 @@ def create(
             f"{folder} already holds a comparison: 'offbeat compare --resume {folder}' finishes it; or choose "
             "another --out"
         )
-    if runs.Run(folder).experiment_file.exists():
+    if runs.Run(folder).experiment_file.exists() or runs.Run(folder).scripted:
         raise ConfigError(f"{folder} already holds a run: choose another --out")
     against = reference if reference in experiments else next(iter(experiments))
     first = next(iter(experiments.values()))
-    worlds = {seed: identity.of(replace(first, seed=seed)) for seed in seeds}
+    worlds = {} if scripts else {seed: identity.of(replace(first, seed=seed)) for seed in seeds}
     entries = []
     for name, experiment in experiments.items():
         for seed in seeds:
             sub = f"{name}-seed{seed}"
-            runs.create(folder / sub, replace(experiment, seed=seed), world=worlds[seed], worker=worker, memory=memory)
+            script = scripts[name, seed] if scripts else None
+            if script is None or not runs.Run(folder / sub).scripted:
+                one, world = replace(experiment, seed=seed), worlds.get(seed)
+                runs.create(folder / sub, one, command, world=world, worker=worker, memory=memory, script=script)
             entries.append({"strategy": name, "seed": seed, "folder": sub})
     write_whole(folder / MANIFEST, json.dumps({"reference": against, "runs": entries}, indent=2).encode())
     return Comparison(folder)
@@ -146,9 +156,9 @@ def execute(
     """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each
     run, and what was computed. `worker`, `memory`: of every run; without one, as each was begun.
     """
-    folders = [comparison.folder / entry["folder"] for entry in comparison.layout()]
-    todo = [runs.Run(folder) for folder in folders if not runs.Run(folder).complete]
-    chosen = [runs.Run(folder).worker() if worker is None else workers.parse(worker) for folder in folders]
+    several = [comparison.run(entry) for entry in comparison.layout()]
+    todo = [run for run in several if not run.complete]
+    chosen = [run.worker() if worker is None else workers.parse(worker) for run in several]
     if workers.AUTO in chosen and todo:
         at_once = min(jobs or workers.cores_of(workers.INLINE), len(todo))
         settled = _settled(todo, max(1, workers.cores_of(workers.INLINE) // at_once))
@@ -156,17 +166,17 @@ def execute(
         worker = None if worker is None else str(settled)
     usable = [workers.usable(choice) for choice in dict.fromkeys(chosen)]
     if all(workers.device_of(choice) != "cpu" for choice in usable):
-        return pooled.execute(folders, on_progress, worker, memory)
-    if not all(map(workers.cores_of, usable)):
+        return pooled.execute(several, on_progress, worker, memory)
+    if not all(map(workers.cores_of, usable)) or not crew.possible(several):
         if jobs is not None and jobs > 1:
             other = next(choice for choice in usable if not workers.cores_of(choice))
             raise ConfigError(
                 f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline"
             )
-        return _in_turn(folders, on_progress, worker, memory)
+        return _in_turn(several, on_progress, worker, memory)
     at_once = max(1, min(jobs or max(map(workers.cores_of, usable)), len(todo)))
     each = [str(workers.shared(choice, at_once)) for choice in chosen]
-    return crew.execute(folders, at_once, on_progress, each, memory)
+    return crew.execute(several, at_once, on_progress, each, memory)
 
 
 def _settled(todo: list[runs.Run], cores: int) -> workers.Choice:
@@ -180,8 +190,10 @@ def _all_cores(choice: workers.Choice) -> workers.Choice:
     return choice if workers.device_of(choice) != "cpu" else workers.Choice(choice.name)
 
 
-def _in_turn(folders: list[Path], on_progress: crew.Progress | None, worker: str | None, memory: str | None) -> bool:
-    shares, work = [float(runs.Run(folder).complete) for folder in folders], Work()
+def _in_turn(
+    several: list[runs.Run], on_progress: crew.Progress | None, worker: str | None, memory: str | None
+) -> bool:
+    shares, work = [float(run.complete) for run in several], Work()
 
     def tell(index: int, share: float) -> None:
         shares[index] = share
@@ -191,8 +203,8 @@ def _in_turn(folders: list[Path], on_progress: crew.Progress | None, worker: str
     def follow(index: int) -> Callable[[Status], None]:
         return lambda status: tell(index, status.share)
 
-    for index, folder in enumerate(folders):
-        outcome = runs.execute(runs.Run(folder), follow(index), worker=worker, memory=memory, work=work)
+    for index, run in enumerate(several):
+        outcome = runs.execute(run, follow(index), worker=worker, memory=memory, work=work)
         if outcome is not None and outcome.reason == INTERRUPTED:
             return False
         tell(index, 1.0)

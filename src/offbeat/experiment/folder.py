@@ -5,6 +5,8 @@ environment.json    versions, machine, worker      checkpoint/         to resume
 command.txt         the command that repeats it    model.safetensors   the final model, a plain state_dict
 world.json          the experiment once more,      finished.json       checksums of all this, once it is done
                     checksums of data and traces   lock                held by the process that runs it
+
+Where a script gave the model and the data, `given` says what stands in place of experiment.yaml and world.json.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors.torch import save
@@ -28,6 +30,7 @@ from offbeat.experiment import (
     curves,
     files,
     finished,
+    given,
     guard,
     identity,
     machine,
@@ -36,15 +39,18 @@ from offbeat.experiment import (
     workers,
 )
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.given import Given
+from offbeat.experiment.heatmap import Held
 
 COMPARISON = guard.COMPARISON
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder."""
+    """A run folder; and, within a script, what that gave: its own model and data can be had from nowhere else."""
 
     folder: Path
+    given: Given | None = field(default=None, repr=False, compare=False)
 
     @property
     def experiment_file(self) -> Path:
@@ -66,6 +72,11 @@ class Run:
     def complete(self) -> bool:
         return self.model_file.is_file()
 
+    @property
+    def scripted(self) -> bool:
+        """Is it of a script, which alone can make what is run?"""
+        return given.is_scripted(self.folder)
+
     def experiment(self) -> Experiment:
         """As the run was made for; an edited file is refused."""
         guard.refuse_links(self.folder)
@@ -74,6 +85,10 @@ class Run:
                 f"{self.folder} is a comparison: finish it with 'offbeat compare --resume', or name one of the runs "
                 "in it"
             )
+        if self.given is not None:
+            return self.given.experiment
+        if self.scripted:
+            return given.experiment_of(self.folder)
         if not self.experiment_file.is_file():
             if guard.half_made(self.folder):
                 raise ConfigError(
@@ -90,7 +105,24 @@ class Run:
         """Refuse a finished run that is not what came out."""
         if self.complete:
             kept = identity.read(self.world_file)
-            finished.check(self.folder, kept=kept is not None and kept.experiment is not None)
+            finished.check(self.folder, kept=self.scripted or (kept is not None and kept.experiment is not None))
+
+    def check_world(self) -> None:
+        """Refuse to go on in another world than the run was made for."""
+        if self.given is not None:
+            self.given.check(self.folder)
+        elif self.scripted:
+            made_by = (self.folder / "command.txt").read_text(encoding="utf-8").strip()
+            raise ConfigError(f"{self.folder} is of a script, which has its model and data: go on with '{made_by}'")
+        else:
+            identity.check(self.folder, identity.read(self.world_file), identity.of(self.experiment()))
+
+    def setup(self, device: str = "cpu") -> build.Setup:
+        return build.setup(self.experiment(), device) if self.given is None else self.given.setup(device)
+
+    def held(self) -> Held:
+        """Who trains on what."""
+        return build.held(self.experiment()) if self.given is None else self.given.held()
 
     def summary(self) -> metrics.Summary:
         experiment = self.experiment()
@@ -126,14 +158,15 @@ class Run:
 
     def export(self) -> bytes:
         """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint."""
-        experiment = self.experiment()
+        self.experiment()  # it is one, and whole
         if self.complete:
             self.check()
             return self.model_file.read_bytes()
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        made = build.setup(experiment)
+        self.check_world()
+        made = self.setup()
         return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get))))
 
 
@@ -144,15 +177,16 @@ def create(
     world: identity.Identity | None = None,
     worker: str = "inline",
     memory: str | None = None,
+    script: Given | None = None,
 ) -> Run:
     """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is
     large. `worker`: who is to compute it, unless whoever executes it says otherwise; `memory`: for what is kept of
-    clients.
+    clients. `script`: what one gave, in place of what a file can hold.
     """
-    run, chosen = Run(folder), workers.parse(worker)
+    run, chosen = Run(folder, script), workers.parse(worker)
     limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse(memory))}
     guard.refuse_held(folder)
-    world = world or identity.of(experiment)
+    world = world or (identity.of(experiment) if script is None else None)
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,8 +199,11 @@ def create(
                 stored = {**machine.environment(), "worker": str(chosen), **limit}
                 write_whole(folder / "environment.json", sealed.dump(stored))
                 write_whole(folder / "command.txt", _repeat(run, command).encode())
-                write_whole(run.world_file, world.dump(experiment))
-                files.write(run.experiment_file, experiment)  # last: with it the folder is a run
+                if script is not None:
+                    script.write(folder)
+                elif world is not None:
+                    write_whole(run.world_file, world.dump(experiment))
+                    files.write(run.experiment_file, experiment)  # last: with it the folder is a run
                 os.truncate(lock, 0)
             except (OSError, OffbeatError):
                 guard.unmake(folder, new)
@@ -179,5 +216,7 @@ def create(
 
 def _repeat(run: Run, command: str | None) -> str:
     """What a preset or a file said may change with time; the resolved experiment does not."""
+    if run.given is not None:
+        return f"{command or 'python'}\n"
     repeat = f"offbeat run {shlex.quote(str(run.experiment_file))}\n"
     return f"{repeat}# it was made by: {command}\n" if command else repeat
