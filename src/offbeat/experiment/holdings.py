@@ -22,6 +22,9 @@ from offbeat.client.data import ClientData, Pair
 from offbeat.core.errors import DataError, in_words
 from offbeat.scenario.streaming import Drifting, Stream
 
+CLIENT, TEST = "client ", "test of client "  # in names of tensors, before the number
+ALIGNED = 64  # bytes, as torch allocates
+
 Examples = Any  # (inputs, labels) of tensors or arrays, or a map-style data set of such pairs
 
 
@@ -61,8 +64,8 @@ class Holdings:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them by name, for a file."""
-        parts = {f"client {c}": pair for c, pair in self.train.items()}
-        parts |= {f"test of client {c}": pair for c, pair in (self.tests or {}).items()}
+        parts = {f"{CLIENT}{c}": pair for c, pair in self.train.items()}
+        parts |= {f"{TEST}{c}": pair for c, pair in (self.tests or {}).items()}
         parts |= {} if self.test is None else {"test": self.test}
         return {f"{whose}: {part}": t for whose, pair in parts.items() for part, t in zip("xy", pair, strict=True)}
 
@@ -86,11 +89,23 @@ class Holdings:
 
 def restored(tensors: Mapping[str, Tensor], names: Mapping[int, str]) -> Holdings:
     """From what `tensors` gave."""
-    pairs = {name.removesuffix(": x"): (x, tensors[f"{name.removesuffix(': x')}: y"]) for name, x in tensors.items()
-             if name.endswith(": x")}  # fmt: skip
-    train = {int(name.removeprefix("client ")): p for name, p in pairs.items() if name.startswith("client ")}
-    tests = {int(n.removeprefix("test of client ")): p for n, p in pairs.items() if n.startswith("test of ")}
+    whose = [name.removesuffix(": x") for name in tensors if name.endswith(": x")]
+    pairs = {name: _placed(tensors[f"{name}: x"], tensors[f"{name}: y"]) for name in whose}
+    train = {int(name.removeprefix(CLIENT)): pair for name, pair in pairs.items() if name.startswith(CLIENT)}
+    tests = {int(name.removeprefix(TEST)): pair for name, pair in pairs.items() if name.startswith(TEST)}
     return Holdings(dict(sorted(train.items())), dict(sorted(tests.items())) or None, pairs.get("test"), names)
+
+
+def _placed(x: Tensor, y: Tensor) -> Pair:
+    """As they would lie anywhere: where a tensor begins decides how sums over it are rounded, and so would the way by
+    which it came here.
+    """
+    return _aligned(x), _aligned(y)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    plain = tensor.contiguous()
+    return plain.clone() if plain.data_ptr() % ALIGNED else plain
 
 
 def digest(tensor: Tensor) -> str:
@@ -167,6 +182,10 @@ def _shown(key: Any) -> str:
 
 def examples(given: Examples, whose: str, dtype: torch.dtype) -> Pair:
     """The pair of tensors meant."""
+    return _placed(*_pair(given, whose, dtype))
+
+
+def _pair(given: Examples, whose: str, dtype: torch.dtype) -> Pair:
     if isinstance(given, DataLoader):
         raise DataError(f"{whose}: a DataLoader draws batches of its own: give its data set, loader.dataset")
     if isinstance(given, Dataset):
