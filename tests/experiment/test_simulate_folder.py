@@ -151,7 +151,7 @@ def test_only_the_script_can_go_on_with_it(tmp_path):
         ({"model": Net(seed=1)}, "its initial weights are others"),
         ({"model": nn.Linear(5, 2)}, "the model is another"),
         ({"loss": smoothed}, "the loss is another"),
-        ({"clients": {"bern": pair(0), "basel": pair(7), "biel": pair(2)}}, "the data of client 1 changed"),
+        ({"clients": {"bern": pair(0), "basel": pair(7), "biel": pair(2)}}, "the data of client 'basel' changed"),
         ({"clients": {"bern": pair(0), "basel": pair(1), "bex": pair(2)}}, "the clients were bern, basel, biel, are "),
         ({"test": pair(5)}, "the data of test changed"),
     ],
@@ -253,7 +253,7 @@ def test_tensors_that_were_changed_are_refused(tmp_path):
     kept = load_file(path)
     kept["client 2: y"] = 1 - kept["client 2: y"]
     save_file(kept, path)
-    with pytest.raises(RunError, match="the data of client 2 changed"):
+    with pytest.raises(RunError, match="the data of client 'biel' changed"):
         offbeat.repeat(tmp_path / "run", Net())
 
 

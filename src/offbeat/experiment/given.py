@@ -244,7 +244,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
     whose = list(dict.fromkeys(key.rpartition(":")[0] for key in data))
     if whose:
         more = f" and of {len(whose) - 1} more" if len(whose) > 1 else ""
-        yield f"the data of {whose[0]}{more} changed"
+        yield f"the data of {_called(whose[0], now['names'])}{more} changed"
+
+
+def _called(whose: str, names: Mapping[str, str]) -> str:
+    before, _, number = whose.rpartition(" ")
+    return f"{before} {names[number]!r}" if number in names else whose
 
 
 def _list(names: Mapping[str, str]) -> str:
