@@ -20,6 +20,7 @@ import offbeat
 from offbeat.cli import app
 from offbeat.core.errors import ConfigError, OffbeatError, RunError
 from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.experiment import pooled
 from patience import PATIENCE
 
 
@@ -130,6 +131,20 @@ def test_who_trains_changes_nothing(made, worker):
         a, b = made["fedavg"][seed], other["fedavg"][seed]
         torch.testing.assert_close(a.outcome.model, b.outcome.model, rtol=1e-4, atol=1e-6)
         assert b.summary.worker.startswith(worker.split(":")[0])
+
+
+def test_side_by_side_on_one_device_they_agree(made, monkeypatch):
+    """As with the worker cuda; here the device is the CPU."""
+
+    def together(one: Any, jobs: Any, watch: Any, worker: Any, memory: Any) -> bool:
+        return pooled.execute([one.run(entry) for entry in one.layout()], watch, worker, memory)
+
+    monkeypatch.setattr("offbeat.experiment.comparison.execute", together)
+    other = compare()
+    for name in METHODS:
+        for seed in (0, 1):
+            a, b = made[name][seed].outcome, other[name][seed].outcome
+            torch.testing.assert_close(a.model, b.model, rtol=1e-3, atol=1e-5)
 
 
 def test_labels_of_a_list_are_names_and_where_these_are_the_same_settings():

@@ -129,6 +129,14 @@ def test_offbeat_show_reads_it(tmp_path):
     assert plain["experiment"]["data"] == {"name": "own", "examples": 72}
 
 
+def test_its_model_is_exported_without_the_script(tmp_path):
+    done = simulate(out=tmp_path / "run")
+    told = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.safetensors")])
+    assert told.exit_code == 0, told.output
+    exported = load_file(tmp_path / "model.safetensors")
+    assert all(exported[name].equal(tensor) for name, tensor in done.state_dict().items())
+
+
 def test_only_the_script_can_go_on_with_it(tmp_path):
     simulate(out=tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()  # as if it had not ended
@@ -189,7 +197,7 @@ def test_a_damaged_record_is_refused(tmp_path):
 
 
 def test_what_cannot_be_run_leaves_no_folder(tmp_path):
-    with pytest.raises(OffbeatError, match="does not fit|cannot take"):
+    with pytest.raises(OffbeatError, match=r"does not fit|cannot take"):
         simulate(model=nn.Linear(4, 2), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -241,7 +249,7 @@ def test_of_much_data_only_the_digests_are_kept(tmp_path, monkeypatch):
 
 def test_a_model_of_other_layers_is_refused(tmp_path):
     simulate(out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="the model does not take the weights of .*start.safetensors: "):
+    with pytest.raises(ConfigError, match=r"the model does not take the weights of .*start\.safetensors: "):
         offbeat.repeat(tmp_path / "run", nn.Linear(5, 2))
     with pytest.raises(ConfigError, match=r"holds no simulation: it has no simulation.json"):
         offbeat.repeat(tmp_path, Net())
