@@ -50,14 +50,14 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from offbeat.experiment import run as runs
 
     def execute(
-        folders: list[Path],
+        several: list[runs.Run],
         jobs: int,
         on_progress: Callable[..., Any] | None = None,
         workers: Sequence[str] = (),
         memory: str | None = None,
     ) -> bool:
-        for folder, worker in zip(folders, workers, strict=True):
-            runs.execute(runs.Run(folder), worker=worker, memory=memory)
+        for run, worker in zip(several, workers, strict=True):
+            runs.execute(run, worker=worker, memory=memory)
         return True
 
     monkeypatch.setattr(crew, "execute", execute)

@@ -2,6 +2,7 @@
 
     import offbeat
     result = offbeat.simulate(model, clients=[(x, y), ...], strategy=offbeat.FedBuff(k=5), until="3600s")
+    table = offbeat.compare(model, clients, strategies=["fedavg", offbeat.FedBuff(k=5)], seeds=3, until="3600s")
 
 Nothing heavy is imported before it is used.
 """
@@ -37,13 +38,21 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from offbeat.core.strategies.orthofl import OrthoFL as OrthoFL
     from offbeat.core.strategies.pooled import Global as Global
     from offbeat.core.strategies.safa import Safa as Safa
+    from offbeat.engines.progress import Status as Status
+    from offbeat.experiment.compare import Compared as Compared
+    from offbeat.experiment.compare import compare as compare
     from offbeat.experiment.config import Experiment as Experiment
     from offbeat.experiment.simulate import Simulation as Simulation
+    from offbeat.experiment.simulate import repeat as repeat
     from offbeat.experiment.simulate import simulate as simulate
 
 _PUBLIC = {
     "simulate": "offbeat.experiment.simulate",
     "Simulation": "offbeat.experiment.simulate",
+    "repeat": "offbeat.experiment.simulate",
+    "compare": "offbeat.experiment.compare",
+    "Compared": "offbeat.experiment.compare",
+    "Status": "offbeat.engines.progress",
     "Experiment": "offbeat.experiment.config",
     "Training": "offbeat.client.training",
     "FedAvg": "offbeat.core.strategies.fedavg",

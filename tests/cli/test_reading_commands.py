@@ -191,10 +191,10 @@ def test_a_saved_simulation_is_shown_like_a_run(offbeat):
     told = offbeat("show", "saved")
     assert told.status == 0
     assert told.out.splitlines()[0] == "saved"
-    assert "FedBuff" in told.out
+    assert "fedbuff" in told.out
     numbers = json.loads(offbeat("show", "saved", "--json").out)
-    assert (numbers["updates"], numbers["strategy"]) == (result.summary.updates, "FedBuff")
-    Path("saved/summary.json").write_text("[]")
+    assert (numbers["updates"], numbers["experiment"]["strategy"]["name"]) == (result.summary.updates, "fedbuff")
+    Path("saved/simulation.json").write_text("[]")
     damaged = offbeat("show", "saved")
-    assert damaged.status == 2
-    assert "not the summary of a simulation" in damaged.err
+    assert damaged.status == 1
+    assert "saved/simulation.json is damaged: it holds a list" in damaged.err

@@ -55,8 +55,8 @@ def test_each_run_agrees_with_itself_alone_and_again_bit_for_bit(
     seen: list[list[float]] = []
     together = [comparing.create(Path(f"together{i}"), experiments, [0, 1]) for i in range(2)]
     for made in together:
-        folders = [made.folder / entry["folder"] for entry in made.layout()]
-        assert pooled.execute(folders, lambda shares, work: seen.append(shares))
+        several = [made.run(entry) for entry in made.layout()]
+        assert pooled.execute(several, lambda shares, work: seen.append(shares))
     agree(alone, together[0])
     digests = [[run.digest() for name in made.strategies() for run in made.runs(name)] for made in together]
     assert digests[0] == digests[1]
@@ -70,8 +70,8 @@ def test_stopped_in_the_middle_they_are_finished_by_starting_again(
     monkeypatch.chdir(tmp_path)
     few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
     whole, made = comparing.create(Path("whole"), few, [0]), comparing.create(Path("stopped"), few, [0])
-    assert pooled.execute([whole.folder / entry["folder"] for entry in whole.layout()])
-    folders = [made.folder / entry["folder"] for entry in made.layout()]
+    assert pooled.execute([whole.run(entry) for entry in whole.layout()])
+    several = [made.run(entry) for entry in made.layout()]
 
     asked: list[int] = []  # a second Ctrl-C would stop at once
 
@@ -80,9 +80,9 @@ def test_stopped_in_the_middle_they_are_finished_by_starting_again(
             asked.append(1)
             os.kill(os.getpid(), signal.SIGINT)
 
-    assert not pooled.execute(folders, stop)
-    assert not all(runs.Run(folder).complete for folder in folders)
-    assert pooled.execute(folders)
+    assert not pooled.execute(several, stop)
+    assert not all(run.complete for run in several)
+    assert pooled.execute(several)
     agree(whole, made)
 
 
@@ -92,7 +92,7 @@ def test_a_run_that_fails_leaves_the_others_going(
     monkeypatch.chdir(tmp_path)
     few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
     made = comparing.create(Path("x"), few, [0])
-    folders = [made.folder / entry["folder"] for entry in made.layout()]
+    several = [made.run(entry) for entry in made.layout()]
     finish = runs.Attempt.finish
 
     def full(self: runs.Attempt, outcome: Any) -> None:
@@ -102,5 +102,5 @@ def test_a_run_that_fails_leaves_the_others_going(
 
     monkeypatch.setattr(runs.Attempt, "finish", full)
     with pytest.raises(runs.Unfinished, match=r"x/fedavg-seed0: .*No space left"):
-        pooled.execute(folders)
-    assert [runs.Run(folder).complete for folder in folders] == [False, True]
+        pooled.execute(several)
+    assert [run.complete for run in several] == [False, True]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sqlite3
 import subprocess
@@ -23,7 +22,7 @@ from offbeat.client.task import LOSS, Metric
 from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.engines.until import Until
-from offbeat.experiment.simulate import load_summary
+from offbeat.experiment.run import Run
 from offbeat.scenario.delays import Constant, Uniform
 from patience import PATIENCE
 
@@ -79,23 +78,25 @@ def test_it_plots(tmp_path):
     assert result.plot(metric="loss").axes[0].get_ylabel() == "loss"
 
 
-def test_it_saves_a_model_a_trace_and_a_summary(tmp_path):
+def test_it_saves_a_model_a_trace_and_what_it_takes_to_repeat_it(tmp_path):
     result = simulate()
     out = result.save(tmp_path / "deep" / "folder")
-    assert sorted(p.name for p in out.iterdir()) == ["model.safetensors", "run.sqlite", "summary.json"]
+    assert sorted(p.name for p in out.iterdir()) == ["command.txt", "data.safetensors", "environment.json",
+        "finished.json", "lock", "model.safetensors", "run.sqlite", "simulation.json", "start.safetensors"]  # fmt: skip
     plain = net()
     plain.load_state_dict(load_file(out / "model.safetensors"))
-    told = json.loads((out / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert told["updates"] == result.summary.updates
+    run = Run(out)
+    run.check()
+    assert run.summary().plain() == result.summary.plain()
     with sqlite3.connect(out / "run.sqlite") as db:
         assert db.execute("SELECT COUNT(*) FROM trace WHERE kind = 'arrive'").fetchone()[0] == result.summary.updates
     db.close()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "run.sqlite", "summary.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "run.sqlite", "simulation.json"])
 def test_it_saves_over_nothing(tmp_path, name):
     (tmp_path / name).write_text("precious")
-    with pytest.raises(ConfigError, match=f"already holds {name}"):
+    with pytest.raises(ConfigError, match=f"already holds (a simulation|{name})"):
         simulate().save(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "precious"
@@ -103,7 +104,7 @@ def test_it_saves_over_nothing(tmp_path, name):
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RunError, match=r"cannot write to .*file/below: Not a directory"):
+    with pytest.raises(RunError, match=r"cannot make the run folder .*file/below: Not a directory"):
         simulate().save(tmp_path / "file" / "below")
 
 
@@ -249,10 +250,9 @@ def test_a_strategy_may_be_named():
         ({"clients": [(torch.zeros(4, 5), torch.zeros(3, dtype=torch.int64))]}, "client 0: 4 inputs but 3 labels"),
         ({"clients": [(torch.full((4, 5), torch.nan), torch.zeros(4, dtype=torch.int64))]}, "client 0: 4 of 4 inputs "
         "are not finite"),
-        ({"clients": [torch.zeros(4, 5)]}, r"client 0: give \(inputs, labels\), not Tensor"),
-        ({"clients": [(np.zeros((4, 5)), np.zeros(4))]}, "client 0: inputs are a ndarray: give tensors"),
-        ({"clients": {"a": pairs(1)[0]}}, "client 'a': clients are numbered"),
-        ({"clients": {-1: pairs(1)[0]}}, "client -1: clients are numbered"),
+        ({"clients": [torch.zeros(4, 5)]}, r"client 0: give \(inputs, labels\), or a data set .*, not Tensor"),
+        ({"clients": [([0.0], [1])]}, "client 0: inputs are a list: give a tensor or an array"),
+        ({"clients": {-1: pairs(1)[0]}}, "client -1: clients have numbers, 0 or more, or names"),
         ({"test": torch.zeros(4, 5)}, r"test: give \(inputs, labels\)"),
         ({"test": (torch.zeros(2, 5), torch.zeros(1, dtype=torch.int64))}, "evaluation data: 2 inputs but 1 labels"),
         ({"strategy": "fedbuf"}, "unknown strategy 'fedbuf': did you mean 'fedbuff'"),
@@ -322,7 +322,7 @@ def test_it_runs_where_only_torch_and_the_scientific_libraries_are_installed(tmp
     done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("FedBuff: ")
-    assert done.stdout.endswith("['model.safetensors', 'run.sqlite', 'summary.json']\n")
+    assert "'model.safetensors', 'run.sqlite', 'simulation.json'" in done.stdout
     assert Path(tmp_path, "acc.png").exists()
 
 
@@ -370,6 +370,6 @@ def test_a_target_on_a_metric_of_ones_own_goes_the_way_the_metric_says(target):
 def test_directions_are_kept_with_what_is_saved(tmp_path):
     ones = [(torch.ones(4, 1), torch.ones(4))]
     done = simulate(nn.Linear(1, 1), ones, loss=Measured(), until="120s")
-    told = load_summary(done.save(tmp_path / "saved"))[1]
+    told = Run(done.save(tmp_path / "saved")).summary()
     assert told.higher_is_better == {"loss": False, "distance": False, "error": True}
     assert told.best == done.summary.best == min(done.curve("distance").values)

@@ -218,7 +218,7 @@ def test_the_python_door_takes_them_too() -> None:
         streaming=ClassIncremental(start=0.5),
     )  # fmt: skip
     assert told.summary.lost > 0
-    _, labels = told.setup.trainer.data.take(0, torch.arange(4))
+    _, labels = told.given.setup().trainer.data.take(0, torch.arange(4))
     assert labels.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])  # one class after the other
 
 

@@ -76,11 +76,15 @@ class Setup:
         return self.world.layout
 
     def state_dict(self, model: Tensor) -> dict[str, Tensor]:
-        """The whole module with this model in it, frozen parameters and all; no tensor shares memory."""
-        binding = Binding(deepcopy(self.module))  # the module may be the user's own
-        with torch.no_grad():
-            binding.put(model)
-        return {name: t.detach().clone().contiguous() for name, t in binding.module.state_dict().items()}
+        return state_dict(self.module, model)
+
+
+def state_dict(module: nn.Module, model: Tensor) -> dict[str, Tensor]:
+    """The whole module with this model in it, frozen parameters and all; no tensor shares memory."""
+    binding = Binding(deepcopy(module))  # the module may be the user's own
+    with torch.no_grad():
+        binding.put(model)
+    return {name: t.detach().clone().contiguous() for name, t in binding.module.state_dict().items()}
 
 
 @one_thread()

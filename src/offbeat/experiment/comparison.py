@@ -23,6 +23,7 @@ from offbeat.engines.workers.counted import Work
 from offbeat.experiment import crew, curves, identity, labels, pooled, workers
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.given import Given
 from offbeat.experiment.measures import Row, over_seeds, speed_up
 from offbeat.experiment.metrics import Summary
 
@@ -80,9 +81,13 @@ class Comparison:
             raise ValueError(f"it names the run {name!r}, which is not below {self.folder}")
         return name
 
+    def run(self, entry: Mapping[str, Any]) -> runs.Run:
+        """One of the layout."""
+        return runs.Run(self.folder / entry["folder"])
+
     def entries(self) -> list[tuple[dict[str, Any], runs.Run]]:
         """The runs, with what the comparison says of each."""
-        return [(entry, runs.Run(self.folder / entry["folder"])) for entry in self.layout()]
+        return [(entry, self.run(entry)) for entry in self.layout()]
 
     def runs(self, strategy: str) -> list[runs.Run]:
         return [run for entry, run in self.entries() if entry["strategy"] == strategy]
@@ -145,9 +150,12 @@ def create(
     worker: str = "inline",
     memory: str | None = None,
     more: Mapping[str, Any] | None = None,
+    scripts: Mapping[tuple[str, int], Given] | None = None,
+    command: str | None = None,
 ) -> Comparison:
     """Make the folders of all runs; `experiments` are one a label. Without the reference the first is one. `more` is
-    kept in the manifest.
+    kept in the manifest. `scripts`: what a script gave, for each label and seed; what it made before it was stopped
+    stays.
     """
     if not experiments or not seeds:
         raise ConfigError("a comparison needs at least one strategy and one seed")
@@ -156,7 +164,7 @@ def create(
             f"{folder} already holds a comparison: 'offbeat {Comparison(folder).verb} --resume {folder}' finishes it; "
             "or choose another --out"
         )
-    if runs.Run(folder).experiment_file.exists():
+    if runs.Run(folder).experiment_file.exists() or runs.Run(folder).scripted:
         raise ConfigError(f"{folder} already holds a run: choose another --out")
     against = reference if reference in experiments else next(iter(experiments))
     called = labels.folders(experiments)
@@ -165,8 +173,10 @@ def create(
     for name, experiment in experiments.items():
         for seed in seeds:
             one, sub = replace(experiment, seed=seed), f"{called[name]}-seed{seed}"
-            world = _world(one, kept.setdefault(seed, []))
-            runs.create(folder / sub, one, world=world, worker=worker, memory=memory)
+            script = scripts[name, seed] if scripts else None
+            if script is None or not runs.Run(folder / sub).scripted:
+                world = None if script else _world(one, kept.setdefault(seed, []))
+                runs.create(folder / sub, one, command, world=world, worker=worker, memory=memory, script=script)
             entries.append({"strategy": name, "seed": seed, "folder": sub})
     manifest = {"reference": against, "runs": entries, **(more or {})}
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
@@ -192,9 +202,9 @@ def execute(
     """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each
     run, and what was computed. `worker`, `memory`: of every run; without one, as each was begun.
     """
-    folders = [comparison.folder / entry["folder"] for entry in comparison.layout()]
-    todo = [runs.Run(folder) for folder in folders if not runs.Run(folder).complete]
-    chosen = [runs.Run(folder).worker() if worker is None else workers.parse(worker) for folder in folders]
+    several = [comparison.run(entry) for entry in comparison.layout()]
+    todo = [run for run in several if not run.complete]
+    chosen = [run.worker() if worker is None else workers.parse(worker) for run in several]
     if workers.AUTO in chosen and todo:
         at_once = min(jobs or workers.cores_of(workers.INLINE), len(todo))
         settled = _settled(todo, max(1, workers.cores_of(workers.INLINE) // at_once))
@@ -202,17 +212,17 @@ def execute(
         worker = None if worker is None else str(settled)
     usable = [workers.usable(choice) for choice in dict.fromkeys(chosen)]
     if all(workers.device_of(choice) != "cpu" for choice in usable):
-        return pooled.execute(folders, on_progress, worker, memory)
-    if not all(map(workers.cores_of, usable)):
+        return pooled.execute(several, on_progress, worker, memory)
+    if not all(map(workers.cores_of, usable)) or not crew.possible(several):
         if jobs is not None and jobs > 1:
             other = next(choice for choice in usable if not workers.cores_of(choice))
             raise ConfigError(
                 f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline"
             )
-        return _in_turn(folders, on_progress, worker, memory)
+        return _in_turn(several, on_progress, worker, memory)
     at_once = max(1, min(jobs or max(map(workers.cores_of, usable)), len(todo)))
     each = [str(workers.shared(choice, at_once)) for choice in chosen]
-    return crew.execute(folders, at_once, on_progress, each, memory)
+    return crew.execute(several, at_once, on_progress, each, memory)
 
 
 def _settled(todo: list[runs.Run], cores: int) -> workers.Choice:
@@ -226,8 +236,10 @@ def _all_cores(choice: workers.Choice) -> workers.Choice:
     return choice if workers.device_of(choice) != "cpu" else workers.Choice(choice.name)
 
 
-def _in_turn(folders: list[Path], on_progress: crew.Progress | None, worker: str | None, memory: str | None) -> bool:
-    shares, work = [float(runs.Run(folder).complete) for folder in folders], Work()
+def _in_turn(
+    several: list[runs.Run], on_progress: crew.Progress | None, worker: str | None, memory: str | None
+) -> bool:
+    shares, work = [float(run.complete) for run in several], Work()
 
     def tell(index: int, share: float) -> None:
         shares[index] = share
@@ -237,8 +249,8 @@ def _in_turn(folders: list[Path], on_progress: crew.Progress | None, worker: str
     def follow(index: int) -> Callable[[Status], None]:
         return lambda status: tell(index, status.share)
 
-    for index, folder in enumerate(folders):
-        outcome = runs.execute(runs.Run(folder), follow(index), worker=worker, memory=memory, work=work)
+    for index, run in enumerate(several):
+        outcome = runs.execute(run, follow(index), worker=worker, memory=memory, work=work)
         if outcome is not None and outcome.reason == INTERRUPTED:
             return False
         tell(index, 1.0)

@@ -3,15 +3,20 @@
 A pool with one queue for all has locks, and whoever is killed while holding one never gives it back: the rest would
 wait for ever. Here each process has a pipe of its own to the parent. The death of either side is the end of the pipe,
 which the other side hears; a process without work is sent home at once.
+
+Runs of a script's own model and data go on in forks, which have these already: a new process would have to run the
+script once more. Where a fork cannot train, they go one after the other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +25,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from offbeat.core.errors import OffbeatError, RunError
 from offbeat.engines.allocation import keep_freed
@@ -52,8 +59,14 @@ class Board:
         return Work(*(sum(self.work[part::3]) for part in range(3)))
 
 
+def possible(several: Sequence[runs.Run]) -> bool:
+    """Can they go on in other processes? With a GPU in sight autograd has threads, which no fork has."""
+    forked = any(run.given is not None for run in several)
+    return not forked or (sys.platform == "linux" and not torch.cuda.is_available())
+
+
 def execute(
-    folders: list[Path],
+    several: list[runs.Run],
     jobs: int,
     on_progress: Progress | None = None,
     workers: Sequence[str] = (),
@@ -62,10 +75,11 @@ def execute(
     """Finish every run that is not complete, so many at a time; False if they were interrupted. `workers`: of each run.
     A run that fails leaves the others going, and is told at the end.
     """
-    todo = [i for i, folder in enumerate(folders) if not runs.Run(folder).complete]
-    context = multiprocessing.get_context("spawn")
-    shares: Any = context.RawArray("d", [float(i not in todo) for i in range(len(folders))])
-    board = Board(shares, context.RawArray("q", 3 * len(folders)), context.RawValue("b", False))
+    todo = [i for i, run in enumerate(several) if not run.complete]
+    forked = any(run.given is not None for run in several)
+    context: Any = multiprocessing.get_context("fork" if forked else "spawn")
+    shares: Any = context.RawArray("d", [float(i not in todo) for i in range(len(several))])
+    board = Board(shares, context.RawArray("q", 3 * len(several)), context.RawValue("b", False))
     crew: dict[Connection, BaseProcess] = {}
     at: dict[Connection, int] = {}  # whose run each process is at
     failed: dict[int, Exception] = {}
@@ -75,11 +89,13 @@ def execute(
             with _handling(signal.SIGINT, signal.SIG_IGN):  # inherited: the parent says when to stop
                 for _ in range(min(jobs, len(todo))):
                     ours, theirs = context.Pipe()
-                    process = context.Process(target=_work, args=(theirs, board, os.getpid(), memory))
+                    inherited = several if forked else []
+                    told = (theirs, board, os.getpid(), memory, inherited, [*crew, ours] if forked else [])
+                    process = context.Process(target=_work, args=told)
                     process.start()
                     theirs.close()
                     crew[ours] = process
-            waiting = iter([(i, str(folders[i]), workers[i] if workers else None) for i in todo])
+            waiting = iter([(i, str(several[i].folder), workers[i] if workers else None) for i in todo])
             for pipe in crew:
                 _hand_over(pipe, next(waiting, None), at)
             while at:
@@ -88,7 +104,7 @@ def execute(
                     pipe = heard
                     answer = _heard(pipe)
                     if isinstance(answer, Exception):
-                        log.warning("%s: %s", folders[at[pipe]], answer)
+                        log.warning("%s: %s", several[at[pipe]].folder, answer)
                         failed[at[pipe]] = answer
                     elif not answer:
                         return False
@@ -103,7 +119,7 @@ def execute(
                 pipe.close()
             for member in crew.values():
                 member.join()
-    runs.tell_failed({folders[i]: error for i, error in failed.items()})
+    runs.tell_failed({several[i].folder: error for i, error in failed.items()})
     return True
 
 
@@ -148,18 +164,33 @@ def _handling(number: int, handler: Any) -> Iterator[None]:
 # ---------------------------------------------------------------- in a process of the crew
 
 
-def _work(pipe: Connection, board: Board, parent: int, memory: str | None) -> None:
-    """One run after the other, until the parent closes the pipe or is gone."""
+def _work(
+    pipe: Connection,
+    board: Board,
+    parent: int,
+    memory: str | None,
+    several: Sequence[runs.Run],
+    parents_ends: Sequence[Connection],
+) -> None:
+    """One run after the other, until the parent closes the pipe or is gone. A fork has `several` runs from its parent,
+    with what a script gave, and ends of pipes that only the parent may hold.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for end in parents_ends:
+        end.close()
     keep_freed()
+    if several:
+        torch.set_num_threads(1)  # the threads of the parent are not here: who waited for them would wait for ever
+        gc.freeze()  # garbage of the parent's stays: collected here, it would be closed here
     with contextlib.suppress(*GONE, KeyboardInterrupt):
         while True:
             index, folder, worker = pipe.recv()
-            pipe.send(_answer(index, folder, worker, board, parent, memory))
+            run = several[index] if several else runs.Run(Path(folder))
+            pipe.send(_answer(index, run, worker, board, parent, memory))
 
 
 def _answer(
-    index: int, folder: str, worker: str | None, board: Board, parent: int, memory: str | None
+    index: int, run: runs.Run, worker: str | None, board: Board, parent: int, memory: str | None
 ) -> bool | Exception:
     work = Work()
 
@@ -173,7 +204,7 @@ def _answer(
     if stopped():
         return False
     try:
-        outcome = runs.execute(runs.Run(Path(folder)), watch, worker=worker, memory=memory, work=work)
+        outcome = runs.execute(run, watch, worker=worker, memory=memory, work=work)
     except Exception as error:
         return _sendable(error)
     if outcome is not None and outcome.reason == INTERRUPTED:

@@ -21,7 +21,7 @@ from offbeat.experiment import own, sealed
 log = logging.getLogger("offbeat")
 
 NAME, TRACE, MODEL = "finished.json", "run.sqlite", "model.safetensors"
-BESIDE = ("experiment.yaml", "world.json", "environment.json", "command.txt")
+BESIDE = ("experiment.yaml", "simulation.json", "world.json", "environment.json", "command.txt")
 
 
 def write(folder: Path, trace: Trace, model: bytes) -> None:

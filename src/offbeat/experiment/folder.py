@@ -6,6 +6,8 @@ command.txt         the command that repeats it    model.safetensors   the final
 world.json          the experiment once more,      finished.json       checksums of all this, once it is done
                     checksums of data and traces   lock                held by the process that runs it
 code/               copies of one's own code
+
+Where a script gave the model and the data, `given` says what stands in place of experiment.yaml and world.json.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import hashlib
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from safetensors.torch import load, save
@@ -31,6 +33,7 @@ from offbeat.experiment import (
     curves,
     files,
     finished,
+    given,
     guard,
     identity,
     machine,
@@ -42,6 +45,8 @@ from offbeat.experiment import (
 )
 from offbeat.experiment.choices import own_files
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.given import Given
+from offbeat.experiment.heatmap import Held
 from offbeat.scenario.data.root import given_root
 
 COMPARISON = guard.COMPARISON
@@ -50,9 +55,10 @@ ROOT = "data"  # of environment.json: the data root that was named when the run 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder."""
+    """A run folder; and, within a script, what that gave: its own model and data can be had from nowhere else."""
 
     folder: Path
+    given: Given | None = field(default=None, repr=False, compare=False)
 
     @property
     def experiment_file(self) -> Path:
@@ -74,6 +80,11 @@ class Run:
     def complete(self) -> bool:
         return self.model_file.is_file()
 
+    @property
+    def scripted(self) -> bool:
+        """Is it of a script, which alone can make what is run?"""
+        return given.is_scripted(self.folder)
+
     def experiment(self) -> Experiment:
         """As the run was made for; an edited file is refused. Code of one's own is not run: see `runnable`."""
         guard.refuse_links(self.folder)
@@ -82,6 +93,10 @@ class Run:
                 f"{self.folder} is a comparison: finish it with 'offbeat compare --resume', or name one of the runs "
                 "in it"
             )
+        if self.given is not None:
+            return self.given.experiment
+        if self.scripted:
+            return given.experiment_of(self.folder)
         if not self.experiment_file.is_file():
             if guard.half_made(self.folder):
                 raise ConfigError(
@@ -96,7 +111,9 @@ class Run:
 
     def runnable(self) -> Experiment:
         """The experiment with the code of one's own that it names, which must be what the run was made with."""
-        self.experiment()
+        experiment = self.experiment()
+        if self.scripted:
+            return experiment
         identity.check_code(self.folder, identity.read(self.world_file))
         return files.read(self.experiment_file)
 
@@ -104,7 +121,24 @@ class Run:
         """Refuse a finished run that is not what came out."""
         if self.complete:
             kept = identity.read(self.world_file)
-            finished.check(self.folder, kept=kept is not None and kept.experiment is not None)
+            finished.check(self.folder, kept=self.scripted or (kept is not None and kept.experiment is not None))
+
+    def check_world(self) -> None:
+        """Refuse to go on in another world than the run was made for."""
+        if self.given is not None:
+            self.given.check(self.folder)
+        elif self.scripted:
+            made_by = (self.folder / "command.txt").read_text(encoding="utf-8").strip()
+            raise ConfigError(f"{self.folder} is of a script, which has its model and data: go on with '{made_by}'")
+        else:
+            identity.check(self.folder, identity.read(self.world_file), self.world(self.runnable()))
+
+    def setup(self, device: str = "cpu") -> build.Setup:
+        return build.setup(self.runnable(), device) if self.given is None else self.given.setup(device)
+
+    def held(self) -> Held:
+        """Who trains on what."""
+        return build.held(self.runnable()) if self.given is None else self.given.held()
 
     def summary(self) -> metrics.Summary:
         experiment = self.experiment()
@@ -174,7 +208,8 @@ class Run:
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        made, told = build.setup(self.runnable()), card.metadata(self)
+        self.check_world()
+        made, told = self.setup(), card.metadata(self)
         return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get)), told))
 
 
@@ -185,16 +220,18 @@ def create(
     world: identity.Identity | None = None,
     worker: str = "inline",
     memory: str | None = None,
+    script: Given | None = None,
 ) -> Run:
     """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is
     large. `worker`: who is to compute it, unless whoever executes it says otherwise; `memory`: for what is kept of
-    clients.
+    clients. `script`: what one gave, in place of what a file can hold.
     """
-    run, chosen = Run(folder), workers.parse(worker)
+    run, chosen = Run(folder, script), workers.parse(worker)
     limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse(memory))}
     guard.refuse_held(folder)
-    code = own.contents(own_files(experiment))
-    world = replace(world or identity.of(experiment), code=own.sums(code))
+    code = own.contents(own_files(experiment)) if script is None else {}
+    if script is None:
+        world = replace(world or identity.of(experiment), code=own.sums(code))
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -207,9 +244,12 @@ def create(
                 stored = {**machine.environment(), "worker": str(chosen), **limit, **_root()}
                 write_whole(folder / "environment.json", sealed.dump(stored))
                 write_whole(folder / "command.txt", _repeat(run, command).encode())
-                _keep(folder, code)
-                write_whole(run.world_file, world.dump(experiment))
-                files.write(run.experiment_file, experiment)  # last: with it the folder is a run
+                if script is not None:
+                    script.write(folder)
+                elif world is not None:
+                    _keep(folder, code)
+                    write_whole(run.world_file, world.dump(experiment))
+                    files.write(run.experiment_file, experiment)  # last: with it the folder is a run
                 os.truncate(lock, 0)
             except (OSError, OffbeatError):
                 guard.unmake(folder, new)
@@ -236,6 +276,8 @@ def _keep(folder: Path, code: Mapping[Path, bytes]) -> None:
 
 def _repeat(run: Run, command: str | None) -> str:
     """What a preset or a file said may change with time; the resolved experiment does not."""
+    if run.given is not None:
+        return f"{command or 'python'}\n"
     where = [option for root in _root().values() for option in ("--data", root)]
     repeat = f"{shlex.join(['offbeat', 'run', str(run.experiment_file), *where])}\n"
     return f"{repeat}# it was made by: {command}\n" if command else repeat

@@ -14,9 +14,21 @@ from offbeat.core.errors import ConfigError, RunError
 from offbeat.experiment import finished, own
 
 COMPARISON = "compare.json"  # what makes a folder one of several runs, not a run
-MADE = ("environment.json", "command.txt", own.COPIES, "world.json")  # before experiment.yaml
+SCRIPTED = "simulation.json"  # in place of experiment.yaml, of a run whose model and data a script has
+# before these
+MADE = ("environment.json", "command.txt", own.COPIES, "world.json", "start.safetensors", "data.safetensors")
 LIVE = ("sites.json", "record", "run-id")  # of a run that was served
-OWN = ("experiment.yaml", COMPARISON, "run.sqlite", "model.safetensors", "checkpoint", finished.NAME, *LIVE, *MADE)
+OWN = (
+    "experiment.yaml",
+    SCRIPTED,
+    COMPARISON,
+    "run.sqlite",
+    "model.safetensors",
+    "checkpoint",
+    finished.NAME,
+    *LIVE,
+    *MADE,
+)
 MAKING = b"this folder is being made\n"  # in the lock until it is
 _locks: set[int] = set()  # that this process holds
 TEMPORARY = re.compile(r"(.+?)(\.[0-9a-f]{8})?\.tmp")  # of a file that was being written
@@ -33,6 +45,8 @@ def refuse_held(folder: Path) -> None:
         raise ConfigError(
             f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out"
         )
+    if held == SCRIPTED:
+        raise ConfigError(f"{folder} already holds a simulation: choose another folder")
     if held is not None and not (held in MADE and half_made(folder)):
         raise ConfigError(f"{folder} already holds {held}: choose another --out")
 

@@ -96,7 +96,7 @@ def read(path: Path) -> Kept | None:
 def check_experiment(path: Path, before: Experiment, now: Experiment) -> None:
     """Refuse an experiment file that was edited."""
     if before != now:
-        found = list(_changes("", to_plain(before), to_plain(now)))
+        found = list(changes("", to_plain(before), to_plain(now)))
         listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise RunError(f"{path} changed since the run was made: {listed}; put it back, or make a new run")
 
@@ -111,11 +111,11 @@ def check_code(folder: Path, before: Kept | None) -> None:
         )
 
 
-def _changes(where: str, before: Any, now: Any) -> Iterator[str]:
+def changes(where: str, before: Any, now: Any) -> Iterator[str]:
     """Setting by setting; another choice is named as a whole."""
     if isinstance(before, dict) and isinstance(now, dict) and (not where or before.get("name") == now.get("name")):
         for key in {**before, **now}:
-            yield from _changes(f"{where}.{key}" if where else key, before.get(key), now.get(key))
+            yield from changes(f"{where}.{key}" if where else key, before.get(key), now.get(key))
     elif before != now:
         yield f"{where} was {_short(before)}, is {_short(now)} now"
 

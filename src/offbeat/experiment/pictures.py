@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from offbeat.core.errors import ConfigError, DataError, RunError, printable
-from offbeat.experiment import build, doubts, figures, heatmap, measures, page, series
+from offbeat.experiment import doubts, figures, heatmap, measures, page, series
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.config import strategy_name
 from offbeat.experiment.measures import Row
@@ -28,6 +28,12 @@ def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: P
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     page.save(found, _content(found, rows, reference, held), web)
+
+
+def publish(comparison: Comparison, rows: Sequence[Row], reference: str, path: Path) -> None:
+    """The page of a comparison, elsewhere than in its folder."""
+    found = of_comparison(comparison)
+    page.save(found, _content(found, rows, reference, who_holds_what(found.methods[0].runs[0])), path)
 
 
 def draw(of: Comparison | Run, path: Path, kind: str = "all") -> None:
@@ -51,7 +57,7 @@ def of_run(run: Run) -> Series:
 def who_holds_what(run: Run) -> heatmap.Held | None:
     """None where the data, or somebody's code, is no longer at hand: results are worth a page without it."""
     try:
-        return build.held(run.runnable())
+        return run.held()
     except (DataError, ConfigError, RunError):
         return None
 

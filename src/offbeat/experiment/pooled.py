@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import OffbeatError
@@ -31,10 +30,10 @@ Progress = Callable[[list[float], Work], Any]  # told the share of each run that
 
 
 def execute(
-    folders: list[Path], on_progress: Progress | None = None, worker: str | None = None, memory: str | None = None
+    several: list[runs.Run], on_progress: Progress | None = None, worker: str | None = None, memory: str | None = None
 ) -> bool:
     """Finish every run that is not complete; False if they were interrupted. A run that fails is told at the end."""
-    shares = [float(runs.Run(folder).complete) for folder in folders]
+    shares = [float(run.complete) for run in several]
     todo = [i for i, share in enumerate(shares) if share < 1.0]
     failed: dict[int, Exception] = {}
     work = Work()
@@ -50,13 +49,13 @@ def execute(
     for first in range(0, len(todo), SIDE_BY_SIDE):
         with contextlib.ExitStack() as opened:
             some = todo[first : first + SIDE_BY_SIDE]
-            going = {i: opened.enter_context(runs.attempt(runs.Run(folders[i]), worker, memory)) for i in some}
+            going = {i: opened.enter_context(runs.attempt(several[i], worker, memory)) for i in some}
             if not _together({i: one for i, one in going.items() if one is not None}, follow, failed, work):
                 return False
         for i in some:
             if i not in failed:
                 tell(i, 1.0)
-    runs.tell_failed({folders[i]: error for i, error in failed.items()})
+    runs.tell_failed({several[i].folder: error for i, error in failed.items()})
     return True
 
 

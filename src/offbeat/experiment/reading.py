@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import ConfigError
-from offbeat.experiment import intervals, measures, ranks, report, simulate, tables
+from offbeat.experiment import guard, intervals, measures, ranks, report, tables
 from offbeat.experiment.comparison import MANIFEST, Comparison
 from offbeat.experiment.config import strategy_name
 from offbeat.experiment.metrics import Summary, without_nan
@@ -18,7 +18,7 @@ from offbeat.experiment.report import Report
 from offbeat.experiment.run import Run
 from offbeat.experiment.tables import Single
 
-PARTS = (MANIFEST, "experiment.yaml", simulate.SUMMARY)  # what makes a folder one that can be read
+PARTS = (MANIFEST, "experiment.yaml", guard.SCRIPTED)  # what makes a folder one that can be read
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,7 @@ def opened(folder: Path, reference: str | None = None) -> Compared | Single:
         comparison = Comparison(folder)
         return Compared(comparison, report.read(comparison, reference))
     run = Run(folder)
-    if not run.experiment_file.exists():
-        if (folder / simulate.SUMMARY).is_file():
-            strategy, summary = simulate.load_summary(folder)
-            return Single(str(folder), strategy, None, summary, None)
+    if not run.experiment_file.exists() and not run.scripted:
         held = sum(any((below / part).is_file() for part in PARTS) for below in folder.iterdir())
         if held:
             raise ConfigError(f"{folder} is not a run folder; to show what is in it ({held}): offbeat show {folder}/*")
@@ -61,8 +58,6 @@ def plain(item: Compared | Single) -> dict[str, Any]:
         return _plain_comparison(item)
     head: dict[str, Any] = {"folder": item.folder, "complete": item.complete}
     run = Run(Path(item.folder))
-    if not run.experiment_file.exists():
-        return {**head, "strategy": item.strategy, **measures.plain(item.summary)}
     return {**head, **measures.plain(item.summary), "experiment": to_plain(run.experiment())}
 
 

@@ -9,6 +9,7 @@ from offbeat.engines.until import Target
 from offbeat.experiment import pictures
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.config import Experiment
+from offbeat.experiment.folder import Run
 from offbeat.experiment.measures import Row
 from offbeat.experiment.metrics import Summary
 from offbeat.experiment.tables import Going
@@ -54,13 +55,18 @@ def read(comparison: Comparison, reference: str | None = None) -> Report:
 def write(comparison: Comparison, reference: str | None = None) -> Report:
     """The same, with the figure and the page made."""
     report = read(comparison, reference)
-    pictures.write(comparison, report.rows, comparison.checked(reference), report.figure, report.page)
+    pictures.write(comparison, report.rows, report.reference, report.figure, report.page)
     return report
+
+
+def _run(comparison: Comparison) -> Run:
+    """The first of them."""
+    return comparison.runs(comparison.strategies()[0])[0]
 
 
 def _first(comparison: Comparison) -> Experiment:
     """All are alike but for strategy and seed."""
-    return comparison.runs(comparison.strategies()[0])[0].experiment()
+    return _run(comparison).experiment()
 
 
 def _target(comparison: Comparison) -> Target | None:

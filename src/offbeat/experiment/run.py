@@ -26,7 +26,7 @@ from offbeat.engines.trace import SPENT, WORKER, Trace
 from offbeat.engines.virtual import INTERRUPTED, VirtualEngine, Watch
 from offbeat.engines.workers import Worker
 from offbeat.engines.workers.counted import Counted, Work
-from offbeat.experiment import auto, build, client_memory, finished, guard, identity, metrics, workers
+from offbeat.experiment import auto, build, client_memory, finished, guard, metrics, workers
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.folder import COMPARISON, Run, create
 
@@ -160,18 +160,17 @@ def attempt(run: Run, worker: str | None = None, memory: str | None = None) -> I
             yield None
             return
         guard.sweep(run.folder)
-        experiment = run.runnable()
-        identity.check(run.folder, identity.read(run.world_file), run.world(experiment))
+        run.check_world()
         chosen = workers.usable(run.worker() if worker is None else workers.parse(worker))
         if chosen == workers.AUTO:
             chosen = settled(run)
-        made = build.setup(experiment, workers.device_of(chosen))
+        made = run.setup(workers.device_of(chosen))
         limit = client_memory.gone_on_with(run.folder, memory)
         trace = Trace(run.trace_file)
         kept = client_memory.of_run(run.folder, limit, made.world.model.device)
         try:
             facts = {**made.facts, **client_memory.facts(limit)}
-            yield Attempt(run, experiment, made, chosen, trace, kept, facts, time.monotonic())
+            yield Attempt(run, run.experiment(), made, chosen, trace, kept, facts, time.monotonic())
         finally:
             trace.abandon()
             if kept is not None:
@@ -211,7 +210,7 @@ def settled(run: Run, cores: int | None = None) -> workers.Choice:
     """Whom `auto` chose when the run began, or chooses now, for so many cores."""
     if (stored := computed_by(run)) is not None:
         return stored
-    chosen, why = auto.settle(build.setup(run.runnable()), cores)
+    chosen, why = auto.settle(run.setup(), cores)
     log.warning("worker auto: %s is used (%s)", chosen, why)
     return chosen
 

@@ -1,69 +1,81 @@
-"""The Python door: a simulation on your own model and tensors, in one call."""
+"""The Python door: a simulation on your own model and data, in one call."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
+import shlex
 import sqlite3
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from offbeat.client.data import ClientData
-from offbeat.client.evaluation import Evaluator
 from offbeat.client.task import Loss, Task
 from offbeat.client.training import Training
-from offbeat.core.errors import ConfigError, DataError, RunError
+from offbeat.core.errors import ConfigError, RunError
 from offbeat.core.protocol import Strategy
+from offbeat.core.vector import flatten
 from offbeat.engines.checkpoint import write_whole
-from offbeat.engines.progress import Outcome
-from offbeat.engines.trace import WORKER, Trace
-from offbeat.engines.until import Until, parse_until
-from offbeat.experiment import auto, build, metrics, misfits, workers
+from offbeat.engines.progress import Outcome, Status
+from offbeat.engines.tally import Tally
+from offbeat.engines.trace import TABLES, WORKER, Trace
+from offbeat.engines.until import Target, Until
+from offbeat.engines.virtual import INTERRUPTED
+from offbeat.experiment import arguments, auto, build, holdings, metrics, misfits, telling, workers
 from offbeat.experiment import client_memory as memories
-from offbeat.experiment.choices import default
+from offbeat.experiment import given as giving
+from offbeat.experiment.asked import asked
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.curves import Curve
+from offbeat.experiment.given import Given
+from offbeat.experiment.holdings import Examples
 from offbeat.experiment.metrics import Summary
-from offbeat.scenario.availability import Always, Availability
-from offbeat.scenario.delays import Constant, Delays, PerClient
+from offbeat.scenario.availability import Availability
+from offbeat.scenario.delays import Delays
 from offbeat.scenario.faults import Fault
-from offbeat.scenario.network import Instant, Network
-from offbeat.scenario.streaming import Drifting, Static, Stream
+from offbeat.scenario.network import Network
+from offbeat.scenario.streaming import Stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from offbeat.experiment.folder import Run
+
 log = logging.getLogger("offbeat")
 
-Pair = tuple[Tensor, Tensor]
-SUMMARY = "summary.json"
+WHOLE = "What is stored is whole: the same call goes on with it"
 
 
 @dataclass(frozen=True, repr=False)  # what a prompt shows is the result in words, not its tensors
 class Simulation:
     """What came out: print it, plot it, save it, take the model."""
 
-    experiment: Experiment
+    given: Given
     outcome: Outcome
     summary: Summary
     trace: Trace
-    setup: build.Setup
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.given.experiment
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """At the end."""
         return self.summary.metrics
+
+    @property
+    def by_client(self) -> dict[str | int, float]:
+        """The metric a table shows, of each client: on test examples of its own, or on those it trains on."""
+        return {self.given.holdings.name(client): value for client, value in self.summary.by_client.items()}
 
     def curve(self, metric: str) -> Curve:
         """A metric on the evaluation grid."""
@@ -74,7 +86,7 @@ class Simulation:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The final model, for your module's load_state_dict."""
-        return self.setup.state_dict(self.outcome.model)
+        return build.state_dict(self.given.module, self.outcome.model)
 
     def plot(self, path: str | Path | None = None, metric: str | None = None) -> Figure:
         """The metric against virtual time, as a matplotlib figure; saved if a path is given."""
@@ -92,21 +104,24 @@ class Simulation:
         return figure
 
     def save(self, folder: str | Path) -> Path:
-        """A folder with the model (a plain state_dict), the trace and the summary."""
-        out = Path(folder)
-        names = ("model.safetensors", SUMMARY, "run.sqlite")
-        held = next((name for name in names if (out / name).exists()), None)
-        if held is not None:
-            raise ConfigError(f"{out} already holds {held}: choose another folder")
+        """The folder that out= would have made: the model (a plain state_dict), the trace, and what it takes to repeat
+        it.
+        """
+        from offbeat.experiment import finished
+        from offbeat.experiment import folder as folders
+
+        worker = str(self.summary.worker or workers.INLINE).split(" (")[0].split(", then ")[-1]
+        memory = self.summary.client_memory
+        path = arguments.folder(folder)
+        run = folders.create(path, self.experiment, called_by(), worker=worker, memory=memory, script=self.given)
         try:
-            out.mkdir(parents=True, exist_ok=True)
-            self._copy_trace(out / "run.sqlite")
+            self._copy_trace(run.trace_file)
         except (OSError, sqlite3.Error) as error:
-            raise RunError(f"cannot write to {out}: {getattr(error, 'strerror', None) or error}") from None
-        values = {"strategy": type(self.experiment.strategy).__name__, **self.summary.plain()}
-        write_whole(out / SUMMARY, json.dumps(values, indent=2, allow_nan=False).encode())
-        write_whole(out / "model.safetensors", save(self.state_dict()))
-        return out
+            raise RunError(f"cannot write to {path}: {getattr(error, 'strerror', None) or error}") from None
+        model = save(self.state_dict())
+        finished.write(path, self.trace, model)
+        write_whole(run.model_file, model)  # last: with it the run is complete
+        return path
 
     def _copy_trace(self, path: Path) -> None:
         partial = path.with_name(f"{path.name}.tmp")
@@ -123,9 +138,10 @@ class Simulation:
         s = self.summary
         shown = {name: s.metrics[name] for name in ("loss", s.headline) if name in s.metrics}
         measured = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        whose = " (means over clients, each on its own test)" if s.evaluated == "clients" else ""
         warnings = "".join(f"\n  warning: {line}" for line in s.warnings)
         return (
-            f"{type(self.experiment.strategy).__name__}: {measured} after {s.seconds:.0f} virtual seconds\n"
+            f"{type(self.experiment.strategy).__name__}: {measured}{whose} after {s.seconds:.0f} virtual seconds\n"
             f"  {s.updates} updates, {s.versions} versions, staleness {s.staleness_mean:.1f} on average, at most "
             f"{s.staleness_max}\n"
             f"  clients idle {s.idle_share:.0%} of the time; refused {sum(s.refused.values())}, rejected "
@@ -134,149 +150,207 @@ class Simulation:
 
 
 def simulate(
-    model: nn.Module,
-    clients: Sequence[Pair] | Mapping[int, Pair],
+    model: nn.Module | Callable[[int], nn.Module],
+    clients: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples],
     strategy: Strategy | str = "fedasync",
     *,
-    delays: Delays | float | Sequence[float] = 60.0,
+    delays: Delays | float | Sequence[float] | Mapping[str, float] = 60.0,
     network: Network | None = None,
     availability: Availability | None = None,
-    faults: Fault | tuple[Fault, ...] = (),
+    faults: Fault | Sequence[Fault] = (),
     streaming: Stream | None = None,
     until: Until | str | float = "3600s",
-    test: Pair | None = None,
+    target: Target | str | None = None,
+    test: Examples | None = None,
+    tests: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples] | None = None,
     training: Training | None = None,
     loss: Task | Loss | None = None,
     evaluate_every: float | None = None,
     max_norm: float | None = None,
     seed: int = 0,
+    name: str = "simulation",
     worker: str = "inline",
     client_memory: str | None = None,
+    progress: bool | Callable[[Status], Any] = False,
+    out: str | Path | None = None,
 ) -> Simulation:
-    """Train `model` on the clients' own tensors in virtual time.
+    """Train `model` on the clients' own data in virtual time.
 
-    clients: one (inputs, labels) pair each. strategy: an object, or its name for the defaults. delays: a law from
-    offbeat.scenario.delays, seconds a job for all, or for each client. network, availability, faults: laws of
-    offbeat.scenario, for what sending takes, when clients can be reached and what goes wrong. streaming: a law from
-    offbeat.scenario.streaming if the clients' data arrives over time, in the order given unless its classes drift;
-    without it all is there. until: '3600s', '500updates', 'acc=0.9,3600s'. test: what to evaluate on; without it, the
-    clients' data. loss: a function (outputs, labels) -> scalar; by default cross entropy for whole-number labels and
-    squared error for real ones. worker: who trains: 'inline' is this process, 'processes' one a core, 'processes:4'
-    four, with the same result; 'batched' and 'cuda' train clients together, with the same within rounding; 'auto' tries
-    which is the quickest; 'ray', or 'ray:HOST:PORT', is a Ray cluster. client_memory: '8GB', for what a method keeps of
-    each client; beyond it lies in a temporary file, and the result is the same; '8GB:half' keeps it in 16 bits. The
-    model itself is left as it is.
+    model: a module, which is left as it is, or a function of the seed that makes one. clients: an (inputs, labels) pair
+    of tensors or arrays each, or a map-style torch data set of such pairs, read once; a mapping gives them names.
+    strategy: an object, or its name for the defaults. delays: a law from offbeat.scenario.delays, seconds a job for
+    all, or for each client. network, availability, faults: laws of offbeat.scenario, for what sending takes, when
+    clients can be reached and what goes wrong. streaming: a law from offbeat.scenario.streaming if the clients' data
+    arrives over time, in the order given unless its classes drift; without it all is there. until: '3600s',
+    '500updates', 'acc=0.9,3600s'. target: 'acc=0.9', what "time to target" means; it does not end the run. test: what
+    to evaluate on; tests: test examples of each client, given as the clients are: every client is evaluated on its
+    own, and without `test` the metrics are the means over clients; without either, the clients' data. loss: a function
+    (outputs, labels) -> scalar; by default cross entropy for whole-number labels and squared error for real ones.
+    evaluate_every: virtual seconds; by default a fiftieth of the run. max_norm: updates that moved further are refused.
+    worker: who trains: 'inline' is this process, 'processes' one a core, 'processes:4' four, with the same result;
+    'batched' and 'cuda' train clients together, with the same within rounding; 'auto' tries which is the quickest;
+    'ray', or 'ray:HOST:PORT', is a Ray cluster. client_memory: '8GB', for what a method keeps of each client; beyond it
+    lies in a temporary file, and the result is the same; '8GB:half' keeps it in 16 bits. progress: True for a line on
+    stderr, or a function that is given the Status now and then. out: a folder, which 'offbeat show' reads. The same
+    call with the same `out` again goes on where it was stopped, or gives what came out; another call is refused.
     """
-    began, chosen = time.monotonic(), workers.usable(workers.parse(worker))
-    if chosen == workers.AUTO and workers.WORKERS["cuda"].missing() is None:
-        chosen = workers.Choice("cuda")
-    limit = None if client_memory is None else memories.parse(client_memory)
-    device = workers.device_of(chosen)
-    data = ClientData.own(_arriving(_pairs(clients), streaming, seed)).to(device)
-    experiment = Experiment(
-        name="simulation",
-        clients=len(data),
-        delays=_delays(delays, list(data.num_examples)),
-        network=network or Instant(),
-        availability=availability or Always(),
-        faults=(faults,) if isinstance(faults, Fault) else faults,
-        streaming=streaming or Static(),
-        training=training or Training(),
-        strategy=_strategy(strategy),
-        until=until if isinstance(until, Until) else parse_until(str(until)),
+    seed = arguments.whole(seed, "seed")
+    module, chosen = arguments.modelled(model, seed), arguments.strategy(strategy)
+    given = asked(
+        module,
+        clients,
+        name=name,
+        delays=delays,
+        network=network,
+        availability=availability,
+        faults=faults,
+        streaming=streaming,
+        until=until,
+        target=target,
+        test=test,
+        tests=tests,
+        training=training,
+        loss=loss,
         evaluate_every=evaluate_every,
         max_norm=max_norm,
-        seed=seed,
-    )
-    for line in misfits.of(experiment):
-        log.warning("%s: %s", type(experiment.strategy).__name__, line)
-    x, y = data.pooled() if test is None else _pair(test, "test")
-    model = model if device == "cpu" else deepcopy(model).to(device)
-    evaluator = Evaluator(model, x.to(device), y.to(device), loss)
-    made = build.assemble(model, data, evaluator, experiment, loss)
+    ).given(chosen, seed, module)
+    for line in misfits.of(given.experiment):
+        log.warning("%s: %s", type(chosen).__name__, line)
+    return play(given, worker, client_memory, progress, out)
+
+
+def repeat(
+    folder: str | Path,
+    model: nn.Module | Callable[[int], nn.Module],
+    *,
+    strategy: Strategy | None = None,
+    loss: Task | Loss | None = None,
+    clients: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples] | None = None,
+    test: Examples | None = None,
+    tests: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples] | None = None,
+    worker: str = "inline",
+    progress: bool | Callable[[Status], Any] = False,
+    out: str | Path | None = None,
+) -> Simulation:
+    """Once more the simulation that was saved in `folder`: with the same versions, the same bits.
+
+    model: of the same layers; its weights are those the simulation began with. A strategy or loss of your own has to be
+    given again, and so has the data where the folder has only its digests (more than 64 MB). What is not what it was is
+    refused, by name.
+    """
+    path = arguments.folder(folder)
+    stored = giving.read(path)
+    experiment = giving.experiment_of(path, stored)
+    module = giving.started(path, arguments.modelled(model, experiment.seed))
+    if clients is None:
+        held = giving.kept(path, stored)
+        if held is None:
+            raise ConfigError(f"{path} has only the digests of its data: give clients=, and test= or tests= as it had")
+    else:
+        held = holdings.taken(clients, test, tests, arguments.precision(module))
+    if stored["loss"] is not None and loss is None:
+        raise ConfigError(f"the simulation in {path} has a loss of its own, {stored['loss']}: give loss=")
+    if "strategy" in stored["scripted"]:
+        if strategy is None:
+            own = type(experiment.strategy).__name__
+            raise ConfigError(f"the simulation in {path} has a strategy of its own, {own}: give strategy={own}(…)")
+        experiment = replace(experiment, strategy=strategy)
+    given = Given(experiment, module, held, arguments.loss(loss))
+    given.check(path)
+    return play(given, worker, None, progress, out)
+
+
+# ---------------------------------------------------------------- how it is played
+
+
+def play(
+    given: Given,
+    worker: str,
+    client_memory: str | None,
+    progress: bool | Callable[[Status], Any],
+    out: str | Path | None,
+) -> Simulation:
+    """In memory, or in a folder."""
+    choice = workers.parse(arguments.text(worker, "worker", "processes:4"))
+    memory = None if client_memory is None else arguments.text(client_memory, "client_memory", "8GB")
+    limit = None if memory is None else memories.parse(memory)
+    with telling.one_run(progress, given.experiment.until) as watch:
+        if out is not None:
+            return _in_folder(given, arguments.folder(out), str(choice), memory, watch)
+        return _in_memory(given, workers.usable(choice), limit, watch)
+
+
+def _in_memory(
+    given: Given, chosen: workers.Choice, limit: memories.Choice | None, watch: Callable[[Status], None] | None
+) -> Simulation:
+    began = time.monotonic()
+    if chosen == workers.AUTO and workers.WORKERS["cuda"].missing() is None:
+        chosen = workers.Choice("cuda")
+    device = workers.device_of(chosen)
+    made, experiment = given.setup(device), given.experiment
     if chosen == workers.AUTO:
         chosen, _ = auto.settle(made)
     notes: list[str] = []
-    computing, kept = (
-        workers.make(chosen, made.trainer, notes.append),
-        None if limit is None else limit.make(device=device),
-    )
-    engine = build.engine(made, experiment, worker=computing, memory=kept)
+    computing = workers.make(chosen, made.trainer, notes.append)
+    kept = None if limit is None else limit.make(device=device)
+    engine = build.engine(made, experiment, worker=computing, memory=kept, watch=watch)
     engine.trace.set_facts({**made.facts, WORKER: chosen, **memories.facts(limit)})
     outcome = engine.run()
     engine.trace.set_facts({"wall_seconds": time.monotonic() - began, **outcome.costs()})
     if notes:
         engine.trace.set_facts({WORKER: f"{chosen} ({', '.join(notes)})"})
-    summary = metrics.summarize(engine.trace.db, experiment.population, experiment.until.target)
-    return Simulation(experiment, outcome, summary, engine.trace, made)
+    engine.trace.flush()
+    target = experiment.until.target or experiment.target
+    return Simulation(given, outcome, metrics.summarize(engine.trace.db, experiment.population, target), engine.trace)
 
 
-def _pairs(clients: Sequence[Pair] | Mapping[int, Pair]) -> Sequence[Pair] | Mapping[int, Pair]:
-    if isinstance(clients, Mapping):
-        for client in clients:
-            if not isinstance(client, int) or client < 0:
-                raise DataError(f"client {client!r}: clients are numbered, 0 or more")
-        return {client: _pair(pair, f"client {client}") for client, pair in clients.items()}
-    return [_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
+def _in_folder(
+    given: Given, folder: Path, worker: str, memory: str | None, watch: Callable[[Status], None] | None
+) -> Simulation:
+    from offbeat.experiment import run as runs  # which not every system can have
 
-
-def _arriving(
-    pairs: Sequence[Pair] | Mapping[int, Pair], streaming: Stream | None, seed: int
-) -> Sequence[Pair] | Mapping[int, Pair]:
-    """In the order given, but for a stream that is about the order of classes."""
-    if not isinstance(streaming, Drifting):
-        return pairs
-    numbered = pairs if isinstance(pairs, Mapping) else dict(enumerate(pairs))
-    ordered: dict[int, Pair] = {}
-    for client, (x, y) in numbered.items():
-        order = streaming.order(seed, client, torch.arange(len(y)), y)
-        ordered[client] = (x[order], y[order])
-    return ordered if isinstance(pairs, Mapping) else list(ordered.values())
-
-
-def _pair(given: Any, whose: str) -> Pair:
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise DataError(f"{whose}: give (inputs, labels), not {type(given).__name__}")
-    for part, tensor in zip(("inputs", "labels"), given, strict=True):
-        if not isinstance(tensor, Tensor):
-            raise DataError(f"{whose}: {part} are a {type(tensor).__name__}: give tensors, torch.as_tensor makes them")
-    return given[0], given[1]
-
-
-def _strategy(given: Strategy | str) -> Strategy:
-    if isinstance(given, str):
-        made: Strategy = default("strategy", given)
-        return made
-    if isinstance(given, type) or not isinstance(given, Strategy):
-        hint = f"write {given.__name__}()" if isinstance(given, type) else "a strategy has init and on_event"
-        raise ConfigError(f"strategy = {given!r} is not a strategy: {hint}")
-    return given
-
-
-def _delays(given: Delays | float | Sequence[float], clients: list[int]) -> Delays:
-    if isinstance(given, (int, float, np.number)):
-        return Constant(mean=float(given))
-    if isinstance(given, str):
-        raise ConfigError(
-            f"delays = {given!r}: give seconds, a list of them, or a law such as Uniform(low=10, high=100)"
-        )
-    if not isinstance(given, (Sequence, np.ndarray, Tensor)):
-        return given
-    if len(given) != len(clients):
-        raise ConfigError(f"{len(given)} delays for {len(clients)} clients: give one number, or one for each client")
-    if clients != list(range(len(clients))):
-        raise ConfigError(
-            "a list of delays goes with a list of clients: for clients numbered your own way give one number or a law"
-        )
-    return PerClient(means=tuple(float(s) for s in given))
-
-
-def load_summary(folder: Path) -> tuple[str, Summary]:
-    """The strategy and the numbers of a simulation that was saved, read off its trace again."""
+    run = runs.Run(folder, given)
+    if run.scripted:
+        run.check_world()
+        if moved := run.moved():
+            log.warning("%s: %s", folder, moved)
+    else:
+        given.setup()  # what cannot be built is refused before a folder is made
+        runs.create(folder, given.experiment, called_by(), worker=worker, memory=memory, script=given)
     try:
-        stored = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        strategy, clients = str(stored["strategy"]), int(stored["clients"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"{folder / SUMMARY} is not the summary of a simulation") from None
-    with metrics.open_trace(folder / "run.sqlite") as db:
-        return strategy, metrics.summarize(db, clients)
+        outcome = runs.execute(run, watch, worker=worker, memory=memory)
+    except runs.Unfinished as error:
+        raise RunError(f"{error}. {WHOLE}") from None
+    if outcome is not None and outcome.reason == INTERRUPTED:
+        raise KeyboardInterrupt(f"stopped at {outcome.now:.0f} virtual seconds. {WHOLE}")
+    return loaded(run)
+
+
+def loaded(run: Run) -> Simulation:
+    """A simulation that is complete, from its folder; it keeps nothing of that open."""
+    assert run.given is not None
+    summary, trace = run.summary(), Trace()
+    with metrics.open_trace(run.trace_file) as db:
+        db.backup(trace.db)
+    trace.tally = Tally.of(trace.db, TABLES)
+    module = deepcopy(run.given.module)
+    module.load_state_dict(load_file(run.model_file))
+    outcome = Outcome(
+        reason=summary.ended,
+        now=summary.seconds,
+        version=summary.versions,
+        updates=summary.updates,
+        model=flatten(module),
+        metrics=summary.metrics,
+        server_seconds=summary.server_seconds,
+        server_bytes=int(summary.server_bytes),
+    )
+    return Simulation(run.given, outcome, summary, trace)
+
+
+def called_by() -> str:
+    """The command that makes the call again."""
+    main = sys.modules.get("__main__")
+    if getattr(main, "__file__", None) is None or hasattr(sys, "ps1"):
+        return "# a call of offbeat, at a prompt or in a notebook"
+    return shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])

@@ -1,0 +1,285 @@
+"""What a script gives instead of an experiment file: its own model and tensors, perhaps strategies and losses of its
+own. How it is built, what its folder tells of it, and whether a call is the one that made the folder.
+
+simulation.json     the settings, digests of data, initial weights and code, in place of experiment.yaml
+start.safetensors   the initial weights            data.safetensors    what clients hold, up to KEPT bytes of it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from offbeat.client.evaluation import Evaluator
+from offbeat.client.task import Loss, Task
+from offbeat.core.errors import ConfigError, OffbeatError, RunError
+from offbeat.core.protocol import LocalWork
+from offbeat.core.threads import one_thread
+from offbeat.engines.checkpoint import write_whole
+from offbeat.experiment import build, identity, sealed
+from offbeat.experiment.choices import CHOICES
+from offbeat.experiment.config import Experiment, is_pooled
+from offbeat.experiment.heatmap import Held
+from offbeat.experiment.holdings import Holdings, digest, restored
+from offbeat.experiment.plain import from_plain, to_plain
+
+RECORD, START, DATA = "simulation.json", "start.safetensors", "data.safetensors"
+KEPT = 64_000_000  # bytes of tensors that a folder keeps; of more it has the digests
+AGAIN = "make the call as it was, or choose another out="
+
+
+# ---------------------------------------------------------------- what stands for code in an experiment that is read
+
+
+class Scripted:
+    """Stands in an experiment for what only its script can make: it can be told, not run."""
+
+    def _elsewhere(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError(f"{type(self).__name__} is of a script: run that again (command.txt in the folder names it)")
+
+    init = on_event = load = build = split = of = _elsewhere
+
+
+def stand_in(name: str, settings: Mapping[str, Any] | None = None, pooled: bool = False) -> Any:
+    """Told by its name and settings, as what it stands for is."""
+    known = {key: value for key, value in (settings or {}).items() if key.isidentifier()}
+    told = [(key, Any, _frozen(value)) for key, value in known.items()]
+    name = name if name.isidentifier() else re.sub(r"\W", "", name) or "own"
+    cls = make_dataclass(name, told, bases=(Scripted,), namespace={"pooled": pooled}, frozen=True, kw_only=True)
+    return cls()
+
+
+def _frozen(value: Any) -> Any:
+    return (
+        tuple(map(_frozen, value)) if isinstance(value, list) else value if not isinstance(value, dict) else str(value)
+    )
+
+
+# ---------------------------------------------------------------- what was given
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    experiment: Experiment
+    module: nn.Module
+    holdings: Holdings
+    loss: Task | Loss | None = None
+
+    @one_thread()
+    def setup(self, device: str = "cpu") -> build.Setup:
+        one, holdings = self.experiment, self.holdings
+        module = self.module if device == "cpu" else deepcopy(self.module).to(device)
+        data = holdings.clients(one.streaming, one.seed, device)
+        x, y = holdings.evaluated()
+        evaluator = Evaluator(module, x.to(device), y.to(device), self.loss)
+        made = build.assemble(module, data, evaluator, one, self.loss, holdings.held_out(device))
+        facts = {"evaluated": one.evaluate, **({"names": json.dumps(holdings.names)} if holdings.names else {})}
+        return replace(made, facts={**made.facts, **facts})
+
+    def held(self) -> Held:
+        """Who trains on what."""
+        labels = [y for _, y in self.holdings.train.values()]
+        clients = list(self.holdings.train)
+        if any(y.is_floating_point() for y in labels):
+            return Held(clients, torch.tensor([[len(y)] for y in labels]))
+        classes = 1 + max(int(y.max()) for y in labels)
+        return Held(clients, torch.stack([torch.bincount(y.flatten(), minlength=classes) for y in labels]))
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """All that makes this call this call, as plain data."""
+        one = self.experiment
+        start = {name: digest(tensor) for name, tensor in self.module.state_dict().items()}
+        told = {
+            "experiment": to_plain(replace(one, strategy=_told(one.strategy))),
+            "scripted": [key for key in CHOICES if key in _values(one) and _is_own(_values(one)[key], key)],
+            "pooled": is_pooled(one.strategy),
+            "names": {str(client): name for client, name in self.holdings.names.items()},
+            "model": repr(self.module),
+            "loss": None if self.loss is None else _name(self.loss),
+            "start": hashlib.sha256(json.dumps(start, sort_keys=True).encode()).hexdigest(),
+            "code": dict(_code(self)),
+            "data": self.holdings.digests,
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(told, default=_name))
+        return plain
+
+    def check(self, folder: Path) -> None:
+        """Refuse a folder that another call made."""
+        if found := list(differences(read(folder), self.record)):
+            listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+            raise RunError(f"{folder} was made by another call: {listed}; {AGAIN}")
+
+    def write(self, folder: Path) -> None:
+        """The record last: with it the folder is a run."""
+        weights = {name: t.detach().cpu().clone().contiguous() for name, t in self.module.state_dict().items()}
+        write_whole(folder / START, save(weights))
+        if self.holdings.size <= KEPT:
+            self._keep_data(folder / DATA)
+        write_whole(folder / RECORD, sealed.dump(self.record))
+
+    def _keep_data(self, path: Path) -> None:
+        """Once for all the runs of a comparison, where the file system can."""
+        for before in path.parent.parent.glob(f"*/{DATA}"):
+            with contextlib.suppress(OSError, RunError):
+                if read(before.parent)["data"] == self.holdings.digests:
+                    os.link(before, path)
+                    return
+        write_whole(path, save({name: t.cpu().clone().contiguous() for name, t in self.holdings.tensors().items()}))
+
+
+def _values(experiment: Experiment) -> dict[str, Any]:
+    return {f.name: getattr(experiment, f.name) for f in fields(experiment)}
+
+
+def _is_own(value: Any, setting: str) -> bool:
+    """Can no file hold it? A class of a script's, or something that has one within."""
+    if isinstance(value, tuple):
+        return any(_is_own(one, setting) for one in value)
+    if type(value) not in CHOICES[setting].values():
+        return True
+    return _holds_own(value)
+
+
+def _holds_own(value: Any) -> bool:
+    if isinstance(value, LocalWork):
+        return value.rule is not None or bool(value.extras)
+    if not is_dataclass(value):
+        return False
+    held = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    return any(_is_own(v, k) if k in CHOICES and is_dataclass(v) else _holds_own(v) for k, v in held.items())
+
+
+def _told(strategy: Any) -> Any:
+    """A strategy that is no dataclass is told by its attributes."""
+    if is_dataclass(strategy):
+        return strategy
+    plain = json.loads(json.dumps(vars(strategy) if hasattr(strategy, "__dict__") else {}, default=_name))
+    return stand_in(type(strategy).__name__, plain, is_pooled(strategy))
+
+
+def _name(value: Any) -> str:
+    """Of what is no plain value, the same in every process: nothing that has an address in it."""
+    if isinstance(value, Tensor):
+        return f"tensor {digest(value)[:12]}"
+    if is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__qualname__}({', '.join(f'{f.name}={getattr(value, f.name)}' for f in fields(value))})"
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _code(given: Given) -> Iterator[tuple[str, str]]:
+    """What of it is the user's own, and the SHA-256 of the text it was written in, where that can be had."""
+    whose: dict[str, list[Any]] = {
+        "model": sorted({type(part) for part in given.module.modules()}, key=lambda cls: cls.__qualname__),
+        "strategy": list(type(given.experiment.strategy).__mro__),
+        "loss": [] if given.loss is None else [given.loss if inspect.isroutine(given.loss) else type(given.loss)],
+    }
+    for what, written in whose.items():
+        texts = []
+        for code in written:
+            if (code.__module__ or "").split(".")[0] not in ("builtins", "torch", "offbeat"):
+                with contextlib.suppress(OSError, TypeError):  # typed at a prompt, or compiled
+                    texts.append(inspect.getsource(code))
+        if texts:
+            yield what, hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------- what a folder tells
+
+
+def is_scripted(folder: Path) -> bool:
+    return (folder / RECORD).is_file()
+
+
+def read(folder: Path) -> dict[str, Any]:
+    try:
+        return sealed.read(folder / RECORD)
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} holds no simulation: it has no {RECORD}") from None
+
+
+def experiment_of(folder: Path, stored: Mapping[str, Any] | None = None) -> Experiment:
+    """As its call had it; what only the script can make is told by name and settings."""
+    stored = read(folder) if stored is None else stored
+    try:
+        tree, pooled = dict(stored["experiment"]), bool(stored["pooled"])
+        told = {key: tree.pop(key) for key in stored["scripted"]}
+        parts = {key: _stand_ins(value, pooled and key == "strategy") for key, value in told.items()}
+        return replace(from_plain(tree), **parts)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{folder / RECORD} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _stand_ins(told: Any, pooled: bool) -> Any:
+    if isinstance(told, list):
+        return tuple(_stand_ins(one, pooled) for one in told)
+    return stand_in(told["name"], {key: value for key, value in told.items() if key != "name"}, pooled)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """In words, how one call is not the other."""
+    yield from identity.changes("", before["experiment"], now["experiment"])
+    if before["names"] != now["names"]:
+        yield f"the clients were {_list(before['names'])}, are {_list(now['names'])} now"
+    others = {"model": "the model is another", "start": "its initial weights are others", "loss": "the loss is another"}
+    yield from (words for key, words in others.items() if before[key] != now[key])
+    for key in {**before["code"], **now["code"]}:
+        if before["code"].get(key) != now["code"].get(key):
+            yield f"the code of the {key} changed"
+    data = [key for key in {**before["data"], **now["data"]} if before["data"].get(key) != now["data"].get(key)]
+    whose = list(dict.fromkeys(key.rpartition(":")[0] for key in data))
+    if whose:
+        more = f" and of {len(whose) - 1} more" if len(whose) > 1 else ""
+        yield f"the data of {_called(whose[0], now['names'])}{more} changed"
+
+
+def _called(whose: str, names: Mapping[str, str]) -> str:
+    before, _, number = whose.rpartition(" ")
+    return f"{before} {names[number]!r}" if number in names else whose
+
+
+def _list(names: Mapping[str, str]) -> str:
+    few = list(names.values())[:4]
+    return ", ".join(few) + (", …" if len(names) > 4 else "") if names else "numbered"
+
+
+def kept(folder: Path, stored: Mapping[str, Any]) -> Holdings | None:
+    """What clients hold, where the folder keeps it."""
+    path = folder / DATA
+    if not path.is_file():
+        return None
+    names = {int(client): name for client, name in stored["names"].items()}
+    return restored(_tensors(path), names)
+
+
+def started(folder: Path, module: nn.Module) -> nn.Module:
+    """A copy of the module with the weights that the folder's run began with."""
+    copy = deepcopy(module)
+    try:
+        copy.load_state_dict(_tensors(folder / START))
+    except RuntimeError as error:
+        why = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        raise ConfigError(f"the model does not take the weights of {folder / START}: {why}") from None
+    return copy
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, OffbeatError) as error:
+        raise RunError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

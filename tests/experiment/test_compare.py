@@ -1,0 +1,322 @@
+"""The Python door to a comparison: several methods and seeds on a model and tensors of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import offbeat
+from offbeat.cli import app
+from offbeat.core.errors import ConfigError, OffbeatError, RunError
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.experiment import pooled
+from patience import PATIENCE
+
+
+def pair(seed: int = 0, examples: int = 24) -> tuple[Tensor, Tensor]:
+    x = torch.randn(examples, 5, generator=torch.Generator().manual_seed(seed))
+    return x, (x.sum(1) > 0).long()
+
+
+def net(seed: int = 0) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.2), nn.Linear(6, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(FedAsync):
+    """A strategy of one's own, in a script."""
+
+    alpha: float = 0.5
+
+
+WORLD: dict[str, Any] = {"clients": {"bern": pair(0), "basel": pair(1), "biel": pair(2)}, "delays": [5, 10, 20],
+                         "until": "200s", "target": "acc=0.7", "test": pair(9)}  # fmt: skip
+METHODS = {"fedavg": "fedavg", "small": offbeat.FedBuff(k=2), "mine": Halves()}
+
+
+def compare(**given: Any) -> offbeat.Compared:
+    return offbeat.compare(**{"model": net, "strategies": METHODS, "seeds": 2, **WORLD, **given})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> offbeat.Compared:
+    return compare(out=tmp_path_factory.mktemp("compare") / "study")
+
+
+def same(a: offbeat.Simulation, b: offbeat.Simulation) -> bool:
+    return a.outcome.model.equal(b.outcome.model) and a.trace.digest() == b.trace.digest()
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+def test_each_run_is_the_simulation_alone(made):
+    assert list(made) == ["fedavg", "small", "mine"]
+    for label, strategy in METHODS.items():
+        for seed in (0, 1):
+            assert same(made[label][seed], offbeat.simulate(net, strategy=strategy, seed=seed, **WORLD))
+
+
+def test_a_seed_is_the_same_start_for_all_methods_and_other_ones_differ(made):
+    starts = {(name, seed): run.given.module[0].weight for name in made for seed, run in made[name].items()}
+    assert starts["fedavg", 0].equal(starts["mine", 0])
+    assert not starts["fedavg", 0].equal(starts["fedavg", 1])
+
+
+def test_a_module_is_the_same_start_for_all_seeds():
+    module = net()
+    done = compare(model=module, strategies=["fedavg"], until="20s")
+    assert all(run.given.module is module for run in done["fedavg"].values())
+
+
+def test_it_prints_the_table_of_offbeat_compare(made):
+    shown = CliRunner().invoke(app, ["show", str(made.folder)]).output.splitlines()
+    assert str(made).splitlines() == [line.rstrip() for line in shown[:4]]
+    assert shown[0].split()[:3] == ["strategy", "final", "acc"]
+    assert [line.split()[0] for line in shown[1:4]] == ["fedavg", "small", "mine"]
+    assert repr(made) == str(made)
+
+
+def test_the_table_is_plain_values_for_methods_and_for_seeds(made):
+    over = made.table()
+    assert [row["strategy"] for row in over] == ["fedavg", "small", "mine"]
+    each = made.table(by_seed=True)
+    assert [(row["strategy"], row["seed"]) for row in each] == [(m, s) for m in METHODS for s in (0, 1)]
+    finals = [row["final"] for row in each if row["strategy"] == "small"]
+    assert over[1]["final"] == pytest.approx(sum(finals) / 2)
+    json.dumps([over, each], allow_nan=False)
+
+
+def test_figures_and_pages_are_written_where_one_says(made, tmp_path):
+    assert made.plot(tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+    assert made.plot(tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    page = made.page(tmp_path / "page.html").read_text()
+    assert "mine" in page
+    assert (made.folder / "figure.png").is_file()
+    assert (made.folder / "report.html").is_file()
+
+
+def test_without_a_folder_it_is_the_same_and_leaves_nothing(made):
+    loose = compare(strategies=["fedavg"], jobs=1)
+    folder = loose.folder
+    assert same(loose["fedavg"][1], made["fedavg"][1])
+    del loose
+    assert not folder.exists()
+
+
+def test_what_was_not_given_a_folder_is_saved_and_gone_on_with(tmp_path):
+    loose = compare(strategies=["fedavg"], seeds=1, until="20s")
+    loose.save(tmp_path / "kept")
+    assert same(compare(strategies=["fedavg"], seeds=1, until="20s", out=tmp_path / "kept")["fedavg"][0],
+                loose["fedavg"][0])  # fmt: skip
+    with pytest.raises(ConfigError, match="is not empty: choose another folder"):
+        loose.save(tmp_path / "kept")
+
+
+@pytest.mark.parametrize("worker", ["processes:2", "batched:1"])
+def test_who_trains_changes_nothing(made, worker):
+    other = compare(strategies=["fedavg"], worker=worker, jobs=1)
+    for seed in (0, 1):
+        a, b = made["fedavg"][seed], other["fedavg"][seed]
+        torch.testing.assert_close(a.outcome.model, b.outcome.model, rtol=1e-4, atol=1e-6)
+        assert b.summary.worker.startswith(worker.split(":")[0])
+
+
+def test_side_by_side_on_one_device_they_agree(made, monkeypatch):
+    """As with the worker cuda; here the device is the CPU."""
+
+    def together(one: Any, jobs: Any, watch: Any, worker: Any, memory: Any) -> bool:
+        return pooled.execute([one.run(entry) for entry in one.layout()], watch, worker, memory)
+
+    monkeypatch.setattr("offbeat.experiment.comparison.execute", together)
+    other = compare()
+    for name in METHODS:
+        for seed in (0, 1):
+            a, b = made[name][seed].outcome, other[name][seed].outcome
+            torch.testing.assert_close(a.model, b.model, rtol=1e-3, atol=1e-5)
+
+
+def test_labels_of_a_list_are_names_and_where_these_are_the_same_settings():
+    several = ["fedavg", offbeat.FedBuff(k=2), offbeat.FedBuff(k=3), Halves()]
+    done = compare(strategies=several, seeds=[4], until="10s")
+    assert list(done) == ["fedavg", "fedbuff(k=2)", "fedbuff(k=3)", "Halves"]
+    assert done.seeds == [4]
+
+
+def test_progress_is_the_share_of_each_run():
+    seen: list[Any] = []
+    compare(strategies=["fedavg"], progress=seen.append, jobs=1)
+    assert set(seen[-1]) == {("fedavg", 0), ("fedavg", 1)}
+    assert all(0 <= share <= 1 for shares in seen for share in shares.values())
+
+
+# ---------------------------------------------------------------- again
+
+
+def test_the_same_call_again_repeats_no_run(made):
+    before = {path: path.stat().st_mtime_ns for path in made.folder.rglob("*") if path.suffix in (".sqlite", ".html")}
+    again = compare(out=made.folder)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert str(again) == str(made)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_stopped_in_the_middle_the_same_call_finishes_it(made, tmp_path, jobs):
+    stopped: list[bool] = []
+
+    def stop(shares: Any) -> None:
+        if sum(shares.values()) > 1.5 and not stopped:
+            stopped.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="the same call goes on with it"):
+        compare(out=tmp_path / "study", progress=stop, jobs=jobs, worker="inline")
+    done = compare(out=tmp_path / "study", jobs=jobs)
+    for name in METHODS:
+        for seed in (0, 1):
+            assert same(done[name][seed], made[name][seed])
+
+
+def test_a_call_that_was_stopped_while_it_made_the_folders_is_made_again(made, tmp_path):
+    compare(out=tmp_path / "study", until="10s")
+    (tmp_path / "study" / "compare.json").unlink()
+    assert len(compare(out=tmp_path / "study", until="10s")["fedavg"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"seeds": 3}, "the seeds were 0, 1, are 0, 1, 2 now"),
+        ({"strategies": ["fedavg"]}, "the methods were fedavg, small, mine, are fedavg now"),
+        ({"strategies": {**METHODS, "small": offbeat.FedBuff(k=3)}}, "strategy.k was 2, is 3 now"),
+        ({"strategies": {**METHODS, "mine": Halves(alpha=0.4)}}, "strategy.alpha was 0.5, is 0.4 now"),
+        ({"until": "300s"}, "until was 200s, is 300s now"),
+        ({"model": net(0)}, "its initial weights are others"),
+        ({"test": pair(8)}, "the data of test changed"),
+    ],
+)
+def test_another_call_is_refused_and_what_differs_is_named(made, given, told):
+    with pytest.raises(RunError) as refused:
+        compare(out=made.folder, **given)
+    assert "was made by another call: " in str(refused.value)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_command_line_shows_it_but_cannot_finish_it(made, tmp_path):
+    made.save(tmp_path / "study")
+    (tmp_path / "study" / "mine-seed1" / "model.safetensors").unlink()
+    done = CliRunner().invoke(app, ["compare", "--resume", str(tmp_path / "study")])
+    assert "is of a script, which has its model and data: go on with '" in str(done.exception or done.output)
+
+
+# ---------------------------------------------------------------- one line each
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"strategies": "fedavg"}, "strategies = 'fedavg': give a list of them"),
+        ({"strategies": []}, "a comparison needs at least one strategy"),
+        ({"strategies": ["fedavg", "fedbuf"]}, "unknown strategy 'fedbuf': did you mean 'fedbuff'?"),
+        ({"strategies": [offbeat.FedBuff]}, "is not a strategy: write FedBuff()"),
+        ({"strategies": ["fedavg", "fedavg"]}, "strategies: fedavg is there twice: a mapping says what to call each"),
+        ({"strategies": {"a/b": "fedavg"}}, "strategies: 'a/b' is no label"),
+        ({"strategies": {3: "fedavg"}}, "strategies: 3 is no label"),
+        ({"seeds": 0}, "seeds = 0: must be 1 or more"),
+        ({"seeds": []}, "a comparison needs at least one seed"),
+        ({"seeds": [1, 1]}, "seeds = [1, 1]: one is there twice"),
+        ({"seeds": "3"}, "seeds = '3': give a whole number, 1 or more"),
+        ({"reference": "fedprox"}, "unknown method of this comparison 'fedprox'"),
+        ({"jobs": 0}, "jobs = 0: must be 1 or more"),
+        ({"model": nn.Linear}, "model = Linear is a class"),
+        ({"model": nn.Linear(4, 2)}, "the model cannot take them"),
+        ({"training": {"lr": 0.1}}, "write Training(lr=0.1)"),
+    ],
+)
+def test_what_cannot_be_meant_gets_one_line(given, message, tmp_path):
+    with pytest.raises(OffbeatError) as told:
+        compare(out=tmp_path / "study", **given)
+    assert message in str(told.value)
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_method_that_is_not_there_is_refused(made):
+    with pytest.raises(ConfigError, match="unknown method of this comparison 'smal': did you mean 'small'"):
+        made["smal"]
+
+
+def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(tmp_path):
+    class Broken(FedAsync):
+        def on_event(self, state: Any, event: Any) -> Any:
+            if event.now > 50:
+                raise RuntimeError("it broke")
+            return super().on_event(state, event)
+
+    with pytest.raises(RuntimeError, match="it broke"):
+        compare(strategies={"broken": Broken(), "fedavg": "fedavg"}, seeds=1, out=tmp_path / "study", jobs=2)
+    assert (tmp_path / "study" / "fedavg-seed0" / "model.safetensors").is_file()
+
+
+# ---------------------------------------------------------------- from a plain script
+
+SCRIPT = """
+import os, signal, sys
+import torch
+import offbeat
+
+class Mine(offbeat.FedAsync):
+    pass
+
+rule = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+clients = []
+for site in range(4):
+    x = torch.randn(30, 5, generator=torch.Generator().manual_seed(site))
+    clients.append((x, (x @ rule).argmax(1)))
+print("the script runs")
+
+def follow(shares):
+    if "killed" in sys.argv and sum(shares.values()) > 1.2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+table = offbeat.compare(lambda seed: torch.nn.Linear(5, 3), clients, {"fedavg": "fedavg", "mine": Mine()}, seeds=2,
+                        delays=[10, 20, 30, 40], until="400s", jobs=2, progress=follow, out="study")
+print(table)
+print(table["mine"][1].trace.digest())
+"""
+
+
+def test_a_plain_script_compares_is_killed_and_goes_on(tmp_path):
+    """There is no `if __name__ == "__main__"` in it, and it runs once: nothing imports it again."""
+    (tmp_path / "study.py").write_text(SCRIPT)
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "study.py", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+
+    assert call("killed").returncode == -signal.SIGKILL
+    done, again = call(), call()
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "the script runs"
+    assert lines.count("the script runs") == 1
+    assert [line.split()[0] for line in lines[1:4]] == ["strategy", "fedavg", "mine"]
+    assert again.stdout == done.stdout
+    (tmp_path / "other").mkdir()
+    whole = subprocess.run(
+        [sys.executable, "../study.py"], cwd=tmp_path / "other", capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert whole.stdout == done.stdout
+    assert Path(tmp_path, "study", "mine-seed1", "command.txt").read_text().endswith(" study.py killed\n")
