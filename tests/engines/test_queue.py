@@ -77,8 +77,8 @@ class Scripted(Queue[Hand]):
 
 
 def test_answers_are_those_of_inline_whoever_dies_or_is_lost_and_whatever_cannot_travel(caplog):
-    """The first job ends whoever has it; the second is sent to somebody who has just died; the third is trained here, as
-    is the fourth, of which that turns out there.
+    """The first job ends whoever has it; the second is sent to somebody who has just died; the third is trained here,
+    as is the fourth, of which that turns out there.
     """
     worker = Scripted(dies={0: 1}, lost={1}, heavy={2}, says={3: STAYS})
     jobs = [job(ticket) for ticket in range(12)]
