@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Answer
 
-from offbeat.experiment.doubts import TOGETHER
+from offbeat.experiment.misfits import TOGETHER
 from test_readme import blocks, commands
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sweeps.md"

@@ -131,7 +131,7 @@ def _create(
     from dataclasses import replace
 
     from offbeat.core.errors import unknown
-    from offbeat.experiment import build, doubts
+    from offbeat.experiment import build, misfits
     from offbeat.experiment import comparison as comparing
 
     refuse_per_run(changes or [])
@@ -150,7 +150,7 @@ def _create(
         worker,
         memory,
     )
-    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in doubts.of(experiment))
+    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in misfits.of(experiment))
     return made
 
 

@@ -52,7 +52,7 @@ def run(
     happened, bit for bit.
     """
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import build, client_memory, doubts, workers
+    from offbeat.experiment import build, client_memory, misfits, workers
     from offbeat.experiment import run as runs
     from offbeat.experiment.config import strategy_name
 
@@ -81,7 +81,7 @@ def run(
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
     made = runs.create(folder, experiment, command, worker=worker or "inline", memory=memory)
-    warn(doubts.of(experiment))
+    warn(misfits.of(experiment))
     execute(made, checkpoint_every, as_json)
 
 

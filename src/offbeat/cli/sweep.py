@@ -98,7 +98,7 @@ def _create(
     memory: str | None,
 ) -> Comparison:
     from offbeat.cli.output import say
-    from offbeat.experiment import doubts
+    from offbeat.experiment import misfits
     from offbeat.experiment import sweep as sweeps
 
     refuse_per_run(changes or [])
@@ -113,7 +113,7 @@ def _create(
     made = sweeps.create(new_folder(f"sweep-{preset.experiment.name}", out), points, over, numbers, worker, memory)
     for line in sweeps.left_as_they_are(methods, over):
         say(line, err=True)
-    warn(f"{point.method}: {line}" for point, experiment in points.items() for line in doubts.of(experiment))
+    warn(f"{point.method}: {line}" for point, experiment in points.items() for line in misfits.of(experiment))
     say(f"{len(points)} combinations, {len(points) * len(numbers)} runs: {made.folder}", err=True)
     return made
 

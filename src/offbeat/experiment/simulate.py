@@ -30,7 +30,7 @@ from offbeat.engines.checkpoint import write_whole
 from offbeat.engines.progress import Outcome
 from offbeat.engines.trace import WORKER, Trace
 from offbeat.engines.until import Until, parse_until
-from offbeat.experiment import auto, build, doubts, metrics, workers
+from offbeat.experiment import auto, build, metrics, misfits, workers
 from offbeat.experiment import client_memory as memories
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.curves import Curve
@@ -188,7 +188,7 @@ def simulate(
         max_norm=max_norm,
         seed=seed,
     )
-    for line in doubts.of(experiment):
+    for line in misfits.of(experiment):
         log.warning("%s: %s", type(experiment.strategy).__name__, line)
     x, y = data.pooled() if test is None else _pair(test, "test")
     model = model if device == "cpu" else deepcopy(model).to(device)

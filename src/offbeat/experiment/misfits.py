@@ -1,4 +1,4 @@
-"""Settings that are allowed and make no sense in this world: said once, before anything runs.
+"""Settings that are allowed and do not fit this world: said once, before anything runs.
 
 Mostly a default that was made for more clients. What a method really needs is refused by itself.
 """
