@@ -127,7 +127,7 @@ def test_a_file_brings_its_methods_and_a_preset_those_with_the_setting(offbeat, 
     assert {name.split("(")[0] for name in strategies("c")} == {"fedasync", "fedcompass"}
 
 
-def test_doubts_are_said_once_a_method(offbeat, monkeypatch):
+def test_misfits_are_said_once_a_method(offbeat, monkeypatch):
     monkeypatch.setattr(comparing, "execute", lambda *_: False)
     given = ["--strategies", "fedbuff", "--over", "training.lr=0.1,0.2,0.3", "--seeds", 2]
     told = offbeat("sweep", "quickstart", *TINY, *given, "--out", "x")

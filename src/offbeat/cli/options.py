@@ -133,11 +133,11 @@ def load(
     return replace(preset, experiment=experiment)
 
 
-def warn(doubts: Iterable[str]) -> None:
+def warn(lines: Iterable[str]) -> None:
     """Each once, before anything runs."""
     from offbeat.cli.output import say
 
-    for line in dict.fromkeys(doubts):
+    for line in dict.fromkeys(lines):
         say(f"warning: {line}", err=True)
 
 
