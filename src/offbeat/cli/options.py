@@ -43,7 +43,8 @@ Reference = Annotated[
     str | None,
     typer.Option(
         metavar="STRATEGY",
-        help="Speed-ups and differences are against this one [default: the comparison's own: the preset's, else the first].",
+        help="Speed-ups and differences are against this one [default: the comparison's own: the preset's, else the "
+        "first].",
     ),
 ]
 WorkerName = Annotated[

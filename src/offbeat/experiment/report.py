@@ -43,7 +43,7 @@ def read(comparison: Comparison, reference: str | None = None) -> Report:
                 entry["strategy"], entry["seed"], entry["folder"], run.summary() if run.trace_file.is_file() else None
             )
             for entry, run in comparison.entries()
-            if not run.complete
+            if entry["seed"] not in found.get(entry["strategy"], {})  # one may have been finished since
         ],
         comparison.checked(reference),
         _target(comparison),
