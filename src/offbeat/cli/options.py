@@ -51,7 +51,8 @@ Reference = Annotated[
     typer.Option(
         metavar="STRATEGY",
         autocompletion=strategies,
-        help="Speed-ups are against this one [default: the comparison's own: the preset's, else the first].",
+        help="Speed-ups and differences are against this one [default: the comparison's own: the preset's, else the "
+        "first].",
     ),
 ]
 WorkerName = Annotated[

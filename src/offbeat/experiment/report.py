@@ -38,18 +38,19 @@ def read(comparison: Comparison, reference: str | None = None) -> Report:
         comparison.rows(reference, found),
         found,
         planned,
-        [
-            Going(
-                entry["strategy"], entry["seed"], entry["folder"], run.summary() if run.trace_file.is_file() else None
-            )
-            for entry, run in comparison.entries()
-            if not run.complete
-        ],
+        _going(comparison, found),
         comparison.checked(reference),
         _target(comparison),
         comparison.folder / "figure.png",
         comparison.folder / "report.html",
     )
+
+
+def _going(comparison: Comparison, found: dict[str, dict[int, Summary]]) -> list[Going]:
+    """Whatever is not among the finished; it may have ended since."""
+    left = [(e, run) for e, run in comparison.entries() if e["seed"] not in found.get(e["strategy"], {})]
+    so_far = [run.summary() if run.trace_file.is_file() else None for _, run in left]
+    return [Going(e["strategy"], e["seed"], e["folder"], s) for (e, _), s in zip(left, so_far, strict=True)]
 
 
 def write(comparison: Comparison, reference: str | None = None) -> Report:
