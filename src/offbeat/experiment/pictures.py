@@ -38,8 +38,10 @@ def draw(of: Comparison | Run, path: Path, kind: str = "all", names: Names = Non
     if path.suffix.lower() != PAGE:
         figures.save(found, path, kind)
         return
-    rows = [measures.over_seeds(m.name, m.summaries, {}) for m in found.methods]
-    page.save(found, _content(found, rows, None, who_holds_what(found.methods[0].experiments[0])), path)
+    rows, reference = [measures.over_seeds(m.name, m.summaries, {}) for m in found.methods], None
+    if isinstance(of, Comparison) and all(run.complete for name in of.strategies() for run in of.runs(name)):
+        rows, reference = of.rows(), of.checked(None)
+    page.save(found, _content(found, rows, reference, who_holds_what(found.methods[0].experiments[0])), path)
 
 
 def of_comparison(comparison: Comparison, names: Names = None) -> Series:
