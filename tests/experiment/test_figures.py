@@ -27,7 +27,7 @@ def ten(tmp_path_factory):
         for i, name in enumerate(TEN)
     }
     runs[HOSTILE] = runs.pop("safa")
-    return series.collect(runs, "ten methods, 5 $")
+    return series.collect(runs, "ten methods, 5 $", {0: "bern", 1: HOSTILE})
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
@@ -109,6 +109,8 @@ def test_every_method_has_its_timeline_over_the_whole_run(ten):
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert len(shown) == len(TEN)
     assert {axes.get_xlim() for axes in shown} == {(0, 100)}
+    first, *_, last = [label.get_text() for label in shown[0].get_yticklabels()]
+    assert (first, last) == ("bern", "3")  # by name where there is one
 
 
 def test_losses_and_absences_are_seen_in_a_timeline():

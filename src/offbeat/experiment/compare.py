@@ -86,8 +86,9 @@ class Compared(Comparison):
 
     def page(self, path: str | Path, reference: str | None = None) -> Path:
         """One self-contained HTML page."""
-        made = report.read(self, reference)
-        pictures.publish(self, made.rows, made.reference, Path(path))
+        if Path(path).suffix.lower() != pictures.PAGE:
+            raise ConfigError(f"{path}: the name of a page ends in {pictures.PAGE}")
+        pictures.draw(self, Path(path), reference=reference)
         return Path(path)
 
     def save(self, folder: str | Path) -> Path:

@@ -30,20 +30,16 @@ def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: P
     page.save(found, _content(found, rows, reference, held), web)
 
 
-def publish(comparison: Comparison, rows: Sequence[Row], reference: str, path: Path) -> None:
-    """The page of a comparison, elsewhere than in its folder."""
-    found = of_comparison(comparison)
-    page.save(found, _content(found, rows, reference, who_holds_what(found.methods[0].runs[0])), path)
-
-
-def draw(of: Comparison | Run, path: Path, kind: str = "all") -> None:
+def draw(of: Comparison | Run, path: Path, kind: str = "all", reference: str | None = None) -> None:
     """A figure, or the page, of what there is so far; the ending of the path says which."""
     found = of_comparison(of) if isinstance(of, Comparison) else of_run(of)
     if path.suffix.lower() != PAGE:
         figures.save(found, path, kind)
         return
-    rows = [measures.over_seeds(m.name, m.summaries, {}) for m in found.methods]
-    page.save(found, _content(found, rows, None, who_holds_what(found.methods[0].runs[0])), path)
+    rows, against = [measures.over_seeds(m.name, m.summaries, {}) for m in found.methods], None
+    if isinstance(of, Comparison) and all(run.complete for _, run in of.entries()):
+        rows, against = of.rows(reference), of.checked(reference)
+    page.save(found, _content(found, rows, against, who_holds_what(found.methods[0].runs[0])), path)
 
 
 def of_comparison(comparison: Comparison) -> Series:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from offbeat.engines.until import Target
 from offbeat.experiment.figures.form import LINES, LONGEST, columns, plain
 from offbeat.experiment.series import EARLY, Series, axis
 
@@ -19,11 +20,7 @@ def draw(axes: Any, series: Series) -> None:
             faint = 0.15 if len(series.methods) <= BANDS else 0.07
             axes.fill_between(band.x, band.low, band.high, color=style.colour, alpha=faint, linewidth=0)
     if series.target is not None and series.target.metric == series.metric:
-        axes.axhline(series.target.value, color="0.4", linestyle=":", linewidth=0.8)
-        words = plain(f"target {series.target}")
-        behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
-        at = {"transform": axes.get_yaxis_transform(), "va": "bottom", "bbox": behind}
-        axes.text(0.01, series.target.value, words, fontsize=7, color="0.3", **at)
+        _target(axes, series, series.target)
     limits = axis(series)
     if limits is not None:
         axes.set_ylim(*limits)
@@ -32,6 +29,16 @@ def draw(axes: Any, series: Series) -> None:
     axes.set_ylabel(plain(series.metric))
     axes.set_title(_note(series), fontsize=7, loc="left", color="0.3")
     axes.grid(alpha=0.25, linewidth=0.5)
+
+
+def _target(axes: Any, series: Series, target: Target) -> None:
+    """A line, and its name at the right end, on the side that fewer curves end on."""
+    axes.axhline(target.value, color="0.4", linestyle=":", linewidth=0.8)
+    ends = [float(mean[-1]) for method in series.methods if len(mean := method.band(series.metric).mean)]
+    side = "top" if 2 * sum(end >= target.value for end in ends) > len(ends) else "bottom"
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
+    at = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": side, "bbox": behind}
+    axes.text(0.99, target.value, plain(f"target {target}"), fontsize=7, color="0.3", **at)
 
 
 def _note(series: Series) -> str:

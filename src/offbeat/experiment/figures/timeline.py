@@ -13,7 +13,8 @@ from offbeat.experiment.series import Method, Series
 
 ACROSS = 4  # timelines beside each other
 EACH = 1.05  # inches of height
-LONGEST = 24  # letters of a name
+LONGEST = 24  # letters of a method's name
+NAMED, SHORT = 7, 12  # clients at most whose names fit, and letters of one
 AWAY, IN_VAIN = (0.55, 0.55, 0.55), (0.85, 0.0, 0.1)
 FEW = 40  # lanes that have a line between them
 WORK, ARRIVED = 0.35, 0.9  # how much of the method's colour
@@ -31,6 +32,8 @@ def draw(figure: Any, series: Series) -> None:
     for place, axes in enumerate(grid.flat):
         if place < count:
             _one(axes, series.methods[place], last=place + across >= count)
+            if place % across == 0:
+                _names(axes, series, series.methods[place])
         else:
             axes.set_visible(False)
     shown, all_of = len(series.methods[0].lanes.clients), len(series.clients)
@@ -51,6 +54,15 @@ def _one(axes: Any, method: Method, last: bool) -> None:
     axes.tick_params(labelbottom=last, bottom=last)
     for side in ("top", "right"):
         axes.spines[side].set_visible(True)
+
+
+def _names(axes: Any, series: Series, method: Method) -> None:
+    """Whose lane is whose, while there is room for letters."""
+    clients = method.lanes.clients
+    if 1 < len(clients) <= NAMED:
+        middles = [row + 0.5 for row in range(len(clients))]
+        axes.set_yticks(middles, [plain(series.name(client), SHORT) for client in clients])
+        axes.tick_params(axis="y", length=0, pad=2)
 
 
 def pixels(lanes: Lanes, colour: str) -> NDArray[np.float64]:
