@@ -23,8 +23,9 @@ from offbeat.core.errors import ConfigError, OffbeatError, RunError
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.experiment import given as giving
+from offbeat.experiment.plain import to_plain
 from offbeat.experiment.run import Run
-from offbeat.scenario.delays import Uniform
+from offbeat.scenario.delays import Delays, Uniform
 
 
 def pair(seed: int = 0, examples: int = 24) -> tuple[Tensor, Tensor]:
@@ -186,6 +187,36 @@ def test_edited_code_of_ones_own_is_another_call(tmp_path, monkeypatch):
     monkeypatch.setattr("inspect.getsource", lambda code: "something else")
     with pytest.raises(RunError, match="the code of the model changed, the code of the strategy changed; make"):
         simulate(strategy=Halves(), out=tmp_path / "run")
+
+
+class Slowing(Delays):
+    """A law of one's own, that is no dataclass."""
+
+    unit: Any = "job"
+
+    def __init__(self, mean: float) -> None:
+        self.mean = mean
+
+    def mean_of(self, seed: int, client: int) -> float:
+        return self.mean
+
+    def factor(self, seed: int, client: int, index: int) -> float:
+        return 1.0 + index
+
+
+def test_laws_of_ones_own_are_part_of_the_call(tmp_path):
+    first = simulate(delays=Slowing(10.0), out=tmp_path / "run")
+    assert same(simulate(delays=Slowing(10.0), out=tmp_path / "run"), first)
+    with pytest.raises(RunError, match=r"delays.mean was 10.0, is 11.0 now"):
+        simulate(delays=Slowing(11.0), out=tmp_path / "run")
+    assert '"Slowing"' in show(tmp_path / "run", "--json")
+
+
+@pytest.mark.parametrize("strategy", [Halves(), Plain(0.3), offbeat.FedBuff(k=3)])
+def test_what_the_folder_tells_is_what_was_written(tmp_path, strategy):
+    simulate(strategy=strategy, delays=Slowing(30.0), loss=smoothed, out=tmp_path / "run")
+    stored = json.loads((tmp_path / "run" / "simulation.json").read_text())
+    assert json.loads(json.dumps(to_plain(Run(tmp_path / "run").experiment()))) == stored["experiment"]
 
 
 def test_a_damaged_record_is_refused(tmp_path):

@@ -142,7 +142,7 @@ def test_progress_is_a_line_now_and_then_on_stderr(capsys, monkeypatch):
     simulate(progress=True)
     told = capsys.readouterr()
     assert told.out == ""
-    assert "% " in told.err
+    assert " s left: " in told.err
     assert "s of 60s, " in told.err
     assert " updates, loss " in told.err
 

@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
@@ -40,6 +41,8 @@ from offbeat.experiment.plain import from_plain, to_plain
 
 RECORD, START, DATA = "simulation.json", "start.safetensors", "data.safetensors"
 KEPT = 64_000_000  # bytes of tensors that a folder keeps; of more it has the digests
+LAWS = ("strategy", "delays", "network", "availability", "streaming")  # that a script may write itself
+OTHERS = {"torch", "offbeat", *sys.stdlib_module_names}  # whose code is a matter of versions
 AGAIN = "make the call as it was, or choose another out="
 
 
@@ -65,9 +68,9 @@ def stand_in(name: str, settings: Mapping[str, Any] | None = None, pooled: bool 
 
 
 def _frozen(value: Any) -> Any:
-    return (
-        tuple(map(_frozen, value)) if isinstance(value, list) else value if not isinstance(value, dict) else str(value)
-    )
+    if isinstance(value, dict):
+        return stand_in(str(value.get("name", "settings")), {k: v for k, v in value.items() if k != "name"})
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------- what was given
@@ -105,9 +108,10 @@ class Given:
         """All that makes this call this call, as plain data."""
         one = self.experiment
         start = {name: digest(tensor) for name, tensor in self.module.state_dict().items()}
+        chosen = {key: value for key, value in _values(one).items() if key in CHOICES}
         told = {
-            "experiment": to_plain(replace(one, strategy=_told(one.strategy))),
-            "scripted": [key for key in CHOICES if key in _values(one) and _is_own(_values(one)[key], key)],
+            "experiment": to_plain(replace(one, **{key: _told(value) for key, value in chosen.items()})),
+            "scripted": [key for key, value in chosen.items() if _is_own(value, key)],
             "pooled": is_pooled(one.strategy),
             "names": {str(client): name for client, name in self.holdings.names.items()},
             "model": repr(self.module),
@@ -116,7 +120,7 @@ class Given:
             "code": dict(_code(self)),
             "data": self.holdings.digests,
         }
-        plain: dict[str, Any] = json.loads(json.dumps(told, default=_name))
+        plain: dict[str, Any] = json.loads(json.dumps(told, default=_name, skipkeys=True))
         return plain
 
     def check(self, folder: Path) -> None:
@@ -135,12 +139,12 @@ class Given:
 
     def _keep_data(self, path: Path) -> None:
         """Once for all the runs of a comparison, where the file system can."""
-        for before in path.parent.parent.glob(f"*/{DATA}"):
-            with contextlib.suppress(OSError, RunError):
-                if read(before.parent)["data"] == self.holdings.digests:
-                    os.link(before, path)
-                    return
+        for before in self.holdings.kept:
+            with contextlib.suppress(OSError):
+                os.link(before, path)
+                return
         write_whole(path, save({name: t.cpu().clone().contiguous() for name, t in self.holdings.tensors().items()}))
+        self.holdings.kept.append(path)
 
 
 def _values(experiment: Experiment) -> dict[str, Any]:
@@ -165,12 +169,14 @@ def _holds_own(value: Any) -> bool:
     return any(_is_own(v, k) if k in CHOICES and is_dataclass(v) else _holds_own(v) for k, v in held.items())
 
 
-def _told(strategy: Any) -> Any:
-    """A strategy that is no dataclass is told by its attributes."""
-    if is_dataclass(strategy):
-        return strategy
-    plain = json.loads(json.dumps(vars(strategy) if hasattr(strategy, "__dict__") else {}, default=_name))
-    return stand_in(type(strategy).__name__, plain, is_pooled(strategy))
+def _told(value: Any) -> Any:
+    """What is no dataclass is told by its attributes."""
+    if isinstance(value, tuple):
+        return tuple(map(_told, value))
+    if is_dataclass(value):
+        return value
+    own = json.loads(json.dumps(getattr(value, "__dict__", {}), default=_name, skipkeys=True))
+    return stand_in(type(value).__name__, own, bool(getattr(value, "pooled", False)))
 
 
 def _name(value: Any) -> str:
@@ -184,15 +190,17 @@ def _name(value: Any) -> str:
 
 def _code(given: Given) -> Iterator[tuple[str, str]]:
     """What of it is the user's own, and the SHA-256 of the text it was written in, where that can be had."""
+    one = given.experiment
     whose: dict[str, list[Any]] = {
         "model": sorted({type(part) for part in given.module.modules()}, key=lambda cls: cls.__qualname__),
-        "strategy": list(type(given.experiment.strategy).__mro__),
         "loss": [] if given.loss is None else [given.loss if inspect.isroutine(given.loss) else type(given.loss)],
+        **{key: list(type(getattr(one, key)).__mro__) for key in LAWS},
+        "faults": [cls for fault in one.faults for cls in type(fault).__mro__],
     }
     for what, written in whose.items():
         texts = []
         for code in written:
-            if (code.__module__ or "").split(".")[0] not in ("builtins", "torch", "offbeat"):
+            if (code.__module__ or "").split(".")[0] not in OTHERS:
                 with contextlib.suppress(OSError, TypeError):  # typed at a prompt, or compiled
                     texts.append(inspect.getsource(code))
         if texts:

@@ -36,6 +36,7 @@ class Holdings:
     tests: Mapping[int, Pair] | None = None  # of each client, to evaluate it on
     test: Pair | None = None  # to evaluate on, of nobody
     names: Mapping[int, str] = field(default_factory=dict)
+    kept: list[Path] = field(init=False, repr=False, default_factory=list)  # files that hold all of it
     _placed: dict[str, ClientData] = field(init=False, repr=False, default_factory=dict)
 
     def name(self, client: int) -> str | int:

@@ -34,7 +34,7 @@ class Line:
             return
         self._told, done = now, share - self._first
         left = f", {_span((now - self._began) / done * (1 - share))} left" if done > 0 else ""
-        line = f"{share:4.0%} {printable(text)}{left}"
+        line = f"{share:4.0%}{left}: {printable(text)}"  # what a narrow terminal cuts off is the end
         if self._live:
             line = f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K"
         print(line, end="" if self._live else "\n", file=sys.stderr, flush=True)
