@@ -172,7 +172,9 @@ def _of_comparison(item: Compared, arrows: bool) -> list[Table]:
         made.append(tables.main(found.rows, found.found, found.planned, found.target, arrows))
         made += tables.over_seeds(found.rows, found.found, found.planned, found.reference, found.target)
     if found.going:
-        made.append(tables.unfinished(found.going, shlex.join(["offbeat", item.comparison.verb, "--resume", item.folder])))
+        made.append(
+            tables.unfinished(found.going, shlex.join(["offbeat", item.comparison.verb, "--resume", item.folder]))
+        )
     return made
 
 

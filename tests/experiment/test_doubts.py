@@ -1,0 +1,112 @@
+"""What is not to be trusted, from traces in which it is known to be so."""
+
+from __future__ import annotations
+
+import pytest
+from drawn import TARGET, folder, told
+
+from offbeat.experiment import doubts, series
+
+
+def of(runs, names=None):
+    return doubts.of(series.collect(runs, "", names))
+
+
+def test_nothing_speaks_against_three_seeds_that_agree(tmp_path):
+    runs = {
+        name: [told(tmp_path / f"{name}{seed}", name, seed, final + seed / 1000) for seed in range(3)]
+        for name, final in (("fedavg", 0.8), ("fedbuff", 0.9))
+    }
+    assert of(runs) == []
+
+
+def test_one_seed_only(tmp_path):
+    one = told(tmp_path / "a")
+    assert of({"fedavg": [one]}) == ["one seed only: another seed may turn differences around"]
+    two = [told(tmp_path / "b", "fedbuff", final=0.7), told(tmp_path / "c", "fedbuff", 1, final=0.7)]
+    assert of({"fedavg": [one], "fedbuff": two}) == [
+        "one seed only of fedavg: another seed may turn differences around"
+    ]
+
+
+def test_the_best_two_are_nearly_equal(tmp_path):
+    # means 0.85 and 0.84; the deviation of 0.8 and 0.9 is 0.1 / sqrt 2 = 0.071
+    runs = {
+        "fedavg": [told(tmp_path / "a", final=0.8), told(tmp_path / "b", seed=1, final=0.9)],
+        "fedbuff": [told(tmp_path / "c", "fedbuff", final=0.84), told(tmp_path / "d", "fedbuff", 1, final=0.84)],
+    }
+    (line,) = of(runs)
+    assert line.startswith("fedavg and fedbuff are nearly equal: their final acc differs by 0.010, while seeds")
+    assert "by 0.071" in line
+
+
+def test_a_target_met_at_one_point_of_the_grid(tmp_path):
+    run, trace = folder(tmp_path / "a", target=TARGET)
+    trace.add(1, "arrive", 0, 0, 0, 0, 1, 1)
+    for now, acc in enumerate((0.1, 0.5, 0.86, 0.7, 0.8)):
+        trace.metrics(float(now), 0, 1, {"acc": acc})
+    trace.add(4, "stop", 0, detail="seconds")
+    trace.close()
+    assert "fedavg: met the target acc=0.85 at one point of the grid only, 2 s" in of({"fedavg": [run]})
+
+
+@pytest.mark.parametrize("last", [0.86, 0.9])
+def test_a_target_met_at_the_end_is_not_doubted(tmp_path, last):
+    run = told(tmp_path / "a", final=last, target=TARGET)
+    assert not any("one point" in line for line in of({"fedavg": [run]}))
+
+
+def test_clients_never_heard_are_named(tmp_path):
+    run, trace = folder(tmp_path / "a", clients=9)
+    trace.add(1, "arrive", 0, 3, 0, 0, 1, 1)
+    trace.add(2, "arrive", 0, 4, 1, 0, 1, 1)
+    trace.add(2, "reject", 0, 4, 1)  # it does not count
+    trace.metrics(0, 0, 0, {"acc": 0.1})
+    trace.metrics(9, 0, 1, {"acc": 0.2})
+    trace.add(9, "stop", 0, detail="seconds")
+    trace.close()
+    lines = of({"fedavg": [run]}, {0: "bern"})
+    # by speed: client 4, whose job is unknown here, and all others were never timed, so by number
+    assert (
+        "fedavg: 8 clients were never heard, whose data nothing was learned from: bern, 1, 2, 4, 5 and 3 more" in lines
+    )
+    assert "fedavg: 1 of 2 jobs were rejected by the strategy" in lines
+
+
+def test_many_refusals_and_losses(tmp_path):
+    run, trace = folder(tmp_path / "a", clients=1)
+    for ticket in range(8):
+        trace.add(ticket, "arrive", 0, 0, ticket, 0, 1, 1)
+    trace.add(8, "refuse", 0, 0, 8, detail="numbers that are not finite")
+    trace.add(9, "lost", 0, 0, 9)
+    trace.metrics(0, 0, 0, {"acc": 0.1})
+    trace.metrics(9, 0, 8, {"acc": 0.2})
+    trace.add(9, "stop", 0, detail="seconds")
+    trace.close()
+    expected = (
+        "1 of 10 jobs were refused by the gate, 1 of 10 jobs were lost, most often for numbers that are not finite"
+    )
+    assert f"fedavg: {expected}" in of({"fedavg": [run]})
+
+
+def test_a_run_that_ended_early_or_is_not_finished(tmp_path):
+    early = told(tmp_path / "a", ended="nothing left to happen")
+    going = told(tmp_path / "b", seed=1, ended=None)
+    lines = of({"fedavg": [early, going]})
+    assert "fedavg, seed 0: ended early, after 100 seconds: nothing left to happen" in lines
+    assert "fedavg, seed 1: is not finished: this is what there is after 100 seconds" in lines
+
+
+def test_nothing_was_learned(tmp_path):
+    flat = told(tmp_path / "a", final=0.1)
+    lines = of({"fedavg": [flat]})
+    assert "fedavg: learned nothing: acc was never better than at the start, 0.100" in lines
+    silent, trace = folder(tmp_path / "b")
+    trace.add(9, "stop", 0, detail="seconds")
+    trace.close()
+    assert "fedavg: learned nothing: no update was accepted" in of({"fedavg": [silent]})
+
+
+def test_what_holds_of_several_is_said_once(tmp_path):
+    runs = {"fedavg": [told(tmp_path / str(seed), seed=seed, final=0.1) for seed in range(2)]}
+    assert "fedavg, seed 0; fedavg, seed 1: learned nothing: acc was never better than at the start, 0.100" in of(runs)
