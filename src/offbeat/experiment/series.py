@@ -104,7 +104,7 @@ class Series:
         return self.names.get(client, str(client))
 
 
-def collect(runs: Mapping[str, Sequence[Run]], title: str) -> Series:
+def collect(runs: Mapping[str, Sequence[Run]], title: str, names: Mapping[int, str] | None = None) -> Series:
     """Of each method's runs those that have begun, finished or not."""
     begun = {name: [run for run in given if run.trace_file.is_file()] for name, given in runs.items()}
     begun = {name: given for name, given in begun.items() if given}
@@ -119,7 +119,8 @@ def collect(runs: Mapping[str, Sequence[Run]], title: str) -> Series:
     target = experiment.until.target or experiment.target
     target = target.towards(first.higher_is_better) if target else None
     metric = next((s.headline for m in methods for s in m.summaries if s.metrics), first.headline)
-    names = next((method.runs[0].names() for method in methods if not method.pooled), {})
+    if names is None:
+        names = next((method.runs[0].names() for method in methods if not method.pooled), {})
     return Series(title, metric, first.higher(metric), target, methods, clients, names)
 
 
