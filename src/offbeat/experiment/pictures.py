@@ -10,7 +10,7 @@ from typing import Literal
 from offbeat.core.errors import DataError, printable
 from offbeat.experiment import build, doubts, figures, heatmap, measures, page, series
 from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.config import Experiment, strategy_name
+from offbeat.experiment.config import strategy_name
 from offbeat.experiment.measures import Row
 from offbeat.experiment.page import Content, Table
 from offbeat.experiment.run import Run
@@ -26,7 +26,7 @@ def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: P
     """Of a comparison that is finished; and beside them who holds what."""
     found = of_comparison(comparison)
     figures.save(found, figure)
-    held = who_holds_what(found.methods[0].experiments[0])
+    held = who_holds_what(found.methods[0].runs[0])
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     page.save(found, _content(found, rows, reference, held), web)
@@ -41,7 +41,7 @@ def draw(of: Comparison | Run, path: Path, kind: str = "all", names: Names = Non
     rows, reference = [measures.over_seeds(m.name, m.summaries, {}) for m in found.methods], None
     if isinstance(of, Comparison) and all(run.complete for name in of.strategies() for run in of.runs(name)):
         rows, reference = of.rows(), of.checked(None)
-    page.save(found, _content(found, rows, reference, who_holds_what(found.methods[0].experiments[0])), path)
+    page.save(found, _content(found, rows, reference, who_holds_what(found.methods[0].runs[0])), path)
 
 
 def of_comparison(comparison: Comparison, names: Names = None) -> Series:
@@ -52,10 +52,10 @@ def of_run(run: Run, names: Names = None) -> Series:
     return _titled(series.collect({strategy_name(run.experiment()): [run]}, "", names))
 
 
-def who_holds_what(experiment: Experiment) -> heatmap.Held | None:
+def who_holds_what(run: Run) -> heatmap.Held | None:
     """None where the data is no longer at hand, for results are worth a page without it."""
     try:
-        return build.held(experiment)
+        return build.held(run.experiment())
     except DataError:
         return None
 
