@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn import told
 
 from offbeat.core.errors import DataError
 from offbeat.experiment import build, heatmap, pictures
@@ -44,12 +45,17 @@ def test_a_picture_for_a_paper_in_the_format_of_its_name(
     assert path.read_bytes().startswith(start)
 
 
-def test_results_have_their_page_when_the_data_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_have_their_page_when_the_data_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = told(tmp_path / "run")
+    assert pictures.who_holds_what(run) is not None
+
     def gone(experiment: Experiment) -> Held:
         raise DataError("mnist is missing")
 
     monkeypatch.setattr(build, "held", gone)
-    assert pictures.who_holds_what(HALVES) is None
+    assert pictures.who_holds_what(run) is None
+    pictures.draw(run, tmp_path / "page.html")
+    assert "Curves" in (tmp_path / "page.html").read_text()
 
 
 def test_data_without_owners_has_no_natural_clients() -> None:
