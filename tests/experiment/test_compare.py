@@ -147,6 +147,12 @@ def test_side_by_side_on_one_device_they_agree(made, monkeypatch):
             torch.testing.assert_close(a.model, b.model, rtol=1e-3, atol=1e-5)
 
 
+def test_where_no_fork_can_train_they_go_one_after_the_other(made, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # a GPU in sight: autograd has threads
+    monkeypatch.setattr("offbeat.experiment.crew.execute", lambda *_: pytest.fail("there was a fork"))
+    assert same(compare(strategies=["fedavg"], jobs=2)["fedavg"][1], made["fedavg"][1])
+
+
 def test_labels_of_a_list_are_names_and_where_these_are_the_same_settings():
     several = ["fedavg", offbeat.FedBuff(k=2), offbeat.FedBuff(k=3), Halves()]
     done = compare(strategies=several, seeds=[4], until="10s")

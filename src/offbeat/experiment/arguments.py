@@ -209,7 +209,7 @@ def _able(given: Any, setting: str) -> bool:
 
 
 def folder(given: Any) -> Path:
-    if not isinstance(given, (str, Path)):
+    if not isinstance(given, (str, Path)) or given == "":
         raise ConfigError(f"out = {shown(given)}: give the path of a folder")
     path = Path(given).expanduser()
     if path.exists() and not path.is_dir():

@@ -213,12 +213,10 @@ def execute(
     usable = [workers.usable(choice) for choice in dict.fromkeys(chosen)]
     if all(workers.device_of(choice) != "cpu" for choice in usable):
         return pooled.execute(several, on_progress, worker, memory)
-    if not all(map(workers.cores_of, usable)) or not crew.possible(several):
-        if jobs is not None and jobs > 1:
-            other = next(choice for choice in usable if not workers.cores_of(choice))
-            raise ConfigError(
-                f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline"
-            )
+    other = next((choice for choice in usable if not workers.cores_of(choice)), None)
+    if other is not None and jobs is not None and jobs > 1:
+        raise ConfigError(f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline")
+    if other is not None or not crew.possible(several):
         return _in_turn(several, on_progress, worker, memory)
     at_once = max(1, min(jobs or max(map(workers.cores_of, usable)), len(todo)))
     each = [str(workers.shared(choice, at_once)) for choice in chosen]
