@@ -15,7 +15,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
@@ -160,13 +160,14 @@ class Run:
         experiment = self.experiment()
         if self.complete:
             self.check()
-            return save(load(self.model_file.read_bytes()), card.metadata(self))
+            return card.labelled(self.model_file.read_bytes(), card.metadata(self))
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
         made = build.setup(experiment)
         told = card.metadata(self)
-        return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get)), told))
+        plain = checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get))))
+        return card.labelled(plain, told)
 
 
 def create(
