@@ -37,6 +37,12 @@ def test_the_header_says_what_the_model_is(offbeat, whole):
     assert told["strategy"].startswith("{name: fedasync")
 
 
+def test_the_same_run_gives_the_same_bytes(offbeat, whole):
+    for name in ("one", "two"):
+        assert offbeat("export", whole, "--out", f"{name}.safetensors").status == 0
+    assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
+
+
 def test_preparing_by_the_header_gives_what_the_model_was_trained_on():
     """(pixel / 16 - mean) / deviation of the pictures as scikit-learn has them."""
     from sklearn.datasets import load_digits

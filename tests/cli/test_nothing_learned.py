@@ -31,8 +31,8 @@ def test_a_run_that_learned_says_nothing(summary):
             {"updates": 0, "versions": 0, "refused": {"too far": 5, "x": 1}},
             "all 6 answers were refused, most for too far",
         ),
-        ({"versions": 0}, "10 updates arrived, and none of them changed the model"),
-        ({}, "after 10 updates the model was never better than at the start"),
+        ({"versions": 0}, "the model was never changed (updates that arrived: 10)"),
+        ({}, "the model was never better than at the start (updates that arrived: 10)"),
     ],
 )
 def test_why_nothing_was_learned(summary, changes, why):

@@ -55,6 +55,18 @@ def metadata(run: Run) -> dict[str, str]:
     }
 
 
+def labelled(model: bytes, told: dict[str, str]) -> bytes:
+    """A model in safetensors with this in its header: the same bytes each time, where the library's own order varies.
+
+    Eight bytes with the length of the header, the header as JSON, the numbers; these begin at a multiple of eight.
+    """
+    length = int.from_bytes(model[:8], "little")
+    header = {"__metadata__": told, **json.loads(model[8 : 8 + length])}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + model[8 + length :]
+
+
 def _noted(run: Run) -> dict[str, str]:
     """When the run began; nothing of a run of before this was noted."""
     from offbeat.experiment import metrics

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
@@ -204,13 +204,14 @@ class Run:
         self.experiment()
         if self.complete:
             self.check()
-            return save(load(self.model_file.read_bytes()), card.metadata(self))
+            return card.labelled(self.model_file.read_bytes(), card.metadata(self))
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
         self.check_world()
         made, told = self.setup(), card.metadata(self)
-        return checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get)), told))
+        plain = checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get))))
+        return card.labelled(plain, told)
 
 
 def create(

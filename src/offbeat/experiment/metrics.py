@@ -106,11 +106,11 @@ class Summary:
             more = [f"{count} {word}" for word, count in (("rejected", self.rejected), ("lost", self.lost)) if count]
             why = f"no update was applied in {self.seconds:.0f} seconds" + (f" ({', '.join(more)})" if more else "")
         elif self.versions == 0:
-            why = f"{self.updates} updates arrived, and none of them changed the model"
+            why = f"the model was never changed (updates that arrived: {self.updates})"
         elif self.learned is None:
             return None
         else:
-            why = f"after {self.updates} updates the model was never better than at the start"
+            why = f"the model was never better than at the start (updates that arrived: {self.updates})"
         return f"NOTHING WAS LEARNED: {why}"
 
     @property
