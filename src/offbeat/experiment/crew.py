@@ -21,6 +21,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -86,7 +87,7 @@ def execute(
     # a termination is a Ctrl-C: left to itself it would leave the processes of the runs behind
     with _handling(signal.SIGTERM, signal.default_int_handler):
         try:
-            with _handling(signal.SIGINT, signal.SIG_IGN):  # inherited: the parent says when to stop
+            with _held_back(signal.SIGINT):  # inherited: the parent says when to stop
                 for _ in range(min(jobs, len(todo))):
                     ours, theirs = context.Pipe()
                     inherited = several if forked else []
@@ -161,6 +162,17 @@ def _handling(number: int, handler: Any) -> Iterator[None]:
         signal.signal(number, before)
 
 
+@contextlib.contextmanager
+def _held_back(number: int) -> Iterator[None]:
+    """It comes when this is over, and is not lost; whoever is started meanwhile begins with it held back."""
+    resource_tracker.ensure_running()  # which would let it through, were it started in between
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
 # ---------------------------------------------------------------- in a process of the crew
 
 
@@ -176,6 +188,7 @@ def _work(
     with what a script gave, and ends of pipes that only the parent may hold.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for end in parents_ends:
         end.close()
     keep_freed()
