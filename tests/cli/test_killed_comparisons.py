@@ -58,7 +58,7 @@ def workers(group: int) -> list[int]:
     return found
 
 
-def told(process: subprocess.Popen[str]) -> tuple[str, str]:
+def told(process: Popen[str]) -> tuple[str, str]:
     """What it printed, without the lines of progress that come every minute: a busy machine may take several."""
     out, err = process.communicate(timeout=PATIENCE)
     return out, "".join(line for line in err.splitlines(keepends=True) if not re.match(r"\d+ of \d+ runs", line))
