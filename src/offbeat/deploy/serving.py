@@ -214,5 +214,7 @@ def _ground(experiment: Experiment, file: Path | None) -> Ground:
         own = None
     module = opened.model()
     layout, model = Layout.of(module), flatten(module)
-    world = World(model=model, layout=layout, clients={}, seed=experiment.seed, probe=own.probe if own else None)
+    world = World(
+        model=model, layout=layout, clients={}, seed=experiment.seed_of("batches"), probe=own.probe if own else None
+    )
     return Ground(module, world, own.tested if own else None)

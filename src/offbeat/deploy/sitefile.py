@@ -214,7 +214,11 @@ class OwnGround:
         x, y = self._pair
         like = y[:1] if classes is None else torch.full_like(y[:1], classes - 1)
         return make_probe(
-            sketcher, self._module, ClientData.own({NUMBER: (x[:1], like)}), self._task, self._experiment.seed
+            sketcher,
+            self._module,
+            ClientData.own({NUMBER: (x[:1], like)}),
+            self._task,
+            self._experiment.seed_of("batches"),
         )
 
 

@@ -84,7 +84,7 @@ class PartitionGround:
 
     def num_examples(self, index: int, seconds: float) -> int:
         experiment = self._experiment
-        return experiment.streaming.arrived(experiment.seed, self._number, len(self._rows), index, seconds)
+        return experiment.streaming.arrived(experiment.seed_of("delays"), self._number, len(self._rows), index, seconds)
 
     def trainer(self, client: int) -> Trainer:
         if self._trainer is None or self._trainer[0] != client:

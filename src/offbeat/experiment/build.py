@@ -91,21 +91,21 @@ def state_dict(module: nn.Module, model: Tensor) -> dict[str, Tensor]:
 def setup(experiment: Experiment, device: str = "cpu") -> Setup:
     """`device`: where data, models and all that is computed from them lie."""
     data = load(experiment.data)
-    dealt = deal(experiment, data)
-    trained = experiment.split.of("train", experiment.seed, dealt)
-    rows = each(trained, partial(_arriving, experiment.streaming, experiment.seed, data.y_train))
+    seed, dealt = experiment.seed_of("partition"), deal(experiment, data)
+    trained = experiment.split.of("train", seed, dealt)
+    rows = each(trained, partial(_arriving, experiment.streaming, seed, data.y_train))
     x_train, y_train, x_test, y_test = (
         on(device, tensor) for tensor in (data.x_train, data.y_train, data.x_test, data.y_test)
     )
     clients = ClientData.shared(x_train, y_train, rows, num_classes=data.num_classes)
-    module = experiment.model.build(data.input_shape, data.outputs, experiment.seed).to(device)
+    module = experiment.model.build(data.input_shape, data.outputs, experiment.seed_of("model")).to(device)
     if data.pixels is not None:
         module.register_forward_pre_hook(data.pixels)  # images stay bytes until a model sees them
     task = experiment.loss.of(TASKS[data.task or "classification"](), data.num_classes)
     evaluator = Evaluator(module, x_test, y_test, task)
     tests: ClientData | None
     if experiment.split.test > 0:
-        held_out = experiment.split.of("test", experiment.seed, dealt)
+        held_out = experiment.split.of("test", seed, dealt)
         tests = ClientData.shared(x_train, y_train, held_out, num_classes=data.num_classes)
     else:
         tests = groups.own_tests(data, dealt)
@@ -136,7 +136,7 @@ def _arriving(streaming: Stream, seed: int, y: Tensor, client: int, rows: Tensor
 
 def deal(experiment: Experiment, data: Dataset) -> Sequence[Tensor]:
     """For each client the numbers of its examples."""
-    return experiment.partition.split(data.y_train, experiment.clients, experiment.seed, data.groups)
+    return experiment.partition.split(data.y_train, experiment.clients, experiment.seed_of("partition"), data.groups)
 
 
 def _owners(experiment: Experiment, data: Dataset, dealt: Sequence[Tensor]) -> dict[int, str]:
@@ -148,7 +148,7 @@ def _owners(experiment: Experiment, data: Dataset, dealt: Sequence[Tensor]) -> d
 
 def split(experiment: Experiment, data: Dataset) -> Sequence[Tensor]:
     """For each client the numbers of those it trains on."""
-    return experiment.split.of("train", experiment.seed, deal(experiment, data))
+    return experiment.split.of("train", experiment.seed_of("partition"), deal(experiment, data))
 
 
 def held(experiment: Experiment) -> Held:
@@ -175,7 +175,7 @@ def assemble(
     _check_precision(module)
     task = as_task(task, clients.labels)
     rehearse(module, clients, evaluator, task)
-    seed, model, layout = experiment.seed, flatten(module), Layout.of(module)
+    seed, model, layout = experiment.seed_of("batches"), flatten(module), Layout.of(module)
     contract = contract_of(experiment.strategy)
     probe = None if contract.sketcher is None else make_probe(contract.sketcher, module, clients, task, seed)
     local = _statistics_stay(experiment)
@@ -232,7 +232,7 @@ def _surroundings(experiment: Experiment, trainer: Trainer, payload: Payload) ->
     return SimulatedWorld(
         delays=experiment.delays,
         counts=trainer.data.num_examples,
-        seed=experiment.seed,
+        seed=experiment.seed_of("delays"),
         steps=trainer.steps,
         payload=payload,
         network=experiment.network,
@@ -297,7 +297,7 @@ def _check_targets(experiment: Experiment, measured: Sequence[Metric]) -> None:
 
 def _mean_speed(trainer: Trainer, experiment: Experiment) -> Constant:
     """Of a machine that is as fast as the mean client, in seconds per step."""
-    delays, seed = experiment.delays, experiment.seed
+    delays, seed = experiment.delays, experiment.seed_of("delays")
     steps = ((client, trainer.steps(client, LocalWork(), count)) for client, count in trainer.data.num_examples.items())
     mean = fmean(delays.expected(seed, client, taken) / taken for client, taken in steps)
     return Constant(mean=mean, unit="step", jitter=getattr(delays, "jitter", 0.0))

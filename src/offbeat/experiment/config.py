@@ -32,6 +32,24 @@ __all__ = ["CHOICES", "Evaluate", "Experiment", "is_pooled", "name_of", "strateg
 Evaluate = Literal["test", "clients"]
 
 
+Drawn = Literal["partition", "delays", "model", "batches"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """Of what is drawn at random, a part each, where it is not to follow the experiment's seed (None)."""
+
+    partition: int | None = None  # who holds what, and in which order data arrives
+    delays: int | None = None  # how long everything takes, who is away, what is lost on the way
+    model: int | None = None  # initial weights
+    batches: int | None = None  # batches, noise, results that faults spoil, and what a strategy draws
+
+    def __post_init__(self) -> None:
+        for what in get_args(Drawn):
+            seed = getattr(self, what)
+            require(seed is None or seed >= 0, f"{what} = {seed}: must be 0 or more")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     name: str = "experiment"
@@ -56,6 +74,11 @@ class Experiment:
     max_norm: float | None = None  # admission gate: refuse updates that moved further than this
     timeout: float = 10.0  # a ticket expires after this many times its expected duration
     seed: int = 0
+    seeds: Seeds = Seeds()  # where the seed of a part is to be another
+
+    def seed_of(self, what: Drawn) -> int:
+        own: int | None = getattr(self.seeds, what)
+        return self.seed if own is None else own
 
     @property
     def population(self) -> int:

@@ -87,7 +87,7 @@ class Given:
     def setup(self, device: str = "cpu") -> build.Setup:
         one, holdings = self.experiment, self.holdings
         module = self.module if device == "cpu" else deepcopy(self.module).to(device)
-        data = holdings.clients(one.streaming, one.seed, device)
+        data = holdings.clients(one.streaming, one.seed_of("partition"), device)
         x, y = holdings.evaluated()
         evaluator = Evaluator(module, x.to(device), y.to(device), self.loss)
         made = build.assemble(module, data, evaluator, one, self.loss, holdings.held_out(device))

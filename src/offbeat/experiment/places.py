@@ -39,7 +39,7 @@ def everyone(experiment: Experiment) -> Experiment:
     if not isinstance(experiment.partition, Natural):
         return experiment
     data = load(experiment.data)
-    owners = experiment.partition.split(data.y_train, None, experiment.seed, data.groups)
+    owners = experiment.partition.split(data.y_train, None, experiment.seed_of("partition"), data.groups)
     return replace(experiment, clients=len(owners))
 
 

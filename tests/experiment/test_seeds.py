@@ -1,0 +1,64 @@
+"""A seed for each part of what is drawn: one part at a time can be held still, or changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from offbeat.core.errors import ConfigError
+from offbeat.core.jobs import Job
+from offbeat.core.protocol import LocalWork
+from offbeat.core.vector import flatten
+from offbeat.experiment import build, files, run
+from offbeat.experiment.config import Drawn, Experiment, Seeds
+from offbeat.scenario.data import load
+
+ONE = files.parse("{clients: 4, model: linear, until: 30s}")
+
+
+def drawn(experiment: Experiment) -> dict[str, object]:
+    """What each part amounts to."""
+    made = build.setup(experiment)
+    job = Job(0, 1, 0, made.world.model, 0, LocalWork(), 20, {}, made.world.seed)
+    return {
+        "partition": [rows.tolist() for rows in build.split(experiment, load(experiment.data))],
+        "delays": [made.surroundings.trip(client, 0, LocalWork(), 20, 0.0).duration for client in range(4)],
+        "model": flatten(made.module).tolist(),
+        "batches": made.trainer.plan(job).order_seed,
+    }
+
+
+@pytest.mark.parametrize("part", get_args(Drawn))
+def test_a_seed_of_its_own_changes_that_part_alone(part: Drawn) -> None:
+    before, now = drawn(ONE), drawn(replace(ONE, seeds=Seeds(**{part: 7})))
+    assert [key for key in before if before[key] != now[key]] == [part]
+
+
+@pytest.mark.parametrize("part", get_args(Drawn))
+def test_held_still_it_stays_where_all_else_changes(part: Drawn) -> None:
+    before, now = drawn(ONE), drawn(replace(ONE, seed=7, seeds=Seeds(**{part: 0})))
+    assert [key for key in before if before[key] == now[key]] == [part]
+
+
+def test_one_seed_is_the_same_number_for_all_parts() -> None:
+    assert drawn(replace(ONE, seed=7)) == drawn(replace(ONE, seeds=Seeds(partition=7, delays=7, model=7, batches=7)))
+
+
+def test_files_and_changes_have_them() -> None:
+    changed = files.changed(ONE, ["seeds.partition=3"])
+    assert changed.seeds == Seeds(partition=3) and files.parse(files.dump(changed)) == changed
+    assert files.parse("seeds: {delays: 2, model: 0}").seeds == Seeds(delays=2, model=0)
+    with pytest.raises(ConfigError, match=r"seeds: partition = -1: must be 0 or more"):
+        files.parse("seeds: {partition: -1}")
+    with pytest.raises(ConfigError, match="did you mean 'batches'"):
+        files.parse("seeds: {batch: 1}")
+
+
+def test_a_run_of_before_there_were_several_is_the_same_run(tmp_path) -> None:
+    made = run.create(tmp_path / "r", ONE)
+    text = made.experiment_file.read_text()
+    assert text.count("seeds:") == 1
+    made.experiment_file.write_text("".join(line for line in text.splitlines(keepends=True) if "seeds:" not in line))
+    assert made.experiment() == ONE
