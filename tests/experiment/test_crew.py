@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import threading
+import time
 from multiprocessing.context import SpawnProcess
 
 from offbeat.experiment import crew, files, run
@@ -16,9 +17,21 @@ def test_a_ctrl_c_while_processes_are_started_is_not_lost(tmp_path, monkeypatch)
 
     def then_stop(process: SpawnProcess) -> None:
         start(process)
-        os.kill(os.getpid(), signal.SIGINT)
+        if not sent:
+            sent.append(process)
+            signal.pthread_kill(another.ident, signal.SIGINT)  # a thread of torch's, say, takes it
+            time.sleep(0.2)  # until it has
+
+    sent: list[SpawnProcess] = []
+    over = threading.Event()
+    another = threading.Thread(target=over.wait)
+    another.start()
 
     monkeypatch.setattr(SpawnProcess, "start", then_stop)
-    assert crew.execute(several, 2) is False
+    try:
+        assert crew.execute(several, 2) is False
+    finally:
+        over.set()
+        another.join()
     assert not any(one.complete for one in several)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())

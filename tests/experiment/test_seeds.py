@@ -48,7 +48,8 @@ def test_one_seed_is_the_same_number_for_all_parts() -> None:
 
 def test_files_and_changes_have_them() -> None:
     changed = files.changed(ONE, ["seeds.partition=3"])
-    assert changed.seeds == Seeds(partition=3) and files.parse(files.dump(changed)) == changed
+    assert changed.seeds == Seeds(partition=3)
+    assert files.parse(files.dump(changed)) == changed
     assert files.parse("seeds: {delays: 2, model: 0}").seeds == Seeds(delays=2, model=0)
     with pytest.raises(ConfigError, match=r"seeds: partition = -1: must be 0 or more"):
         files.parse("seeds: {partition: -1}")

@@ -87,7 +87,7 @@ def execute(
     # a termination is a Ctrl-C: left to itself it would leave the processes of the runs behind
     with _handling(signal.SIGTERM, signal.default_int_handler):
         try:
-            with _held_back(signal.SIGINT):  # inherited: the parent says when to stop
+            with _not_yet():
                 for _ in range(min(jobs, len(todo))):
                     ours, theirs = context.Pipe()
                     inherited = several if forked else []
@@ -163,14 +163,20 @@ def _handling(number: int, handler: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held_back(number: int) -> Iterator[None]:
-    """It comes when this is over, and is not lost; whoever is started meanwhile begins with it held back."""
-    resource_tracker.ensure_running()  # which would let it through, were it started in between
-    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+def _not_yet() -> Iterator[None]:
+    """A Ctrl-C comes when this is over, and is not lost; whoever is started meanwhile begins with it held back, for the
+    parent says when to stop. Held back here alone it would come through another thread.
+    """
+    came = list[int]()
+    with _handling(signal.SIGINT, lambda number, _: came.append(number)):
+        resource_tracker.ensure_running()  # which would let it through, were it started in between
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if came:
+        raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------- in a process of the crew
