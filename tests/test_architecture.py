@@ -15,8 +15,8 @@ from offbeat.core.strategies import REGISTRY
 SOURCE = Path(offbeat.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# cli -> deploy, evidence -> presets -> experiment, testing -> engines, scenario, client -> core; those on one floor do not know
-# each other
+# cli -> deploy, evidence -> presets -> experiment, testing -> engines, scenario, client -> core; those on one floor
+# do not know each other
 FLOORS = [
     {"core"},
     {"engines", "scenario", "client"},

@@ -33,5 +33,5 @@ def test_every_set_of_a_quick_preset_has_one():
 
 
 def test_what_has_no_shape_is_refused():
-    with pytest.raises(ConfigError, match="minst.*mnist"):
+    with pytest.raises(ConfigError, match=r"minst.*mnist"):
         load(StandIn(of="minst"))

@@ -23,9 +23,14 @@ TABLE4 = {
     "fitrec-heart": {MAE: "13.72 14.53 13.67 13.27 12.79 12.51 12.71 12.36", SMAPE: ".78 .83 .78 .76 .79 .75 .76 .74"},
     "air-quality": {MAE: "44.30 44.30 37.98 36.72 37.61 37.13 37.72 36.71", SMAPE: ".44 .44 .43 .56 .44 .43 .43 .42"},
     # the cells of the last three rows are lost, but for one
-    "extrasensory": {F1: ".66 .67 .72 .65 .77 .76", PRECISION: ".87 .82 .84 .72 .92", RECALL: ".55 .57 .65 .61 .66", BALANCED: ".77 .77 .82 .79 .83"},
+    "extrasensory": {
+        F1: (".66 .67 .72 .65 .77 .76"),
+        PRECISION: ".87 .82 .84 .72 .92",
+        RECALL: ".55 .57 .65 .61 .66",
+        BALANCED: ".77 .77 .82 .79 .83",
+    },
     "fashion-mnist": {ACC: ".87 .88 .90 .89 .92 .94 .94 .95"},
-}  # fmt: skip
+}
 TITLES = {
     "fitrec-speed": "FitRec, speed",
     "fitrec-heart": "FitRec, heart rate",
@@ -36,10 +41,15 @@ TITLES = {
 DATA = {
     "fitrec-speed": "FitRec where it is installed; else a stand-in of its shape at the quick scale",
     "fitrec-heart": "FitRec where it is installed; else a stand-in of its shape at the quick scale",
-    "air-quality": "the KDD Cup 2018 set where it is installed; at the quick scale UCI's Beijing stations (other years), 9 of 12",
+    "air-quality": (
+        "the KDD Cup 2018 set where it is installed; at the quick scale UCI's Beijing stations (other years), 9 of 12"
+    ),
     "extrasensory": "ExtraSensory where it is installed; else a stand-in of its shape at the quick scale",
 }
-UNITS = "In which units errors are is not said; ours are of standardised targets, so values cannot be compared, only orders."
+UNITS = (
+    "In which units errors are is not said; ours are of standardised targets, so values cannot be compared, "
+    "only orders."
+)
 PIECES = "The printed sizes of pieces add to twice what a class has; ours are half of them."
 GIVEN = "Rates (of all but ASO-Fed and FedAsync), batch sizes, FedProx's mu, and how long runs are, are not given."
 # Table VI.1: minutes to a target that is not stated
@@ -102,7 +112,7 @@ def _figure(where: str, claim: str, preset: str, data: str, **more: object) -> E
     order = tuple(("aso_fed", rival) for rival in FEDERATED)
     notes = ("A figure without numbers: what the text says of it is looked at.", *_notes(data))
     given = {"winner": "aso_fed", "order": order, "notes": notes, "data": DATA.get(data, ""), **more}
-    return Entry(where=where, claim=claim, preset=f"aso_fed/{preset}", quantity=quantity, **given)  # type: ignore[arg-type]
+    return Entry(where=where, claim=claim, preset=(f"aso_fed/{preset}"), quantity=quantity, **given)  # type: ignore[arg-type]
 
 
 SHARES = (10, 20, 30, 40, 50)

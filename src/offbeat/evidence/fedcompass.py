@@ -42,8 +42,12 @@ TABLE1 = {
         1.05 .98 1.65 / .89 1.29 1.45 / .77 .87 1.23""",
 }
 TABLE2 = {
-    "ixi": "1.18 1.80 2.20, 1.14 1.83 2.20, 1.40 1.31 1.45, 1.20 1.25 1.38, 1.07 1.30 1.35, 1.00 .98 1.02, .98 .97 1.03",
-    "isic": "1.35 2.00 1.90, 2.74 2.74 4.65, 1.50 1.75 1.69, 2.59 3.76 1.03, 1.08 1.65 2.64, 2.22 2.02 2.03, 1.04 .84 .97",
+    "ixi": (
+        "1.18 1.80 2.20, 1.14 1.83 2.20, 1.40 1.31 1.45, 1.20 1.25 1.38, 1.07 1.30 1.35, 1.00 .98 1.02, .98 .97 1.03"
+    ),
+    "isic": (
+        "1.35 2.00 1.90, 2.74 2.74 4.65, 1.50 1.75 1.69, 2.59 3.76 1.03, 1.08 1.65 2.64, 2.22 2.02 2.03, 1.04 .84 .97"
+    ),
 }
 # top accuracies on MNIST, class partition, ten seeds: homogeneous, normal, exponential; FedAvg's are the same for all
 TOP = {
@@ -88,7 +92,10 @@ TITLES = {
     "ixi": "Fed-IXI",
     "isic": "Fed-ISIC2019",
 }
-LENGTH = "How long runs are is not said; ours are 150 rounds of a client of mean speed, and a method that has not got there by then counts with that time."
+LENGTH = (
+    "How long runs are is not said; ours are 150 rounds of a client of mean speed, and a method that has not "
+    "got there by then counts with that time."
+)
 LEAST = "With exponential speeds nobody is faster than a tenth of the mean here; the paper names no bound."
 DATA = {
     "ixi": "Fed-IXI where it is installed; else a stand-in of its shape at the quick scale",
@@ -176,7 +183,7 @@ def _top() -> list[Entry]:
             pairs = {row: tuple(map(float, text.split(", ")[number].split())) for row, text in given.items()}
             printed = {row: Printed(value, spread) for row, (value, spread) in pairs.items()}
             made.append((m, "class", law, printed))
-    made += [(m, "dirichlet", "homo", cells(given)) for m, given in TOP_DIRICHLET.items()]  # type: ignore[arg-type]
+    made += [(m, "dirichlet", "homo", cells(given)) for m, given in TOP_DIRICHLET.items()]
     return [
         Entry(
             where=f"Table {14 if partition == 'class' else 15}, MNIST, {partition} partition, m = {m}, {SPEEDS[law]}",
@@ -194,7 +201,13 @@ def _top() -> list[Entry]:
 
 PAPER = Paper(
     name="fedcompass",
-    title='Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices Using a Computing Power-Aware Scheduler"',
+    title=(
+        'Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices '
+        'Using a Computing Power-Aware Scheduler"'
+    ),
     entries=(*_table1(), *_table2(), *_table3(), *_top()),
-    spread="Ten seeds. Relative times are printed without spread; accuracies with the deviation over seeds, which draw partition, speeds and batches.",
+    spread=(
+        "Ten seeds. Relative times are printed without spread; accuracies with the deviation over seeds, "
+        "which draw partition, speeds and batches."
+    ),
 )

@@ -70,11 +70,11 @@ def _relative(comparison: Comparison, found: Found) -> Measured:
         if late:
             beyond[method] = len(late)
     made = {}
-    for method, given in times.items():
-        shared = [seed for seed in given if seed in times[against]]
+    for method, mine in times.items():
+        shared = [seed for seed in mine if seed in times[against]]
         base = fmean(times[against][seed] for seed in shared) if shared else 0.0
         if base:
-            made[method] = {seed: given[seed] / base for seed in shared}
+            made[method] = {seed: mine[seed] / base for seed in shared}
     return Measured(made, beyond)
 
 

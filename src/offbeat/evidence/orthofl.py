@@ -19,7 +19,8 @@ NEXT = {"mnist": "CA²FL", "cifar10": "FedAdam", "20news": "CA²FL", "har": "CA�
 SERVER_SECONDS = {"mnist": 0.003, "har": 0.199, "20news": 0.110, "cifar10": 0.188, "cifar100": 0.512}
 NOT_GIVEN = "Not given: FedProx's mu, FedAdam's server rate, K of FedBuff and CA²FL, how long a run is, how many seeds."
 CHAIN = (
-    "`orthofl` is the algorithm as printed. The row `orthofl-chain` is what the presumed public code does (the shift is that of the weights last sent, "
+    "`orthofl` is the algorithm as printed. The row `orthofl-chain` is what the presumed public code "
+    "does (the shift is that of the weights last sent, "
     "and the first update is taken whole); the paper has no such row."
 )
 DATA = {"cifar100": "CIFAR-100 where it is installed; else a stand-in of its shape at the quick scale"}
@@ -27,7 +28,7 @@ DATA = {"cifar100": "CIFAR-100 where it is installed; else a stand-in of its sha
 
 def _table2(name: str) -> tuple[Entry, Entry]:
     numbers = {row: cell.split() for row, cell in zip(ROWS, TABLE2[name].split(", "), strict=True)}
-    notes = (NOT_GIVEN, CHAIN)
+    notes: tuple[str, ...] = (NOT_GIVEN, CHAIN)
     if name == "har":
         notes += ("The paper prints 119 thousand parameters, which width 10 gives; the public code has width 32.",)
     if name == "20news":
@@ -84,7 +85,10 @@ FIGURES = (
     *(
         Entry(
             where=f"Figure 2, {slow} s",
-            claim="What the slow client taught is lost again under the fast one's updates; OrthoFL is meant to prevent it.",
+            claim=(
+                "What the slow client taught is lost again under the fast one's updates; OrthoFL is meant to "
+                "prevent it."
+            ),
             quantity=FORGETTING,
             preset=f"orthofl/motivation-{slow}",
             winner="orthofl",
@@ -98,7 +102,10 @@ FIGURES = (
         _figure(
             f"Figure 5, {TITLES[name]}",
             f"fig5-{name}",
-            "Without calibration, and more so without moving average, accuracy falls; pairwise projection is comparable.",
+            (
+                "Without calibration, and more so without moving average, accuracy falls; pairwise "
+                "projection is comparable."
+            ),
             "orthofl-no-calibration",
             "orthofl-no-average",
             order=(
@@ -108,7 +115,10 @@ FIGURES = (
             ),
             notes=(
                 CURVES,
-                "The pairwise projection is one sentence in the paper; ours is a reading of it (Gram–Schmidt over the others' last updates).",
+                (
+                    "The pairwise projection is one sentence in the paper; ours is a reading of it "
+                    "(Gram–Schmidt over the others' last updates)."
+                ),
             ),
             short=name == "mnist",
         )
@@ -163,10 +173,15 @@ PAPER = Paper(
     title='Zhang et al., "Orthogonal Calibration for Asynchronous Federated Learning"',
     entries=(*(entry for name in TABLE2 for entry in _table2(name)), *(_server(name) for name in TABLE2), *FIGURES),
     spread=(
-        "How many seeds a number is the mean of, and what a seed changes, is not said. The presumed public code draws one order of arrivals a seed and shares it "
-        "among the methods; it may fix the partition. Here a seed draws partition, devices, delays, initial weights and batches anew, so our spreads are wider."
+        "How many seeds a number is the mean of, and what a seed changes, is not said. The presumed "
+        "public code draws one order of arrivals a seed and shares it "
+        "among the methods; it may fix the partition. Here a seed draws partition, devices, delays, "
+        "initial weights and batches anew, so our spreads are wider."
     ),
     notes=(
-        "Delays are those of nine Raspberry Pis; the paper rescales them by factors it does not give, which relative times do not depend on.",
+        (
+            "Delays are those of nine Raspberry Pis; the paper rescales them by factors it does not give, "
+            "which relative times do not depend on."
+        ),
     ),
 )

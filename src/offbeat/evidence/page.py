@@ -1,4 +1,4 @@
-"""One page a paper, in Markdown: its numbers beside ours, what is to be thought of it, and where every number is from."""
+"""One page a paper, in Markdown: its numbers beside ours, what to think of it, and where every number is from."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ def index(folder: Path) -> str:
     """Put together from the pages that are there, whatever store each was made from."""
     parts = [
         "# Reproductions",
-        "Every table and figure of five papers has an entry; `offbeat reproduce PAPER` runs what is missing and writes its page "
-        "([how](../how-to/reproduce.md)). A claim that does not hold in our hands is reported as such; nothing is tuned until it looks true. "
+        "Every table and figure of five papers has an entry; `offbeat reproduce PAPER` runs what is "
+        "missing and writes its page "
+        "([how](../how-to/reproduce.md)). A claim that does not hold in our hands is reported as such; "
+        "nothing is tuned until it looks true. "
         "The rule behind a verdict stands on every page.",
     ]
     for name, paper in papers().items():
@@ -140,7 +142,10 @@ def _provenance(shelf: Shelf) -> list[str]:
         packages = given.get("packages") or {}
         versions = ", ".join(f"{name} {packages[name]}" for name in ("offbeat", "torch", "numpy") if name in packages)
         system = str(given.get("platform", "")).split("-")[0]
-        told = f"- Computed with: Python {given.get('python')}, {versions}; {system}, {given.get('cpu')}, {given.get('cores')} cores"
+        told = (
+            f"- Computed with: Python {given.get('python')}, {versions}; {system}, {given.get('cpu')}, "
+            f"{given.get('cores')} cores"
+        )
         lines.append(f"{told}, worker {given.get('worker')}")
     took = [s.wall_seconds for given in shelf.found.values() for s in given.values() if isfinite(s.wall_seconds)]
     if took:
@@ -151,7 +156,8 @@ def _provenance(shelf: Shelf) -> list[str]:
 
 
 def _numbers(one: Looked) -> list[str]:
-    assert one.shelf is not None and one.measured is not None and one.judged is not None
+    assert one.shelf is not None
+    assert one.judged is not None
     entry, judged = one.entry, one.judged
     way = "more" if entry.quantity.better == "more" else "less"
     head = ["method", "paper", "here", "n", "95 % interval", "difference", "in our interval, widened"]
@@ -166,7 +172,8 @@ def _numbers(one: Looked) -> list[str]:
 
 
 def _row(one: Looked, name: str, label: str) -> list[str]:
-    assert one.measured is not None and one.judged is not None
+    assert one.measured is not None
+    assert one.judged is not None
     quantity, printed = one.entry.quantity, one.entry.printed.get(name)
     paper = NONE if printed is None else printed.text(quantity.digits)
     values = list(one.measured.values.get(name, {}).values())

@@ -17,15 +17,18 @@ Holds = Literal["holds", "open", "contradicted", "missing"]
 MARGIN = 0.5  # of the paper's, that the winner must have here
 
 RULE = """\
-1. **Order.** Of every two methods that the paper tells apart (their values differ by more than √(s₁² + s₂²), the spreads it prints; without spreads,
-   by anything; or its text says so) the paired difference over our seeds is looked at. The order *holds* where its 95 % interval lies on the paper's
-   side of 0, is *contradicted* where it lies on the other, and is *open* else.
-2. **Margin.** The method that the claim is about must be first in our means, by at least half of the paper's margin to the next one.
+1. **Order.** Of every two methods that the paper tells apart (their values differ by more than √(s₁² + s₂²), the
+   spreads it prints; without spreads, by anything; or its text says so) the paired difference over our seeds is looked
+   at. The order *holds* where its 95 % interval lies on the paper's side of 0, is *contradicted* where it lies on the
+   other, and is *open* else.
+2. **Margin.** The method that the claim is about must be first in our means, by at least half of the paper's margin to
+   the next one.
 3. **Value.** The paper's value lies in our 95 % interval, widened by the paper's spread.
 
-**reproduced**: nothing is contradicted, more than half of the orders hold, and margin and value (of the claim's method) are there. **not**: an order
-of the claim's method is contradicted, or more orders are contradicted than hold. **partly**: all between. Where the paper tells no two methods apart,
-values decide: all, some or none. **not comparable**: made-up data, less than the paper's size, fewer than two seeds, rows that were not run, or seconds of
+**reproduced**: nothing is contradicted, more than half of the orders hold, and margin and value (of the claim's method)
+are there. **not**: an order of the claim's method is contradicted, or more orders are contradicted than hold.
+**partly**: all between. Where the paper tells no two methods apart, values decide: all, some or none. **not
+comparable**: made-up data, less than the paper's size, fewer than two seeds, rows that were not run, or seconds of
 another machine."""
 
 Ours = Mapping[str, Mapping[int, float]]  # method -> seed -> value, in the paper's unit
