@@ -30,8 +30,8 @@ def reproduce(
         str,
         typer.Option(
             metavar="quick|paper",
-            help="The paper's size, or minutes on two cores: then a paper's name alone runs a choice of its entries, "
-            "and made-up data stands in for what is missing.",
+            help="The paper's size, or minutes on two cores: then a choice of the entries is run unless a preset is "
+            "named in full or --all is given, and made-up data stands in for what is missing.",
         ),
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
@@ -48,6 +48,7 @@ def reproduce(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where pages are written.")] = Path("docs/reproductions"),
+    every: Annotated[bool, typer.Option("--all", help="At the quick scale, every entry: that may take hours.")] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Run nothing: pages of what the store has.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Print the entries and what the store has, and end.")] = False,
     data: DataRoot = None,
@@ -80,7 +81,7 @@ def reproduce(
         _take(kept, folder)
     failed = False
     if not stored:
-        failed = _run(_worlds(what, entries, size, until), kept, seeds, worker, jobs)
+        failed = _run(_worlds(what, entries, size, until, every), kept, seeds, worker, jobs)
     looked = look(paper.entries, kept)
     path = page.write(paper, looked, out)
     asked = [one for one in looked if one.entry in entries and one.shelf is not None]
@@ -103,15 +104,16 @@ def _scale(given: str) -> Scale:
     return cast("Scale", given)
 
 
-def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None) -> list[World]:
+def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None, every: bool) -> list[World]:
     """Those to run. What cannot be, for want of data, is told."""
     from offbeat.core.errors import DataError
     from offbeat.evidence.store import fitting
 
     entries = list(entries)
-    some = [entry for entry in entries if entry.short] if scale == "quick" and "/" not in what else entries
+    whole = every or scale != "quick" or any(entry.preset == what for entry in entries)
+    some = entries if whole else [entry for entry in entries if entry.short] or entries
     if len(some) < len(entries):
-        warn([f"quick: {len(some)} of {len(entries)} entries are run; name a table for others, or --scale paper"])
+        warn([f"quick: {len(some)} of {len(entries)} entries are run; --all, or a preset's whole name, for others"])
     made = []
     for preset in dict.fromkeys(entry.preset for entry in some if entry.preset is not None):
         try:

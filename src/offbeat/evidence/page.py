@@ -178,7 +178,8 @@ def _row(one: Looked, name: str, label: str) -> list[str]:
     paper = NONE if printed is None else printed.text(quantity.digits)
     values = list(one.measured.values.get(name, {}).values())
     if not values:
-        return [name + label, paper, NOT_RUN, "0", NONE, NONE, NONE]
+        ran = one.shelf is not None and name in one.shelf.found
+        return [name + label, paper, "no value" if ran else NOT_RUN, "0", NONE, NONE, NONE]
     found, late = interval(values), one.measured.beyond.get(name, 0)
     here = shown(found.mean, quantity.digits)
     if len(values) > 1:

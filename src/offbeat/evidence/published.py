@@ -65,7 +65,7 @@ class Entry:
     order: tuple[tuple[str, str], ...] = ()  # (better, worse): what the text says where there are no numbers
     notes: tuple[str, ...] = ()  # what could explain a difference: typos, what is not given, where a spread comes from
     data: str = ""  # of a set that is not to be had freely: what is run in its place
-    short: bool = False  # among those that the paper's name alone runs at the quick scale: minutes
+    short: bool = False  # among the few that are run at the quick scale, so that a paper takes minutes
 
 
 @dataclass(frozen=True, kw_only=True)
