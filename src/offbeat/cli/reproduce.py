@@ -21,7 +21,7 @@ def reproduce(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="PAPER[/TABLE]",
+            metavar="PAPER|PAPER/TABLE",
             help="A paper (orthofl, aso_fed, fedpsa, fed_ogd, fedcompass), or the beginning of some of its presets: "
             "fedcompass/table1 [default, with --list: all].",
         ),
