@@ -168,7 +168,21 @@ def _numbers(one: Looked) -> list[str]:
         f"Claim: {entry.claim}",
         table(head, rows),
         f"**Verdict: {judged.verdict}**{label}. " + "; ".join(judged.reasons) + ".",
+        *([_orders(one)] if judged.pairs else []),
     ]
+
+
+def _orders(one: Looked) -> str:
+    """Of every two methods that the paper tells apart, our paired difference: above 0 on the paper's side."""
+    assert one.judged is not None
+    rows = []
+    for pair in one.judged.pairs:
+        found, digits = pair.difference, max(2, one.entry.quantity.digits) if one.entry.quantity.digits >= 0 else -1
+        lead = shown(found.mean, digits) if found.seeds else NONE
+        bounds = ", ".join(shown(bound, digits) for bound in (found.low, found.high))
+        rows.append([pair.better, pair.worse, lead, f"[{bounds}]" if isfinite(found.half) else NONE, pair.holds])
+    head = ["better in the paper", "than", "lead here, paired", "95 % interval", "the order"]
+    return _folded(f"{len(rows)} orders of the paper", table(head, rows))
 
 
 def _row(one: Looked, name: str, label: str) -> list[str]:
@@ -200,7 +214,11 @@ def _runs(shelf: Shelf) -> str:
     """What every number is traced by."""
     rows = [[name, str(seed), f"`{run.digest()[:PREFIX]}`"] for name, seed, run in shelf.finished]
     cells = table(["method", "seed", "digest of the run folder"], rows)
-    return f"<details><summary>{len(rows)} runs and their digests</summary>\n\n{cells}\n\n</details>"
+    return _folded(f"{len(rows)} runs and their digests", cells)
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
