@@ -140,13 +140,10 @@ def _table1() -> list[Entry]:
 
 def _table2() -> list[Entry]:
     return [
-        _times(
-            "Table 2", name, law, f"fedcompass/table2-{name}-{law}", [c.split()[i] for c in text.split(", ")], "",
-            short=name == "ixi" and law == "normal",
-        )
+        _times("Table 2", name, law, f"fedcompass/table2-{name}-{law}", [c.split()[i] for c in text.split(", ")], "")
         for name, text in TABLE2.items()
         for i, law in enumerate(LAWS)
-    ]  # fmt: skip
+    ]
 
 
 def _table3() -> list[Entry]:
