@@ -63,7 +63,7 @@ def _accuracy(case: str, name: str) -> Entry:
         order=tuple(("fed_ogd", rival) for rival in OTHERS),
         notes=(CODE, *((said,) if said else ())),
         data=DATA.get(name, ""),
-        short=case == "l2" and name in ("cifar10", "ag_news"),
+        short=case == "l2" and name == "cifar10",
     )
 
 
@@ -81,7 +81,7 @@ def _variance(case: str, name: str) -> Entry:
         order=tuple(("fed_ogd", rival) for rival in OTHERS) if copied else (),
         notes=(GROUPS, CODE, *(typo if copied else ())),
         data=DATA.get(name, ""),
-        short=case == "l2" and name in ("cifar10", "ag_news"),
+        short=case == "l2" and name == "cifar10",
     )
 
 
