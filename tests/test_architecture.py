@@ -15,9 +15,16 @@ from offbeat.core.strategies import REGISTRY
 SOURCE = Path(offbeat.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# cli -> deploy -> presets -> experiment, testing -> engines, scenario, client -> core; those on one floor do not know
-# each other
-FLOORS = [{"core"}, {"engines", "scenario", "client"}, {"experiment", "testing"}, {"presets"}, {"deploy"}, {"cli"}]
+# cli -> deploy, evidence -> presets -> experiment, testing -> engines, scenario, client -> core; those on one floor
+# do not know each other
+FLOORS = [
+    {"core"},
+    {"engines", "scenario", "client"},
+    {"experiment", "testing"},
+    {"presets"},
+    {"deploy", "evidence"},
+    {"cli"},
+]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 DOORS = {"__init__.py", "__main__.py", "flower.py"}  # what users import: they may open any room
 

@@ -113,7 +113,7 @@ def test_volumes_do_not_depend_on_threads(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "synthetic", "npz"}))
+@pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "synthetic", "stand-in", "npz"}))
 def test_no_real_data_depends_on_threads(name):
     given = os.environ.get("OFFBEAT_DATA")
     if not given or not (Path(given) / name).is_dir():

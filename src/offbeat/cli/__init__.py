@@ -9,7 +9,22 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status, sweep
+from offbeat.cli import (
+    check,
+    compare,
+    export,
+    join,
+    keys,
+    listing,
+    new,
+    replay,
+    reproduce,
+    run,
+    serve,
+    show,
+    status,
+    sweep,
+)
 from offbeat.cli.verb import App
 
 app = App(
@@ -21,6 +36,7 @@ app = App(
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
+app.command("reproduce")(reproduce.reproduce)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("check")(check.check)

@@ -8,7 +8,7 @@ runs go side by side. A comparison that was stopped is finished by starting it a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -20,7 +20,7 @@ from offbeat.engines.progress import Status
 from offbeat.engines.until import Target
 from offbeat.engines.virtual import INTERRUPTED
 from offbeat.engines.workers.counted import Work
-from offbeat.experiment import crew, curves, identity, labels, pooled, workers
+from offbeat.experiment import crew, curves, guard, identity, labels, pooled, workers
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.given import Given
@@ -181,6 +181,38 @@ def create(
     manifest = {"reference": against, "runs": entries, **(more or {})}
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
     return Comparison(folder)
+
+
+def grow(
+    folder: Path,
+    experiments: Mapping[str, Experiment],
+    pairs: Iterable[tuple[str, int]],
+    reference: str = REFERENCE,
+    worker: str = "inline",
+    more: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """The comparison with these runs, of label and seed, in it: made where they are missing; what is there stays,
+    finished or not, and must be of the same experiment. `experiments`: one a label, of all there may ever be.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made, called, order = Comparison(folder), labels.folders(experiments), list(experiments)
+    with guard.alone(folder):
+        there = made.layout() if (folder / MANIFEST).is_file() else []
+        entries = {(entry["strategy"], entry["seed"]): entry for entry in there}
+        kept: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
+        for name, seed in pairs:
+            one, sub = replace(experiments[name], seed=seed), f"{called[name]}-seed{seed}"
+            run = runs.Run(folder / entries.get((name, seed), {"folder": sub})["folder"])
+            if run.experiment_file.is_file():
+                identity.check_experiment(run.folder, run.experiment(), one)
+            else:
+                runs.create(run.folder, one, world=_world(one, kept.setdefault(seed, [])), worker=worker)
+            entries[name, seed] = {"strategy": name, "seed": seed, "folder": run.folder.name}
+        listed = sorted(entries.values(), key=lambda e: (order.index(e["strategy"]), e["seed"]))
+        against = reference if any(e["strategy"] == reference for e in listed) else listed[0]["strategy"]
+        manifest = {"reference": against, "runs": listed, **(more or {})}
+        write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
+    return made
 
 
 def _world(experiment: Experiment, kept: list[tuple[Experiment, identity.Identity]]) -> identity.Identity:

@@ -22,6 +22,7 @@ from offbeat.scenario.data.ixi import Ixi
 from offbeat.scenario.data.newsgroups import TwentyNews
 from offbeat.scenario.data.plug import Npz, from_dataset, from_npz
 from offbeat.scenario.data.root import data_root
+from offbeat.scenario.data.stand_in import StandIn
 from offbeat.scenario.data.synthetic import Synthetic
 from offbeat.scenario.data.tcga import TcgaBrca
 from offbeat.scenario.data.tiny import TinyImageNet
@@ -48,6 +49,7 @@ DATASETS: dict[str, type[Source]] = {
     "ixi": Ixi,
     "isic2019": Isic2019,
     "synthetic": Synthetic,
+    "stand-in": StandIn,
     "npz": Npz,
 }
 

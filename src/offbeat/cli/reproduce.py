@@ -1,0 +1,191 @@
+"""offbeat reproduce: a paper's table beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offbeat.cli.options import DataRoot, UntilText, WorkerName, use_data, warn
+
+if TYPE_CHECKING:
+    from offbeat.evidence.published import Entry
+    from offbeat.evidence.store import Store, World
+    from offbeat.experiment.comparison import Comparison
+    from offbeat.presets import Scale
+
+
+def reproduce(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PAPER|PAPER/TABLE",
+            help="A paper (orthofl, aso_fed, fedpsa, fed_ogd, fedcompass), or the beginning of some of its presets: "
+            "fedcompass/table1 [default, with --list: all].",
+        ),
+    ] = None,
+    scale: Annotated[
+        str,
+        typer.Option(
+            metavar="quick|paper",
+            help="The paper's size, or minutes on two cores: then a choice of the entries is run unless a preset is "
+            "named in full or --all is given, and made-up data stands in for what is missing.",
+        ),
+    ] = "quick",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
+    until: UntilText = None,
+    worker: WorkerName = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once [default: one a core].")] = None,
+    store: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are kept.")] = Path("runs/reproductions"),
+    into: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Take into the store, by copying, the finished runs below DIR: of another machine, day or seed. "
+            "Nothing is overwritten. Repeatable.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where pages are written.")] = Path("docs/reproductions"),
+    every: Annotated[bool, typer.Option("--all", help="At the quick scale, every entry: that may take hours.")] = False,
+    stored: Annotated[bool, typer.Option("--stored", help="Run nothing: pages of what the store has.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Print the entries and what the store has, and end.")] = False,
+    data: DataRoot = None,
+) -> None:
+    """Run what is missing of a paper's table, and write a page with the paper's numbers beside ours.
+
+    Finished runs are kept in the store and never repeated; a table can be built in pieces.
+    """
+    from offbeat import evidence
+    from offbeat.cli.output import print_table, say
+    from offbeat.core.errors import ConfigError
+    from offbeat.evidence import page
+    from offbeat.evidence.looked_at import look
+    from offbeat.evidence.store import Store
+    from offbeat.experiment import workers
+
+    use_data(data)
+    size = _scale(scale)
+    if worker is not None:
+        workers.parse(worker)
+    kept = Store(store)
+    if listed:
+        names = [what] if what is not None else list(evidence.papers())
+        _list([entry for name in names for entry in evidence.find(name)[1]], kept)
+        return
+    if what is None:
+        raise ConfigError(f"give a paper, or one of its tables: {', '.join(evidence.papers())}, fedcompass/table1")
+    paper, entries = evidence.find(what)
+    for folder in into or []:
+        _take(kept, folder)
+    failed = False
+    if not stored:
+        failed = _run(_worlds(what, entries, size, until, every), kept, seeds, worker, jobs)
+    looked = look(paper.entries, kept)
+    path = page.write(paper, looked, out)
+    asked = [one for one in looked if one.entry in entries and one.shelf is not None]
+    if asked:
+        rows = [[one.entry.where, one.entry.quantity.title, one.verdict, one.size] for one in asked]
+        print_table([["in the paper", "measured", "verdict", "size"], *rows], left=True)
+    say(f"page: {path}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _scale(given: str) -> Scale:
+    from typing import cast, get_args
+
+    from offbeat.core.errors import unknown
+    from offbeat.presets import Scale
+
+    if given not in get_args(Scale):
+        raise unknown("scale", given, get_args(Scale))
+    return cast("Scale", given)
+
+
+def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None, every: bool) -> list[World]:
+    """Those to run. What cannot be, for want of data, is told."""
+    from offbeat.core.errors import DataError
+    from offbeat.evidence.store import fitting
+
+    entries = list(entries)
+    whole = every or scale != "quick" or any(entry.preset == what for entry in entries)
+    some = entries if whole else [entry for entry in entries if entry.short] or entries
+    if len(some) < len(entries):
+        warn([f"quick: {len(some)} of {len(entries)} entries are run; --all, or a preset's whole name, for others"])
+    made = []
+    for preset in dict.fromkeys(entry.preset for entry in some if entry.preset is not None):
+        try:
+            world = fitting(preset, scale, until)
+        except DataError as error:
+            warn([f"{preset} is not run: {error}"])
+            continue
+        if world.stand_in:
+            warn([f"{preset}: {world.label}; the real data is missing"])
+        made.append(world)
+    return made
+
+
+def _run(worlds: list[World], store: Store, seeds: int | None, worker: str | None, jobs: int | None) -> bool:
+    """Make and finish what is missing; true if some could not be finished."""
+    from offbeat.cli.output import say
+    from offbeat.core.errors import RunError
+
+    failed = False
+    for number, world in enumerate(worlds, 1):
+        preset = world.load()
+        pairs = [(name, seed) for name in preset.methods for seed in range(seeds or preset.seeds)]
+        comparison = store.make(world, pairs, worker or "inline")
+        missing = sum(not run.complete for _, run in comparison.entries())
+        say(f"{number} of {len(worlds)}: {world.preset}, {world.label}: {missing or 'no'} runs to go", err=True)
+        if not missing:
+            continue
+        try:
+            _finish(comparison, jobs, worker)
+        except RunError as error:  # the others go on
+            say(f"warning: {error}", err=True)
+            failed = True
+    return failed
+
+
+def _finish(comparison: Comparison, jobs: int | None, worker: str | None) -> None:
+    from offbeat.cli.output import runs_progress, say
+    from offbeat.experiment import comparison as comparing
+
+    finished = False
+    try:
+        with runs_progress([entry["folder"] for entry in comparison.layout()]) as watch:
+            finished = comparing.execute(comparison, jobs, watch, worker)
+    except KeyboardInterrupt:
+        pass
+    if not finished:
+        say("stopped; the same command goes on", err=True)
+        raise typer.Exit(130)
+
+
+def _take(store: Store, folder: Path) -> None:
+    from offbeat.cli.output import say
+    from offbeat.evidence.taking import take
+
+    taken = take(store, folder)
+    say(f"{folder}: {len(taken.copied)} runs taken, {len(taken.same)} were here already, with the same digest")
+    warn(f"{p.world.preset}, {p.method}, seed {p.seed}: {told}" for p, told in taken.different)
+    warn(taken.left)
+
+
+def _list(entries: Iterable[Entry], store: Store) -> None:
+    from offbeat.cli.output import print_table
+    from offbeat.evidence.looked_at import NOT_RUN
+
+    there = store.worlds()
+    found: dict[str, list[str]] = {}
+    for world, comparison in there.items():
+        several = comparison.entries()
+        done = sum(run.complete for _, run in several)
+        found.setdefault(world.preset, []).append(f"{world.label}: {done} of {len(several)} runs")
+    rows = [
+        [e.preset or "no preset", e.where, e.quantity.title, "; ".join(found.get(e.preset or "", [NOT_RUN]))]
+        for e in entries
+    ]
+    print_table([["preset", "in the paper", "measured", "in the store"], *rows], left=True)

@@ -1,0 +1,35 @@
+"""The papers' tables beside ours: what they printed, what came out here, and whether the two agree.
+
+One file a paper has its numbers (`orthofl.py`, …), `published.py` their shape; `store.py` has the runs and `taking.py`
+takes what was computed elsewhere; `measured.py` reads them, `verdict.py` judges, `page.py` writes.
+"""
+
+from __future__ import annotations
+
+from offbeat.core.errors import unknown
+from offbeat.evidence.published import Entry, Paper
+
+
+def papers() -> dict[str, Paper]:
+    from offbeat.evidence import aso_fed, fed_ogd, fedcompass, fedpsa, orthofl
+
+    return {module.PAPER.name: module.PAPER for module in (orthofl, aso_fed, fedpsa, fed_ogd, fedcompass)}
+
+
+def find(word: str) -> tuple[Paper, tuple[Entry, ...]]:
+    """A paper and those of its entries that are meant: `orthofl` all, `orthofl/table2` those whose preset begins so;
+    of a preset's whole name, that one's.
+    """
+    name, _, table = word.partition("/")
+    known = papers()
+    if name not in known:
+        raise unknown("paper", name, known)
+    paper = known[name]
+    if not table:
+        return paper, paper.entries
+    exact = tuple(entry for entry in paper.entries if entry.preset == word)
+    found = exact or tuple(entry for entry in paper.entries if (entry.preset or "").startswith(word))
+    if not found:
+        presets = dict.fromkeys(entry.preset.partition("/")[2] for entry in paper.entries if entry.preset)
+        raise unknown(f"table of {name}", table, presets)
+    return paper, found

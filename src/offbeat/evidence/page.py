@@ -1,0 +1,226 @@
+"""One page a paper, in Markdown: its numbers beside ours, what to think of it, and where every number is from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from math import isfinite
+from pathlib import Path
+from statistics import stdev
+
+from offbeat.engines.checkpoint import write_whole
+from offbeat.evidence import papers
+from offbeat.evidence.looked_at import NOT_RUN, Looked, Shelf
+from offbeat.evidence.published import Paper, shown
+from offbeat.evidence.verdict import RULE
+from offbeat.experiment.intervals import interval
+from offbeat.presets import load
+
+INDEX = "README.md"
+BEGIN, END = "<!-- summary -->", "<!-- end of summary -->"
+PREFIX = 16  # letters of a digest
+NONE = "–"
+
+
+def write(paper: Paper, looked: Sequence[Looked], folder: Path) -> Path:
+    """The page, and the index of all pages that lie in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{paper.name}.md"
+    write_whole(path, page(paper, looked).encode())
+    write_whole(folder / INDEX, index(folder).encode())
+    return path
+
+
+def page(paper: Paper, looked: Sequence[Looked]) -> str:
+    parts = [
+        f"# {paper.name}: the paper's numbers beside ours",
+        f"{paper.title}. Written by `offbeat reproduce {paper.name}` from the runs of a store; "
+        "[how](../how-to/reproduce.md). Numbers of the paper are the paper's.",
+        BEGIN,
+        table(["in the paper", "measured", "claim", "verdict", "size here", "seeds"], map(_summary, looked)),
+        END,
+        "## The rule",
+        RULE,
+        f"**What spreads come from.** {paper.spread}",
+        *paper.notes,
+    ]
+    for several in _by_preset(looked):
+        parts += _section(several)
+    return "\n\n".join(parts) + "\n"
+
+
+def index(folder: Path) -> str:
+    """Put together from the pages that are there, whatever store each was made from."""
+    parts = [
+        "# Reproductions",
+        "Every table and figure of five papers has an entry; `offbeat reproduce PAPER` runs what is "
+        "missing and writes its page "
+        "([how](../how-to/reproduce.md)). A claim that does not hold in our hands is reported as such; "
+        "nothing is tuned until it looks true. "
+        "The rule behind a verdict stands on every page.",
+    ]
+    for name, paper in papers().items():
+        path = folder / f"{name}.md"
+        lines = _summary_lines(path)
+        run = [line for line in lines[2:] if f"| {NOT_RUN} |" not in line]
+        title = f"## [{name}]({name}.md)" if path.is_file() else f"## {name}"
+        parts += [title, f"{paper.title}."]
+        if run:
+            parts.append("\n".join([*lines[:2], *run]))
+        waiting = len(lines[2:]) - len(run) if lines else len(paper.entries)
+        if waiting:
+            parts.append(f"Not run yet: {waiting} of {len(run) + waiting} entries.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary_lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    found = re.search(f"{BEGIN}\n(.*?)\n{END}", path.read_text(encoding="utf-8"), re.DOTALL)
+    return [line for line in found[1].splitlines() if line.startswith("|")] if found else []
+
+
+def _summary(one: Looked) -> list[str]:
+    entry, seeds = one.entry, NONE if one.shelf is None else str(one.shelf.seeds)
+    verdict = one.verdict if one.judged is None else f"**{one.verdict}**"
+    return [entry.where, entry.quantity.title, entry.claim, verdict, one.size, seeds]
+
+
+def _by_preset(looked: Iterable[Looked]) -> list[list[Looked]]:
+    """Of those that were run."""
+    found: dict[str, list[Looked]] = {}
+    for one in looked:
+        if one.shelf is not None:
+            found.setdefault(one.shelf.world.preset, []).append(one)
+    return list(found.values())
+
+
+# ---------------------------------------------------------------- one preset
+
+
+def _section(several: Sequence[Looked]) -> list[str]:
+    shelf = several[0].shelf
+    assert shelf is not None
+    wheres = dict.fromkeys(one.entry.where for one in several)
+    notes = dict.fromkeys(chain.from_iterable(one.entry.notes for one in several))
+    return [
+        f"## {'; '.join(wheres)}",
+        "\n".join([f"- Setting: {shelf.preset.summary} (`{shelf.world.preset}`)", *_provenance(shelf)]),
+        *chain.from_iterable(map(_numbers, several)),
+        "**What could explain a difference**\n\n" + "\n".join(f"- {note}" for note in [*notes, *_gaps(several)]),
+        _runs(shelf),
+    ]
+
+
+def _gaps(several: Sequence[Looked]) -> list[str]:
+    """What follows from what was run."""
+    shelf = several[0].shelf
+    assert shelf is not None
+    found = []
+    if shelf.world.stand_in:
+        found.append("The data is made up: no number here says anything about the paper's.")
+    elif not shelf.world.paper_size:
+        found.append(f"Run here: {load(shelf.world.preset, shelf.world.scale).summary}.")
+    if data := next((one.entry.data for one in several if one.entry.data), ""):
+        found.append(f"Data: {data}.")
+    return found
+
+
+def _provenance(shelf: Shelf) -> list[str]:
+    world = shelf.world
+    lines = [f"- Size: {world.label}; {shelf.seeds} seed{'s' if shelf.seeds != 1 else ''}"]
+    data = next((s.data for given in shelf.found.values() for s in given.values() if s.data), None)
+    lines += [f"- Data: {data}"] if data else []
+    made = shelf.environments()
+    workers = list(dict.fromkeys(str(e["worker"]) for e in made if "worker" in e))
+    command = f"offbeat reproduce {world.preset} --scale {world.scale} --seeds {max(1, shelf.seeds)}"
+    command += f" --until {world.until}" if world.until else ""
+    command += f" --worker {workers[0]}" if workers and workers[0] != "inline" else ""
+    lines.append(f"- Command: `{command}`")
+    for given in made:
+        packages = given.get("packages") or {}
+        versions = ", ".join(f"{name} {packages[name]}" for name in ("offbeat", "torch", "numpy") if name in packages)
+        system = str(given.get("platform", "")).split("-")[0]
+        told = (
+            f"- Computed with: Python {given.get('python')}, {versions}; {system}, {given.get('cpu')}, "
+            f"{given.get('cores')} cores"
+        )
+        lines.append(f"{told}, worker {given.get('worker')}")
+    took = [s.wall_seconds for given in shelf.found.values() for s in given.values() if isfinite(s.wall_seconds)]
+    if took:
+        lines.append(
+            f"- Wall time of a run: {min(took):.0f} to {max(took):.0f} s, of {len(took)} runs (some side by side)"
+        )
+    return lines
+
+
+def _numbers(one: Looked) -> list[str]:
+    assert one.shelf is not None
+    assert one.judged is not None
+    entry, judged = one.entry, one.judged
+    way = "more" if entry.quantity.better == "more" else "less"
+    head = ["method", "paper", "here", "n", "95 % interval", "difference", "in our interval, widened"]
+    label = f" (STAND-IN, {one.shelf.world.scale})" if one.shelf.world.stand_in else ""
+    rows = [_row(one, name, label) for name in one.shelf.preset.methods]
+    return [
+        f"### {entry.where}: {entry.quantity.title} ({way} is better)",
+        f"Claim: {entry.claim}",
+        table(head, rows),
+        f"**Verdict: {judged.verdict}**{label}. " + "; ".join(judged.reasons) + ".",
+        *([_orders(one)] if judged.pairs else []),
+    ]
+
+
+def _orders(one: Looked) -> str:
+    """Of every two methods that the paper tells apart, our paired difference: above 0 on the paper's side."""
+    assert one.judged is not None
+    rows = []
+    for pair in one.judged.pairs:
+        found, digits = pair.difference, max(2, one.entry.quantity.digits) if one.entry.quantity.digits >= 0 else -1
+        lead = shown(found.mean, digits) if found.seeds else NONE
+        bounds = ", ".join(shown(bound, digits) for bound in (found.low, found.high))
+        rows.append([pair.better, pair.worse, lead, f"[{bounds}]" if isfinite(found.half) else NONE, pair.holds])
+    head = ["better in the paper", "than", "lead here, paired", "95 % interval", "the order"]
+    return _folded(f"{len(rows)} orders of the paper", table(head, rows))
+
+
+def _row(one: Looked, name: str, label: str) -> list[str]:
+    assert one.measured is not None
+    assert one.judged is not None
+    quantity, printed = one.entry.quantity, one.entry.printed.get(name)
+    paper = NONE if printed is None else printed.text(quantity.digits)
+    values = list(one.measured.values.get(name, {}).values())
+    if not values:
+        ran = one.shelf is not None and name in one.shelf.found
+        return [name + label, paper, "no value" if ran else NOT_RUN, "0", NONE, NONE, NONE]
+    found, late = interval(values), one.measured.beyond.get(name, 0)
+    here = shown(found.mean, quantity.digits)
+    if len(values) > 1:
+        here += f" ± {shown(stdev(values), quantity.digits)}"
+    if late:
+        here = f"> {here} ({len(values) - late} of {len(values)} got there)"
+    bounds = [shown(bound, quantity.digits) for bound in (found.low, found.high)]
+    between = f"[{', '.join(bounds)}]" if isfinite(found.half) else NONE
+    differs = NONE
+    if printed is not None and isfinite(printed.value):
+        gap = found.mean - printed.value
+        differs = ("+" if gap >= 0 else "") + shown(gap, quantity.digits)
+    inside = {True: "yes", False: "no", None: NONE}[one.judged.inside.get(name) if len(values) > 1 else None]
+    return [name + label, paper, here, str(len(values)), between, differs, inside]
+
+
+def _runs(shelf: Shelf) -> str:
+    """What every number is traced by."""
+    rows = [[name, str(seed), f"`{run.digest()[:PREFIX]}`"] for name, seed, run in shelf.finished]
+    cells = table(["method", "seed", "digest of the run folder"], rows)
+    return _folded(f"{len(rows)} runs and their digests", cells)
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

@@ -1,0 +1,129 @@
+"""The runs that tables are built from: a folder of comparisons, one for each preset and size.
+
+A table is built in pieces: missing runs are made, unfinished ones gone on with, finished ones left as they are. What a
+comparison reproduces stands in its manifest, so that a store can be read wherever it is carried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from offbeat import presets
+from offbeat.core.errors import DataError, RunError
+from offbeat.engines.until import parse_until
+from offbeat.experiment import comparison as comparing
+from offbeat.experiment.comparison import MANIFEST, Comparison
+from offbeat.experiment.config import Experiment, name_of
+from offbeat.presets import Preset, Scale
+from offbeat.scenario import data
+from offbeat.scenario.data.stand_in import StandIn
+
+REPRODUCES = "reproduces"  # in a manifest: which world this is
+STORE = Path("runs") / "reproductions"
+
+
+@dataclass(frozen=True)
+class World:
+    """A preset at a size, on its own data or on what stands in for it."""
+
+    preset: str
+    scale: Scale = "paper"
+    until: str | None = None  # where runs are shorter than the preset's
+    stand_in: bool = False
+
+    @property
+    def paper_size(self) -> bool:
+        return self.scale == "paper" and self.until is None
+
+    @property
+    def folder(self) -> str:
+        words = (self.preset, self.scale, self.until and f"until {self.until}", self.stand_in and "stand-in")
+        return re.sub(r"[^A-Za-z0-9._+-]+", "-", " ".join(word for word in words if word))
+
+    @property
+    def label(self) -> str:
+        """How large, in words."""
+        size = "the paper's size" if self.scale == "paper" else "quick"
+        cut = f", until {self.until}" if self.until else ""
+        return size + cut + (f", STAND-IN for {self._data()}" if self.stand_in else "")
+
+    def _data(self) -> str:
+        return name_of("data", presets.load(self.preset, self.scale).experiment.data)
+
+    def load(self) -> Preset:
+        preset = presets.load(self.preset, self.scale)
+        experiment = preset.experiment
+        if self.until is not None:
+            experiment = replace(experiment, until=parse_until(self.until, experiment.until))
+        if self.stand_in:
+            experiment = replace(experiment, data=StandIn(of=name_of("data", experiment.data)))
+        return replace(preset, experiment=experiment)
+
+    def plain(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if value not in (None, False)}
+
+
+def experiments(preset: Preset) -> dict[str, Experiment]:
+    """By label."""
+    return {name: preset.with_strategy(name) for name in preset.methods}
+
+
+def fitting(preset: str, scale: Scale, until: str | None = None) -> World:
+    """The world to run: with a stand-in where the data is missing and small is enough; else DataError says which
+    file to put where.
+    """
+    world = World(preset, scale, until)
+    try:
+        data.load(world.load().experiment.data)
+    except DataError:
+        if scale == "paper":
+            raise
+        return replace(world, stand_in=True)
+    return world
+
+
+@dataclass(frozen=True)
+class Store:
+    path: Path = STORE
+
+    def worlds(self) -> dict[World, Comparison]:
+        """What there is, by what it reproduces; other folders are not looked at."""
+        found = {}
+        for manifest in sorted(self.path.glob(f"*/{MANIFEST}")):
+            comparison = Comparison(manifest.parent)
+            given = comparison.stored().get(REPRODUCES)
+            if isinstance(given, Mapping):
+                found[_world(given, manifest)] = comparison
+        return found
+
+    def make(self, world: World, pairs: Iterable[tuple[str, int]], worker: str = "inline") -> Comparison:
+        """The world's comparison, with these runs (label, seed) in it."""
+        preset = world.load()
+        folder = self.worlds().get(world, Comparison(self.path / world.folder)).folder
+        more = {REPRODUCES: world.plain()}
+        return comparing.grow(folder, experiments(preset), pairs, preset.reference, worker, more)
+
+    def best(self, preset: str, worlds: Mapping[World, Comparison] | None = None) -> tuple[World, Comparison] | None:
+        """The world a page shows: the paper's size before shorter and smaller ones, real data before a stand-in."""
+        found = [(w, c) for w, c in (self.worlds() if worlds is None else worlds).items() if w.preset == preset]
+        return min(found, key=lambda pair: _rank(*pair), default=None)
+
+
+def _rank(world: World, comparison: Comparison) -> tuple[bool, ...]:
+    nothing = not any(run.complete for _, run in comparison.entries())
+    return nothing, world.stand_in, world.scale != "paper", world.until is not None
+
+
+def _world(given: Mapping[str, Any], path: Path) -> World:
+    try:
+        world = World(**given)
+        if world.scale not in get_args(Scale) or not all(isinstance(v, (str, bool)) for v in world.plain().values()):
+            raise ValueError(f"it says {dict(given)}")
+        world.load()  # that there is such a preset
+        return world
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{path}: what it reproduces is not understood: {error}") from None

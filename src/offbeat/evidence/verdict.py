@@ -1,0 +1,169 @@
+"""Does what came out here agree with what a paper printed? One rule for all tables, stated on every page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from math import isfinite, sqrt
+from statistics import fmean
+from typing import Literal
+
+from offbeat.evidence.published import Entry, Printed
+from offbeat.experiment.intervals import Interval, interval, paired
+
+Verdict = Literal["reproduced", "partly", "not", "not comparable"]
+Holds = Literal["holds", "open", "contradicted", "missing"]
+MARGIN = 0.5  # of the paper's, that the winner must have here
+
+RULE = """\
+1. **Order.** Of every two methods that the paper tells apart (their values differ by more than √(s₁² + s₂²), the
+   spreads it prints; without spreads, by anything; or its text says so) the paired difference over our seeds is looked
+   at. The order *holds* where its 95 % interval lies on the paper's side of 0, is *contradicted* where it lies on the
+   other, and is *open* else.
+2. **Margin.** The method that the claim is about must be first in our means, by at least half of the paper's margin to
+   the next one.
+3. **Value.** The paper's value lies in our 95 % interval, widened by the paper's spread.
+
+**reproduced**: nothing is contradicted, more than half of the orders hold, and margin and value (of the claim's method)
+are there. **not**: an order of the claim's method is contradicted, or more orders are contradicted than hold.
+**partly**: all between. Where the paper tells no two methods apart, values decide: all, some or none. **not
+comparable**: made-up data, less than the paper's size, fewer than two seeds, rows that were not run, or seconds of
+another machine."""
+
+Ours = Mapping[str, Mapping[int, float]]  # method -> seed -> value, in the paper's unit
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods that the paper tells apart."""
+
+    better: str
+    worse: str
+    holds: Holds
+    difference: Interval  # ours, above 0 on the paper's side
+
+
+@dataclass(frozen=True)
+class Judged:
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    inside: Mapping[str, bool]  # of each method that both have: is the paper's value in the widened interval?
+
+
+def judge(entry: Entry, ours: Ours, paper_size: bool = True, stand_in: bool = False) -> Judged:
+    """`ours`: of finished runs. `paper_size`: were they as large and long as the paper's?"""
+    pairs = tuple(_pair(better, worse, entry, ours) for better, worse in decided(entry))
+    inside = {
+        name: within(printed, ours[name])
+        for name, printed in entry.printed.items()
+        if ours.get(name) and isfinite(printed.value)
+    }
+    why_not = _not_comparable(entry, ours, paper_size, stand_in)
+    if why_not:
+        return Judged("not comparable", (why_not, *_order_told(pairs)), pairs, inside)
+    if not pairs:
+        found = sum(inside.values())
+        verdict: Verdict = "reproduced" if found == len(inside) else "partly" if found else "not"
+        return Judged(verdict, (f"{found} of {len(inside)} values lie in our widened intervals",), pairs, inside)
+    margin, told = _margin(entry, ours)
+    value = entry.winner is None or inside.get(entry.winner, True)
+    reasons = [*_order_told(pairs), told]
+    if entry.winner is not None and entry.winner in inside:
+        reasons.append(f"the paper's value of {entry.winner} lies {'in' if value else 'outside'} our widened interval")
+    return Judged(_verdict(entry, pairs, margin and value), tuple(filter(None, reasons)), pairs, inside)
+
+
+def _verdict(entry: Entry, pairs: tuple[Pair, ...], rest: bool) -> Verdict:
+    held, against = (sum(pair.holds == how for pair in pairs) for how in ("holds", "contradicted"))
+    own = any(p.holds == "contradicted" and entry.winner in (p.better, p.worse) for p in pairs)
+    if own or against > held:
+        return "not"
+    return "reproduced" if not against and 2 * held > len(pairs) and rest else "partly"
+
+
+def decided(entry: Entry) -> list[tuple[str, str]]:
+    """(better, worse): whom the paper tells apart."""
+    told = [
+        (one, other)
+        for one, other in permutations(entry.printed, 2)
+        if _apart(entry.printed[one], entry.printed[other], entry.quantity.better)
+    ]
+    return [*told, *(pair for pair in entry.order if pair not in told)]
+
+
+def _apart(one: Printed, other: Printed, better: str) -> bool:
+    if not isfinite(one.value):
+        return False  # it did not get there
+    lead = one.value - other.value if better == "more" else other.value - one.value
+    return lead > sqrt((one.spread or 0.0) ** 2 + (other.spread or 0.0) ** 2)
+
+
+def _pair(better: str, worse: str, entry: Entry, ours: Ours) -> Pair:
+    mine, theirs = ours.get(better, {}), ours.get(worse, {})
+    more = entry.quantity.better == "more"
+    lead = paired(mine, theirs) if more else paired(theirs, mine)
+    holds: Holds = "open"
+    if lead.seeds == 0:
+        holds = "missing"
+    elif lead.excludes_zero:
+        holds = "holds" if lead.mean > 0 else "contradicted"
+    return Pair(better, worse, holds, lead)
+
+
+def within(printed: Printed, given: Mapping[int, float]) -> bool:
+    """Never of one seed, which has no interval."""
+    found = interval(list(given.values()))
+    return abs(printed.value - found.mean) <= found.half + (printed.spread or 0.0)
+
+
+def _margin(entry: Entry, ours: Ours) -> tuple[bool, str]:
+    """Is the claim's method first here, by half of the paper's margin at least? And in words."""
+    if entry.winner is None:
+        return True, ""
+    sign = 1.0 if entry.quantity.better == "more" else -1.0
+    rivals = [worse for better, worse in entry.order if better == entry.winner]
+    rivals += [name for name in entry.printed if name != entry.winner and name not in rivals]
+    means = {name: fmean(ours[name].values()) for name in (entry.winner, *rivals) if ours.get(name)}
+    if len(means) < 2:
+        return True, ""
+    lead = min(sign * (means[entry.winner] - mean) for name, mean in means.items() if name != entry.winner)
+    place = 1 + sum(sign * mean > sign * means[entry.winner] for mean in means.values())
+    told = f"{entry.winner} is number {place} of {len(means)} in our means"
+    printed = [entry.printed[name].value for name in rivals if name in entry.printed]
+    if entry.winner not in entry.printed or not printed:
+        return place == 1, told
+    theirs = min(sign * (entry.printed[entry.winner].value - value) for value in printed)
+    digits = max(2, entry.quantity.digits) if entry.quantity.digits >= 0 else -1
+    here, there = (f"{x:+.2e}" if digits < 0 else f"{x:+.{digits}f}" for x in (lead, theirs))
+    return place == 1 and lead >= MARGIN * theirs, f"{told}: {here} to the best other, {there} in the paper"
+
+
+def _not_comparable(entry: Entry, ours: Ours, paper_size: bool, stand_in: bool) -> str:
+    if stand_in:
+        return "the data is made up: a stand-in"
+    if not paper_size:
+        return "smaller or shorter than the paper's"
+    if entry.quantity.of_machine:
+        return "it is of the machine that computes, and the paper's is another"
+    if not any(ours.values()):
+        return "nothing is finished"
+    if min(len(given) for given in ours.values() if given) < 2:
+        return "one seed has no interval"
+    claimed = {name for pair in decided(entry) for name in pair} or set(entry.printed)
+    claimed |= {entry.winner} if entry.winner else set()
+    if not claimed:
+        return "the paper prints no numbers, and its text no order"
+    missing = sorted(name for name in claimed if not ours.get(name))
+    return f"not run: {', '.join(missing)}" if missing else ""
+
+
+def _order_told(pairs: tuple[Pair, ...]) -> list[str]:
+    if not pairs:
+        return []
+    counts = {how: sum(pair.holds == how for pair in pairs) for how in ("holds", "open", "contradicted", "missing")}
+    words = {"holds": "hold", "open": "are open", "contradicted": "are contradicted", "missing": "were not run"}
+    told = ", ".join(f"{count} {words[how]}" for how, count in counts.items() if count)
+    against = "; ".join(f"{p.worse} beats {p.better}" for p in pairs if p.holds == "contradicted")
+    return [f"of {len(pairs)} orders {told}" + (f" ({against})" if against else "")]

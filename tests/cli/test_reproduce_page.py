@@ -1,0 +1,45 @@
+"""docs/how-to/reproduce.md: what it shows works; and the pages of reproductions say what the code says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from offbeat.evidence import page, papers
+from offbeat.evidence.verdict import RULE
+from test_readme import blocks, commands
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted((DOCS / "reproductions").glob("[a-z]*.md"))
+
+
+@pytest.mark.slow
+def test_what_the_page_shows_works(offbeat, monkeypatch, tmp_path, one_by_one):
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path / "no data"))
+    for block in blocks((DOCS / "how-to" / "reproduce.md").read_text(encoding="utf-8")):
+        said = ""
+        for command in commands(block) if block.language == "console" else ():
+            words = [
+                found for word in shlex.split(command)[1:] for found in (sorted(map(str, Path().glob(word))) or [word])
+            ]
+            given = offbeat(*words)
+            assert given.status == 0, (command, given)
+            said += given.out
+        for line in block.body.splitlines() if block.language == "console" else ():
+            assert line.startswith("$ ") or line in said, line
+
+
+def test_the_index_is_that_of_the_pages():
+    assert (DOCS / "reproductions" / "README.md").read_text(encoding="utf-8") == page.index(DOCS / "reproductions")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_page_states_the_rule_and_the_papers_own_entries(path):
+    text = path.read_text(encoding="utf-8")
+    assert RULE in text
+    for entry in papers()[path.stem].entries:
+        assert f"| {entry.where} | {entry.quantity.title} | {entry.claim} |" in text, "render the page again"
+    assert not re.search(r"/(work|tmp|home|root)/", text)

@@ -1,0 +1,150 @@
+"""Runs are kept, made where they are missing, and taken from elsewhere; nothing is ever overwritten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from small_world import WORLD
+
+from offbeat import presets
+from offbeat.core.errors import ConfigError, RunError
+from offbeat.evidence import find, page, papers
+from offbeat.evidence.looked_at import NOT_RUN, look
+from offbeat.evidence.measured import measure
+from offbeat.evidence.published import ACCURACY, relative_time
+from offbeat.evidence.store import Store, World
+from offbeat.evidence.taking import recognised, take
+from offbeat.experiment import comparison as comparing
+from offbeat.experiment import run as runs
+from offbeat.experiment.comparison import MANIFEST
+
+
+def contents(store):
+    return {(e["strategy"], e["seed"]): run.complete for _, c in store.worlds().items() for e, run in c.entries()}
+
+
+def test_a_world_grows_and_what_is_there_stays(store):
+    store.make(WORLD, [("orthofl", 1)])
+    before = (store.path / WORLD.folder / "orthofl-seed1" / "world.json").stat().st_mtime_ns
+    comparison = store.make(WORLD, [("fedasync", 0), ("orthofl", 0), ("orthofl", 1)])
+    assert [(e["strategy"], e["seed"]) for e in comparison.layout()] == [
+        ("fedasync", 0),
+        ("orthofl", 0),
+        ("orthofl", 1),
+    ]
+    assert (store.path / WORLD.folder / "orthofl-seed1" / "world.json").stat().st_mtime_ns == before
+    assert list(store.worlds()) == [WORLD]
+
+
+def test_a_preset_that_changed_is_another_experiment(store, tmp_path):
+    store.make(WORLD, [("orthofl", 0)])
+    changed = {"orthofl": replace(WORLD.load().with_strategy("orthofl"), timeout=3.0)}
+    with pytest.raises(RunError, match=r"timeout was 10\.0, is 3\.0 now"):
+        comparing.grow(store.path / WORLD.folder, changed, [("orthofl", 0)])
+
+
+def test_what_was_computed_elsewhere_is_taken(store, elsewhere):
+    (elsewhere / WORLD.folder).rename(elsewhere / "whatever it is called")
+    taken = take(store, elsewhere)
+    assert (len(taken.copied), taken.same, taken.different, taken.left) == (4, [], [], [])
+    assert contents(store) == {(m, s): True for m in ("fedasync", "orthofl") for s in (0, 1)}
+    assert len(take(store, elsewhere).same) == 4
+
+
+def test_seeds_of_two_machines_make_one_table(store, elsewhere):
+    shutil.rmtree(elsewhere / WORLD.folder / "orthofl-seed1")
+    store.make(WORLD, [("fedasync", 7)])
+    taken = take(store, elsewhere)
+    assert len(taken.copied) == 3
+    assert contents(store) == {
+        ("fedasync", 0): True,
+        ("fedasync", 1): True,
+        ("fedasync", 7): False,
+        ("orthofl", 0): True,
+    }
+
+
+def test_a_plain_comparison_of_the_preset_is_taken_too(store, elsewhere):
+    path = elsewhere / WORLD.folder / MANIFEST
+    plain = json.loads(path.read_text())
+    del plain["reproduces"]
+    path.write_text(json.dumps(plain))
+    assert len(take(store, elsewhere).copied) == 4
+
+
+def test_another_result_of_the_same_run_is_told_and_not_taken(store, elsewhere):
+    take(store, elsewhere)
+    one = runs.Run(store.path / WORLD.folder / "orthofl-seed0")
+    digest = one.digest()
+    shutil.rmtree(elsewhere / WORLD.folder / "orthofl-seed0")
+    preset = WORLD.load()
+    again = runs.create(elsewhere / "again", replace(preset.with_strategy("orthofl"), seed=0))
+    runs.execute(again, worker="batched")
+    taken = take(store, elsewhere)
+    assert one.digest() == digest
+    if again.digest() != digest:  # batched is the same within rounding, and may be to the bit
+        assert [place.method for place, _ in taken.different] == ["orthofl"]
+        assert f"is kept: digest {digest[:16]}" in taken.different[0][1]
+
+
+def test_what_is_not_finished_or_not_of_a_paper_is_left(store, elsewhere, tmp_path):
+    (elsewhere / WORLD.folder / "orthofl-seed0" / "model.safetensors").unlink()
+    runs.create(elsewhere / "own", presets.load("quickstart").experiment)
+    changed = replace(WORLD.load().with_strategy("orthofl"), timeout=3.0)
+    runs.create(elsewhere / "changed", changed)
+    taken = take(store, elsewhere)
+    assert len(taken.copied) == 3
+    assert sorted(line.split(" is ")[1][:9] for line in taken.left) == ["not finis", "not of a ", "not of a "]
+
+
+def test_a_damaged_run_is_left(store, elsewhere):
+    with open(elsewhere / WORLD.folder / "orthofl-seed0" / "model.safetensors", "ab") as file:
+        file.write(b"x")
+    taken = take(store, elsewhere)
+    assert len(taken.copied) == 3
+    assert "is not what it was when the run ended" in taken.left[0]
+
+
+def test_a_folder_that_is_not_there_is_refused(store, tmp_path):
+    with pytest.raises(ConfigError, match="is not a folder"):
+        take(store, tmp_path / "nowhere")
+
+
+def test_runs_are_recognised_by_what_they_are():
+    experiment = replace(presets.load("orthofl/fig8-beta").with_strategy("orthofl-beta0.4"), seed=3)
+    place = recognised(experiment)
+    assert (place.world, place.method, place.seed) == (World("orthofl/fig8-beta"), "orthofl-beta0.4", 3)
+    assert recognised(replace(experiment, clients=9)) is None
+    assert recognised(presets.load("quickstart").experiment) is None
+
+
+def test_numbers_are_in_the_papers_unit(computed):
+    comparison = Store(computed).worlds()[WORLD]
+    found = comparison.finished()
+    given = measure(ACCURACY, comparison, found).values
+    for method, seeds in found.items():
+        assert given[method] == {seed: 100 * summary.metrics["acc"] for seed, summary in seeds.items()}
+    times = measure(relative_time("all", "fedasync"), comparison, found).values
+    assert sum(times["fedasync"].values()) == pytest.approx(2)  # each over their mean
+
+
+def test_a_page_says_stand_in_in_every_line_and_traces_every_number(computed, tmp_path):
+    paper, _ = find("orthofl")
+    looked = look(paper.entries, Store(computed))
+    path = page.write(paper, looked, tmp_path / "pages")
+    text = path.read_text()
+    rows = [line for line in text.splitlines() if line.startswith(("| fedasync (", "| orthofl ("))]
+    assert len(rows) == 2
+    assert all("STAND-IN" in row for row in rows)
+    assert "**Verdict: not comparable** (STAND-IN, quick). the data is made up" in text
+    for _, run in Store(computed).worlds()[WORLD].entries():
+        assert run.digest()[:16] in text
+    assert "offbeat reproduce orthofl/motivation-30 --scale quick --seeds 2 --until 20s" in text
+    assert text.count(f"| {NOT_RUN} |") == len(paper.entries) - 1
+    index = (tmp_path / "pages" / "README.md").read_text()
+    assert index.count("STAND-IN") == 1
+    assert f"Not run yet: {len(paper.entries) - 1} of {len(paper.entries)} entries." in index
+    assert all(f"## {name}" in index or f"## [{name}]" in index for name in papers())

@@ -1,0 +1,122 @@
+"""The rule by which a page says reproduced, partly, not or not comparable; all numbers are worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from offbeat.evidence.published import ACCURACY, Entry, Printed, cells, relative_time
+from offbeat.evidence.verdict import decided, judge, within
+
+
+def entry(printed, winner="ours", quantity=ACCURACY, order=()):
+    return Entry(
+        where="Table 1",
+        claim="ours is best",
+        quantity=quantity,
+        preset="x/y",
+        printed=cells(printed),
+        winner=winner,
+        order=order,
+    )
+
+
+def seeds(*values):
+    return dict(enumerate(values))
+
+
+TWO = entry({"ours": (90.0, 1.0), "other": (80.0, 1.0)})
+
+
+def test_spreads_that_overlap_tell_no_methods_apart():
+    # √(3² + 4²) = 5: a lead of 5 is within the spreads, one of 5.1 is not
+    assert decided(entry({"ours": (15.0, 3.0), "other": (10.0, 4.0)})) == []
+    assert decided(entry({"ours": (15.1, 3.0), "other": (10.0, 4.0)})) == [("ours", "other")]
+
+
+def test_of_times_less_is_better_and_who_never_arrived_comes_after_all():
+    times = entry({"ours": 1.0, "slow": 2.0, "never": float("inf")}, quantity=relative_time("90 %", "ours"))
+    assert decided(times) == [("ours", "slow"), ("ours", "never"), ("slow", "never")]
+
+
+def test_what_the_text_says_counts_where_there_are_no_numbers():
+    assert decided(entry({}, order=(("ours", "other"),))) == [("ours", "other")]
+
+
+def test_a_value_lies_in_the_interval_widened_by_the_papers_spread():
+    # 1 and 3: mean 2, s = √2, t of one degree = 12.706, half = 12.706 · √2 / √2 = 12.706
+    assert within(Printed(14.7), seeds(1.0, 3.0))
+    assert not within(Printed(14.8), seeds(1.0, 3.0))
+    assert within(Printed(14.8, 0.2), seeds(1.0, 3.0))
+    assert not within(Printed(1.0), seeds(1.0))  # one seed has no interval
+
+
+def test_the_same_order_margin_and_value_are_a_reproduction():
+    # the lead is 10 in both seeds: its interval is [10, 10]; our interval of `ours` is 90 ± 12.7 / √2 · √2 …, around 90
+    found = judge(TWO, {"ours": seeds(89.5, 90.5), "other": seeds(79.5, 80.5)})
+    assert found.verdict == "reproduced"
+    assert [pair.holds for pair in found.pairs] == ["holds"]
+    assert found.inside == {"ours": True, "other": True}
+
+
+def test_half_of_the_margin_is_enough_and_less_is_not():
+    assert judge(TWO, {"ours": seeds(89.5, 90.5), "other": seeds(84.5, 85.5)}).verdict == "reproduced"
+    found = judge(TWO, {"ours": seeds(89.5, 90.5), "other": seeds(84.6, 85.6)})
+    assert found.verdict == "partly"
+    assert "ours is number 1 of 2 in our means: +4.90 to the best other, +10.00 in the paper" in found.reasons
+
+
+def test_another_level_is_only_partly_the_same():
+    # 60 in both seeds, but for a tenth: 60 ± 0.9, and the paper's 90 ± 1 is far off
+    found = judge(TWO, {"ours": seeds(60.1, 59.9), "other": seeds(50.1, 49.9)})
+    assert found.verdict == "partly"
+    assert found.inside == {"ours": False, "other": False}
+
+
+def test_a_lead_that_may_be_chance_is_open():
+    # leads of 1 and 19: mean 10, half 12.706 · 9 = 114
+    found = judge(TWO, {"ours": seeds(90.0, 90.0), "other": seeds(89.0, 71.0)})
+    assert ([pair.holds for pair in found.pairs], found.verdict) == (["open"], "partly")
+
+
+def test_the_other_way_round_is_not_reproduced():
+    found = judge(TWO, {"ours": seeds(79.9, 80.1), "other": seeds(89.9, 90.1)})
+    assert found.verdict == "not"
+    assert found.reasons[0] == "of 1 orders 1 are contradicted (other beats ours)"
+
+
+def test_one_contradiction_among_others_is_partly():
+    three = entry({"ours": 90.0, "b": 80.0, "c": 70.0})
+    # ours before b and c hold, b before c is contradicted
+    found = judge(three, {"ours": seeds(89.9, 90.1), "b": seeds(69.9, 70.1), "c": seeds(79.9, 80.1)})
+    assert [pair.holds for pair in found.pairs] == ["holds", "holds", "contradicted"]
+    assert found.verdict == "partly"
+
+
+def test_an_order_in_words_can_be_reproduced():
+    said = entry({}, order=(("ours", "other"),))
+    assert judge(said, {"ours": seeds(2.0, 3.0), "other": seeds(1.0, 2.0)}).verdict == "reproduced"
+
+
+@pytest.mark.parametrize(("first", "verdict"), [(80.0, "reproduced"), (99.0, "partly")])
+def test_where_nothing_is_told_apart_values_decide(first, verdict):
+    alike = entry({"ours": first, "other": 80.0}, winner=None)
+    alike = Entry(**{**vars(alike), "printed": cells({"ours": (first, 20.0), "other": (80.0, 20.0)})})
+    # widened by 20 the second is inside; the first, at 50, is 30 or 49 away from it
+    ours = {"ours": seeds(50.0, 50.0) if verdict == "partly" else seeds(80.0, 80.0), "other": seeds(80.0, 80.0)}
+    assert judge(alike, ours).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "how", "why"),
+    [
+        ({"ours": seeds(1, 2), "other": seeds(1, 2)}, {"stand_in": True}, "made up"),
+        ({"ours": seeds(1, 2), "other": seeds(1, 2)}, {"paper_size": False}, "smaller or shorter"),
+        ({"ours": seeds(1), "other": seeds(1)}, {}, "one seed"),
+        ({}, {}, "nothing is finished"),
+        ({"ours": seeds(1, 2)}, {}, "not run: other"),
+    ],
+)
+def test_what_cannot_be_compared_is_not(ours, how, why):
+    found = judge(TWO, ours, **how)
+    assert found.verdict == "not comparable"
+    assert why in found.reasons[0]
