@@ -17,6 +17,7 @@ from offbeat.engines.progress import PATIENCE
 ENDS = ("arrive", "refuse", "lost")  # how a ticket ends
 NAMED = 50  # updates that share a version with one, at most
 LEFT = ("left", "out of reach")  # of a lost ticket: its client is gone
+Ended = Literal["work", "left", "back", "end"]
 
 ROWS = """
 SELECT seq, now, kind, client, ticket, version, base_version, steps, examples, detail FROM trace
@@ -87,7 +88,7 @@ class Rest:
     start: float
     kind: Literal["waiting", "away", "held off"] = "waiting"
     stop: float = 0.0
-    ended_by: Literal["work", "left", "end"] = "end"
+    ended_by: Ended = "end"
     cause: Cause | None = None  # of the work that ended it
     passed: int = 0  # instants before that at which others were sent work
     at_work: int = 0  # others at most, meanwhile
@@ -149,7 +150,9 @@ class _Reader:
         self.fresh: list[tuple[int, Update]] = []  # ticket and update, since the last commit
         self.waiting_for: list[Job] = []  # own updates that are in no version yet
         self.rest: Rest | None = Rest(0.0)
-        self.cause: Cause | None = None  # the last ticket that ended, or timer; a ticket goes before timers of its instant
+        self.cause: Cause | None = (
+            None  # the last ticket that ended, or timer; a ticket goes before timers of its instant
+        )
         self.refused = 0  # own, in a row
         self.sent_at = -1.0  # when others were last sent work
         self.seen = False
@@ -267,14 +270,16 @@ class _Reader:
         """It can be reached again. If nobody said that it left, it could not be since it was last heard of; or it was
         not to be offered work for a while, after several refusals.
         """
+        if self.jobs and self.jobs[-1].outcome == "open":
+            return  # it came back to its work
         if self.rest is not None:
             if self.rest.kind == "waiting":
                 self.rest.kind = "held off" if self.refused >= PATIENCE else "away"
-            self._close_rest(now, "work")
+            self._close_rest(now, "back")
         self.rest = Rest(now)
         self.sent_at = -1.0
 
-    def _close_rest(self, now: float, how: Literal["work", "left", "end"]) -> None:
+    def _close_rest(self, now: float, how: Ended) -> None:
         if self.rest is not None and now > self.rest.start:
             self.rest.stop, self.rest.ended_by = now, how
             self.rests.append(self.rest)

@@ -45,7 +45,9 @@ def of(strategy: Any, job: Job) -> list[Weight]:
         alpha, unknown = strategy.alpha * discount, strategy.client_weight
         of_what = "of the new model is its own" if strategy.mode == "mix" else "times its delta was added"
         left = f", times its share of all clients ({unknown}), which the trace does not hold" if unknown else ""
-        made.append(Weight("alpha", alpha, f"α s({u}) = {strategy.alpha:g} × {discount:.3g} = {alpha:.3g}{left}: {of_what}"))
+        made.append(
+            Weight("alpha", alpha, f"α s({u}) = {strategy.alpha:g} × {discount:.3g} = {alpha:.3g}{left}: {of_what}")
+        )
     if isinstance(strategy, FedBuff) and discount is not None and others and not strategy.client_weight:
         total = discount + sum(_discount(strategy, other.staleness) or 0.0 for other in others)
         share = discount / total if total else 0.0
