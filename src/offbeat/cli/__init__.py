@@ -24,6 +24,7 @@ from offbeat.cli import (
     show,
     status,
     sweep,
+    which,
 )
 from offbeat.cli.verb import App
 
@@ -36,6 +37,7 @@ app = App(
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
+app.command("which")(which.which)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("explain")(explain.explain)
