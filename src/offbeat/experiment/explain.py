@@ -191,14 +191,14 @@ def moments(told: Told) -> list[Line]:
         rests = [rest for rest in lived.rests if rest.kind == kind]
         if rests:
             longest = max(rests, key=lambda rest: rest.seconds)
-            found.append((longest.start, rest_text(told, longest) + (", its longest" if len(rests) > 1 else "")))
+            found.append((longest.start, rest_text(told, longest) + (" (its longest)" if len(rests) > 1 else "")))
     arrived = [job for job in lived.jobs if job.outcome == "arrive" and job.ended is not None]
     if arrived:
         chosen = max(arrived, key=lambda job: job.staleness or 0) if any(j.staleness for j in arrived) else arrived[0]
         assert chosen.ended is not None
         found.append((chosen.ended, f"{ended(told, chosen)}; {fate(told, chosen)}"))
         found += [(chosen.ended, line) for line in weights(told, chosen)[-1:]]
-    if lived.jobs and lived.jobs[-1].ended is None:
+    if lived.jobs and lived.jobs[-1].ended is None and lived.jobs[-1].sent < lived.end:
         found.append(job_lines(told, lived.jobs[-1])[-1])
     return _in_time(list(dict.fromkeys(found)))
 
