@@ -16,7 +16,8 @@ HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 
 def shape(line: str) -> list[str]:
     """Trained numbers may differ a little from machine to machine, what stands where may not."""
-    return NUMBER.sub("0", line).split()
+    plain = NUMBER.sub("0", re.sub(r"[+-](?=\d)", "", line))
+    return re.sub(r"\b(tied|worse)$", "not the best", plain).split()
 
 
 def saved(block) -> None:
@@ -71,9 +72,7 @@ def test_the_rule_on_the_page_is_the_rule():
 
     page = (HOW_TO / "which-method.md").read_text(encoding="utf-8")
     classes = [REGISTRY[name].__name__ for name in advice.SIMPLE]
-    assert f"**simplest**: {', '.join(classes).replace('FedAT', 'FedAT')}, then the others" in page.replace(
-        "FedAt,", "FedAT,"
-    )
+    assert f"**simplest**: {', '.join(classes)}, then the others" in page
     assert advice.ALIKE == 1.05
     assert f"`--budget` ({tournament.BUDGET:.0f} seconds), from {tournament.LEAST} to {tournament.MOST}" in page
     assert [word.partition("(")[0] for word in tournament.methods(Experiment())] == [
