@@ -123,11 +123,12 @@ def _create(
         name = f"like-{like.resolve().name}"
     else:
         preset, stand_in, name = *_stand_in(given or _asked(), changes, until), "sites"
-    folder = None if like is None else new_folder(f"which-{name}", out)
-    if folder is not None and like is not None:
-        preset = replace(preset, experiment=_comings(preset.experiment, like, folder))
     preset = replace(preset, experiment=tournament.horizon(preset.experiment))
-    experiments = _methods(preset, methods, source is not None)
+    experiments, folder = _methods(preset, methods, source is not None), None
+    if like is not None:
+        folder = new_folder(f"which-{name}", out)
+        world = _comings(preset.experiment, like, folder)
+        experiments = {label: replace(world, strategy=each.strategy) for label, each in experiments.items()}
     fixed = until is not None
     one = None
     if seeds is None or not fixed:
