@@ -126,3 +126,11 @@ def test_losses_and_absences_are_seen_in_a_timeline():
     assert top[3] == pytest.approx([1] * 3)  # in vain: the lower half of the lane,
     assert low[3] == pytest.approx(timeline.IN_VAIN)  # in red
     assert top[4] == pytest.approx([1] * 3)  # waiting: white
+
+
+@pytest.mark.parametrize("clients", range(1, 12))
+def test_any_number_of_lanes_can_be_drawn(clients):
+    """A lane is 60 // n pixels high, six at least, and a third of that need not be a whole number."""
+    layers = {name: np.ones((clients, lanes.BINS)) for name in ("work", "away", "arrived", "in_vain")}
+    image = timeline.pixels(lanes.Lanes(list(range(clients)), 1.0, **layers), "#000000")
+    assert image.shape == (clients * max(6, 60 // clients), lanes.BINS, 3)

@@ -12,6 +12,7 @@ from offbeat import __version__
 from offbeat.cli import (
     check,
     compare,
+    explain,
     export,
     join,
     keys,
@@ -24,6 +25,7 @@ from offbeat.cli import (
     show,
     status,
     sweep,
+    which,
 )
 from offbeat.cli.verb import App
 
@@ -37,8 +39,10 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
 app.command("reproduce")(reproduce.reproduce)
+app.command("which")(which.which)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
+app.command("explain")(explain.explain)
 app.command("check")(check.check)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)

@@ -111,8 +111,21 @@ def execute(
     worker: str | None = None,
     memory: str | None = None,
 ) -> None:
-    from offbeat.cli.output import runs_progress, say
     from offbeat.cli.show import print_comparison
+
+    carry_out(comparison, jobs, reference, worker, memory)
+    print_comparison(comparison, as_json, reference)
+
+
+def carry_out(
+    comparison: Comparison,
+    jobs: int | None,
+    reference: str | None = None,
+    worker: str | None = None,
+    memory: str | None = None,
+) -> None:
+    """Finish every run of it, and say what is left where that was stopped."""
+    from offbeat.cli.output import runs_progress, say
     from offbeat.core.errors import RunError
     from offbeat.experiment import comparison as comparing
     from offbeat.experiment.run import Unfinished
@@ -131,7 +144,6 @@ def execute(
     if not finished:
         say(f"stopped; finish it with: {again}", err=True)
         raise typer.Exit(130)
-    print_comparison(comparison, as_json, reference)
 
 
 def _create(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from offbeat.core.errors import ConfigError
 from offbeat.experiment import metrics
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.folder import Run
+from offbeat.experiment.life import LEFT
 from offbeat.experiment.metrics import SERVED
 from offbeat.scenario.availability import Always
 from offbeat.scenario.delays.replayed import Replayed
@@ -32,11 +33,11 @@ def like(run: Run, data_named: bool) -> Experiment:
     if not run.trace_file.is_file():
         raise ConfigError(f"{run.folder} has not begun: there is nothing to replay")
     with metrics.open_trace(run.trace_file) as db:
-        served = db.execute("SELECT value FROM facts WHERE key = ?", (SERVED,)).fetchone()
         times = _times(db)
-    if served is None:
+    model = served(run)
+    if model is None:
         raise ConfigError(f"{run.folder} is a simulation: change it and run it again with 'offbeat run'")
-    if served[0] == OWN_FILE and not data_named:
+    if model == OWN_FILE and not data_named:
         raise ConfigError(
             f"the data of {run.folder} lies with its sites: say which data is to stand in for it, with --set data=…"
         )
@@ -50,6 +51,47 @@ def like(run: Run, data_named: bool) -> Experiment:
         availability=Always(),
         faults=(),
     )
+
+
+def served(run: Run) -> str | None:
+    """With which model a live run was; None of a simulation."""
+    if not run.trace_file.is_file():
+        return None
+    with metrics.open_trace(run.trace_file) as db:
+        stored = db.execute("SELECT value FROM facts WHERE key = ?", (SERVED,)).fetchone()
+    return None if stored is None else str(stored[0])
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a trace tells of a site besides its times."""
+
+    examples: int  # as it said last
+    there: tuple[tuple[float, bool], ...]  # from when on it could be reached, or not; from 0 on
+
+
+def sites(run: Run) -> tuple[list[Site], float]:
+    """Of every site that answered, in the order of `like`, and how long the run has been watched."""
+    with metrics.open_trace(run.trace_file) as db:
+        answered = sorted(c for (c,) in db.execute("SELECT DISTINCT client FROM trace WHERE kind = 'arrive'"))
+        end = db.execute("SELECT MAX(now) FROM trace").fetchone()[0] or 0.0
+        return [_site(db, client) for client in answered], float(end)
+
+
+def _site(db: sqlite3.Connection, client: int) -> Site:
+    examples, there = 1, {0.0: False}
+    query = "SELECT now, kind, examples, detail FROM trace WHERE client = ? ORDER BY seq"
+    for now, kind, count, detail in db.execute(query, (client,)):
+        examples = count or examples
+        if kind in ("back", "dispatch"):
+            there[now] = True
+        elif kind == "left" or (kind == "lost" and detail in LEFT):
+            there[now] = False
+    changes: list[tuple[float, bool]] = []
+    for now, here in sorted(there.items()):
+        if not changes or changes[-1][1] != here:
+            changes.append((now, here))
+    return Site(examples, tuple(changes))
 
 
 def _times(db: sqlite3.Connection) -> list[list[float]]:
