@@ -111,7 +111,8 @@ def execute(
     worker: str | None = None,
     memory: str | None = None,
 ) -> None:
-    from offbeat.cli.output import runs_progress, say
+    from offbeat.cli.output import say
+    from offbeat.cli.progress import runs_progress
     from offbeat.cli.show import print_comparison
     from offbeat.core.errors import RunError
     from offbeat.experiment import comparison as comparing

@@ -96,7 +96,8 @@ def run(
 def execute(
     run: Run, checkpoint_every: float, as_json: bool, worker: str | None = None, memory: str | None = None
 ) -> None:
-    from offbeat.cli.output import run_progress, say
+    from offbeat.cli.output import say
+    from offbeat.cli.progress import run_progress
     from offbeat.cli.show import print_run
     from offbeat.core.errors import RunError
     from offbeat.engines import finite
