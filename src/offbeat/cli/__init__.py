@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status, sweep
+from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status, sweep, watch
 from offbeat.cli.verb import App
 
 app = App(
@@ -23,6 +23,7 @@ app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
+app.command("watch")(watch.watch)
 app.command("check")(check.check)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)

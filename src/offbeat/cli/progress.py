@@ -64,7 +64,7 @@ def measured(metrics: Mapping[str, float]) -> list[str]:
 def run_progress(total: str) -> Iterator[Callable[[Status], None]]:
     """Of one run: virtual time, updates a second, metrics, staleness."""
     began, before = monotonic(), -1
-    with _told(f"0 s of {total}") as tell:
+    with told(f"0 s of {total}") as tell:
 
         def watch(status: Status) -> None:
             nonlocal before
@@ -83,7 +83,7 @@ def run_progress(total: str) -> Iterator[Callable[[Status], None]]:
 def runs_progress(names: list[str]) -> Iterator[Callable[[list[float], Work], None]]:
     """Of several: how many are done, steps a second, jobs at a time, and which are under way."""
     began = monotonic()
-    with _told(f"0 of {len(names)} runs") as tell:
+    with told(f"0 of {len(names)} runs") as tell:
 
         def watch(shares: list[float], work: Work) -> None:
             now = monotonic()
@@ -97,31 +97,36 @@ def runs_progress(names: list[str]) -> Iterator[Callable[[list[float], Work], No
 
 
 @contextmanager
-def _told(first: str) -> Iterator[Callable[[float, float, Callable[[], list[str]]], None]]:
-    """What is called with the time, the share that is done and what there is to say, as often as one likes."""
+def told(
+    first: str, every: float | None = None, err: bool = True, drawn: bool | None = None
+) -> Iterator[Callable[[float, float, Callable[[], list[str]]], None]]:
+    """What is called with the time, the share that is done and what there is to say, as often as one likes.
+
+    `every`: seconds between two lines, where the first is said at once; `drawn`: a bar, unless standard error is none.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)
-    pace = Pace()
-    with _bar(console, first) if console.is_terminal else _lines() as show:
-        every = OFTEN if console.is_terminal else EVERY
-        told: float | None = None if console.is_terminal else monotonic()
+    drawn = console.is_terminal if drawn is None else drawn
+    seldom = OFTEN if drawn else EVERY
+    pace, at = Pace(), None if drawn or every is not None else monotonic()
+    with _bar(console, first) if drawn else _lines(err) as show:
 
         def tell(now: float, share: float, say: Callable[[], list[str]]) -> None:
-            nonlocal told
+            nonlocal at
             left = pace.left(share, now)
-            if told is None or now - told >= every:
-                told = now
+            if at is None or now - at >= (seldom if every is None else every):
+                at = now
                 show(share, left, say())
 
         yield tell
 
 
 @contextmanager
-def _lines() -> Iterator[Callable[[float, float | None, list[str]], None]]:
+def _lines(err: bool) -> Iterator[Callable[[float, float | None, list[str]], None]]:
     from offbeat.cli.output import say
 
-    yield lambda share, left, parts: say(line(share, left, parts), err=True)
+    yield lambda share, left, parts: say(line(share, left, parts), err=err)
 
 
 @contextmanager
