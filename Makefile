@@ -12,7 +12,7 @@ KILLS ?= 30
 UPDATES ?= 100000
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-browser bench bench-peers crosscheck dist clean
+.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-track test-browser bench bench-peers crosscheck dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,9 +30,9 @@ demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page,
 	$(BIN)/offbeat compare quickstart
 
 test: lint types ## Everything that must hold: lint, types, and in one go what unit, resume and presets run
-	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not live and not browser"
+	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not track and not live and not browser"
 
-test-all: test test-live test-text test-ray test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
+test-all: test test-live test-text test-ray test-track test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
 	$(MAKE) torture MINUTES=2
 
 lint: $(READY) ## Style and formatting rules (ruff)
@@ -43,7 +43,7 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not live and not presets and not browser"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not track and not live and not presets and not browser"
 
 resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest $(PARALLEL) -m slow
@@ -74,6 +74,10 @@ test-text: $(READY) ## DistilBERT with LoRA, on a tiny encoder and on a pretrain
 test-ray: $(READY) ## Simulations on a Ray cluster, of which nodes are killed (installs the extra `ray`; needs unshare and ip)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]' -c constraints.txt
 	unshare -rn sh -c 'ip link set lo up && exec $(BIN)/pytest -m ray'
+
+test-track: $(READY) ## Runs told to TensorBoard, MLflow and W&B (offline), and read back from them (installs the extra `track`)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[track]' -c constraints.txt
+	$(BIN)/pytest -m track
 
 bench: $(READY) ## Measure workers against a plain PyTorch loop, the engine and every strategy's server step; writes bench/RESULTS.md
 	$(BIN)/python bench/results.py

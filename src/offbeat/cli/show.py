@@ -283,6 +283,7 @@ def _numbers(s: Summary) -> list[list[str]]:
         ]
         lines += [[f"{s.headline} of {called(c, s.names)}", f"{v:.4f}"] for c, v in named(s.by_client, s.names)]
     lines += measures.lines(s)
+    lines += [[f"{key}, as noted: mean", f"{value:.4g}"] for key, value in s.notes.items()]
     if s.worker is not None:
         lines.append(["computed by", s.worker])
     if s.client_memory is not None:

@@ -15,6 +15,7 @@ from offbeat.cli.options import (
     ScaleText,
     Sets,
     Source,
+    Track,
     UntilText,
     WorkerName,
     load,
@@ -48,6 +49,7 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once [default: one a core].")] = None,
     worker: WorkerName = None,
     memory: ClientMemory = None,
+    track: Track = None,
     data: DataRoot = None,
     as_json: Json = False,
 ) -> None:
@@ -58,6 +60,7 @@ def sweep(
     """
     from offbeat.core.errors import ConfigError
     from offbeat.experiment import client_memory, workers
+    from offbeat.experiment import track as tracks
     from offbeat.experiment.comparison import Comparison
 
     use_data(data)
@@ -65,6 +68,7 @@ def sweep(
         workers.parse(worker)  # before anything is made
     if memory is not None:
         client_memory.parse(memory)
+    tracks.parse(track or [])
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to sweep over, or --resume DIR to finish a sweep")
     if resume is not None:
@@ -82,7 +86,7 @@ def sweep(
         if not over:
             raise ConfigError("--over is missing: a sweep is over something, such as --over partition.alpha=0.1,1")
         made = _create(source, scale, strategies, over, seeds, changes, until, out, worker or "inline", memory)
-    execute(made, jobs, as_json, None, worker, memory if resume is not None else None)
+    execute(made, jobs, as_json, None, worker, memory if resume is not None else None, track)
 
 
 def _create(
