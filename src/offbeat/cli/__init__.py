@@ -9,7 +9,23 @@ from typing import NoReturn
 import typer
 
 from offbeat import __version__
-from offbeat.cli import check, compare, export, join, keys, listing, new, replay, run, serve, show, status, sweep, watch
+from offbeat.cli import (
+    check,
+    compare,
+    dashboard,
+    export,
+    join,
+    keys,
+    listing,
+    new,
+    replay,
+    run,
+    serve,
+    show,
+    status,
+    sweep,
+    watch,
+)
 from offbeat.cli.verb import App
 
 app = App(
@@ -24,6 +40,7 @@ app.command("sweep")(sweep.sweep)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("watch")(watch.watch)
+app.command("dashboard")(dashboard.dashboard)
 app.command("check")(check.check)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)

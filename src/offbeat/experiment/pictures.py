@@ -36,10 +36,17 @@ def draw(of: Comparison | Run, path: Path, kind: str = "all", reference: str | N
     if path.suffix.lower() != PAGE:
         figures.save(found, path, kind)
         return
+    page.save(found, content(of, found, reference, who_holds_what(found.methods[0].runs[0])), path)
+
+
+def content(
+    of: Comparison | Run | None, found: Series, reference: str | None = None, held: heatmap.Held | None = None
+) -> Content:
+    """What the page of these tells beside what is drawn; None: of runs that somebody put beside each other."""
     rows, against = [measures.over_seeds(m.name, m.summaries, {}) for m in found.methods], None
     if isinstance(of, Comparison) and all(run.complete for _, run in of.entries()):
         rows, against = of.rows(reference), of.checked(reference)
-    page.save(found, _content(found, rows, against, who_holds_what(found.methods[0].runs[0])), path)
+    return _content(found, rows, against, held)
 
 
 def of_comparison(comparison: Comparison) -> Series:
