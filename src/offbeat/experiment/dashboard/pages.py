@@ -21,7 +21,7 @@ from offbeat.experiment.series import Series
 HERE = Path(__file__).parent
 STYLE = """
 .state { white-space: nowrap; } .state progress { width: 5rem; vertical-align: middle; margin-right: .4rem; }
-.sub th { padding-left: 1.4rem; font-weight: 400; } .bad { color: var(--bad); } td.left { text-align: left; }
+.sub th { padding-left: 1.4rem; font-weight: 400; } .bad { color: var(--bad); } th.left, td.left { text-align: left; }
 form p { margin: .6rem 0; } .wrong { white-space: normal; max-width: 24rem; text-align: left; }
 .top { display: flex; flex-wrap: wrap; gap: .3rem 1rem; align-items: center; font-size: .875rem; }
 """
@@ -30,10 +30,9 @@ form p { margin: .6rem 0; } .wrong { white-space: normal; max-width: 24rem; text
 def listed(entries: Sequence[Entry], root: Path) -> str:
     """All runs; two or more can be chosen."""
     if entries:
-        head = "<th scope=col>run</th>" + "".join(
-            f"<th scope=col>{word}</th>"
-            for word in ("", "method", "state", "seconds", "updates", "metric", "staleness")
-        )
+        left = '<th scope="col">run</th><td></td>'
+        left += "".join(f'<th scope="col" class="left">{word}</th>' for word in ("method", "state"))
+        head = left + "".join(f'<th scope="col">{word}</th>' for word in ("seconds", "updates", "metric", "staleness"))
         rows = "".join(map(_rows, entries))
         inside = f"""<form action="/view" method="get"><div class="wide" tabindex="0"><table>
 <thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>
