@@ -16,7 +16,7 @@ from offbeat.experiment.metrics import Summary
 KEYS = [measure.key for measure in MEASURES]
 # words, and what has a number for each metric, reason, group, client
 PROSE = {"ended", "surveyed", "served", "evaluated", "data", "worker", "client_memory", "target", "learned"}
-PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better", "names"}
+PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better", "names", "notes"}
 
 
 @pytest.fixture
