@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CROSS := .venv-cross
 DIST := .venv-dist
+DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
@@ -12,7 +13,7 @@ KILLS ?= 30
 UPDATES ?= 100000
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-browser bench bench-peers crosscheck dist clean
+.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-track test-browser bench bench-peers crosscheck docs dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,9 +31,9 @@ demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page,
 	$(BIN)/offbeat compare quickstart
 
 test: lint types ## Everything that must hold: lint, types, and in one go what unit, resume and presets run
-	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not live and not browser"
+	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not track and not live and not browser"
 
-test-all: test test-live test-text test-ray test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
+test-all: test test-live test-text test-ray test-track test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
 	$(MAKE) torture MINUTES=2
 
 lint: $(READY) ## Style and formatting rules (ruff)
@@ -43,7 +44,7 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not live and not presets and not browser"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not track and not live and not presets and not browser"
 
 resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest $(PARALLEL) -m slow
@@ -54,7 +55,7 @@ presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real
 test-live: $(READY) ## Federations of real processes over Flower on loopback: killed, refused, resumed; some minutes
 	$(BIN)/pytest -m live
 
-test-browser: $(READY) ## Open pages in a headless Chromium (Debian: apt install chromium; CHROMIUM=PATH names another)
+test-browser: $(READY) docs ## Open pages, and the docs site, in a headless Chromium (Debian: apt install chromium; CHROMIUM=PATH names another)
 	$(BIN)/pytest -m browser
 
 chaos: $(READY) ## Kill a server and its sites KILLS times at random (SEED=n repeats): it ends, each update is applied once
@@ -75,6 +76,10 @@ test-ray: $(READY) ## Simulations on a Ray cluster, of which nodes are killed (i
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]' -c constraints.txt
 	unshare -rn sh -c 'ip link set lo up && exec $(BIN)/pytest -m ray'
 
+test-track: $(READY) ## Runs told to TensorBoard, MLflow and W&B (offline), and read back from them (installs the extra `track`)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[track]' -c constraints.txt
+	$(BIN)/pytest -m track
+
 bench: $(READY) ## Measure workers against a plain PyTorch loop, the engine and every strategy's server step; writes bench/RESULTS.md
 	$(BIN)/python bench/results.py
 
@@ -92,6 +97,17 @@ $(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constrain
 crosscheck: $(CROSS)/.ready ## The same arrivals through FLGo, APPFL, Flower, FLSim and FedLab: same weights where the rules agree
 	PYTHONPATH=src $(CROSS)/bin/python -W ignore bench/crosscheck
 
+# what the extra `docs` names, without the package it belongs to: pages are read, not imported
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/needs.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(DOCS)/needs.txt -c constraints.txt
+	@touch $@
+
+docs: $(DOCS)/.ready ## Build the docs as a site, build/site/index.html; a link that leads nowhere is an error
+	$(DOCS)/bin/sphinx-build -q -E -n -W --keep-going -c docs/site -d build/site-work . build/site
+	@echo "build/site/index.html"
+
 $(DIST)/.ready:
 	$(PYTHON) -m venv $(DIST)
 	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check build
@@ -103,4 +119,4 @@ dist: $(READY) $(DIST)/.ready ## Build the sdist, and the wheel from it, and try
 	$(BIN)/python tests/wheel.py dist
 
 clean: ## Remove what was built (runs are kept)
-	rm -rf $(VENV) $(CROSS) $(DIST) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(CROSS) $(DIST) $(DOCS) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

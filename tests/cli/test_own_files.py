@@ -10,7 +10,9 @@ import pytest
 from command_line import Call, contents, refused
 from damage import stop_after
 
-from offbeat.experiment.run import Run
+from offbeat.experiment import files
+from offbeat.experiment.run import Run, create
+from offbeat.presets import load
 
 STRATEGY = '''
 """A strategy of one's own."""
@@ -83,12 +85,8 @@ def written() -> None:
 
 def stopped(offbeat: Call) -> Run:
     """A run that was stopped after sixteen events."""
-    from offbeat.experiment import files
-    from offbeat.experiment import run as runs
-    from offbeat.presets import load
-
     changes = ["clients=4", "until=200s", *CHANGES]
-    run = runs.create(Path("stopped"), files.changed(load("quickstart").experiment, changes))
+    run = create(Path("stopped"), files.changed(load("quickstart").experiment, changes))
     stop_after(run, 16)
     assert not run.complete
     return run
@@ -167,6 +165,17 @@ def test_a_file_that_was_edited_is_refused_by_name_and_nothing_is_touched(offbea
     assert offbeat("run", "--resume", "stopped").status == 0
 
 
+def test_a_comparison_names_the_run_once_whose_code_was_edited(offbeat: Call) -> None:
+    tiny = (*FOUR, "--set", "model=linear", "--strategies", "mine.py:Mine", "--seeds", 1, "--out", "c")
+    assert offbeat("compare", "quickstart", *tiny).status == 0
+    Path("c/Mine-seed0/model.safetensors").unlink()
+    Path("helping_mine.py").write_text("def damped(rate):\n    return rate / 2\n")
+    given = offbeat("compare", "--resume", "c")
+    assert given.status == 1
+    assert "c/Mine-seed0: helping_mine.py changed" in given.err
+    assert "c/Mine-seed0: c/Mine-seed0" not in given.err
+
+
 def test_where_the_files_are_gone_the_runs_copies_are_used(offbeat: Call) -> None:
     assert offbeat("run", "quickstart", *FOUR, *OWN, "--out", "whole").status == 0
     run = stopped(offbeat)
@@ -198,6 +207,23 @@ def test_looking_at_a_run_runs_nobodys_code(offbeat: Call) -> None:
     assert offbeat("show", "whole").status == 0
     assert offbeat("export", "whole", "--out", "model.safetensors").status == 0
     assert "complete already" in offbeat("run", "--resume", "whole").err
+
+
+def test_neither_a_page_nor_the_model_of_a_stopped_run_runs_it(offbeat: Call) -> None:
+    stopped(offbeat)
+    text = Path("mine.py").read_text()
+    for name in ("mine.py", "net.py"):
+        Path(name).write_text(f"{Path(name).read_text()}\nfrom pathlib import Path\nPath('it was run').touch()\n")
+    Path("stopped/world.json").unlink()  # as of a run from before: nothing says what the files were
+    assert offbeat("show", "stopped", "--figure", "page.html").status == 0
+    refused(offbeat("export", "stopped"), "sites is code of somebody's own, which is not run here")
+    assert not Path("it was run").exists()
+    Path("mine.py").write_text(text)
+    changes = ["clients=4", "until=200s", "strategy=mine.py:Mine"]
+    run = create(Path("own"), files.changed(load("quickstart").experiment, changes))
+    stop_after(run, 16)
+    Path("mine.py").write_text(f"{text}\nraise SystemExit('it was run')\n")
+    assert offbeat("export", "own", "--out", "model.safetensors").status == 0  # a strategy is no part of a model
 
 
 def test_a_finished_run_whose_copies_were_edited_is_refused(offbeat: Call) -> None:

@@ -11,11 +11,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from command_line import TINY
 
-from offbeat.cli.output import print_table, runs_progress
+from offbeat.cli.output import print_table
+from offbeat.cli.progress import fitting, run_progress, runs_progress
+from offbeat.engines.progress import Status
 from offbeat.engines.workers.counted import Work
 from patience import PATIENCE
 
@@ -58,18 +62,63 @@ def test_a_bar_is_drawn_by_a_thread_of_its_own_while_forks_train(offbeat, monkey
     with terminal(monkeypatch, "stderr", columns=140) as shown:
         given = offbeat("run", "quickstart", *TINY, "--until", "1500s", "--worker", "processes:2", "--out", "x")
         assert given.status == 0
-    assert re.search(r"\d+ s of 1500s, \d+ updates \(\d+/s\) loss \d\.\d+ acc 0\.\d+", shown[0])
+    assert re.search(r"\d+ s of 1500s, \d+ updates \(\d+/s\), acc 0\.\d+, loss \d\.\d+", shown[0])
 
 
 def test_a_terminal_gets_a_bar_with_time_updates_metrics_and_staleness(offbeat, monkeypatch):
     with terminal(monkeypatch, "stderr", columns=140) as shown:
         assert offbeat("run", "quickstart", *TINY, "--until", "3000s", "--out", "x").status == 0
     text = shown[0]
-    assert re.search(r"\d+ s of 3000s, \d+ updates \(\d+/s\) loss \d\.\d+ acc 0\.\d+ staleness \d+\.\d", text)
+    assert re.search(r"\d+ s of 3000s, \d+ updates \(\d+/s\), acc 0\.\d+, loss \d\.\d+, staleness \d+\.\d", text)
 
 
-def test_without_a_terminal_nothing_is_drawn(offbeat):
+STATUS = Status(1200.0, 0.4, 99, 1351, 8, 3.25, {"loss": 0.123, "acc": 0.934})
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_narrow_bar_keeps_its_time_left_and_cuts_no_number(monkeypatch, columns):
+    with terminal(monkeypatch, "stderr", columns=columns) as shown, run_progress("3000s,5000updates,acc=0.99") as watch:
+        watch(STATUS)
+    last = shown[0].split("\r")[-1] if "40%" in shown[0].split("\r")[-1] else shown[0]
+    line = next(line for line in last.splitlines() if "40%" in line)
+    assert len(line) <= columns
+    assert re.search(r"40% +(-:--:--|\d+:\d\d:\d\d)\s*$", line)
+    assert "…" not in line
+    assert "1200 s of 3000s,5000updates,acc=0.99" in line
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_narrow_bar_over_many_runs_keeps_its_time_left(monkeypatch, columns):
+    names = [f"a_method_with_a_long_name(k={i})-seed{i}" for i in range(8)]
+    with terminal(monkeypatch, "stderr", columns=columns) as shown, runs_progress(names) as watch:
+        watch([0.5] * 8, Work(steps=90_000, jobs=90, batches=90))
+    line = next(line for line in shown[0].splitlines() if "50%" in line)
+    assert len(line) <= columns
+    assert re.search(r"50% +(-:--:--|\d+:\d\d:\d\d)\s*$", line)
+    assert "0 of 8 runs" in line
+
+
+def test_what_does_not_fit_is_left_out_as_a_whole():
+    parts = ["1200 s of 3000s", "351 updates", "acc 0.934"]
+    assert fitting(parts, 99) == "1200 s of 3000s, 351 updates, acc 0.934"
+    assert fitting(parts, 38) == "1200 s of 3000s, 351 updates"  # the whole is 39 letters
+    assert fitting(parts, 10) == "1200 s of…"
+
+
+def test_without_a_terminal_a_short_run_says_nothing(offbeat):
     assert offbeat("run", "quickstart", *TINY, "--out", "x").err == ""
+
+
+def test_without_a_terminal_a_run_is_told_of_in_a_line_now_and_then(monkeypatch, capsys):
+    clock = iter([0.0, 0.0, 1.0, 59.0, 61.0, 62.0, 122.0])
+    monkeypatch.setattr("offbeat.cli.progress.monotonic", lambda: next(clock))
+    with run_progress("3000s") as watch:  # the bar begins at 0
+        for share in (0.2, 0.21, 0.4, 0.41, 0.8):
+            watch(replace(STATUS, share=share))
+    first, second = capsys.readouterr().err.splitlines()
+    # of a resumed run 20 % were there at second 1: 20 points in 60 s, 60 are left; then 60 in 121 s, 20 are left
+    assert first == "40%, 3 min left: 1200 s of 3000s, 1351 updates (0/s), acc 0.934, loss 0.123, staleness 3.2"
+    assert second.startswith("80%, 40 s left: ")
 
 
 def test_several_runs_share_one_bar(monkeypatch):
@@ -83,10 +132,10 @@ def test_several_runs_share_one_bar(monkeypatch):
 
 
 def test_without_a_terminal_several_runs_are_told_of_in_a_line_now_and_then(monkeypatch, capsys):
-    monkeypatch.setattr("offbeat.cli.output.EVERY", 0.0)
+    monkeypatch.setattr("offbeat.cli.progress.EVERY", 0.0)
     with runs_progress(["fedavg-seed0", "fedasync-seed0"]) as watch:
         watch([1.0, 0.5], Work(steps=900, jobs=90, batches=90))
-    assert re.fullmatch(r"1 of 2 runs, [\d,]+ steps/s, 75%\n", capsys.readouterr().err)
+    assert re.fullmatch(r"75%: 1 of 2 runs, [\d,]+ steps/s, now fedasync-seed0\n", capsys.readouterr().err)
 
 
 def test_a_table_fits_eighty_columns_and_never_loses_a_digit(monkeypatch):

@@ -16,7 +16,7 @@ from offbeat.experiment.metrics import Summary
 KEYS = [measure.key for measure in MEASURES]
 # words, and what has a number for each metric, reason, group, client
 PROSE = {"ended", "surveyed", "served", "evaluated", "data", "worker", "client_memory", "target", "learned"}
-PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better", "names"}
+PARTS = {"metrics", "refused", "groups", "by_client", "higher_is_better", "names", "notes"}
 
 
 @pytest.fixture
@@ -100,6 +100,12 @@ def test_show_has_a_line_for_what_there_is_to_tell(summary):
     # nothing was late, nobody measured the rest
     for silent in ("late", "forgetting of the slowest ¼", "host seconds", "server memory"):
         assert silent not in lines
+
+
+def test_a_warning_names_the_seed_where_seeds_are_known(summary):
+    fallen = replace(summary, refused={}, ended="not finite: a Commit after version 3, which is kept")
+    row = measures.over_seeds("mine", [fallen], {}, seeds=[4])
+    assert row.warnings == ("seed 4: not finite: a Commit after version 3, which is kept",)
 
 
 def test_a_number_that_is_none_is_a_dash():

@@ -99,6 +99,10 @@ def unprotected(path: Path) -> str:
 
 def opened(path: Path, width: int = 800) -> tuple[str, list[str]]:
     """The document when its scripts have run, and what they said to the console."""
+    return browsed(path.resolve().as_uri(), path.parent, width)
+
+
+def browsed(address: str, home: Path, width: int = 800) -> tuple[str, list[str]]:
     assert CHROMIUM is not None
     given = subprocess.run(
         [
@@ -107,11 +111,11 @@ def opened(path: Path, width: int = 800) -> tuple[str, list[str]]:
             "--no-sandbox",
             "--disable-gpu",
             "--enable-logging=stderr",
-            f"--user-data-dir={path.parent / 'profile'}",
+            f"--user-data-dir={home / 'profile'}",
             "--virtual-time-budget=4000",
             f"--window-size={width},1200",
             "--dump-dom",
-            path.resolve().as_uri(),
+            address,
         ],
         capture_output=True,
         text=True,

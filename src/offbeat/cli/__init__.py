@@ -12,6 +12,7 @@ from offbeat import __version__
 from offbeat.cli import (
     check,
     compare,
+    dashboard,
     explain,
     export,
     join,
@@ -25,6 +26,7 @@ from offbeat.cli import (
     show,
     status,
     sweep,
+    watch,
     which,
 )
 from offbeat.cli.verb import App
@@ -43,6 +45,8 @@ app.command("which")(which.which)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("explain")(explain.explain)
+app.command("watch")(watch.watch)
+app.command("dashboard")(dashboard.dashboard)
 app.command("check")(check.check)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)

@@ -18,6 +18,7 @@ from offbeat.cli.options import (
     ScaleText,
     Sets,
     Source,
+    Track,
     UntilText,
     WorkerName,
     load,
@@ -55,6 +56,7 @@ def compare(
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once [default: one a core].")] = None,
     worker: WorkerName = None,
     memory: ClientMemory = None,
+    track: Track = None,
     reference: Reference = None,
     data: DataRoot = None,
     dry_run: DryRun = False,
@@ -66,6 +68,7 @@ def compare(
     """
     from offbeat.core.errors import ConfigError
     from offbeat.experiment import client_memory, workers
+    from offbeat.experiment import track as tracks
     from offbeat.experiment.comparison import Comparison
 
     use_data(data)
@@ -73,6 +76,7 @@ def compare(
         workers.parse(worker)  # before anything is made
     if memory is not None:
         client_memory.parse(memory)
+    tracks.parse(track or [])
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:
@@ -100,7 +104,7 @@ def compare(
             dry_run,
             as_json,
         )
-    execute(comparison, jobs, as_json, reference, worker, memory if resume is not None else None)
+    execute(comparison, jobs, as_json, reference, worker, memory if resume is not None else None, track)
 
 
 def execute(
@@ -110,10 +114,11 @@ def execute(
     reference: str | None = None,
     worker: str | None = None,
     memory: str | None = None,
+    track: list[str] | None = None,
 ) -> None:
     from offbeat.cli.show import print_comparison
 
-    carry_out(comparison, jobs, reference, worker, memory)
+    carry_out(comparison, jobs, reference, worker, memory, track)
     print_comparison(comparison, as_json, reference)
 
 
@@ -123,19 +128,24 @@ def carry_out(
     reference: str | None = None,
     worker: str | None = None,
     memory: str | None = None,
+    track: list[str] | None = None,
 ) -> None:
     """Finish every run of it, and say what is left where that was stopped."""
-    from offbeat.cli.output import runs_progress, say
+    from offbeat.cli.output import say
+    from offbeat.cli.progress import runs_progress
     from offbeat.core.errors import RunError
     from offbeat.experiment import comparison as comparing
     from offbeat.experiment.run import Unfinished
+    from offbeat.experiment.track import tracking
 
     comparison.checked(reference)
     names = [entry["folder"] for entry in comparison.layout()]
     moved = where(comparison.folder / names[0])
     again = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder), *moved])
+    several = {entry["folder"]: run for entry, run in comparison.entries()}
     try:
-        with runs_progress(names) as watch:
+        told = tracking(several, comparison.folder.resolve().name, track or [])
+        with runs_progress(names) as watch, told:
             finished = comparing.execute(comparison, jobs, watch, worker, memory)
     except Unfinished as error:
         raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None

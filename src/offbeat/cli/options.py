@@ -84,6 +84,15 @@ FigureFile = Annotated[
 FigureKind = Annotated[
     str, typer.Option("--kind", metavar="all|curves|staleness|timeline", help="What the figure shows.")
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME[:WHERE]",
+        help="Tell a tracker as it goes on: tensorboard[:FOLDER] [default: in the run folder], mlflow[:URI or FOLDER] "
+        "or wandb[:PROJECT]. Repeatable; needs 'pip install offbeat[track]'.",
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the resolved experiment, which can be run as a file, and end there.")
 ]

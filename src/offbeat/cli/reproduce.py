@@ -150,7 +150,8 @@ def _run(worlds: list[World], store: Store, seeds: int | None, worker: str | Non
 
 
 def _finish(comparison: Comparison, jobs: int | None, worker: str | None) -> None:
-    from offbeat.cli.output import runs_progress, say
+    from offbeat.cli.output import say
+    from offbeat.cli.progress import runs_progress
     from offbeat.experiment import comparison as comparing
 
     finished = False

@@ -17,6 +17,7 @@ from offbeat.cli.options import (
     ScaleText,
     Sets,
     Source,
+    Track,
     UntilText,
     WorkerName,
     load,
@@ -45,6 +46,7 @@ def run(
     ] = 30.0,
     worker: WorkerName = None,
     memory: ClientMemory = None,
+    track: Track = None,
     data: DataRoot = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -58,6 +60,7 @@ def run(
     from offbeat.core.errors import ConfigError
     from offbeat.experiment import build, client_memory, misfits, workers
     from offbeat.experiment import run as runs
+    from offbeat.experiment import track as tracks
     from offbeat.experiment.config import strategy_name
 
     use_data(data, resume)
@@ -65,6 +68,7 @@ def run(
         workers.parse(worker)  # before anything is made
     if memory is not None:
         client_memory.parse(memory)
+    tracks.parse(track or [])
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to start a run, or --resume DIR to go on with one")
     if resume is not None:
@@ -76,7 +80,7 @@ def run(
         stopped = runs.Run(resume)
         if moved := stopped.moved():
             typer.echo(f"{resume}: {moved}", err=True)
-        execute(stopped, checkpoint_every, as_json, worker, memory)
+        execute(stopped, checkpoint_every, as_json, worker, memory, track)
         return
     assert source is not None
     experiment = load(
@@ -90,24 +94,32 @@ def run(
     command = shlex.join(["offbeat", *sys.argv[1:]])
     made = runs.create(folder, experiment, command, worker=worker or "inline", memory=memory)
     warn(misfits.of(experiment))
-    execute(made, checkpoint_every, as_json)
+    execute(made, checkpoint_every, as_json, track=track)
 
 
 def execute(
-    run: Run, checkpoint_every: float, as_json: bool, worker: str | None = None, memory: str | None = None
+    run: Run,
+    checkpoint_every: float,
+    as_json: bool,
+    worker: str | None = None,
+    memory: str | None = None,
+    track: list[str] | None = None,
 ) -> None:
-    from offbeat.cli.output import run_progress, say
+    from offbeat.cli.output import say
+    from offbeat.cli.progress import run_progress
     from offbeat.cli.show import print_run
     from offbeat.core.errors import RunError
     from offbeat.engines import finite
     from offbeat.engines.allocation import keep_freed
     from offbeat.engines.virtual import INTERRUPTED
     from offbeat.experiment import run as runs
+    from offbeat.experiment.track import tracking
 
     again = shlex.join(["offbeat", "run", "--resume", str(run.folder), *where(run.folder)])
     keep_freed()
     try:
-        with run_progress(str(run.experiment().until)) as watch:
+        told = tracking({run.folder.resolve().name: run}, None, track or [])
+        with run_progress(str(run.experiment().until)) as watch, told:
             outcome = runs.execute(run, watch, checkpoint_every, worker, memory)
     except runs.Unfinished as error:
         raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None

@@ -195,12 +195,11 @@ class LiveEngine:
         )
 
     def status(self) -> Status:
-        ledger, until, now = self.coordinator.ledger, self.until, self.now()
-        updates = self.coordinator.progress.updates
-        share = max(now / until.seconds if until.seconds else 0.0, updates / until.updates if until.updates else 0.0)
+        ledger, now, updates = self.coordinator.ledger, self.now(), self.coordinator.progress.updates
+        share = self.until.share(now, updates)
         metrics = {**self.opinions.held.last, **self.facts.evaluation.measured.metrics}
         here = tuple(sorted(self.sites.address))
-        return Status(now, min(1.0, share), ledger.version, updates, len(ledger.open), ledger.age(), metrics, here)
+        return Status(now, share, ledger.version, updates, len(ledger.open), ledger.age(), metrics, here)
 
     # ------------------------------------------------------------ what is due
 

@@ -67,6 +67,12 @@ class Until:
                 f"until needs a number of seconds or updates{given}: '3600s', '500updates' or '3600s,acc=0.9'"
             )
 
+    def share(self, now: float, updates: int) -> float:
+        """How much of a run is done that has come this far: between 0 and 1. When a target is met nobody knows."""
+        return min(
+            1.0, max(now / self.seconds if self.seconds else 0.0, updates / self.updates if self.updates else 0.0)
+        )
+
     def __str__(self) -> str:
         seconds = f"{_exact(self.seconds)}s" if self.seconds is not None else ""
         updates = f"{self.updates}updates" if self.updates is not None else ""

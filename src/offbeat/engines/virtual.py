@@ -166,12 +166,10 @@ class VirtualEngine:
         )
 
     def status(self) -> Status:
-        ledger, until, now = self.coordinator.ledger, self.until, self.clock.now
-        updates = self.coordinator.progress.updates
-        share = max(now / until.seconds if until.seconds else 0.0, updates / until.updates if until.updates else 0.0)
+        ledger, now, updates = self.coordinator.ledger, self.clock.now, self.coordinator.progress.updates
         return Status(
             now,
-            min(1.0, share),
+            self.until.share(now, updates),
             ledger.version,
             updates,
             len(ledger.open),

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ OWN = (
     *MADE,
 )
 MAKING = b"this folder is being made\n"  # in the lock until it is
+LOOKED_AT = 5  # times that a lock is tried again
 _locks: set[int] = set()  # that this process holds
 TEMPORARY = re.compile(r"(.+?)(\.[0-9a-f]{8})?\.tmp")  # of a file that was being written
 
@@ -98,12 +100,37 @@ def alone(folder: Path) -> Iterator[int]:
         raise RunError(f"cannot open {path}: {error.strerror or error}") from None
     _locks.add(lock)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(lock)
         yield lock
     except BlockingIOError:
         raise RunError(f"{folder} is being run by another process") from None
     finally:
         _locks.discard(lock)
+        os.close(lock)
+
+
+def _take(lock: int) -> None:
+    """Whoever looks whether it is held has it for a moment: that is no reason to give up."""
+    for _ in range(LOOKED_AT):
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def held(folder: Path) -> bool:
+    """Is a process computing it, or making it? Only looks: nothing is written, and whoever begins is not kept out."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who look do not see each other
+        return False
+    except BlockingIOError:
+        return True
+    finally:
         os.close(lock)
 
 

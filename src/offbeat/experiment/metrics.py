@@ -17,7 +17,7 @@ from offbeat.core.errors import RunError
 from offbeat.engines import finite
 from offbeat.engines.trace import WORKER, read_only
 from offbeat.engines.until import Target, higher_is_better
-from offbeat.experiment import curves, sites
+from offbeat.experiment import curves, notes, sites
 from offbeat.experiment.curves import Curve
 from offbeat.experiment.groups import ACTIVE, SLOW_CLASSES, SLOWEST, STRAGGLERS
 
@@ -81,6 +81,7 @@ class Summary:
     higher_is_better: dict[str, bool] = field(default_factory=dict)  # of each metric, as the run says
     target: str | None = None  # what time_to_target is to; where there is one, None there says that it was not reached
     names: dict[int, str] = field(default_factory=dict)  # of clients that are called something
+    notes: dict[str, float] = field(default_factory=dict)  # what the strategy noted, the mean of each
     learned: bool | None = None  # was the model ever better than at the start? None: it was not looked at twice
 
     def higher(self, metric: str) -> bool:
@@ -258,6 +259,7 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         higher_is_better=known,
         target=None if target is None else str(target),
         names=sites.names(db),
+        notes=notes.means(db),
         learned=_learned([(curve(db, key), higher_is_better(key, known)) for key in {"loss", name} & values.keys()]),
     )
 

@@ -24,7 +24,7 @@ def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: P
     """Of a comparison that is finished; and beside them who holds what."""
     found = of_comparison(comparison)
     figures.save(found, figure)
-    held = who_holds_what(found.methods[0].runs[0])
+    held = who_holds_what(found.methods[0].runs[0], runs_code=True)  # which has run already
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     page.save(found, _content(found, rows, reference, held), web)
@@ -32,14 +32,23 @@ def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: P
 
 def draw(of: Comparison | Run, path: Path, kind: str = "all", reference: str | None = None) -> None:
     """A figure, or the page, of what there is so far; the ending of the path says which."""
+    if isinstance(of, Comparison):
+        of.checked(reference)  # before anything is read
     found = of_comparison(of) if isinstance(of, Comparison) else of_run(of)
     if path.suffix.lower() != PAGE:
         figures.save(found, path, kind)
         return
+    page.save(found, content(of, found, reference, who_holds_what(found.methods[0].runs[0])), path)
+
+
+def content(
+    of: Comparison | Run | None, found: Series, reference: str | None = None, held: heatmap.Held | None = None
+) -> Content:
+    """What the page of these tells beside what is drawn; None: of runs that somebody put beside each other."""
     rows, against = [measures.over_seeds(m.name, m.summaries, {}) for m in found.methods], None
     if isinstance(of, Comparison) and all(run.complete for _, run in of.entries()):
         rows, against = of.rows(reference), of.checked(reference)
-    page.save(found, _content(found, rows, against, who_holds_what(found.methods[0].runs[0])), path)
+    return _content(found, rows, against, held)
 
 
 def of_comparison(comparison: Comparison) -> Series:
@@ -50,10 +59,12 @@ def of_run(run: Run) -> Series:
     return _titled(series.collect({strategy_name(run.experiment()): [run]}, ""))
 
 
-def who_holds_what(run: Run) -> heatmap.Held | None:
-    """None where the data, or somebody's code, is no longer at hand: results are worth a page without it."""
+def who_holds_what(run: Run, runs_code: bool = False) -> heatmap.Held | None:
+    """None where the data is no longer at hand, or is of code that is not to be run: results are worth a page
+    without it.
+    """
     try:
-        return run.held()
+        return run.held(runs_code)
     except (DataError, ConfigError, RunError):
         return None
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from offbeat.core.errors import RunError
 from offbeat.engines.until import Target
-from offbeat.experiment import lanes, metrics, palette
+from offbeat.experiment import lanes, metrics, notes, palette
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.experiment.lanes import Lanes
 from offbeat.experiment.metrics import Summary
@@ -34,7 +34,7 @@ class Course:
     seconds: Floats
     updates: Floats  # that had been accepted by then
     moved: Floats  # bytes
-    values: dict[str, Floats]  # by metric
+    values: dict[str, Floats]  # by metric, and what the strategy noted
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,9 @@ def course(db: sqlite3.Connection) -> Course:
         if "/" not in key:
             points[seq] = now, updates
             values.setdefault(key, {})[seq] = nan if value is None else value
+    for seq, noted in zip(points, notes.on_grid(db, list(points)), strict=True):
+        for key, value in noted.items():
+            values.setdefault(key, {})[seq] = value
     travelled = db.execute("SELECT seq, bytes FROM trace WHERE bytes IS NOT NULL ORDER BY seq").fetchall()
     sums = np.concatenate([[0.0], np.cumsum([size for _, size in travelled], dtype=np.float64)])
     before = np.searchsorted([seq for seq, _ in travelled], list(points))

@@ -33,7 +33,7 @@ class Line:
         if now - self._told < (OFTEN if self._live else SELDOM):
             return
         self._told, done = now, share - self._first
-        left = f", {_span((now - self._began) / done * (1 - share))} left" if done > 0 else ""
+        left = f", {span((now - self._began) / done * (1 - share))} left" if done > 0 else ""
         line = f"{share:4.0%}{left}: {printable(text)}"  # what a narrow terminal cuts off is the end
         if self._live:
             line = f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K"
@@ -44,7 +44,7 @@ class Line:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

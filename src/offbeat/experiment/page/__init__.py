@@ -42,30 +42,50 @@ def save(series: Series, content: Content, path: Path) -> None:
     write_whole(path, render(series, content).encode(errors="replace"))  # a name may hold half a character
 
 
-def render(series: Series, content: Content) -> str:
-    script = "(() => {\n'use strict';\n" + "".join((HERE / name).read_text() for name in SCRIPTS) + "})();"
-    style = (HERE / "style.css").read_text() + words.colours(series)
-    data = json.dumps(without_nan(numbers.of(series, content.held)), separators=(",", ":"), allow_nan=False)
+def render(series: Series, content: Content, top: str = "", more: Sequence[Path] = ()) -> str:
+    """`top` is HTML above it all, `more` scripts that go on where the page's end: a page that is served has both, and
+    may ask its server.
+    """
+    return document(
+        series.title,
+        f"{top}\n{words.body(series, content)}",
+        [*(HERE / name for name in SCRIPTS), *more],
+        in_json(numbers.of(series, content.held)),
+        words.colours(series),
+        asks=bool(more),
+    )
+
+
+def document(
+    title: str, body: str, scripts: Sequence[Path], data: str = "null", style: str = "", asks: bool = False
+) -> str:
+    """A whole page, in the style of all of them, with scripts and the numbers they draw."""
+    script = "(() => {\n'use strict';\n" + "".join(path.read_text() for path in scripts) + "})();"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
+<meta http-equiv="Content-Security-Policy" content="{_policy(script, asks)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{escape(series.title)}</title>
-<style>{style}</style></head>
+<title>{escape(title)}</title>
+<style>{(HERE / "style.css").read_text()}{style}</style></head>
 <body>
-{words.body(series, content)}
-<script type="application/json" id="numbers">{_inert(data)}</script>
+{body}
+<script type="application/json" id="numbers">{inert(data)}</script>
 <script>{script}</script>
 </body></html>
 """
 
 
-def _policy(script: str) -> str:
+def in_json(value: object) -> str:
+    return json.dumps(without_nan(value), separators=(",", ":"), allow_nan=False)
+
+
+def _policy(script: str, asks: bool) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    server = " connect-src 'self';" if asks else ""
+    return f"default-src 'none';{server} style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
 
 
-def _inert(data: str) -> str:
+def inert(data: str) -> str:
     """JSON that cannot end the element it stands in, whatever names it holds."""
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

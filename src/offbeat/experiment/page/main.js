@@ -7,6 +7,8 @@ startGrid('own', numbers.own, 'metric', 'client', 'method');
 startGrid('held', numbers.held, 'amount', 'client', 'class');
 figures.forEach((made) => made.redraw());
 document.querySelectorAll('section').forEach((section) => { // of what is drawn nothing may be known
-  if (section.children.length < 2) section.remove();
+  if (section.children.length > 1) return;
+  document.querySelector(`nav a[href="#${section.id}"]`)?.parentElement.remove();
+  section.remove();
 });
 document.documentElement.dataset.drawn = 'yes';

@@ -1,0 +1,124 @@
+"""offbeat watch: how a run goes that another process computes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from command_line import contents, refused, start
+from damage import CHANGES
+
+from offbeat.experiment import comparison, files, guard
+from offbeat.experiment.follow import Follower
+from offbeat.experiment.run import Run, execute
+from offbeat.presets import load
+from patience import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("offbeat.cli.watch.PATIENCE", 0.0)
+
+
+def test_a_finished_run_is_told_in_a_line_and_that_is_all(offbeat, whole):
+    before = contents(whole)
+    given = offbeat("watch", whole)
+    assert (given.status, given.err) == (0, "")
+    assert re.fullmatch(
+        r"whole ended \(seconds\): \d+ s, \d+ updates, acc 0\.\d+, loss \d\.\d+, staleness \d+\.\d\n", given.out
+    )
+    after = contents(whole)
+    assert {name: after[name] for name in before} == before
+
+
+def test_of_a_run_that_nobody_computes_it_says_so_and_how_to_go_on(offbeat, stopped):
+    given = offbeat("watch", stopped)
+    assert given.status == 1
+    assert given.err == "offbeat: nobody is computing stopped: go on with 'offbeat run --resume stopped'\n"
+    assert re.match(r"\d+%: nobody is computing it, \d+ s of 400s, \d+ updates, acc", given.out)
+
+
+def test_of_a_comparison_that_was_never_begun_too(offbeat):
+    experiment = files.changed(load("quickstart").experiment, CHANGES)
+    comparison.create(Path("c"), {"fedavg": experiment}, [0])
+    given = offbeat("watch", "c")
+    assert given.status == 1
+    assert "nobody is computing c: go on with 'offbeat compare --resume c'" in given.err
+    assert given.out == "0%: nobody is computing it, 0 of 1 runs, 0 updates\n"
+
+
+def test_what_is_no_run_is_refused(offbeat):
+    refused(offbeat("watch", "nowhere"), "nowhere is not a folder")
+    Path("empty").mkdir()
+    refused(offbeat("watch", "empty"), "is not a run folder")
+
+
+def test_once_is_one_line_whatever_the_state(offbeat, stopped):
+    given = offbeat("watch", stopped, "--once")
+    assert given.status == 0
+    assert given.out.count("\n") == 1
+    assert "nobody is computing it" in given.out
+
+
+def test_as_json_each_line_is_an_object(offbeat, stopped, whole):
+    told = json.loads(offbeat("watch", stopped, "--once", "--json").out)
+    assert told["state"] == "stopped"
+    assert 0 < told["share"] < 1
+    assert {"now", "updates", "metrics", "staleness", "refused", "rejected", "lost", "rate", "left"} <= set(told)
+    assert json.loads(offbeat("watch", whole, "--json").out)["reason"] == "seconds"
+
+
+@pytest.mark.slow
+def test_it_follows_a_comparison_to_its_end_without_touching_it(offbeat, monkeypatch):
+    monkeypatch.setattr("offbeat.cli.watch.PATIENCE", PATIENCE)  # processes take seconds to begin
+    options = ["--set", "clients=4", "--set", "model=linear", "--until", "4000s", "--seeds", "1", "--jobs", "1"]
+    computing = start("compare", "quickstart", *options, "--strategies", "fedasync,fedavg", "--out", "c")
+    try:
+        while not Path("c/compare.json").exists():
+            assert computing.poll() is None
+            time.sleep(0.05)
+        given = offbeat("watch", "c", "--every", "0.1")
+        _, said = computing.communicate(timeout=PATIENCE)
+    finally:
+        computing.kill()
+        computing.wait()
+    assert (computing.returncode, said) == (0, "")
+    assert (given.status, given.err) == (0, "")
+    lines = given.out.splitlines()
+    assert re.fullmatch(r"c ended: 2 of 2 runs", lines[-1])
+    assert any(re.match(r"\d+%(, \d+ \w+ left)?: \d of 2 runs, .*fedasync-seed0 \d+%", line) for line in lines)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_it_is_watched_is_said_to_be_left(offbeat):
+    computing = start("run", "quickstart", "--until", "100000s", "--out", "x")
+    try:
+        while not Path("x/run.sqlite").exists():
+            assert computing.poll() is None
+            time.sleep(0.05)
+        assert Follower(Run(Path("x"))).look().state == "going on"
+        computing.send_signal(signal.SIGKILL)
+        computing.communicate(timeout=PATIENCE)
+    finally:
+        computing.kill()
+    assert offbeat("watch", "x").status == 1
+
+
+def test_looks_add_up_also_when_a_resume_has_cut_the_trace_back(killed, whole):
+    run = Run(killed)
+    follower = Follower(run)
+    assert follower.look().state == "stopped"
+    execute(run)
+    assert follower.look() == Follower(run).look() == Follower(Run(whole)).look()
+
+
+def test_who_looks_at_a_lock_keeps_nobody_out(stopped):
+    assert not guard.held(stopped)
+    with guard.alone(stopped):
+        assert guard.held(stopped)
+    assert not guard.held(stopped)
+    assert not guard.held(Path("nowhere"))
