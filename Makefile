@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CROSS := .venv-cross
 DIST := .venv-dist
+DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
@@ -12,7 +13,7 @@ KILLS ?= 30
 UPDATES ?= 100000
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-browser bench bench-peers crosscheck dist clean
+.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-browser bench bench-peers crosscheck docs dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,7 +55,7 @@ presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real
 test-live: $(READY) ## Federations of real processes over Flower on loopback: killed, refused, resumed; some minutes
 	$(BIN)/pytest -m live
 
-test-browser: $(READY) ## Open pages in a headless Chromium (Debian: apt install chromium; CHROMIUM=PATH names another)
+test-browser: $(READY) docs ## Open pages, and the docs site, in a headless Chromium (Debian: apt install chromium; CHROMIUM=PATH names another)
 	$(BIN)/pytest -m browser
 
 chaos: $(READY) ## Kill a server and its sites KILLS times at random (SEED=n repeats): it ends, each update is applied once
@@ -92,6 +93,17 @@ $(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constrain
 crosscheck: $(CROSS)/.ready ## The same arrivals through FLGo, APPFL, Flower, FLSim and FedLab: same weights where the rules agree
 	PYTHONPATH=src $(CROSS)/bin/python -W ignore bench/crosscheck
 
+# what the extra `docs` names, without the package it belongs to: pages are read, not imported
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/needs.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(DOCS)/needs.txt -c constraints.txt
+	@touch $@
+
+docs: $(DOCS)/.ready ## Build the docs as a site, build/site/index.html; a link that leads nowhere is an error
+	$(DOCS)/bin/sphinx-build -q -E -n -W --keep-going -c docs/site -d build/site-work . build/site
+	@echo "build/site/index.html"
+
 $(DIST)/.ready:
 	$(PYTHON) -m venv $(DIST)
 	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check build
@@ -103,4 +115,4 @@ dist: $(READY) $(DIST)/.ready ## Build the sdist, and the wheel from it, and try
 	$(BIN)/python tests/wheel.py dist
 
 clean: ## Remove what was built (runs are kept)
-	rm -rf $(VENV) $(CROSS) $(DIST) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(CROSS) $(DIST) $(DOCS) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -46,12 +46,12 @@ _EVALUATED = 1024  # examples in one batch without a gradient
 class Training:
     """The experiment's training section: what work that says nothing else means."""
 
-    optimizer: _Name = "sgd"
-    lr: float = 0.05
+    optimizer: _Name = "sgd"  # of a job; its state is not kept from one job to the next
+    lr: float = 0.05  # learning rate
     lr_decay: float = 1.0  # the rate of work on version v is lr * lr_decay ** v
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    batch: int = 32
+    momentum: float = 0.0  # of sgd, within a job
+    weight_decay: float = 0.0  # times the weights, added to the gradient; adamw takes it off the weights themselves
+    batch: int = 32  # examples of a step
     steps: int | None = None  # of batches; or
     epochs: int | None = None  # passes over the client's data; neither: one epoch
     bn: _Norm = "shared"  # statistics of BatchNorm: merged by the server, or "local": each client keeps its own

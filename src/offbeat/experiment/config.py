@@ -34,28 +34,28 @@ Evaluate = Literal["test", "clients"]
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    name: str = "experiment"
+    name: str = "experiment"  # of its folder: runs/NAME-1
     data: Source | str = Digits()  # a name alone is that data set with its defaults
-    model: Model = Cnn()
-    clients: int = 20
-    partition: Partition = Dirichlet()
+    model: Model = Cnn()  # what is trained
+    clients: int = 20  # how many; left out where the data has owners: all of them
+    partition: Partition = Dirichlet()  # who holds which examples
     split: Split = Split()  # of each client's examples: trained on, for validation, for a test of its own
-    delays: Delays = Uniform(low=10.0, high=100.0)
+    delays: Delays = Uniform(low=10.0, high=100.0)  # how long a job takes, in virtual seconds
     network: Network = Instant()  # what sending models takes, on top of the delays
     availability: Availability = Always()  # when can clients be reached?
     faults: tuple[Fault, ...] = ()  # what goes wrong
     streaming: Stream = Static()  # does the clients' data arrive over time?
-    training: Training = Training()
+    training: Training = Training()  # what a client does with a model
     loss: LossChoice = TaskLoss()  # what is descended
-    strategy: Strategy = FedAsync()
-    until: Until = Until(seconds=3600.0)
+    strategy: Strategy = FedAsync()  # the method
+    until: Until = Until(seconds=3600.0)  # when it ends: 3600s, 2h, 500updates, acc=0.9, or several with commas
     target: Target | None = None  # what "time to target" in a table means; it does not end the run
-    evaluate: Evaluate = "test"
+    evaluate: Evaluate = "test"  # on the test examples, or the mean over clients of each one's own
     evaluate_every: float | None = None  # virtual seconds; None: a fiftieth of the run
     survey: Survey = Survey()  # every client on its own examples
     max_norm: float | None = None  # admission gate: refuse updates that moved further than this
     timeout: float = 10.0  # a ticket expires after this many times its expected duration
-    seed: int = 0
+    seed: int = 0  # of everything that is drawn
 
     @property
     def population(self) -> int:

@@ -12,10 +12,12 @@ import tokenize
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from offbeat.core.protocol import LocalWork
 from offbeat.core.settings import WHOLE, Must, Place
+from offbeat.engines.until import Target, Until
 from offbeat.experiment.choices import CHOICES, WORDS
 from offbeat.experiment.plain import name_of_type, to_plain
 
@@ -33,6 +35,7 @@ SHARED = {
     "jitter": "how much one job differs from the next: deviation of a factor around 1",
     "unit": "what the seconds are of: a job, or a step",
 }
+SECTIONS: Mapping[type, str] = {Until: "text, such as 3600s or 500updates", Target: "text, such as acc=0.9"}
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,24 @@ def _default(given: Field[Any]) -> str | None:
 
 def _allowed(name: str, hint: Any) -> str:
     if name in CHOICES:
-        listed = CHOICES[name]
-        return f"a {WORDS.get(name, name)}: {', '.join(listed) if len(listed) < 8 else 'by name'}"
+        word, listed = WORDS.get(name, name), CHOICES[name]
+        return f"{_article(word)}{word}: {', '.join(listed) if len(listed) < 8 else 'by name'}"
     bare, musts = _bare(hint), [_said(must) for must in _musts(hint)]
     if bare == LocalWork or LocalWork in get_args(bare):
         return "steps, epochs, lr"
-    return "; ".join([_file(hint) or name_of_type(bare), *musts])
+    return "; ".join([_file(hint) or _named(bare), *musts])
+
+
+def _named(hint: Any) -> str:
+    """The kind of a value; one of our own is written in its way, or is a section."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if not any(is_dataclass(part) for part in parts):
+        return name_of_type(hint)
+    return " or ".join(SECTIONS.get(part, "a section") if is_dataclass(part) else name_of_type(part) for part in parts)
+
+
+def _article(word: str) -> str:
+    return "" if word in ("delays", "faults", "streaming", "availability") else "a "
 
 
 def _said(must: Must) -> str:

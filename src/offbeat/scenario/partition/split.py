@@ -41,7 +41,7 @@ class Split:
     """
 
     train: float = 1.0  # shares of the client's examples; what is left of 1 is its test part
-    validation: float = 0.0
+    validation: float = 0.0  # kept apart, and unused
 
     def __post_init__(self) -> None:
         fine = 0 < self.train <= 1 and self.validation >= 0 and self.train + self.validation <= 1 + 1e-9

@@ -1,0 +1,99 @@
+"""A page as a reader goes through it: files are saved, commands and Python are run, in its order and in one empty folder.
+
+- A block whose first line is a comment with a file's name is saved as that file; Python with no name is run.
+- In a console block every `$ offbeat …` and `$ python …` is run and must succeed (`console fails`: the last one must
+  not); what stands below a command must be among the lines it prints, up to numbers and blanks. `…` is anything.
+- A text block after Python is what that prints, likewise.
+- A fence marked `no-run` is only shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import answer
+
+from patience import PATIENCE
+from test_readme import Block, _python, blocks
+
+NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")
+
+
+class Reader:
+    def __init__(self, page: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self.page, self.monkeypatch, self.capture = page, monkeypatch, capture
+        self.names: dict[str, object] = {"__name__": "__main__"}
+        self.printed = ""
+        self.commands: list[str] = []
+
+    def read(self) -> None:
+        for block in blocks(self.page.read_text(encoding="utf-8")):
+            if not block.is_run:
+                continue
+            where = f"{self.page.name} line {block.line}"
+            if named := NAMED.match(block.body):
+                Path(named[1]).write_text(block.body, encoding="utf-8")
+            elif block.language == "python":
+                self.printed = _python(block, self.names, self.capture, where)
+            elif block.language == "console":
+                self._console(block, where)
+            elif block.language == "text":
+                self._expect(block.body.splitlines(), where)
+
+    def _console(self, block: Block, where: str) -> None:
+        steps = list(_steps(block.body))
+        for number, (command, shown) in enumerate(steps):
+            status = self._run(command)
+            fails = "fails" in block.info.split() and number == len(steps) - 1
+            assert bool(status) == fails, f"{where}: {command}: exit status {status}\n{self.printed}"
+            self._expect(shown, f"{where}: {command}")
+            self.commands.append(command)
+
+    def _run(self, command: str) -> int:
+        program, *arguments = shlex.split(command, comments=True)
+        if program == "offbeat":
+            told = answer(self.monkeypatch, self.capture, *arguments)
+            self.printed = told.out + told.err
+            return told.status
+        assert program in ("python", "pytest"), f"{command}: only offbeat, python and pytest are run"
+        start = [
+            sys.executable,
+            *(["-m", "pytest", "-p", "no:cacheprovider"] if program == "pytest" else []),
+            *arguments,
+        ]
+        done = subprocess.run(
+            start, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "COLUMNS": "100"}
+        )
+        self.printed = done.stdout + done.stderr
+        return done.returncode
+
+    def _expect(self, shown: list[str], where: str) -> None:
+        printed = {shape(line) for line in self.printed.splitlines()}
+        missing = [line for line in shown if shape(line) not in printed | {"", "…"}]
+        assert not missing, f"{where} does not print {missing}, but\n{self.printed}"
+
+
+def _steps(body: str) -> Iterator[tuple[str, list[str]]]:
+    """Commands, each with what is shown below it."""
+    command, shown = "", list[str]()
+    for line in body.replace("\\\n", " ").splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command, shown
+            command, shown = line.removeprefix("$ "), []
+        else:
+            shown.append(line)
+    if command:
+        yield command, shown
+
+
+def shape(line: str) -> str:
+    """A line with its numbers and blanks made alike: trained weights differ between machines."""
+    return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", re.sub(r"\s+", " ", line)).strip()

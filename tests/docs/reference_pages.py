@@ -1,0 +1,259 @@
+"""The pages of docs/reference, made from the code: what `offbeat --help` and `offbeat list` say, and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import click
+import typer
+from python_names import names_of
+from run_files import COLUMNS, FACTS, FILES, KINDS
+
+import offbeat.testing
+from offbeat.cli import app
+from offbeat.cli.listing import TOGETHER, WHAT, registry
+from offbeat.cli.verb import unescaped
+from offbeat.client.survey import Survey
+from offbeat.client.training import Training
+from offbeat.core import protocol
+from offbeat.core.about import paper_of
+from offbeat.experiment.choices import CHOICES
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.described import settings
+from offbeat.scenario.partition import Split
+
+COMMAND = "OFFBEAT_RENDER=1 pytest tests/docs/test_reference.py"
+MADE = f"<!-- made from the code by {COMMAND} -->\n"
+
+
+def rendered() -> dict[str, str]:
+    pages: Mapping[str, Callable[[], Iterator[str]]] = {
+        "verbs": verbs,
+        "experiment": experiment,
+        "choices": choices,
+        "strategies": strategies,
+        "python": python,
+        "runs": runs,
+    }
+    return {
+        name: MADE + "\n" + re.sub(r"\n{3,}", "\n\n", "\n".join(page())).rstrip() + "\n" for name, page in pages.items()
+    }
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return (
+        "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines
+        )
+        + "\n"
+    )
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def verbs() -> Iterator[str]:
+    yield "# Verbs\n"
+    yield (
+        "What `offbeat VERB --help` says, for every verb. A mistake is one line on standard error: exit status 2 "
+        "for what was\n"
+        "asked, 1 for what went wrong, 130 for Ctrl-C.\n"
+    )
+    root = typer.main.get_command(app)
+    assert isinstance(root, click.Group)
+    yield table(
+        ["verb", "what it does"], [[f"[{n}](#offbeat-{n.replace(' ', '-')})", _first(c)] for n, c in _commands(root)]
+    )
+    for name, command in _commands(root):
+        yield from _verb(name, command)
+
+
+def _commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{before}{name} ")
+        elif not command.hidden:
+            yield before + name, command
+
+
+def _first(command: click.Command) -> str:
+    return _prose(command.help or "").split("\n")[0].replace("\n", " ")
+
+
+def _verb(name: str, command: click.Command) -> Iterator[str]:
+    yield f"## offbeat {name}\n"
+    context = click.Context(command, info_name=name)
+    pieces = " ".join(command.collect_usage_pieces(context))
+    yield f"```text\noffbeat {name} {unescaped(pieces)}\n```\n"
+    yield _prose(command.help or "") + "\n"
+    rows = []
+    for given in command.params:
+        if getattr(given, "hidden", False):
+            continue
+        rows.append([_written(given, context), unescaped(getattr(given, "help", None) or "") + _default(given)])
+    yield table(["argument or option", "meaning"], rows)
+
+
+def _written(given: click.Parameter, context: click.Context) -> str:
+    if isinstance(given, click.Argument):
+        return code(unescaped(given.make_metavar(context)))
+    names = ", ".join([*given.opts, *given.secondary_opts])
+    flag = getattr(given, "is_flag", False) or getattr(given, "count", False)
+    return code(names if flag else f"{names} {unescaped(given.make_metavar(context))}")
+
+
+def _default(given: click.Parameter) -> str:
+    value = given.default
+    said = getattr(given, "help", None) or ""
+    if value in (None, False, ()) or callable(value) or "[default" in said or isinstance(given, click.Argument):
+        return ""
+    return f" Default: `{value}`."
+
+
+def _prose(text: str) -> str:
+    """Paragraphs, each in one line."""
+    return "\n\n".join(" ".join(part.split()) for part in unescaped(inspect.cleandoc(text)).split("\n\n"))
+
+
+# ---------------------------------------------------------------- experiments
+
+
+def experiment() -> Iterator[str]:
+    yield "# Fields of an experiment\n"
+    yield (
+        "An experiment file is YAML with these fields; each may be left out. `--set FIELD=VALUE` and `--set "
+        "FIELD.SETTING=VALUE` change one\n"
+        "on the command line, `offbeat.Experiment(...)` takes them in Python, `offbeat run FILE --dry-run` prints "
+        "all of them as they are resolved, and\n"
+        "`offbeat new experiment NAME` writes a commented file to start from.\n"
+    )
+    yield _settings(Experiment)
+    yield (
+        "Where one of several is chosen by its name ([what there is to choose from](choices.md), "
+        "[strategies](strategies.md)), write the name alone, or a section\n"
+        "with its settings: `strategy: {name: fedbuff, k: 5}`. `FILE.py:Name`, seen from the file, is [code of your "
+        "own](../how-to/own-code.md).\n\n"
+        "A file may also have `methods`, which `offbeat compare` then runs: a list (`[fedbuff(k=2), orthofl]`), or "
+        "labels with what they mean\n"
+        "([settings in a comparison](../how-to/sweeps.md)).\n"
+    )
+    for name, section in {"training": Training, "split": Split, "survey": Survey}.items():
+        yield f"## {name}\n"
+        yield _prose(inspect.getdoc(section) or "") + "\n"
+        yield _settings(section)
+    yield "## until and target\n"
+    yield (
+        "`until` ends a run at whatever comes first: virtual seconds (`3600s`, `60m`, `2h`, `1d`), accepted updates "
+        "(`500updates`), or a metric on the evaluation\n"
+        "grid (`3600s,acc=0.9`; never alone, since it may not come). `target` (`acc=0.9`) ends nothing: tables say "
+        "when it was reached.\n"
+    )
+
+
+def _settings(cls: type) -> str:
+    rows = []
+    for each in settings(cls):
+        default = "(must be given)" if each.default is None else code(each.default)
+        rows.append([code(each.name), default, _plain(each.meaning), _plain(each.allowed)])
+    return table(["name", "default", "meaning", "may be"], rows) if rows else "It has no settings.\n"
+
+
+def _plain(text: str) -> str:
+    return text.replace("*", "\\*").replace("_", "\\_").replace("<", "\\<")
+
+
+def choices() -> Iterator[str]:
+    yield "# What there is to choose from\n"
+    yield "As `offbeat list KIND NAME` tells it; [worlds](../worlds.md) and [data](../data.md) have more words on it.\n"
+    for kind, word in WHAT.items():
+        if kind in ("strategies", "presets"):
+            continue
+        yield f"## {kind.capitalize()}\n"
+        yield f"In an experiment: `{'data' if kind == 'datasets' else word}`.\n"
+        for name, cls in registry(kind).items():
+            yield from _choice(name, cls)
+    yield "## Staleness\n"
+    yield "A setting of many strategies: what an update counts that is `u` versions old.\n"
+    for name, cls in CHOICES["staleness"].items():
+        yield from _choice(name, cls)
+
+
+def _choice(name: str, cls: type) -> Iterator[str]:
+    yield f"### {name}\n"
+    yield _plain(_prose(inspect.getdoc(cls) or "")) + "\n"
+    yield _settings(cls)
+
+
+def strategies() -> Iterator[str]:
+    found = registry("strategies")
+    yield "# Strategies and their settings\n"
+    yield (
+        f"All {len(found)}, as `offbeat list strategies NAME` tells them. Each has [a page](../strategies/README.md) "
+        "with its rule in our words, its deviations from the paper, and results. In Python\n"
+        "they are classes of `offbeat`; `fedbuff(k=5)` on the command line and in files is `offbeat.FedBuff(k=5)` "
+        "there.\n"
+    )
+    yield table(
+        ["name", "in Python", "mode", "server keeps per client", "client uploads"],
+        [
+            [f"[{n}](#{n})", code(c.__name__), *(str(getattr(c.about, k)) for k in ("mode", "keeps", "uploads"))]
+            for n, c in found.items()
+        ],
+    )
+    for name, cls in found.items():
+        yield f"## {name}\n"
+        yield f"{paper_of(cls)} [More](../strategies/{TOGETHER.get(name, name)}.md).\n"
+        yield _settings(cls)
+
+
+# ---------------------------------------------------------------- Python and files
+
+
+def python() -> Iterator[str]:
+    yield "# Python\n"
+    yield "The public names, with their docstrings. [A study in Python](../how-to/python.md) shows them at work.\n"
+    methods = {cls.__name__ for cls in registry("strategies").values()}
+    names = [
+        n for n in offbeat.__all__ if n not in methods and not n.startswith("__") and n not in ("presets", "testing")
+    ]
+    yield "## offbeat\n"
+    listed = ", ".join(map(code, sorted(methods)))
+    yield f"And the strategies, each with [its settings](strategies.md): {listed}.\n"
+    yield from names_of(offbeat, names)
+    yield "## offbeat.core.protocol\n"
+    yield _prose(inspect.getdoc(protocol) or "") + "\n"
+    yield from names_of(protocol, protocol.__all__)
+    yield "## offbeat.testing\n"
+    yield f"```text\n{inspect.getdoc(offbeat.testing)}\n```\n"
+    yield from names_of(offbeat.testing, offbeat.testing.__all__)
+
+
+def runs() -> Iterator[str]:
+    yield "# Files of a run, tables of a trace\n"
+    yield "A run is one folder. `offbeat show` reads it; nothing in it is secret to other programs.\n"
+    yield table(["file", "what it holds"], [[code(name), meaning] for name, meaning in FILES.items()])
+    yield (
+        "A comparison is a folder with one such folder for each method and seed (`fedbuff-seed0`), "
+        "`comparison.json` (what is compared), `figure.png`, `partition.png` and `report.html`.\n"
+    )
+    yield "## run.sqlite\n"
+    yield (
+        "`seq` runs through all tables, in the order in which things happened. Times are virtual seconds (of a live\n"
+        "run: seconds since it began), clients are numbers.\n"
+    )
+    for name, columns in COLUMNS.items():
+        yield f"### {name}\n"
+        yield table(["column", "what it holds"], [[code(column), meaning] for column, meaning in columns.items()])
+        if name == "trace":
+            yield "What `kind` may be:\n"
+            yield table(["kind", "what happened"], [[code(kind), meaning] for kind, meaning in KINDS.items()])
+        if name == "facts":
+            yield table(["key", "value"], [[code(key), meaning] for key, meaning in FACTS.items()])
+    yield "[Reading a trace](../how-to/reading-a-trace.md) has queries.\n"

@@ -1,0 +1,89 @@
+"""docs/reference is made from the code. OFFBEAT_RENDER=1 writes it; without, it must be what would be written."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+from reference_pages import COMMAND, rendered
+from run_files import COLUMNS, FACTS, FILES, KINDS
+
+import offbeat
+from offbeat.core import protocol
+from offbeat.core.strategies import REGISTRY
+from offbeat.engines.trace import SCHEMA
+from offbeat.experiment import files
+from offbeat.experiment import run as runs
+from offbeat.presets import load
+
+PAGES = Path(__file__).parents[2] / "docs" / "reference"
+SOURCE = Path(offbeat.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    made = rendered()
+    if os.environ.get("OFFBEAT_RENDER"):
+        for name, text in made.items():
+            (PAGES / f"{name}.md").write_text(text, encoding="utf-8")
+    return made
+
+
+@pytest.mark.parametrize("name", ["verbs", "experiment", "choices", "strategies", "python", "runs"])
+def test_a_page_is_what_the_code_says(pages, name):
+    assert (PAGES / f"{name}.md").read_text(encoding="utf-8") == pages[name], f"{name}.md is old: {COMMAND}"
+
+
+def test_every_public_name_has_a_place(pages):
+    strategies = {cls.__name__ for cls in REGISTRY.values()}
+    for name in {*offbeat.__all__, *protocol.__all__, *offbeat.testing.__all__} - strategies - {"__version__"}:
+        assert f"\n### {name}\n" in pages["python"] or f"\n## offbeat.{name}\n" in pages["python"] or name == "presets"
+    assert all(f"`{name}`" in pages["python"] for name in strategies)
+
+
+def test_every_field_of_an_experiment_says_what_it_means(pages):
+    rows = [
+        re.split(r" *(?<!\\)\| *", line)[1:5] for line in pages["experiment"].splitlines() if line.startswith("| `")
+    ]
+    assert len(rows) > 30
+    assert [name for name, _, meaning, allowed in rows if not meaning or not allowed] == []
+
+
+def test_nothing_of_python_itself_shows(pages):
+    for text in pages.values():
+        assert "<class " not in text
+        assert " object at 0x" not in text
+
+
+def test_every_column_of_the_schema_is_told():
+    told = {}
+    with sqlite3.connect(":memory:") as db:
+        db.executescript(SCHEMA)
+        for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            told[table] = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+    assert {table: list(columns) for table, columns in COLUMNS.items()} == told
+
+
+def test_every_kind_of_row_is_told():
+    """Kinds are given to `trace.add`, or to `Coordinator.unneeded`, as plain text."""
+    used = set()
+    for path in (SOURCE / "engines").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add":
+                used |= {arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)}
+    assert {kind for kind in used if isinstance(kind, str)} <= KINDS.keys()
+
+
+def test_every_file_of_a_run_and_every_fact_is_told(tmp_path):
+    changes = ["clients=4", "model=linear", "until=60s"]
+    run = runs.create(tmp_path / "run", files.changed(load("quickstart").experiment, changes))
+    runs.execute(run)
+    found = {path.name + "/" * path.is_dir() for path in run.folder.iterdir()}
+    assert {name for name in found if not name.startswith("run.sqlite-")} <= FILES.keys()
+    with sqlite3.connect(run.trace_file) as db:
+        facts = {key for (key,) in db.execute("SELECT key FROM facts")}
+    assert facts - {"active", "stragglers"} <= FACTS.keys()

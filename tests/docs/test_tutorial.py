@@ -1,0 +1,19 @@
+"""docs/tutorial.md, from its first line to its last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from reading import Reader
+
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
+
+
+@pytest.mark.slow
+def test_a_reader_gets_through_it(monkeypatch, capsys, one_by_one):
+    reader = Reader(PAGE, monkeypatch, capsys)
+    reader.read()
+    assert len(reader.commands) == 17
+    assert {"one.html", "table.tex"} <= {path.name for path in Path().iterdir()}
+    assert "Rare" in Path("table.tex").read_text()
