@@ -27,7 +27,8 @@ def test_every_file_that_is_no_module_goes_into_the_wheel():
         for path in PACKAGE.rglob("*")
         if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
     }
-    assert others == set(PROJECT["tool"]["setuptools"]["package-data"]["offbeat"])
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["offbeat"]
+    assert others == {path.relative_to(PACKAGE).as_posix() for pattern in patterns for path in PACKAGE.glob(pattern)}
 
 
 def test_the_citation_is_one():

@@ -257,7 +257,7 @@ def test_runs_comparisons_and_saved_simulations_are_shown_together(offbeat, one)
     assert first.splitlines()[0].split()[:4] == ["run", "strategy", "seed", "final"]
     assert first.splitlines()[1].split()[:3] == ["one/fedavg-seed1", "fedavg", "1"]
     assert first.splitlines()[2].split()[:3] == ["one/fedasync-seed0", "fedasync", "0"]
-    assert second.splitlines()[1].split()[:3] == ["saved", "FedBuff", "–"]
+    assert second.splitlines()[1].split()[:3] == ["saved", "fedbuff", "0"]
     told = json.loads(offbeat("show", one, "saved", "--json").out)
     assert [item["folder"] for item in told["folders"]] == ["one", "saved"]
     assert told["ranks"] is None

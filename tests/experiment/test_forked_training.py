@@ -68,7 +68,8 @@ def same(**settings: Any) -> None:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_strategy_trains_to_the_same_bits(name, caplog):
     same(strategy=name)
-    assert not caplog.messages
+    # but that a default buffer is for more than five clients
+    assert not [line for line in caplog.messages if "can be at work at once" not in line]
 
 
 @pytest.mark.parametrize("name", ["fedbuff", "aso_fed", "fedpsa"])

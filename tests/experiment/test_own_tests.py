@@ -15,7 +15,7 @@ from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.vector import flatten
 from offbeat.engines.until import Target, Until
-from offbeat.experiment import build, files, metrics, report
+from offbeat.experiment import build, files, measures, metrics, report
 from offbeat.experiment import comparison as compare
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.availability import Dropout
@@ -195,6 +195,6 @@ def test_a_table_says_whose_mean_it_shows(tmp_path, one_by_one):
     )
     assert compare.execute(made, jobs=1)
     shown = report.read(made)
-    assert shown.table[0][1] == "mean acc of clients"
+    assert measures.table(shown.rows, shown.target)[0][1] == "mean acc of clients"
     assert {row.evaluated for row in shown.rows} == {"clients"}
     assert all(row["reached"] == 1 for row in shown.rows)

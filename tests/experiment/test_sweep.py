@@ -157,15 +157,17 @@ def result(method: str, settings: dict[str, str], done: int = 2, **values: float
 def test_the_table_has_a_line_a_combination(tmp_path: Path) -> None:
     sweep = made(tmp_path / "x", [K])
     results = [
-        result("fedbuff", {"strategy.k": "2"}, final=0.6, spread=0.1, time_to_target=45.0),
-        result("fedbuff", {"strategy.k": "4"}, final=0.7, spread=0.05, time_to_target=30.0, reached=1),
-        result("fedavg", {}, final=0.5, spread=0.0, time_to_target=float("nan"), reached=0),
+        result("fedbuff", {"strategy.k": "2"}, final=0.6, spread=0.1, time_to_target=45.0, restricted_time=45.0),
+        result(
+            "fedbuff", {"strategy.k": "4"}, final=0.7, spread=0.05, time_to_target=30.0, restricted_time=40.0, reached=1
+        ),
+        result("fedavg", {}, final=0.5, spread=0.0, time_to_target=float("nan"), restricted_time=50.0, reached=0),
     ]
     assert sensitivity.table(sweep, results) == [
         ["strategy", "strategy.k", "final acc", "time to acc=0.5"],
         ["fedbuff", "2", "0.600 ± 0.100", "45 s"],
-        ["fedbuff", "4", "0.700 ± 0.050", "30 s (1 of 2)"],
-        ["fedavg", "–", "0.500 ± 0.000", "not reached"],
+        ["fedbuff", "4", "0.700 ± 0.050", "> 40 s (1 of 2)"],
+        ["fedavg", "–", "0.500 ± 0.000", "> 50 s (0 of 2)"],
     ]
     some = [results[0], replace(results[1], row=None, done=0), results[2]]
     assert [line[-1] for line in sensitivity.table(sweep, some)] == ["runs", "2 of 2", "0 of 2", "2 of 2"]
@@ -230,7 +232,7 @@ def test_runs_of_different_worlds_pooled_into_one_worker_are_what_each_is_alone(
     folders = [entry["folder"] for entry in alone.layout()]
     for folder in folders:
         runs.execute(runs.Run(alone.folder / folder))
-    assert pooled.execute([together.folder / folder for folder in folders])
+    assert pooled.execute([runs.Run(together.folder / folder) for folder in folders])
     for folder in folders:
         one, other = (load_file(made.folder / folder / "model.safetensors") for made in (alone, together))
         for key, value in one.items():

@@ -203,7 +203,7 @@ def test_the_experiment_file_holds_all_of_it() -> None:
 
 
 def test_pooled_training_knows_no_network_and_no_faults() -> None:
-    pooled = offbeat.experiment.config.REGISTRY["global"]()
+    pooled = offbeat.core.strategies.REGISTRY["global"]()
     made = build.setup(replace(SMALL, strategy=pooled, delays=Constant(mean=2.0, jitter=0.0, unit="step")))
     assert (made.surroundings.faults, made.surroundings.leaves(0, 0.0)) == ((), float("inf"))
     steps = made.trainer.steps(0, LocalWork(), 100)

@@ -99,9 +99,10 @@ class Given:
         labels = [y for _, y in self.holdings.train.values()]
         clients = list(self.holdings.train)
         if any(y.is_floating_point() for y in labels):
-            return Held(clients, torch.tensor([[len(y)] for y in labels]))
+            return Held(clients, torch.tensor([[len(y)] for y in labels]), self.holdings.names)
         classes = 1 + max(int(y.max()) for y in labels)
-        return Held(clients, torch.stack([torch.bincount(y.flatten(), minlength=classes) for y in labels]))
+        counts = torch.stack([torch.bincount(y.flatten(), minlength=classes) for y in labels])
+        return Held(clients, counts, self.holdings.names)
 
     @cached_property
     def record(self) -> dict[str, Any]:

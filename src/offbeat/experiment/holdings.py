@@ -144,7 +144,7 @@ def taken(
 def _named(given: Any, what: str) -> dict[Any, Any]:
     if isinstance(given, Mapping):
         return dict(given)
-    if isinstance(given, (list, tuple)):
+    if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
         return dict(enumerate(given))
     kind = type(given).__name__
     if isinstance(given, (Tensor, np.ndarray, Dataset)):

@@ -129,7 +129,8 @@ class Summary:
     def warnings(self) -> list[str]:
         """That, that nothing was learned, and that the run fell back to an earlier model."""
         fell = self.ended if finite.ended(self.ended) else None
-        return [line for line in (fell, self.nothing or self.warning) if line]
+        refused = self.warning if self.updates or self.nothing is None else None  # else `nothing` says it
+        return [line for line in (fell, self.nothing, refused) if line]
 
     def plain(self) -> dict[str, Any]:
         """For JSON: what is not a number becomes None."""

@@ -170,7 +170,7 @@ def attempt(run: Run, worker: str | None = None, memory: str | None = None) -> I
         kept = client_memory.of_run(run.folder, limit, made.world.model.device)
         try:
             facts = {**made.facts, **client_memory.facts(limit)}
-            yield Attempt(run, run.experiment(), made, chosen, trace, kept, facts, time.monotonic())
+            yield Attempt(run, run.runnable(), made, chosen, trace, kept, facts, time.monotonic())
         finally:
             trace.abandon()
             if kept is not None:

@@ -79,8 +79,8 @@ def pixels(lanes: Lanes, colour: str) -> NDArray[np.float64]:
     tall = np.repeat(image, thick, axis=0).reshape(rows, thick, BINS, 3)
     if lanes.clients:
         third, half = slice(thick // 3, 2 * thick // 3), slice(thick // 2, thick)
-        _mix(tall[:, third], np.array(AWAY), np.repeat(lanes.away[:, None], thick // 3, axis=1))
-        _mix(tall[:, half], np.array(IN_VAIN), np.repeat(lanes.in_vain[:, None] > 0, thick - thick // 2, axis=1))
+        _mix(tall[:, third], np.array(AWAY), lanes.away[:, None])
+        _mix(tall[:, half], np.array(IN_VAIN), lanes.in_vain[:, None] > 0)
     if rows <= FEW:
         tall[:, -1] = 1.0
     return tall.reshape(rows * thick, BINS, 3)

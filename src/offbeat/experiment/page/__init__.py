@@ -39,7 +39,7 @@ class Content:
 
 
 def save(series: Series, content: Content, path: Path) -> None:
-    write_whole(path, render(series, content).encode())
+    write_whole(path, render(series, content).encode(errors="replace"))  # a name may hold half a character
 
 
 def render(series: Series, content: Content) -> str:
