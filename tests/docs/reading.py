@@ -1,4 +1,4 @@
-"""A page as a reader goes through it: files are saved, commands and Python are run, in its order and in one empty folder.
+"""A page as a reader goes through it: files saved, commands and Python run, in its order and in one empty folder.
 
 - A block whose first line is a comment with a file's name is saved as that file; Python with no name is run.
 - In a console block every `$ offbeat …` and `$ python …` is run and must succeed (`console fails`: the last one must

@@ -1,0 +1,26 @@
+"""examples/: each README is gone through in a copy of its folder. That of flower needs a federation: see tests/live."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from reading import Reader
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own-data", "own-strategy", "python-study"])
+def test_an_example_runs_as_it_stands(name, monkeypatch, capsys, one_by_one):
+    os.chdir(shutil.copytree(EXAMPLES / name, "copy", ignore=shutil.ignore_patterns("__pycache__", "runs")))
+    reader = Reader(Path("README.md"), monkeypatch, capsys)
+    reader.read()
+    assert len(reader.commands) >= 2
+
+
+def test_every_example_is_in_the_list():
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert all(f"[{path.name}]({path.name}/README.md)" in listed for path in EXAMPLES.iterdir() if path.is_dir())
