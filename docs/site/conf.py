@@ -20,6 +20,7 @@ html_title = "offbeat"
 html_extra_path = ["index.html"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_search_summary = False  # a browser reads no pages from a folder for it
 myst_heading_anchors = 4  # slugs as a plain checkout's reader makes them
 highlight_language = "none"
 suppress_warnings = ["misc.highlighting_failure"]  # a fence may name what nothing colours

@@ -1,5 +1,5 @@
 """An experiment file as its author means it: relative paths begin where the file lies, and whoever says that data
-belongs to its owners, but not how many clients there are, means all of them.
+belongs to its owners, but not how many clients there are, means all of them. Delays may be said by owner: {bern: 20}.
 
 What comes out is an experiment that means the same wherever it is read again: a run folder holds whole paths and a
 number of clients.
@@ -13,6 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.settings import Place
 from offbeat.experiment import files
 from offbeat.experiment.config import Experiment
@@ -25,6 +26,7 @@ from offbeat.scenario.partition import Natural
 def of(tree: Any, path: Path) -> tuple[Experiment, bool]:
     """The experiment that a file holds, and whether it leaves open how many clients there are."""
     where, home = str(path), Home(path.parent)
+    tree = _by_name(tree, path)
     left_open = isinstance(tree, Mapping) and "clients" not in tree
     if not left_open:
         return beside(files.made(tree, where, home), path.parent), False
@@ -32,6 +34,29 @@ def of(tree: Any, path: Path) -> tuple[Experiment, bool]:
     if isinstance(one.partition, Natural):
         return everyone(one), True
     return beside(files.made(tree, where, home), path.parent), True
+
+
+def _by_name(tree: Any, path: Path) -> Any:
+    """With the mean delays that are said by owner in the order of the clients."""
+    delays = tree.get("delays") if isinstance(tree, Mapping) else None
+    means = delays.get("means") if isinstance(delays, Mapping) else None
+    if not isinstance(means, Mapping) or not all(isinstance(name, str) for name in means):
+        return tree
+    where = f"{path}: delays.means"
+    rest = {key: value for key, value in tree.items() if key not in ("delays", "methods")}
+    experiment = beside(files.made({**rest, "clients": 1}, str(path), Home(path.parent)), path.parent)
+    if not isinstance(experiment.partition, Natural) or "clients" in tree:
+        raise ConfigError(f"{where} names sites: write 'partition: natural' and leave out clients, or give a list")
+    data = load(experiment.data)
+    parts = experiment.partition.split(data.y_train, None, experiment.seed, data.groups)
+    assert data.groups is not None  # or split had refused
+    names = [data.group_names[int(data.groups[rows[0]])] for rows in parts]
+    for name in means:
+        if name not in names:
+            raise ConfigError(f"{where}: {unknown('site', name, names)}")
+    if missing := [name for name in names if name not in means]:
+        raise ConfigError(f"{where}: {', '.join(missing[:5])} {'is' if len(missing) == 1 else 'are'} missing")
+    return {**tree, "delays": {**delays, "means": [means[name] for name in names]}}
 
 
 def everyone(experiment: Experiment) -> Experiment:
