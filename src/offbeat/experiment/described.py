@@ -35,7 +35,7 @@ SHARED = {
     "jitter": "how much one job differs from the next: deviation of a factor around 1",
     "unit": "what the seconds are of: a job, or a step",
 }
-SECTIONS: Mapping[type, str] = {Until: "text, such as 3600s or 500updates", Target: "text, such as acc=0.9"}
+SECTIONS: Mapping[Any, str] = {Until: "text, such as 3600s or 500updates", Target: "text, such as acc=0.9"}
 
 
 @dataclass(frozen=True)

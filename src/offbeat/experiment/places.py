@@ -40,7 +40,11 @@ def _by_name(tree: Any, path: Path) -> Any:
     """With the mean delays that are said by owner in the order of the clients."""
     delays = tree.get("delays") if isinstance(tree, Mapping) else None
     means = delays.get("means") if isinstance(delays, Mapping) else None
-    if not isinstance(means, Mapping) or not all(isinstance(name, str) for name in means):
+    if (
+        not isinstance(delays, Mapping)
+        or not isinstance(means, Mapping)
+        or not all(isinstance(name, str) for name in means)
+    ):
         return tree
     where = f"{path}: delays.means"
     rest = {key: value for key, value in tree.items() if key not in ("delays", "methods")}
