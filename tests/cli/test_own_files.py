@@ -10,7 +10,9 @@ import pytest
 from command_line import Call, contents, refused
 from damage import stop_after
 
-from offbeat.experiment.run import Run
+from offbeat.experiment import files
+from offbeat.experiment.run import Run, create
+from offbeat.presets import load
 
 STRATEGY = '''
 """A strategy of one's own."""
@@ -83,12 +85,8 @@ def written() -> None:
 
 def stopped(offbeat: Call) -> Run:
     """A run that was stopped after sixteen events."""
-    from offbeat.experiment import files
-    from offbeat.experiment import run as runs
-    from offbeat.presets import load
-
     changes = ["clients=4", "until=200s", *CHANGES]
-    run = runs.create(Path("stopped"), files.changed(load("quickstart").experiment, changes))
+    run = create(Path("stopped"), files.changed(load("quickstart").experiment, changes))
     stop_after(run, 16)
     assert not run.complete
     return run
@@ -198,6 +196,23 @@ def test_looking_at_a_run_runs_nobodys_code(offbeat: Call) -> None:
     assert offbeat("show", "whole").status == 0
     assert offbeat("export", "whole", "--out", "model.safetensors").status == 0
     assert "complete already" in offbeat("run", "--resume", "whole").err
+
+
+def test_neither_a_page_nor_the_model_of_a_stopped_run_runs_it(offbeat: Call) -> None:
+    stopped(offbeat)
+    text = Path("mine.py").read_text()
+    for name in ("mine.py", "net.py"):
+        Path(name).write_text(f"{Path(name).read_text()}\nfrom pathlib import Path\nPath('it was run').touch()\n")
+    Path("stopped/world.json").unlink()  # as of a run from before: nothing says what the files were
+    assert offbeat("show", "stopped", "--figure", "page.html").status == 0
+    refused(offbeat("export", "stopped"), "sites is code of somebody's own, which is not run here")
+    assert not Path("it was run").exists()
+    Path("mine.py").write_text(text)
+    changes = ["clients=4", "until=200s", "strategy=mine.py:Mine"]
+    run = create(Path("own"), files.changed(load("quickstart").experiment, changes))
+    stop_after(run, 16)
+    Path("mine.py").write_text(f"{text}\nraise SystemExit('it was run')\n")
+    assert offbeat("export", "own", "--out", "model.safetensors").status == 0  # a strategy is no part of a model
 
 
 def test_a_finished_run_whose_copies_were_edited_is_refused(offbeat: Call) -> None:

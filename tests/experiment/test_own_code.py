@@ -176,6 +176,17 @@ def test_a_file_that_was_edited_is_loaded_again() -> None:
     assert (before.rate, choices.default("strategy", "mine.py:Mine").rate) == (0.5, 0.7)
 
 
+def test_a_neighbour_of_a_neighbour_that_was_edited_is_loaded_again() -> None:
+    Path("stable.py").write_text(
+        "from nearby import rate\n" + STRATEGY.replace("rate: float = 0.5", "rate: float = rate")
+    )
+    Path("nearby.py").write_text("from farther import rate\n")
+    Path("farther.py").write_text("rate = 0.5\n")
+    assert choices.default("strategy", "stable.py:Mine").rate == 0.5
+    Path("farther.py").write_text("rate = 0.125\n")  # of another length: Python's own cache goes by seconds
+    assert choices.default("strategy", "stable.py:Mine").rate == 0.125
+
+
 def test_a_file_may_import_its_neighbours_and_be_called_like_a_library() -> None:
     Path("rates_of_mine.py").write_text("RATE = 0.9\n")
     Path("random.py").write_text("from rates_of_mine import RATE\n" + STRATEGY.replace("0.5\n", "RATE\n", 1))
@@ -388,6 +399,14 @@ def test_whoever_only_reads_runs_nobodys_code() -> None:
     assert hash(looked.strategy) == hash(from_plain(plain, Home(runs_code=False)).strategy)
 
 
+@pytest.mark.parametrize("name", ["evil.py", "evil.py:", "evil.py:no name"])
+def test_a_file_with_no_name_in_it_is_not_run_to_tell_what_it_has(name: str) -> None:
+    Path("evil.py").write_text("from pathlib import Path\nPath('it was run').touch()\n")
+    with pytest.raises(ConfigError, match="names a file and nothing in it"):
+        from_plain({"strategy": name}, Home(runs_code=False))
+    assert not Path("it was run").exists()
+
+
 # ---------------------------------------------------------------- what belongs to it
 
 
@@ -395,8 +414,12 @@ def test_a_file_and_the_neighbours_it_imports_belong_together() -> None:
     Path("near.py").write_text("import far.deep\n")
     Path("far").mkdir()
     Path("far/__init__.py").touch()
-    Path("far/deep.py").touch()
     Path("unused.py").touch()
+    Path("far/deep.py").write_text("from . import deeper\nfrom .deepest import x\nfrom ..beyond import y\n")
+    Path("far/deeper.py").touch()
+    Path("far/deepest.py").touch()
     Path("it.py").write_text("import torch\nfrom near import x\ndef later():\n    import math, near\n")
     found = [path.relative_to(Path.cwd()).as_posix() for path in own.files_of(Path("it.py").resolve())]
-    assert found == ["it.py", "far/__init__.py", "far/deep.py", "near.py"]
+    assert found == [
+        "it.py", "far/__init__.py", "far/deep.py", "far/deeper.py", "far/deepest.py", "near.py",
+    ]  # fmt: skip

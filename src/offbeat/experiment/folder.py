@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from safetensors.torch import save
+from torch import nn
 
 from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
@@ -47,6 +48,7 @@ from offbeat.experiment.choices import own_files
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.given import Given
 from offbeat.experiment.heatmap import Held
+from offbeat.scenario.data import load
 from offbeat.scenario.data.root import given_root
 
 COMPARISON = guard.COMPARISON
@@ -136,9 +138,11 @@ class Run:
     def setup(self, device: str = "cpu") -> build.Setup:
         return build.setup(self.runnable(), device) if self.given is None else self.given.setup(device)
 
-    def held(self) -> Held:
-        """Who trains on what."""
-        return build.held(self.runnable()) if self.given is None else self.given.held()
+    def held(self, runs_code: bool = False) -> Held:
+        """Who trains on what; DataError where only code of one's own could tell, and that is not to be run."""
+        if self.given is not None:
+            return self.given.held()
+        return build.held(self.runnable() if runs_code else self.experiment())
 
     def summary(self) -> metrics.Summary:
         experiment = self.experiment()
@@ -208,10 +212,20 @@ class Run:
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        self.check_world()
-        made, told = self.setup(), card.metadata(self)
-        plain = checkpoints.load(lambda tree, get: save(made.state_dict(unpack(tree["model"], get))))
+        module, told = self._module(), card.metadata(self)
+        plain = checkpoints.load(lambda tree, get: save(build.state_dict(module, unpack(tree["model"], get))))
         return card.labelled(plain, told)
+
+    def _module(self) -> nn.Module:
+        """Of the world the run was made for. Whoever exports runs nobody's code."""
+        if self.given is not None or self.scripted:
+            self.check_world()
+            assert self.given is not None  # or that was refused
+            return self.given.module
+        experiment = self.experiment()
+        identity.check(self.folder, identity.read(self.world_file), self.world(experiment))
+        data = load(experiment.data)
+        return experiment.model.build(data.input_shape, data.outputs, experiment.seed)
 
 
 def create(

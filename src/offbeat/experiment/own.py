@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,18 +45,21 @@ def is_reference(name: str) -> bool:
     return ".py:" in name or name.endswith(".py")
 
 
-def parse(text: str, home: Path | None = None, fits: Callable[[Any], bool] = callable) -> Reference:
+def parse(text: str, home: Path | None = None, fits: Callable[[Any], bool] | None = None) -> Reference:
     """A relative path is meant from the folder of the experiment file it stands in, else from here. `fits`: what may
-    be meant, where a file is named and nothing in it.
+    be meant, where a file is named and nothing in it; without it, the file is not run to tell.
     """
     path, _, name = text.rpartition(":") if ".py:" in text else (text, "", "")
     whole = resolved(path, home)
     if not name.isidentifier():
-        module = load_file(whole, home)
-        known = [name for name in own_names(module) if fits(getattr(module, name))]
-        hint = f"write {' or '.join(f'{path}:{name}' for name in known)}" if known else "it has nothing that fits"
+        hint = f"write {path}:Name" if fits is None else _fitting(load_file(whole, home), path, fits)
         raise ConfigError(f"{text} names a file and nothing in it: {hint}")
     return Reference(whole, name)
+
+
+def _fitting(module: ModuleType, path: str, fits: Callable[[Any], bool]) -> str:
+    known = [name for name in own_names(module) if fits(getattr(module, name))]
+    return f"write {' or '.join(f'{path}:{name}' for name in known)}" if known else "it has nothing that fits"
 
 
 def resolved(path: str, home: Path | None = None) -> Path:
@@ -91,7 +95,7 @@ def own_names(module: ModuleType) -> list[str]:
 
 @dataclass(frozen=True)
 class _Loaded:
-    sum: str
+    sum: str  # of the file and its neighbours
     module: ModuleType
     there: Path  # where it was read: the file, or its copy
 
@@ -100,10 +104,10 @@ _loaded: dict[Path, _Loaded] = {}
 
 
 def load_file(path: Path, home: Path | None = None) -> ModuleType:
-    """The file as a module: once, and again only if it was edited since."""
+    """The file as a module: once, and again only if it or a neighbour was edited since."""
     there = _found(path, home)
     source = _bytes(there)
-    digest = hashlib.sha256(source).hexdigest()
+    digest = _sum([source, *map(_bytes, files_of(there)[1:])])
     if path in _loaded and _loaded[path].sum == digest:
         _loaded[path] = replace(_loaded[path], there=there)
         return _loaded[path].module
@@ -111,6 +115,7 @@ def load_file(path: Path, home: Path | None = None) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, there)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    importlib.invalidate_caches()  # a neighbour may be new
     before = sys.modules.get(name)
     sys.modules[name] = module  # dataclasses and saved states look their modules up
     if str(there.parent) not in sys.path:
@@ -153,7 +158,7 @@ def files_of(path: Path) -> list[Path]:
         if here in found or not here.is_file():
             continue
         found.append(here)
-        for name in _imported(here):
+        for name in _imported(_bytes(here), here.parent.relative_to(path.parent).parts):
             parts = path.parent.joinpath(*name.split("."))
             packages = [parent / "__init__.py" for parent in (parts, *parts.parents) if parent != path.parent]
             inside = [package for package in packages if package.is_relative_to(path.parent)]
@@ -201,18 +206,25 @@ def _bytes(path: Path) -> bytes:
         raise ConfigError(f"cannot read {shown(path)}: {error.strerror or error}") from None
 
 
-def _imported(path: Path) -> list[str]:
-    """Modules a file imports, in every way its text can say it; `from a import b` may be of a.b."""
+def _sum(sources: Iterable[bytes]) -> str:
+    return hashlib.sha256("".join(hashlib.sha256(source).hexdigest() for source in sources).encode()).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _imported(source: bytes, package: tuple[str, ...]) -> list[str]:
+    """Modules a text of that package imports, in every way it can say it; `from a import b` may be of a.b."""
     try:
-        tree = ast.parse(_bytes(path))
+        tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return []  # running it will say so
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.ImportFrom) and node.level <= len(package):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
     return names
 
 
@@ -223,10 +235,12 @@ def _make_way(path: Path) -> None:
     """Python knows one module of a name. An edited neighbour is imported again; one of the same name in another folder
     is refused, since nobody would notice whose is used.
     """
+    ours, edited = [], False
     for neighbour, name in _neighbours_of(path):
         other = getattr(sys.modules.get(name), "__file__", None)
         if other is None or not _of_a_user(Path(other)):
             continue
+        ours.append(name)
         now = hashlib.sha256(_bytes(neighbour)).hexdigest()
         if _neighbours.get(name) == now or (name not in _neighbours and _same(Path(other), now)):
             continue
@@ -235,6 +249,8 @@ def _make_way(path: Path) -> None:
             raise ConfigError(
                 f"{shown(path)} imports {name}, and another {name} is loaded from {theirs}: rename one of them"
             )
+        edited = True
+    for name in ours if edited else ():  # all of them: one may have imported another
         del sys.modules[name]
 
 

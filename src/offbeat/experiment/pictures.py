@@ -24,7 +24,7 @@ def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: P
     """Of a comparison that is finished; and beside them who holds what."""
     found = of_comparison(comparison)
     figures.save(found, figure)
-    held = who_holds_what(found.methods[0].runs[0])
+    held = who_holds_what(found.methods[0].runs[0], runs_code=True)  # which has run already
     if held is not None:
         heatmap.save(held, comparison.folder / "partition.png")
     page.save(found, _content(found, rows, reference, held), web)
@@ -50,10 +50,12 @@ def of_run(run: Run) -> Series:
     return _titled(series.collect({strategy_name(run.experiment()): [run]}, ""))
 
 
-def who_holds_what(run: Run) -> heatmap.Held | None:
-    """None where the data, or somebody's code, is no longer at hand: results are worth a page without it."""
+def who_holds_what(run: Run, runs_code: bool = False) -> heatmap.Held | None:
+    """None where the data is no longer at hand, or is of code that is not to be run: results are worth a page
+    without it.
+    """
     try:
-        return run.held()
+        return run.held(runs_code)
     except (DataError, ConfigError, RunError):
         return None
 
