@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 
 import offbeat
 from offbeat.cli import app
+from offbeat.client.task import Classification
 from offbeat.core.errors import ConfigError, OffbeatError, RunError
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
@@ -180,6 +183,49 @@ def made(tmp_path_factory: pytest.TempPathFactory, cache: list[Path] = []) -> Pa
         cache.append(tmp_path_factory.mktemp("made") / "run")
         simulate(out=cache[0])
     return cache[0]
+
+
+class Scaled(nn.Linear):
+    """What it scales by is in no weight and not in its text."""
+
+    def __init__(self, by: float) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            super().__init__(5, 2)
+        self.by, self.calls = by, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1  # which makes it no other model
+        return self.by * super().forward(x)
+
+
+def test_what_a_model_was_made_with_is_part_of_the_call(tmp_path):
+    first = simulate(model=Scaled(1.0), out=tmp_path / "run")
+    assert same(simulate(model=Scaled(1.0), out=tmp_path / "run"), first)
+    with pytest.raises(RunError, match=r"another call: model.by was 1.0, is 2.0 now; make"):
+        simulate(model=Scaled(2.0), out=tmp_path / "run")
+
+
+def weighing(weight: float) -> Any:
+    return lambda outputs, y: weight * nn.functional.cross_entropy(outputs, y)
+
+
+@pytest.mark.parametrize(
+    ("loss", "other"),
+    [
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.5)),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))),
+        (partial(nn.functional.cross_entropy, label_smoothing=0.1), partial(nn.functional.cross_entropy)),
+        (weighing(1.0), weighing(2.0)),
+        (Classification(criterion=weighing(1.0)), Classification(criterion=weighing(2.0))),
+    ],
+)
+def test_what_a_loss_was_made_with_is_part_of_the_call(tmp_path, loss, other):
+    first = simulate(loss=loss, out=tmp_path / "run", until="60s")
+    assert same(simulate(loss=deepcopy(loss), out=tmp_path / "run", until="60s"), first)
+    with pytest.raises(RunError, match=r"another call: the loss is another; make"):
+        simulate(loss=other, out=tmp_path / "run", until="60s")
+    assert " at 0x" not in (tmp_path / "run" / "simulation.json").read_text()  # which no other process would have
 
 
 def test_edited_code_of_ones_own_is_another_call(tmp_path, monkeypatch):

@@ -13,10 +13,9 @@ import inspect
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,16 @@ from offbeat.core.errors import ConfigError, OffbeatError, RunError
 from offbeat.core.protocol import LocalWork
 from offbeat.core.threads import one_thread
 from offbeat.engines.checkpoint import write_whole
-from offbeat.experiment import build, identity, sealed
+from offbeat.experiment import build, identity, sealed, traits
 from offbeat.experiment.choices import CHOICES
 from offbeat.experiment.config import Experiment, is_pooled
 from offbeat.experiment.heatmap import Held
-from offbeat.experiment.holdings import Holdings, digest, restored
+from offbeat.experiment.holdings import Holdings, restored
 from offbeat.experiment.plain import from_plain, to_plain
 
 RECORD, START, DATA = "simulation.json", "start.safetensors", "data.safetensors"
 KEPT = 64_000_000  # bytes of tensors that a folder keeps; of more it has the digests
 LAWS = ("strategy", "delays", "network", "availability", "streaming")  # that a script may write itself
-OTHERS = {"torch", "offbeat", *sys.stdlib_module_names}  # whose code is a matter of versions
 AGAIN = "make the call as it was, or choose another out="
 
 
@@ -82,6 +80,11 @@ class Given:
     module: nn.Module
     holdings: Holdings
     loss: Task | Loss | None = None
+    _made_with: dict[str, Any] = field(init=False, repr=False)  # before anything is trained: some modules count
+
+    def __post_init__(self) -> None:
+        loss = None if self.loss is None else traits.made_with(self.loss)
+        object.__setattr__(self, "_made_with", {"settings": traits.settings(self.module), "loss_settings": loss})
 
     @one_thread()
     def setup(self, device: str = "cpu") -> build.Setup:
@@ -108,7 +111,6 @@ class Given:
     def record(self) -> dict[str, Any]:
         """All that makes this call this call, as plain data."""
         one = self.experiment
-        start = {name: digest(tensor) for name, tensor in self.module.state_dict().items()}
         chosen = {key: value for key, value in _values(one).items() if key in CHOICES}
         told = {
             "experiment": to_plain(replace(one, **{key: _told(value) for key, value in chosen.items()})),
@@ -116,12 +118,13 @@ class Given:
             "pooled": is_pooled(one.strategy),
             "names": {str(client): name for client, name in self.holdings.names.items()},
             "model": repr(self.module),
-            "loss": None if self.loss is None else _name(self.loss),
-            "start": hashlib.sha256(json.dumps(start, sort_keys=True).encode()).hexdigest(),
-            "code": dict(_code(self)),
+            **self._made_with,
+            "loss": None if self.loss is None else traits.name(self.loss),
+            "start": hashlib.sha256(json.dumps(traits.weights(self.module), sort_keys=True).encode()).hexdigest(),
+            "code": traits.code(_written(self)),
             "data": self.holdings.digests,
         }
-        plain: dict[str, Any] = json.loads(json.dumps(told, default=_name, skipkeys=True))
+        plain: dict[str, Any] = traits.plain(told)
         return plain
 
     def check(self, folder: Path) -> None:
@@ -176,36 +179,20 @@ def _told(value: Any) -> Any:
         return tuple(map(_told, value))
     if is_dataclass(value):
         return value
-    own = json.loads(json.dumps(getattr(value, "__dict__", {}), default=_name, skipkeys=True))
+    own = traits.plain(getattr(value, "__dict__", {}))
     return stand_in(type(value).__name__, own, bool(getattr(value, "pooled", False)))
 
 
-def _name(value: Any) -> str:
-    """Of what is no plain value, the same in every process: nothing that has an address in it."""
-    if isinstance(value, Tensor):
-        return f"tensor {digest(value)[:12]}"
-    if is_dataclass(value) and not isinstance(value, type):
-        return f"{type(value).__qualname__}({', '.join(f'{f.name}={getattr(value, f.name)}' for f in fields(value))})"
-    return getattr(value, "__qualname__", None) or type(value).__qualname__
-
-
-def _code(given: Given) -> Iterator[tuple[str, str]]:
-    """What of it is the user's own, and the SHA-256 of the text it was written in, where that can be had."""
-    one = given.experiment
-    whose: dict[str, list[Any]] = {
+def _written(given: Given) -> dict[str, list[Any]]:
+    """The classes and functions whose code may be the user's own."""
+    one, loss = given.experiment, given.loss
+    within = [getattr(loss, key) for key in ("func", "criterion") if hasattr(loss, key)]  # of a partial, of a task
+    return {
         "model": sorted({type(part) for part in given.module.modules()}, key=lambda cls: cls.__qualname__),
-        "loss": [] if given.loss is None else [given.loss if inspect.isroutine(given.loss) else type(given.loss)],
+        "loss": [] if loss is None else [loss if inspect.isroutine(loss) else type(loss), *within],
         **{key: list(type(getattr(one, key)).__mro__) for key in LAWS},
         "faults": [cls for fault in one.faults for cls in type(fault).__mro__],
     }
-    for what, written in whose.items():
-        texts = []
-        for code in written:
-            if (code.__module__ or "").split(".")[0] not in OTHERS:
-                with contextlib.suppress(OSError, TypeError):  # typed at a prompt, or compiled
-                    texts.append(inspect.getsource(code))
-        if texts:
-            yield what, hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------- what a folder tells
@@ -245,8 +232,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
     yield from identity.changes("", before["experiment"], now["experiment"])
     if before["names"] != now["names"]:
         yield f"the clients were {_list(before['names'])}, are {_list(now['names'])} now"
-    others = {"model": "the model is another", "start": "its initial weights are others", "loss": "the loss is another"}
+    others = {"model": "the model is another", "start": "its initial weights are others"}
     yield from (words for key, words in others.items() if before[key] != now[key])
+    if before["model"] == now["model"] and "settings" in before:  # not in a folder from before these were kept
+        yield from identity.changes("model", {"name": "", **before["settings"]}, {"name": "", **now["settings"]})
+    if any(key in before and before[key] != now[key] for key in ("loss", "loss_settings")):
+        yield "the loss is another"
     for key in {**before["code"], **now["code"]}:
         if before["code"].get(key) != now["code"].get(key):
             yield f"the code of the {key} changed"
