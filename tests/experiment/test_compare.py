@@ -197,7 +197,17 @@ def test_stopped_in_the_middle_the_same_call_finishes_it(made, tmp_path, jobs):
 def test_a_call_that_was_stopped_while_it_made_the_folders_is_made_again(made, tmp_path):
     compare(out=tmp_path / "study", until="10s")
     (tmp_path / "study" / "compare.json").unlink()
+    with pytest.raises(RunError, match="another call: until was 10s, is 20s now"):
+        compare(out=tmp_path / "study", until="20s")
+    assert not (tmp_path / "study" / "compare.json").exists()  # half of it would be of another call
     assert len(compare(out=tmp_path / "study", until="10s")["fedavg"]) == 2
+
+
+def test_a_call_that_was_stopped_while_it_drew_the_page_draws_it(tmp_path):
+    compare(out=tmp_path / "study", until="10s", seeds=1)
+    (tmp_path / "study" / "report.html").unlink()
+    compare(out=tmp_path / "study", until="10s", seeds=1)
+    assert (tmp_path / "study" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -239,6 +249,7 @@ def test_the_command_line_shows_it_but_cannot_finish_it(made, tmp_path):
         ({"strategies": [offbeat.FedBuff]}, "is not a strategy: write FedBuff()"),
         ({"strategies": ["fedavg", "fedavg"]}, "strategies: fedavg is there twice: a mapping says what to call each"),
         ({"strategies": {"a/b": "fedavg"}}, "strategies: 'a/b' is no label"),
+        ({"strategies": {"": "fedavg"}}, "strategies: '' is no label"),
         ({"strategies": {3: "fedavg"}}, "strategies: 3 is no label"),
         ({"seeds": 0}, "seeds = 0: must be 1 or more"),
         ({"seeds": []}, "a comparison needs at least one seed"),

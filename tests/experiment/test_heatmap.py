@@ -61,3 +61,8 @@ def test_results_have_their_page_when_the_data_is_gone(monkeypatch: pytest.Monke
 def test_data_without_owners_has_no_natural_clients() -> None:
     with pytest.raises(DataError, match="natural needs data whose examples have owners"):
         build.setup(replace(HALVES, partition=Natural()))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_name_of_any_length_leaves_room_for_the_picture(tmp_path):
+    heatmap.save(heatmap.Held([0, 1], torch.tensor([[3, 4], [5, 6]]), {0: "x" * 300, 1: "bern"}), tmp_path / "it.png")

@@ -155,6 +155,14 @@ class Endless(IterableDataset[Any]):
         yield from ()
 
 
+class Versioned(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
 X, Y = pair()
 ITEMS = TensorDataset(X, Y)
 
@@ -216,6 +224,11 @@ ITEMS = TensorDataset(X, Y)
         ({"progress": 5}, "progress = 5: True for a line on stderr, or a function"),
         ({"out": 5}, "out = 5: give the path of a folder"),
         ({"out": __file__}, "it is a file; give the path of a folder"),
+        ({"out": "a\0b"}, "embedded null byte; give the path of a folder"),
+        ({"out": "a" * 300}, "File name too long; give the path of a folder"),
+        ({"out": "~nobody of that name/run"}, "give the path of a folder"),
+        ({"model": nn.LazyLinear(2)}, "model = LazyLinear: it has layers without weights as yet: call it on a batch"),
+        ({"model": Versioned(5, 2)}, "model = Versioned: _extra_state of its state_dict is a dict, not a tensor"),
     ],
 )
 def test_what_cannot_be_meant_gets_one_line(given, message):

@@ -33,7 +33,7 @@ ABLE = {"delays": ("mean_of", "factor"), "network": ("transfer",), "streaming": 
 def modelled(given: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Module:
     """The model as it starts: one for all seeds, or what a function of the seed makes, from weights drawn for it."""
     if isinstance(given, nn.Module):
-        return given
+        return _whole(given)
     if isinstance(given, type):
         name = given.__name__
         raise ConfigError(
@@ -49,7 +49,18 @@ def modelled(given: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Mod
         raise ConfigError(f"model: the function is called with the seed alone, and says: {error}") from None
     if not isinstance(made, nn.Module):
         raise ConfigError(f"model: the function gave {shown(made)} for seed {seed}, not a torch.nn.Module")
-    return made
+    return _whole(made)
+
+
+def _whole(module: nn.Module) -> nn.Module:
+    """With all its weights, and nothing but tensors to keep of it."""
+    name = type(module).__name__
+    if any(map(nn.parameter.is_lazy, [*module.parameters(), *module.buffers()])):
+        raise ConfigError(f"model = {name}: it has layers without weights as yet: call it on a batch first")
+    for key, value in module.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"model = {name}: {key} of its state_dict is a {type(value).__name__}, not a tensor")
+    return module
 
 
 def precision(module: nn.Module) -> torch.dtype:
@@ -211,8 +222,15 @@ def _able(given: Any, setting: str) -> bool:
 def folder(given: Any) -> Path:
     if not isinstance(given, (str, Path)) or given == "":
         raise ConfigError(f"out = {shown(given)}: give the path of a folder")
-    path = Path(given).expanduser()
-    if path.exists() and not path.is_dir():
+    try:
+        path = Path(given).expanduser()
+        path.lstat()
+    except FileNotFoundError:
+        return path
+    except (OSError, RuntimeError, ValueError) as error:  # too long, of an unknown user, with a null byte
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"out = {shown(str(given))}: {why}; give the path of a folder") from None
+    if not path.is_dir():
         raise ConfigError(f"out = {str(given)!r}: it is a file; give the path of a folder")
     return path
 

@@ -198,10 +198,11 @@ def compare(
         experiments = {label: given[label, numbers[0]].experiment for label in methods}
         against = reference or REFERENCE
         comparing.create(folder, experiments, numbers, against, worker, memory, scripts=given, command=called_by())
-    if not made.complete:
+    finished = made.complete
+    if not finished:
         _finish(made, jobs, worker, memory, progress)
-        if out is not None:
-            report.write(made, reference)
+    if out is not None and not (finished and (folder / report.PAGE).is_file()):  # killed before it had one
+        report.write(made, reference)
     return made
 
 
@@ -274,7 +275,7 @@ def _unusual(strategy: Strategy) -> str:
 
 
 def _label(given: Any) -> str:
-    fine = isinstance(given, str) and given.strip() == given and given.isprintable() and "/" not in given
+    fine = isinstance(given, str) and given and given.strip() == given and given.isprintable() and "/" not in given
     if not fine or given.startswith("."):
         raise ConfigError(f"strategies: {given!r} is no label: write a short text, without / in it")
     return str(given)

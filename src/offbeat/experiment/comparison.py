@@ -174,7 +174,9 @@ def create(
         for seed in seeds:
             one, sub = replace(experiment, seed=seed), f"{called[name]}-seed{seed}"
             script = scripts[name, seed] if scripts else None
-            if script is None or not runs.Run(folder / sub).scripted:
+            if script is not None and runs.Run(folder / sub).scripted:
+                script.check(folder / sub)
+            else:
                 world = None if script else _world(one, kept.setdefault(seed, []))
                 runs.create(folder / sub, one, command, world=world, worker=worker, memory=memory, script=script)
             entries.append({"strategy": name, "seed": seed, "folder": sub})

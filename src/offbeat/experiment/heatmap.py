@@ -17,6 +17,7 @@ from offbeat.experiment.sites import called
 # formats, and what keeps the time out of them: the same figure is the same file
 UNDATED: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 NAMED = 40  # clients at most whose names fit beside a picture
+LONGEST = 30  # letters of a name that fit there too
 TITLE = "who holds what (examples, first seed)"
 
 
@@ -35,7 +36,7 @@ def save(held: Held, path: Path, title: str = TITLE) -> None:
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    counts, names = held.counts, [name.replace("$", r"\$") for name in held.called()]
+    counts, names = held.counts, [_short(name).replace("$", r"\$") for name in held.called()]
     clients, classes = counts.shape
     figure = Figure(figsize=(min(3 + 0.3 * classes, 12), min(2 + 0.2 * clients, 12)), layout="constrained")
     axis = figure.subplots()
@@ -49,6 +50,10 @@ def save(held: Held, path: Path, title: str = TITLE) -> None:
     axis.set_title(title.replace("$", r"\$"), fontsize="small")  # a name is not a formula
     figure.colorbar(image, label="examples")
     save_figure(figure, path)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
 def save_figure(figure: Any, path: Path, dpi: float = 130) -> None:

@@ -14,6 +14,8 @@ from offbeat.experiment.measures import Row
 from offbeat.experiment.metrics import Summary
 from offbeat.experiment.tables import Going
 
+FIGURE, PAGE = "figure.png", "report.html"  # in the folder; the page is written last
+
 
 @dataclass(frozen=True)
 class Report:
@@ -41,8 +43,8 @@ def read(comparison: Comparison, reference: str | None = None) -> Report:
         _going(comparison, found),
         comparison.checked(reference),
         _target(comparison),
-        comparison.folder / "figure.png",
-        comparison.folder / "report.html",
+        comparison.folder / FIGURE,
+        comparison.folder / PAGE,
     )
 
 
