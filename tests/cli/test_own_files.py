@@ -165,6 +165,17 @@ def test_a_file_that_was_edited_is_refused_by_name_and_nothing_is_touched(offbea
     assert offbeat("run", "--resume", "stopped").status == 0
 
 
+def test_a_comparison_names_the_run_once_whose_code_was_edited(offbeat: Call) -> None:
+    tiny = (*FOUR, "--set", "model=linear", "--strategies", "mine.py:Mine", "--seeds", 1, "--out", "c")
+    assert offbeat("compare", "quickstart", *tiny).status == 0
+    Path("c/Mine-seed0/model.safetensors").unlink()
+    Path("helping_mine.py").write_text("def damped(rate):\n    return rate / 2\n")
+    given = offbeat("compare", "--resume", "c")
+    assert given.status == 1
+    assert "c/Mine-seed0: helping_mine.py changed" in given.err
+    assert "c/Mine-seed0: c/Mine-seed0" not in given.err
+
+
 def test_where_the_files_are_gone_the_runs_copies_are_used(offbeat: Call) -> None:
     assert offbeat("run", "quickstart", *FOUR, *OWN, "--out", "whole").status == 0
     run = stopped(offbeat)

@@ -104,7 +104,7 @@ def execute(
                     pipe = heard
                     answer = _heard(pipe)
                     if isinstance(answer, Exception):
-                        log.warning("%s: %s", several[at[pipe]].folder, answer)
+                        log.warning("%s", runs.of_run(several[at[pipe]].folder, answer))
                         failed[at[pipe]] = answer
                     elif not answer:
                         return False

@@ -43,6 +43,7 @@ __all__ = [
     "create",
     "execute",
     "interruptible",
+    "of_run",
     "resumable",
     "settled",
     "tell_failed",
@@ -58,8 +59,12 @@ def tell_failed(failed: Mapping[Path, Exception]) -> None:
     for folder, error in failed.items():
         if not isinstance(error, (OffbeatError, OSError, sqlite3.Error)):
             raise error  # of ours or of somebody's code: where it came from is worth more than a line
-        where = "" if str(error).startswith(f"{folder}: ") else f"{folder}: "
-        raise Unfinished(f"{where}{error}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""))
+        raise Unfinished(of_run(folder, error) + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""))
+
+
+def of_run(folder: Path, error: Exception) -> str:
+    """What went wrong, and with which run; some errors say that themselves."""
+    return str(error) if str(error).startswith(f"{folder}: ") else f"{folder}: {error}"
 
 
 def execute(
