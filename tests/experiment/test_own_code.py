@@ -350,6 +350,13 @@ def test_settings_are_checked_as_those_of_built_in_choices_are() -> None:
         made(data={"name": "others.py:sites", "count": 0.5})
 
 
+def test_a_list_for_an_argument_that_says_nothing_of_itself_is_a_setting_like_others() -> None:
+    Path("loose.py").write_text("def sites(sizes):\n    return [1.0]\n")
+    chosen = made(data={"name": "loose.py:sites", "sizes": [1, [2, 3]]}).data
+    assert hash(chosen) == hash(made(data={"name": "loose.py:sites", "sizes": [1, [2, 3]]}).data)
+    assert to_plain(chosen, "data")["sizes"] == [1, [2, 3]]
+
+
 def test_what_a_function_raises_is_one_line_that_says_where() -> None:
     with pytest.raises(ConfigError, match=r"^others.py line \d+: KeyError: 'x'"):
         choices.default("data", "others.py:broken").load()

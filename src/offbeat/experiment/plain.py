@@ -142,7 +142,7 @@ def _leaf(hint: Any, value: Any, path: str) -> Any:
     try:
         if _has_bool(value) and bool not in _parts(hint):  # pydantic would take true for 1
             raise TypeError
-        made = TypeAdapter(hint).validate_python(value)
+        made = _frozen(TypeAdapter(hint).validate_python(value))
         if _immense(made):
             raise TypeError
         return made
@@ -151,6 +151,11 @@ def _leaf(hint: Any, value: Any, path: str) -> Any:
         if choices and isinstance(value, str):
             raise ConfigError(f"{path}: {unknown('value', value, choices)}") from None
         raise ConfigError(f"{path} = {_shown(value)}: expected {name_of_type(hint)}") from None
+
+
+def _frozen(value: Any) -> Any:
+    """Settings are compared and hashed, also those of which nothing says what they are."""
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _immense(value: Any) -> bool:
