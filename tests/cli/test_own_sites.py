@@ -226,6 +226,16 @@ def test_a_comparison_remembers_its_data(offbeat, stopped, study, monkeypatch):
     assert offbeat("compare", "--resume", "c").status == 0
 
 
+def test_a_sweep_remembers_its_data(offbeat, stopped, monkeypatch):
+    from offbeat.experiment import sweep
+
+    experiment = files.read(stopped / "experiment.yaml")
+    over = sweep.parse(["until=20s,30s"])
+    sweep.create(Path("c"), sweep.points({"fedasync": experiment}, over), over, [0])
+    monkeypatch.setenv("OFFBEAT_DATA", "")
+    assert offbeat("sweep", "--resume", "c").status == 0
+
+
 def test_data_that_was_moved_is_asked_for_in_one_line(offbeat, stopped, monkeypatch):
     shutil.move("root", "elsewhere")
     monkeypatch.setenv("OFFBEAT_DATA", "")

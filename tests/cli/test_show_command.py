@@ -248,6 +248,16 @@ def test_several_comparisons_are_ranked(offbeat, one, two):
     assert ranks["not_ranked"] == ["fedbuff"]
 
 
+def test_comparisons_of_other_methods_have_no_ranks(offbeat, one):
+    create(Path("other"), ("fedbuff", "fedasync"), CHANGES, seeds=(0,))
+    for name in ("fedbuff-seed0", "fedasync-seed0"):
+        runs.execute(Run(Path("other", name)))
+    shown = offbeat("show", one, "other")  # fedasync alone is in both
+    assert shown.status == 0
+    assert "ranks over" not in shown.out
+    assert json.loads(offbeat("show", one, "other", "--json").out)["ranks"] is None
+
+
 def test_runs_comparisons_and_saved_simulations_are_shown_together(offbeat, one):
     clients = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(2)]
     simulate(torch.nn.Linear(3, 2), clients, "fedbuff", until="600s").save("saved")

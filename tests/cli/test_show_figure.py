@@ -40,6 +40,22 @@ def test_a_comparison_of_which_one_run_is_done_can_be_drawn(run, offbeat):
     assert "one seed only" in Path("half.html").read_text()
 
 
+def test_a_page_is_against_the_reference_that_is_asked_for(run, offbeat):
+    made = files.read(run / "experiment.yaml")
+    whole = comparing.create(Path("two"), {"first": made, "second": made}, [0])
+    assert comparing.execute(whole, jobs=1)
+    assert offbeat("show", "two", "--figure", "p.html", "--reference", "second").status == 0
+    assert "the reference (second) = 1" in Path("p.html").read_text()
+    refused(offbeat("show", "two", "--figure", "p.html", "--reference", "third"), "'third'")
+    refused(offbeat("show", run, "--figure", "p.html", "--reference", "first"), "nothing to compare it with")
+
+
+def test_a_figure_is_drawn_alone(run, offbeat):
+    for more in (["--json"], ["--format", "csv"], ["--out", "x.csv"]):
+        refused(offbeat("show", run, "--figure", "x.png", *more), "--figure x.png", more[0])
+    assert not Path("x.png").exists()
+
+
 def test_what_cannot_be_drawn_is_one_line(run, offbeat):
     refused(offbeat("show", run, "--figure", "x.docx"), "x.docx: the name of a figure ends in .pdf, .svg or .png")
     refused(offbeat("show", run, "--figure", "x.pdf", "--kind", "curve"), "did you mean 'curves'?")

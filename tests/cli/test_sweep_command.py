@@ -30,12 +30,20 @@ def swept(offbeat, one_by_one):
     return told
 
 
+def test_a_file_holds_what_is_printed(offbeat, swept):
+    for name, form in (("x.json", "json"), ("x.txt", "text")):
+        assert offbeat("show", "x", "--out", name).status == 0
+        printed = offbeat("show", "x", "--format", form).out
+        assert Path(name).read_text() == printed.replace("figure: x/sensitivity.png\n", "")
+
+
 def test_the_table_tells_what_the_runs_are(offbeat, swept):
     """Numbers by hand: jobs end after 10, 20 and 30 of 35 s, so three updates a client; FedAsync makes a version of
     each, FedBuff of every third, what is left over is not used: 9 // 3 and 12 // 3.
     """
     assert swept.err == "fedasync has no k: it stays as it is\n6 combinations, 12 runs: x\n"
-    heading, *lines, figure = swept.out.splitlines()
+    heading, *lines, note, figure = swept.out.splitlines()
+    assert note.startswith("> t (k of n): ")
     assert heading.split() == ["strategy", "strategy.k", "clients", "final", "acc", "time", "to", "acc=0.9"]
     assert [line.split()[:3] for line in lines] == [
         ["fedasync", "–", "3"],

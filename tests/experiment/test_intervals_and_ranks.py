@@ -55,6 +55,10 @@ def test_what_is_no_number_leaves_no_interval():
     assert isnan(interval([0.9, nan]).mean)
     assert isnan(interval([0.9, nan]).half)
     assert isnan(interval([0.9, inf]).half)
+    # two methods, each of which broke down with another seed: inf - 1 and 1 - inf
+    apart = paired({0: inf, 1: 1.0}, {0: 1.0, 1: inf})
+    assert isnan(apart.mean)
+    assert isnan(apart.half)
 
 
 def test_differences_are_paired_by_seed():

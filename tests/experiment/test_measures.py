@@ -102,6 +102,12 @@ def test_show_has_a_line_for_what_there_is_to_tell(summary):
         assert silent not in lines
 
 
+def test_a_warning_names_the_seed_where_seeds_are_known(summary):
+    fallen = replace(summary, refused={}, ended="not finite: a Commit after version 3, which is kept")
+    row = measures.over_seeds("mine", [fallen], {}, seeds=[4])
+    assert row.warnings == ("seed 4: not finite: a Commit after version 3, which is kept",)
+
+
 def test_a_number_that_is_none_is_a_dash():
     assert (number(".2f")(nan), number(".2f", "×")(2.0), number(".0f", missing="never")(nan)) == ("–", "2.00×", "never")
 

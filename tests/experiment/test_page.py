@@ -110,6 +110,17 @@ def test_it_tells_settings_seeds_versions_and_commands(read):
     assert "partition" in read.words
 
 
+def test_only_what_all_share_is_called_shared(tmp_path):
+    """In a sweep worlds differ: what does stands with each method."""
+    runs = {name: [told(tmp_path / name, "fedavg", clients=int(name))] for name in ("3", "4")}
+    own, rest = page.render(series.collect(runs, "a sweep"), Content()).split("Of the world they share")
+    assert "; clients: 3</td>" in own
+    assert "; clients: 4</td>" in own
+    shared = rest.split("The experiment file of")[0]
+    assert '<th scope="row">model</th>' in shared
+    assert '<th scope="row">clients</th>' not in shared
+
+
 def test_the_numbers_are_those_of_the_traces(read):
     fedavg, other = read.numbers["methods"]
     assert fedavg["values"]["acc"][0][-1] == 0.9

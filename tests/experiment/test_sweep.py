@@ -163,15 +163,15 @@ def test_the_table_has_a_line_a_combination(tmp_path: Path) -> None:
         ),
         result("fedavg", {}, final=0.5, spread=0.0, time_to_target=float("nan"), restricted_time=50.0, reached=0),
     ]
-    assert sensitivity.table(sweep, results) == [
+    assert sensitivity.table(sweep, results).rows == [
         ["strategy", "strategy.k", "final acc", "time to acc=0.5"],
         ["fedbuff", "2", "0.600 ± 0.100", "45 s"],
         ["fedbuff", "4", "0.700 ± 0.050", "> 40 s (1 of 2)"],
         ["fedavg", "–", "0.500 ± 0.000", "> 50 s (0 of 2)"],
     ]
     some = [results[0], replace(results[1], row=None, done=0), results[2]]
-    assert [line[-1] for line in sensitivity.table(sweep, some)] == ["runs", "2 of 2", "0 of 2", "2 of 2"]
-    assert sensitivity.table(sweep, some)[2][2:4] == ["–", "–"]
+    assert [line[-1] for line in sensitivity.table(sweep, some).rows] == ["runs", "2 of 2", "0 of 2", "2 of 2"]
+    assert sensitivity.table(sweep, some).rows[2][2:4] == ["–", "–"]
 
 
 def test_a_method_without_the_setting_has_one_value_for_all() -> None:

@@ -111,6 +111,14 @@ def test_unfinished_runs_are_in_no_mean_and_marked(found):
     assert "no run of c is finished: there are no differences to it" in lost.notes
 
 
+def test_a_name_is_no_time(found):
+    named = {"> 5": {seed: run(0.9, 700.0) for seed in range(3)}}
+    tables_made = [tables.main(rows(named), named, {"> 5": [0, 1, 2]}, TARGET)]
+    tables_made += tables.over_seeds(rows(named), named, {"> 5": [0, 1, 2]}, "> 5", TARGET)
+    tables_made += tables.beside([Single("> 5", "> 5", 0, run(0.9, 700.0), TARGET)])
+    assert not any("> " in note for table in tables_made for note in table.notes)
+
+
 def test_runs_that_go_on_say_how_far_they_got():
     going = [Going("c", 0, "c-seed0", run(0.81)), Going("c", 1, "c-seed1", None)]
     made = tables.unfinished(going, "offbeat compare --resume x")

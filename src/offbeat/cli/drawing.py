@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def draw(folder: Path, figure: Path, kind: str) -> None:
+def draw(folder: Path, figure: Path, kind: str, reference: str | None = None) -> None:
     from offbeat.cli.output import say
-    from offbeat.core.errors import RunError
+    from offbeat.core.errors import ConfigError, RunError
     from offbeat.experiment import pictures
     from offbeat.experiment.comparison import MANIFEST, Comparison
     from offbeat.experiment.run import Run
 
+    several = (folder / MANIFEST).is_file()
+    if reference is not None and not several:
+        raise ConfigError(f"--reference {reference}: {folder} is one run, there is nothing to compare it with")
     try:
-        pictures.draw(Comparison(folder) if (folder / MANIFEST).is_file() else Run(folder), figure, kind)
+        pictures.draw(Comparison(folder) if several else Run(folder), figure, kind, reference)
     except OSError as error:
         raise RunError(f"cannot write {figure}: {error.strerror or error}") from None
     say(f"figure: {figure}")

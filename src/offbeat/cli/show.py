@@ -51,13 +51,16 @@ def show(
     if figure is not None:
         if len(folders) != 1:
             raise ConfigError(f"--figure {figure}: of one folder at a time, {len(folders)} were given")
-        draw(folders[0], figure, kind)
+        if as_json or wanted is not None or out is not None:
+            raise ConfigError(f"--figure {figure} is drawn alone: no --json, --format or --out with it")
+        draw(folders[0], figure, kind, reference)
         return
     chosen = _chosen(wanted, out, as_json)
-    if len(folders) == 1 and out is None and chosen in ("text", "json") and (swept := _sweep(folders[0], reference)):
-        from offbeat.cli.sweep import print_sweep
+    if len(folders) == 1 and chosen in ("text", "json") and (swept := _sweep(folders[0], reference)):
+        from offbeat.cli.sweep import in_file, print_sweep
 
-        return print_sweep(swept, chosen == "json")
+        as_json = chosen == "json"
+        return print_sweep(swept, as_json) if out is None else _write(in_file(swept, as_json), out)
     items: list[Compared | Single] = []
     wrong: list[Exception] = []
     for folder in dict.fromkeys(folders):
@@ -115,8 +118,7 @@ def _chosen(wanted: str | None, out: Path | None, as_json: bool) -> str:
 
 
 def _tell(items: Sequence[Compared | Single], chosen: str, out: Path | None, command: str) -> None:
-    from offbeat.cli.output import in_json, in_text, print_tables, say
-    from offbeat.engines.checkpoint import write_whole
+    from offbeat.cli.output import in_json, in_text, print_tables
     from offbeat.experiment import formats, reading
 
     if chosen == "text" and out is None:
@@ -139,9 +141,16 @@ def _tell(items: Sequence[Compared | Single], chosen: str, out: Path | None, com
     if out is None:
         typer.echo(made, nl=False)
     else:
-        data = made.encode(errors="replace")
-        write_whole(out, data)
-        say(f"{out} ({len(data)} bytes)")
+        _write(made, out)
+
+
+def _write(text: str, out: Path) -> None:
+    from offbeat.cli.output import say
+    from offbeat.engines.checkpoint import write_whole
+
+    data = text.encode(errors="replace")
+    write_whole(out, data)
+    say(f"{out} ({len(data)} bytes)")
 
 
 def tables_of(items: Sequence[Compared | Single], arrows: bool = False) -> list[Table]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,6 +77,7 @@ def sweep(
         made = Comparison(resume)
         if made.verb != "sweep":
             raise ConfigError(f"{resume} is a comparison: finish it with 'offbeat compare --resume {resume}'")
+        use_data(data, resume / made.layout()[0]["folder"])
         say_moved(made)
     else:
         assert source is not None
@@ -120,36 +122,34 @@ def _create(
 
 def print_sweep(sweep: Sweep, as_json: bool, write: bool = False) -> None:
     """Also of one that is not finished; `write` draws the picture as well."""
-    from offbeat.cli.output import print_json, print_table, say
-    from offbeat.experiment import measures, sensitivity
+    from offbeat.cli.output import print_json, print_tables, say
+    from offbeat.experiment import sensitivity
 
     results, folder = sweep.results(), sweep.comparison.folder
     if write:
         sensitivity.save(sweep, results, sweep.figure)
-    figure = str(sweep.figure) if sweep.figure.is_file() else None
-    first = next((r.row for r in results if r.row is not None), None)
     if as_json:
-        rows = [
-            {
-                "method": r.point.method,
-                "settings": dict(r.point.settings),
-                "done": r.done,
-                **(r.row.plain() if r.row is not None else {"strategy": r.point.label}),
-                "seeds": r.seeds,
-            }
-            for r in results
-        ]
-        over = {one.key: list(one.values) for one in sweep.over}
-        better = {} if first is None else measures.legend(first)
-        print_json({"folder": str(folder), "figure": figure, "over": over, "rows": rows, "better": better})
+        print_json(sensitivity.plain(sweep, results))
         return
     for r in results:
         for line in () if r.row is None else r.row.warnings:
             say(f"warning: {r.point.label}, {line}", err=True)
-    print_table(sensitivity.table(sweep, results))
-    if figure:
-        say(f"figure: {figure}")
+    print_tables([sensitivity.table(sweep, results)])
+    if sweep.figure.is_file():
+        say(f"figure: {sweep.figure}")
     left = sum(r.seeds - r.done for r in results)
     if left:
         total = sum(r.seeds for r in results)
-        say(f"{left} of {total} runs are not finished: offbeat sweep --resume {folder}", err=True)
+        again = shlex.join(["offbeat", "sweep", "--resume", str(folder)])
+        say(f"{left} of {total} runs are not finished: {again}", err=True)
+
+
+def in_file(sweep: Sweep, as_json: bool) -> str:
+    """The same, without a word about the picture."""
+    from offbeat.cli.output import in_json, in_text
+    from offbeat.experiment import sensitivity
+
+    results = sweep.results()
+    if as_json:
+        return in_json(sensitivity.plain(sweep, results)) + "\n"
+    return in_text([sensitivity.table(sweep, results)])

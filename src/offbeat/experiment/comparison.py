@@ -113,15 +113,14 @@ class Comparison:
         """One a method that has a finished run; speed-ups and relative times are against the reference, the
         comparison's own unless another is named. `found`: what is finished, where that was read already.
         """
-        summaries = {
-            name: list(given.values()) for name, given in (self.finished() if found is None else found).items()
-        }
+        found = self.finished() if found is None else found
+        summaries = {name: list(given.values()) for name, given in found.items()}
         base, relative = summaries.get(self.checked(reference), []), self.relative_times(reference)
         compared = {
             name: {"speedup": speed_up(given, base), "relative_time": relative.get(name, nan)}
             for name, given in summaries.items()
         }
-        return [over_seeds(name, given, compared[name]) for name, given in summaries.items()]
+        return [over_seeds(name, given, compared[name], found[name]) for name, given in summaries.items()]
 
     def relative_times(self, reference: str | None = None, target: Target | None = None) -> dict[str, float]:
         """Each method's time to a target over the reference's; without one, to 95 % of the lowest final value of

@@ -41,7 +41,7 @@ def interval(values: Sequence[float]) -> Interval:
     if not seeds:
         return Interval(nan, nan, 0)
     if seeds == 1 or not all(map(isfinite, values)):
-        return Interval(fmean(values), nan, seeds)
+        return Interval(sum(values) / seeds, nan, seeds)  # fmean has no answer to inf - inf
     return Interval(fmean(values), t_quantile(seeds - 1) * stdev(values) / sqrt(seeds), seeds)
 
 

@@ -7,7 +7,7 @@ a field of `Summary` where the trace has to be read for it. docs/metrics.md says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean, stdev
@@ -81,6 +81,10 @@ def _size(value: float) -> str:
 def beyond(text: str) -> str:
     """Of a time in which something did not come to pass."""
     return f"> {text}"
+
+
+def is_beyond(cell: str) -> bool:
+    return cell.startswith("> ")
 
 
 WHOLE, ONE, TWO, THREE, FOUR = (number(f".{digits}f") for digits in range(5))
@@ -232,8 +236,10 @@ class Row:
         return {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric, **numbers, **words}
 
 
-def over_seeds(strategy: str, summaries: Sequence[Summary], compared: Mapping[str, float]) -> Row:
-    """`compared`: what only a comparison knows of it."""
+def over_seeds(
+    strategy: str, summaries: Sequence[Summary], compared: Mapping[str, float], seeds: Iterable[int] = ()
+) -> Row:
+    """`compared`: what only a comparison knows of it. `seeds`: of each, where they are known."""
     found: dict[str, float] = {}
     for measure in MEASURES:
         if measure.read is None:
@@ -249,7 +255,8 @@ def over_seeds(strategy: str, summaries: Sequence[Summary], compared: Mapping[st
         if measure.spread is not None:
             found[measure.spread] = _deviation(each)
     first = summaries[0]
-    warnings = tuple(f"run {number}: {line}" for number, s in enumerate(summaries) for line in s.warnings)
+    called = [f"seed {seed}" for seed in seeds] or [f"run {number}" for number in range(len(summaries))]
+    warnings = tuple(f"{name}: {line}" for name, s in zip(called, summaries, strict=True) for line in s.warnings)
     return Row(strategy, len(summaries), first.headline, first.higher(first.headline), first.evaluated, found, warnings)
 
 

@@ -32,6 +32,8 @@ def write(comparison: Comparison, rows: Sequence[Row], reference: str, figure: P
 
 def draw(of: Comparison | Run, path: Path, kind: str = "all", reference: str | None = None) -> None:
     """A figure, or the page, of what there is so far; the ending of the path says which."""
+    if isinstance(of, Comparison):
+        of.checked(reference)  # before anything is read
     found = of_comparison(of) if isinstance(of, Comparison) else of_run(of)
     if path.suffix.lower() != PAGE:
         figures.save(found, path, kind)

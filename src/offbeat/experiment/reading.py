@@ -111,13 +111,14 @@ def plain_ranks(made: ranks.Ranks) -> dict[str, Any]:
 
 
 def ranked(items: Sequence[Compared | Single]) -> ranks.Ranks | None:
-    """Methods over the comparisons among these, by the final value; None unless there are two."""
+    """Methods over the comparisons among these, by the final value; None unless two have two methods in common."""
     settings = {
         item.folder: ({row.strategy: row["final"] for row in item.report.rows}, item.report.rows[0].higher_is_better)
         for item in items
         if isinstance(item, Compared) and item.report.rows
     }
-    return ranks.over(settings) if len(settings) > 1 else None
+    made = ranks.over(settings) if len(settings) > 1 else None
+    return made if made is not None and len(made.methods) > 1 else None
 
 
 # ---------------------------------------------------------------- CSV and comments

@@ -1,4 +1,4 @@
-"""What a sweep shows: a table with a line a combination, and a picture of how much each setting matters."""
+"""What a sweep shows: a line a combination, and a picture of how much each setting matters."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any
 
 from offbeat.core.errors import printable
 from offbeat.engines.until import Target
-from offbeat.experiment import palette
+from offbeat.experiment import measures, palette, tables
 from offbeat.experiment.heatmap import save_figure
 from offbeat.experiment.measures import MEASURES, NONE
 from offbeat.experiment.sweep import Over, Result, Sweep
+from offbeat.experiment.tables import Table
 
 DECADES = 30.0  # largest over smallest from which on an axis is logarithmic
 PANELS = 24  # of heat maps that fit a picture
 FINAL, TIME = (next(m for m in MEASURES if m.key == key) for key in ("final", "time_to_target"))
 
 
-# ---------------------------------------------------------------- the table
+# ---------------------------------------------------------------- in numbers
 
 
-def table(sweep: Sweep, results: Sequence[Result]) -> list[list[str]]:
-    """Headings, then a line a combination."""
+def table(sweep: Sweep, results: Sequence[Result]) -> Table:
+    """A line a combination."""
     target, metrics = target_of(sweep), list(dict.fromkeys(r.row.metric for r in results if r.row is not None))
     ends = [f"final {metrics[0]}" if len(metrics) == 1 else "final"]
     ends += [] if target is None else [f"time to {target}"]
@@ -40,7 +41,29 @@ def table(sweep: Sweep, results: Sequence[Result]) -> list[list[str]]:
         lines.append([r.point.method, *(r.value(one.key) or NONE for one in sweep.over), *cells])
         if unfinished:
             lines[-1].append(f"{r.done} of {r.seeds}")
-    return [headings, *lines]
+    return Table([headings, *lines], notes=tables.beyond(lines))
+
+
+def plain(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
+    """For JSON: every measure of every combination."""
+    rows = [
+        {
+            "method": r.point.method,
+            "settings": dict(r.point.settings),
+            "done": r.done,
+            **(r.row.plain() if r.row is not None else {"strategy": r.point.label}),
+            "seeds": r.seeds,
+        }
+        for r in results
+    ]
+    first = next((r.row for r in results if r.row is not None), None)
+    return {
+        "folder": str(sweep.comparison.folder),
+        "figure": str(sweep.figure) if sweep.figure.is_file() else None,
+        "over": {one.key: list(one.values) for one in sweep.over},
+        "rows": rows,
+        "better": {} if first is None else measures.legend(first),
+    }
 
 
 def target_of(sweep: Sweep) -> Target | str | None:

@@ -209,9 +209,9 @@ class Sweep:
 
 
 def _result(point: Point, runs: Sequence[Run]) -> Result:
-    summaries = [run.summary() for run in runs if run.complete]
-    row = over_seeds(point.label, summaries, {}) if summaries else None
-    return Result(point, row, len(summaries), len(runs))
+    found = {run.experiment().seed: run.summary() for run in runs if run.complete}
+    row = over_seeds(point.label, list(found.values()), {}, found) if found else None
+    return Result(point, row, len(found), len(runs))
 
 
 def read(comparison: Comparison) -> Sweep | None:

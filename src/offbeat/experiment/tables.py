@@ -49,10 +49,10 @@ def main(rows: Sequence[Row], found: Found, planned: Planned, target: Target | N
     cells = measures.table(rows, target, arrows=arrows)
     bold = _supported(rows[0], found, target) if _even(found, planned) else {}
     marked = {(1 + list(found).index(name), 1 + column) for column, name in bold.items()}
-    notes = [BEYOND] if any(cell.startswith("> ") for row in cells for cell in row) else []
+    notes = beyond(cells)
     if not _even(found, planned):
         cells = [[row[0], more, *row[1:]] for row, more in zip(cells, ["seeds", *_counts(found, planned)], strict=True)]
-    return Table(cells, notes=tuple(notes), bold=frozenset(marked))
+    return Table(cells, notes=notes, bold=frozenset(marked))
 
 
 def over_seeds(
@@ -85,9 +85,12 @@ def _over_seeds(
     notes = [BRACKETS if any(row.seeds > 1 for row in rows) else ONE_SEED]
     if reference not in found:
         notes.append(f"no run of {reference} is finished: there are no differences to it")
-    if any(cell.startswith("> ") for line in made for cell in line):
-        notes.append(BEYOND)
-    return Table(made, f"{heading} over seeds, with differences to {reference}", notes=tuple(notes))
+    return Table(made, f"{heading} over seeds, with differences to {reference}", notes=(*notes, *beyond(made)))
+
+
+def beyond(rows: Sequence[Sequence[str]], note: str = BEYOND) -> tuple[str, ...]:
+    """What times say that were not reached, where there is one. A name is none, whatever it begins with."""
+    return (note,) if any(measures.is_beyond(cell) for row in rows for cell in row[1:]) else ()
 
 
 def by_seed(measure: Measure, found: Found) -> dict[str, dict[int, float]]:
@@ -221,9 +224,7 @@ def _beside(runs: Sequence[Single], arrows: bool) -> Table:
         [row[0], *more, *(cell for n, cell in enumerate(row) if n > 0 and n not in compared)]
         for row, more in zip(cells, words, strict=True)
     ]
+    notes = beyond(cells, "> : the target was not reached in that time")
     made[0][0] = "run"
     going = [run.folder for run in runs if not run.complete]
-    notes = [f"not finished: {', '.join(going)}"] if going else []
-    if any(cell.startswith("> ") for line in made for cell in line):
-        notes.append("> : the target was not reached in that time")
-    return Table(made, notes=tuple(notes))
+    return Table(made, notes=((f"not finished: {', '.join(going)}",) if going else ()) + notes)

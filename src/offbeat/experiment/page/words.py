@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from offbeat.core.errors import OffbeatError
 from offbeat.experiment import files, sealed
 from offbeat.experiment.plain import to_plain
-from offbeat.experiment.series import EARLY, Method, Series
+from offbeat.experiment.series import EARLY, Series
 
 if TYPE_CHECKING:
     from offbeat.experiment.page import Content, Table
 
+OWN = ("strategy", "seed")  # of an experiment: what differs in every comparison; in a sweep more does
 Section = tuple[str, str, str]  # id, heading, what is in it
 LEGEND = """<ul class="key"><li><i class="work"></i>at work</li><li><i class="arrived"></i>an update arrived</li>
 <li><i class="idle"></i>waiting</li><li><i class="away"></i>away</li>
@@ -116,9 +117,13 @@ def _row(cells: Sequence[str]) -> str:
 
 def _settings(series: Series, many: bool) -> str:
     """What all share once, what each method has of its own in a line."""
-    shared = {k: v for k, v in to_plain(series.methods[0].experiments[0]).items() if k not in ("strategy", "seed")}
+    each = [to_plain(method.experiments[0]) for method in series.methods]
+    shared = {k: v for k, v in each[0].items() if k not in OWN and all(other[k] == v for other in each)}
     own = [["method", "seeds", "settings"]]
-    own += [[m.name, ", ".join(map(str, m.seeds)), _strategy(m)] for m in series.methods]
+    for method, given in zip(series.methods, each, strict=True):
+        world = {key: value for key, value in given.items() if key not in OWN and key not in shared}
+        told = [_flow(given["strategy"]), *(f"{key}: {_nested(value)}" for key, value in world.items())]
+        own.append([method.name, ", ".join(map(str, method.seeds)), "; ".join(told)])
     heading = "<h3>Of the methods</h3>" if many else "<h3>Of the method</h3>"
     rows = "".join(
         f'<tr><th scope="row">{escape(key)}</th><td>{escape(_flow(shared[key]))}</td></tr>' for key in shared
@@ -132,11 +137,6 @@ def _settings(series: Series, many: bool) -> str:
 
 def _which(series: Series) -> str:
     return f"{series.methods[0].name}, seed {series.methods[0].seeds[0]}"
-
-
-def _strategy(method: Method) -> str:
-    given = to_plain(method.experiments[0])["strategy"]
-    return _flow(given)
 
 
 def _flow(value: Any) -> str:
