@@ -119,6 +119,7 @@ def test_only_what_all_share_is_called_shared(tmp_path):
     shared = rest.split("The experiment file of")[0]
     assert '<th scope="row">model</th>' in shared
     assert '<th scope="row">clients</th>' not in shared
+    assert '<th scope="row">strategy</th>' not in shared
 
 
 def test_the_numbers_are_those_of_the_traces(read):

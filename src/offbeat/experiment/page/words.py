@@ -15,7 +15,7 @@ from offbeat.experiment.series import EARLY, Series
 if TYPE_CHECKING:
     from offbeat.experiment.page import Content, Table
 
-OWN = ("strategy", "seed")  # of an experiment: what differs in every comparison; in a sweep more does
+PER_METHOD = ("strategy", "seed")  # of an experiment: what differs in every comparison; in a sweep more does
 Section = tuple[str, str, str]  # id, heading, what is in it
 LEGEND = """<ul class="key"><li><i class="work"></i>at work</li><li><i class="arrived"></i>an update arrived</li>
 <li><i class="idle"></i>waiting</li><li><i class="away"></i>away</li>
@@ -118,10 +118,10 @@ def _row(cells: Sequence[str]) -> str:
 def _settings(series: Series, many: bool) -> str:
     """What all share once, what each method has of its own in a line."""
     each = [to_plain(method.experiments[0]) for method in series.methods]
-    shared = {k: v for k, v in each[0].items() if k not in OWN and all(other[k] == v for other in each)}
+    shared = {k: v for k, v in each[0].items() if k not in PER_METHOD and all(other[k] == v for other in each)}
     own = [["method", "seeds", "settings"]]
     for method, given in zip(series.methods, each, strict=True):
-        world = {key: value for key, value in given.items() if key not in OWN and key not in shared}
+        world = {key: value for key, value in given.items() if key not in PER_METHOD and key not in shared}
         told = [_flow(given["strategy"]), *(f"{key}: {_nested(value)}" for key, value in world.items())]
         own.append([method.name, ", ".join(map(str, method.seeds)), "; ".join(told)])
     heading = "<h3>Of the methods</h3>" if many else "<h3>Of the method</h3>"
