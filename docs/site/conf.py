@@ -26,7 +26,12 @@ highlight_language = "none"
 suppress_warnings = ["misc.highlighting_failure"]  # a fence may name what nothing colours
 
 # pages that list the others of their folder
-LISTS = {"docs/strategies/README": "*", "docs/decisions/README": "*", "examples/README": "*/README"}
+LISTS = {
+    "docs/strategies/README": "*",
+    "docs/decisions/README": "*",
+    "docs/reproductions/README": "*",
+    "examples/README": "*/README",
+}
 BELOW = "\n\n```{toctree}\n:hidden:\n:glob:\n\n%s\n```\n"
 LINK = re.compile(r"(?<=\]\()([^()\s:]+)(?=\))")
 
