@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_world import WORLD
+from little_papers import WORLD
 
 from offbeat.evidence.store import Store
 from offbeat.experiment import run as runs

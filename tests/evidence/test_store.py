@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from small_world import WORLD
+from little_papers import WORLD
 
 from offbeat import presets
 from offbeat.core.errors import ConfigError, RunError

@@ -104,7 +104,7 @@ def test_it_saves_over_nothing(tmp_path, name):
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RunError, match=r"cannot make the run folder .*file/below: Not a directory"):
+    with pytest.raises(ConfigError, match="Not a directory; give the path of a folder"):
         simulate().save(tmp_path / "file" / "below")
 
 
