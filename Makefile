@@ -13,7 +13,7 @@ KILLS ?= 30
 UPDATES ?= 100000
 # a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live chaos soak torture test-all test-text test-ray test-track test-browser bench bench-peers crosscheck docs dist clean
+.PHONY: help demo test lint types unit resume presets test-live test-docs chaos soak torture test-all test-text test-ray test-track test-browser bench bench-peers crosscheck docs dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,9 +31,9 @@ demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page,
 	$(BIN)/offbeat compare quickstart
 
 test: lint types ## Everything that must hold: lint, types, and in one go what unit, resume and presets run
-	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not track and not live and not browser"
+	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not track and not live and not browser and not docs"
 
-test-all: test test-live test-text test-ray test-track test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
+test-all: test test-docs test-live test-text test-ray test-track test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
 	$(MAKE) torture MINUTES=2
 
 lint: $(READY) ## Style and formatting rules (ruff)
@@ -44,10 +44,10 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not track and not live and not presets and not browser"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not track and not live and not presets and not browser and not docs"
 
 resume: $(READY) ## Kill runs at random moments and resume them
-	$(BIN)/pytest $(PARALLEL) -m slow
+	$(BIN)/pytest $(PARALLEL) -m "slow and not docs"
 
 presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real files where OFFBEAT_DATA has them
 	$(BIN)/pytest $(PARALLEL) -m presets
@@ -57,6 +57,9 @@ test-live: $(READY) ## Federations of real processes over Flower on loopback: ki
 
 test-browser: $(READY) docs ## Open pages, and the docs site, in a headless Chromium (Debian: apt install chromium; CHROMIUM=PATH names another)
 	$(BIN)/pytest -m browser
+
+test-docs: $(READY) ## Everything that pages, examples and three users' journeys do: tutorial, how-tos, explanations
+	$(BIN)/pytest $(PARALLEL) -m docs
 
 chaos: $(READY) ## Kill a server and its sites KILLS times at random (SEED=n repeats): it ends, each update is applied once
 	$(BIN)/python tests/live/chaos.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))

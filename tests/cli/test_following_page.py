@@ -16,6 +16,8 @@ from offbeat.experiment.track.sinks import SINKS
 from patience import PATIENCE
 from test_readme import blocks, commands
 
+pytestmark = pytest.mark.docs
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "following.md"
 BLOCKS = blocks(PAGE.read_text(encoding="utf-8"))
 

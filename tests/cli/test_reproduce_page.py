@@ -12,6 +12,8 @@ from offbeat.evidence import page, papers
 from offbeat.evidence.verdict import RULE
 from test_readme import blocks, commands
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "reproductions").glob("[a-z]*.md"))
 

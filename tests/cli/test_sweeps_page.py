@@ -12,6 +12,8 @@ from command_line import Answer
 from offbeat.experiment.misfits import TOGETHER
 from test_readme import blocks, commands
 
+pytestmark = pytest.mark.docs
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sweeps.md"
 RESULT = re.compile(r"(strategy|small buffer|large buffer|one by one|fed\w+(\(\S+\))?|orthofl|figure:|report:)(\s|$)")
 

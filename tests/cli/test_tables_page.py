@@ -9,6 +9,8 @@ import pytest
 
 from test_readme import NUMBER, blocks, commands
 
+pytestmark = pytest.mark.docs
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "tables.md"
 
 

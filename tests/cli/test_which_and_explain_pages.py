@@ -11,6 +11,8 @@ import pytest
 
 from test_readme import NUMBER, blocks, commands
 
+pytestmark = pytest.mark.docs
+
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from reading import Reader
 
+pytestmark = pytest.mark.docs
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

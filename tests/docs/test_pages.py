@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from reading import Reader
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["explanation/virtual-time.md", "explanation/staleness.md", "explanation/why-exact.md", "how-to/own-delays.md"]
 

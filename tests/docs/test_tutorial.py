@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from reading import Reader
 
+pytestmark = pytest.mark.docs
+
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
 

@@ -12,6 +12,8 @@ import pytest
 
 import offbeat
 
+pytestmark = pytest.mark.docs
+
 PACKAGE = Path(offbeat.__file__).parent
 WORLD = ["--set", "clients=5", "--set", "model=linear", "--until", "200s"]
 

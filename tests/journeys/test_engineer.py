@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.docs
+
 HOSPITALS = ("aarau", "basel", "bern", "chur", "genf", "lugano", "luzern", "zug")
 STUDY = """
 data: {name: npz, folder: patients}

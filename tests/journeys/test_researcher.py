@@ -16,6 +16,8 @@ CODE = """
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.docs
+
 class Net(nn.Module):
     def __init__(self, input_shape, num_outputs, hidden=8):
         super().__init__()
