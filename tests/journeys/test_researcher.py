@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+pytestmark = pytest.mark.docs
+
 CODE = """
 import torch
 from torch import nn
-
-pytestmark = pytest.mark.docs
 
 class Net(nn.Module):
     def __init__(self, input_shape, num_outputs, hidden=8):

@@ -57,7 +57,7 @@ def _client(who: str, names: Mapping[int, str], known: Sequence[int]) -> int:
     if not called:
         raise ConfigError(f"--client {who}: nobody has come yet")
     numbers = f"{known[0]} to {known[-1]}" if len(known) > 1 else str(known[0])
-    there = ", ".join(called) if any(names) and len(known) <= sites.MOST else numbers
+    there = ", ".join(sorted(called)) if any(names) and len(known) <= sites.MOST else numbers
     raise ConfigError(f"--client {who}: there is none of that name or number: {there}")
 
 
