@@ -23,6 +23,7 @@ from offbeat.cli.options import (
     WorkerName,
     load,
     new_folder,
+    refuse_unread,
     use_data,
     warn,
     where,
@@ -67,16 +68,10 @@ def compare(
     Also writes a figure (PNG) and a self-contained page (HTML) into the folder.
     """
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import client_memory, workers
-    from offbeat.experiment import track as tracks
     from offbeat.experiment.comparison import Comparison
 
     use_data(data)
-    if worker is not None:
-        workers.parse(worker)  # before anything is made
-    if memory is not None:
-        client_memory.parse(memory)
-    tracks.parse(track or [])
+    refuse_unread(worker, memory, track)
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
     if resume is not None:

@@ -151,6 +151,18 @@ def warn(lines: Iterable[str]) -> None:
         say(f"warning: {line}", err=True)
 
 
+def refuse_unread(worker: str | None, memory: str | None, track: list[str] | None) -> None:
+    """What cannot be understood of how it is to be computed, before anything is made."""
+    from offbeat.experiment import client_memory, workers
+    from offbeat.experiment import track as tracks
+
+    if worker is not None:
+        workers.parse(worker)
+    if memory is not None:
+        client_memory.parse(memory)
+    tracks.parse(track or [])
+
+
 def use_data(folder: Path | None, run: Path | None = None) -> None:
     """Data sets are looked for here, also by the processes that are started from this one; else where they lay when
     `run` was made.

@@ -22,6 +22,7 @@ from offbeat.cli.options import (
     WorkerName,
     load,
     new_folder,
+    refuse_unread,
     use_data,
     warn,
     where,
@@ -58,17 +59,12 @@ def run(
     """
     from offbeat.cli.output import print_experiment
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import build, client_memory, misfits, workers
+    from offbeat.experiment import build, misfits
     from offbeat.experiment import run as runs
-    from offbeat.experiment import track as tracks
     from offbeat.experiment.config import strategy_name
 
     use_data(data, resume)
-    if worker is not None:
-        workers.parse(worker)  # before anything is made
-    if memory is not None:
-        client_memory.parse(memory)
-    tracks.parse(track or [])
+    refuse_unread(worker, memory, track)
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file to start a run, or --resume DIR to go on with one")
     if resume is not None:

@@ -62,14 +62,8 @@ def one_run(progress: bool | Callable[[Status], Any], until: object) -> Iterator
     if function is not None:
         yield lambda status: (function(status), None)[1]
         return
-    if not progress:
-        yield None
-        return
-    line = Line()
-    try:
-        yield tell
-    finally:
-        line.close()
+    with _line(bool(progress)) as line:
+        yield tell if progress else None
 
 
 @contextmanager
@@ -87,14 +81,18 @@ def many_runs(
     if function is not None:
         yield lambda shares, work: (function(dict(zip(runs, shares, strict=True))), None)[1]
         return
-    if not progress:
-        yield None
-        return
+    with _line(bool(progress)) as line:
+        yield tell if progress else None
+
+
+@contextmanager
+def _line(wanted: bool) -> Iterator[Line]:
     line = Line()
     try:
-        yield tell
+        yield line
     finally:
-        line.close()
+        if wanted:
+            line.close()
 
 
 def _wanted(progress: Any, of: str) -> Callable[[Any], Any] | None:
