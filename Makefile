@@ -11,9 +11,9 @@ DOCS := .venv-docs
 MINUTES ?= 10
 KILLS ?= 30
 UPDATES ?= 100000
-# a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
-PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-.PHONY: help demo test lint types unit resume presets test-live test-docs chaos soak torture test-all test-text test-ray test-track test-browser bench bench-peers crosscheck docs dist clean
+# a process a core and one more, since many tests wait, up to nine (each holds torch); worksteal leaves neighbours together, which share what a file sets up
+PARALLEL := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 9))) --dist worksteal
+.PHONY: help demo test lint types unit resume presets test-live test-long test-docs chaos soak torture test-all test-text test-ray test-track test-browser bench bench-peers crosscheck docs dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,9 +31,9 @@ demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page,
 	$(BIN)/offbeat compare quickstart
 
 test: lint types ## Everything that must hold: lint, types, and in one go what unit, resume and presets run
-	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not track and not live and not browser and not docs"
+	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not track and not live and not browser and not docs and not long"
 
-test-all: test test-docs test-live test-text test-ray test-track test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
+test-all: test test-long test-docs test-live test-text test-ray test-track test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
 	$(MAKE) torture MINUTES=2
 
 lint: $(READY) ## Style and formatting rules (ruff)
@@ -44,13 +44,16 @@ types: $(READY) ## Static types, strictly (mypy)
 	$(BIN)/mypy
 
 unit: $(READY) ## Unit tests, laws, architecture, command line, docs
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not track and not live and not presets and not browser and not docs"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not track and not live and not presets and not browser and not docs and not long"
 
 resume: $(READY) ## Kill runs at random moments and resume them
-	$(BIN)/pytest $(PARALLEL) -m "slow and not docs"
+	$(BIN)/pytest $(PARALLEL) -m "slow and not docs and not long"
 
 presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real files where OFFBEAT_DATA has them
 	$(BIN)/pytest $(PARALLEL) -m presets
+
+test-long: $(READY) ## The same at greater length: twenty kills of every method, 150 flipped bits, every real data set on 1 to 4 threads
+	$(BIN)/pytest $(PARALLEL) -m long
 
 test-live: $(READY) ## Federations of real processes over Flower on loopback: killed, refused, resumed; some minutes
 	$(BIN)/pytest -m live

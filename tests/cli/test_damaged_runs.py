@@ -99,7 +99,7 @@ def test_rows_after_the_newest_checkpoint_are_nobodys_business(offbeat, stopped,
     assert same_or_one_line(offbeat, stopped, digest)
 
 
-@pytest.mark.parametrize("many", [16, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("many", [16, pytest.param(150, marks=pytest.mark.long)])
 def test_one_flipped_bit_in_the_trace_of_a_stopped_run(offbeat, made, many, digest):
     for i, flipped in enumerate(flips((made / "stopped" / "run.sqlite").read_bytes(), many)):
         folder = Path(shutil.copytree(made / "stopped", f"x{i}"))

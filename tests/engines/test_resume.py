@@ -247,7 +247,7 @@ def _start(folder: Path, worker: str = "inline") -> multiprocessing.process.Base
     return child
 
 
-KILLS = 20
+FEW, MANY = 7, 20  # times one run is killed: in make test, and in make test-long
 KILLED = [
     FedAsync(concurrency=6), FedBuff(k=3), FedAvg(sample=4), OrthoFL(), AsoFed(lr=0.02), FedPSA(buffer=3, queue=20),
     FedOGD(lr_local=0.05, lr_global=0.05), Local(), Global(), FedCompass(q_min=2, q_max=10),
@@ -259,10 +259,11 @@ KILLED = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kills", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", KILLED, ids=lambda s: type(s).__name__)
-def test_killed_at_twenty_random_moments_the_digest_is_the_same(tmp_path, strategy):
-    """Twenty SIGKILLs over one run, or over the next one where a machine that became faster is done with it before."""
-    killed_often(tmp_path, strategy, ("inline",))
+def test_killed_at_random_moments_the_digest_is_the_same(tmp_path, strategy, kills):
+    """SIGKILLs over one run, or over the next one where a machine that became faster is done with it before."""
+    killed_often(tmp_path, strategy, ("inline",), kills)
 
 
 @pytest.mark.slow
@@ -272,7 +273,7 @@ def test_killed_at_twenty_random_moments_the_digest_is_the_same(tmp_path, strate
     ids=lambda s: type(s).__name__,
 )
 def test_so_it_is_with_processes_and_when_workers_change_from_one_attempt_to_the_next(tmp_path, strategy):
-    killed_often(tmp_path, strategy, ("processes:2", "processes:3", "inline"))
+    killed_often(tmp_path, strategy, ("processes:2", "processes:3", "inline"), FEW)
 
 
 @pytest.mark.slow
@@ -283,10 +284,10 @@ def test_so_it_is_with_processes_and_when_workers_change_from_one_attempt_to_the
 )
 def test_so_it_is_where_what_is_kept_of_clients_lies_in_files(tmp_path, strategy):
     """Two rows fit into memory; the run nobody kills has no limit."""
-    killed_often(tmp_path, strategy, ("inline",), memory="10kB")
+    killed_often(tmp_path, strategy, ("inline",), FEW, memory="10kB")
 
 
-def killed_often(tmp_path, strategy, workers, memory=None):
+def killed_often(tmp_path, strategy, workers, most, memory=None):
     training, until = Training(epochs=2), Until(seconds=1500.0)
     experiment = Experiment(
         clients=8, model=Mlp(hidden=(16,)), training=training, strategy=strategy, until=until, evaluate_every=20.0
@@ -296,11 +297,11 @@ def killed_often(tmp_path, strategy, workers, memory=None):
     runs.execute(whole)
     length = time.monotonic() - began
     kills = 0
-    for n in range(KILLS):
+    for n in range(most):
         killed = runs.create(tmp_path / f"killed {n}", experiment, memory=memory)
         while not killed.complete:
             child = _start(killed.folder, workers[kills % len(workers)])
-            if kills < KILLS:
+            if kills < most:
                 # from right at the start to about a tenth of the run, so that some progress is made between kills
                 child.join(timeout=0.05 + draws.uniform(0, "kill", kills, n) * max(0.1, length / 10))
                 if child.is_alive():
@@ -309,7 +310,7 @@ def killed_often(tmp_path, strategy, workers, memory=None):
             child.join()
             assert child.exitcode in (0, -signal.SIGKILL)
         assert killed.digest() == whole.digest()
-        if kills == KILLS:
+        if kills == most:
             return
     pytest.fail(f"only {kills} kills")
 

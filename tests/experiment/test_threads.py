@@ -112,7 +112,7 @@ def test_volumes_do_not_depend_on_threads(tmp_path, monkeypatch):
     assert len(loaded(DATASETS["ixi"]())) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "synthetic", "stand-in", "npz"}))
 def test_no_real_data_depends_on_threads(name):
     given = os.environ.get("OFFBEAT_DATA")
