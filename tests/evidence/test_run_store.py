@@ -39,6 +39,19 @@ def test_a_world_grows_and_what_is_there_stays(store):
     assert list(store.worlds()) == [WORLD]
 
 
+def test_times_to_a_target_are_the_papers_where_runs_end_there():
+    """FedCompass's Table 1: times to 90 % within 4500 s."""
+    exp = "fedcompass/table1-mnist-class-m5-exp"
+    time, best = relative_time("90 %", "FedCompass").key, ACCURACY.key
+    assert World(exp).paper_size(time)
+    assert World(exp).paper_size(best)
+    assert World(exp, until="acc=0.9").paper_size(time)
+    assert not World(exp, until="acc=0.9").paper_size(best)
+    assert not World(exp, until="acc=0.8").paper_size(time)
+    assert not World(exp, until="acc=0.9,600s").paper_size(time)
+    assert not World(exp, "quick", until="acc=0.9").paper_size(time)
+
+
 def test_a_preset_that_changed_is_another_experiment(store, tmp_path):
     store.make(WORLD, [("orthofl", 0)])
     changed = {"orthofl": replace(WORLD.load().with_strategy("orthofl"), timeout=3.0)}

@@ -88,6 +88,6 @@ def look(entries: Iterable[Entry], store: Store) -> list[Looked]:
             made.append(Looked(entry))
             continue
         values = measured.measure(entry.quantity, shelf.comparison, shelf.found)
-        judged = judge(entry, values.values, shelf.world.paper_size, shelf.world.stand_in)
+        judged = judge(entry, values.values, shelf.world.paper_size(entry.quantity.key), shelf.world.stand_in)
         made.append(Looked(entry, shelf, values, judged))
     return made

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from offbeat.core.errors import RunError
 from offbeat.engines.until import Target
-from offbeat.evidence.published import Quantity
+from offbeat.evidence.published import RELATIVE_TIME, Quantity
 from offbeat.experiment import curves, measures
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.metrics import Summary
@@ -28,7 +28,7 @@ class Measured:
 
 def measure(quantity: Quantity, comparison: Comparison, found: Found) -> Measured:
     """`found`: of the comparison's finished runs."""
-    if quantity.key == "relative_time":
+    if quantity.key == RELATIVE_TIME:
         return _relative(comparison, found)
     values = {
         method: {

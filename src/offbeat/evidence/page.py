@@ -120,7 +120,7 @@ def _gaps(several: Sequence[Looked]) -> list[str]:
     found = []
     if shelf.world.stand_in:
         found.append("The data is made up: no number here says anything about the paper's.")
-    elif not shelf.world.paper_size:
+    elif not any(shelf.world.paper_size(one.entry.quantity.key) for one in several):
         found.append(f"Run here: {load(shelf.world.preset, shelf.world.scale).summary}.")
     if data := next((one.entry.data for one in several if one.entry.data), ""):
         found.append(f"Data: {data}.")

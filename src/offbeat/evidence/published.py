@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Literal
 
+RELATIVE_TIME = "relative_time"
 NOT_REACHED = inf  # a dash in a table of times: the method did not get there
 
 
@@ -49,7 +50,7 @@ SERVER = Quantity("server_seconds_an_update", "server seconds an update", "less"
 
 
 def relative_time(to: str, reference: str) -> Quantity:
-    return Quantity("relative_time", f"time to {to}, {reference} = 1", "less")
+    return Quantity(RELATIVE_TIME, f"time to {to}, {reference} = 1", "less")
 
 
 @dataclass(frozen=True, kw_only=True)

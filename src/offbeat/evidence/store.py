@@ -15,6 +15,7 @@ from typing import Any, get_args
 from offbeat import presets
 from offbeat.core.errors import DataError, RunError
 from offbeat.engines.until import parse_until
+from offbeat.evidence.published import RELATIVE_TIME
 from offbeat.experiment import comparison as comparing
 from offbeat.experiment.comparison import MANIFEST, Comparison
 from offbeat.experiment.config import Experiment, name_of
@@ -35,9 +36,14 @@ class World:
     until: str | None = None  # where runs are shorter than the preset's
     stand_in: bool = False
 
-    @property
-    def paper_size(self) -> bool:
-        return self.scale == "paper" and self.until is None
+    def paper_size(self, key: str = "") -> bool:
+        """Is it as large and long as the paper's? Times to a target are also where runs end as soon as they are there
+        (`key`: of what is measured).
+        """
+        if self.scale != "paper" or self.until is None:
+            return self.scale == "paper"
+        own, cut = presets.load(self.preset, self.scale).experiment, self.load().experiment.until
+        return key == RELATIVE_TIME and cut.target == own.target and replace(cut, target=None) == own.until
 
     @property
     def folder(self) -> str:

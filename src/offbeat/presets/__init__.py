@@ -64,11 +64,19 @@ Maker = Callable[[Scale], Preset]
 
 
 def _own() -> dict[str, Callable[[], Preset]]:
+    from offbeat.presets.hospitals import heart_disease, tcga_brca
     from offbeat.presets.methods import digits, mnist
     from offbeat.presets.quickstart import quickstart
     from offbeat.presets.scale import million
 
-    return {"quickstart": quickstart, "digits": digits, "mnist": mnist, "scale-1m": million}
+    return {
+        "quickstart": quickstart,
+        "digits": digits,
+        "mnist": mnist,
+        "heart-disease": heart_disease,
+        "tcga-brca": tcga_brca,
+        "scale-1m": million,
+    }
 
 
 def _of_papers() -> dict[str, Maker]:
