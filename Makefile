@@ -11,8 +11,8 @@ DOCS := .venv-docs
 MINUTES ?= 10
 KILLS ?= 30
 UPDATES ?= 100000
-# a process a core and one more, since many tests wait, up to nine (each holds torch); worksteal leaves neighbours together, which share what a file sets up
-PARALLEL := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 9))) --dist worksteal
+# a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
+PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 .PHONY: help demo test lint types unit resume presets test-live test-long test-docs chaos soak torture test-all test-text test-ray test-track test-browser bench bench-peers crosscheck docs dist clean
 
 help: ## Show this list
@@ -50,9 +50,9 @@ resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest $(PARALLEL) -m "slow and not docs and not long"
 
 presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real files where OFFBEAT_DATA has them
-	$(BIN)/pytest $(PARALLEL) -m presets
+	$(BIN)/pytest $(PARALLEL) -m "presets and not long"
 
-test-long: $(READY) ## The same at greater length: twenty kills of every method, 150 flipped bits, every real data set on 1 to 4 threads
+test-long: $(READY) ## The same at greater length: twenty kills of every method, every table, 150 flipped bits, every real data set on 1 to 4 threads
 	$(BIN)/pytest $(PARALLEL) -m long
 
 test-live: $(READY) ## Federations of real processes over Flower on loopback: killed, refused, resumed; some minutes

@@ -155,17 +155,15 @@ def test_every_kind_of_quick_preset_runs(data):
         short(presets.load(name, "quick").experiment, stand_in, updates=8)
 
 
+TABLES = ("orthofl/table2-mnist", "aso_fed/fashion-mnist", "fedpsa/table1-mnist", "fed_ogd/l2-ag_news",
+          "fedcompass/table1-mnist-class-m5-exp")  # fmt: skip
+OTHERS = ("orthofl/fig5-mnist", "orthofl/fig8-beta", "aso_fed/dropout-air-quality-50", "fedpsa/table5-alpha0.1",
+          "fedpsa/table6-alpha1-p0.1", "fed_ogd/fig6-cifar10", "fedcompass/table2-ixi-normal",
+          "fedcompass/table3-mnist-m5-exp")  # fmt: skip
+
+
 @pytest.mark.presets
-@pytest.mark.parametrize(
-    "name",
-    [
-        "orthofl/table2-mnist", "orthofl/fig5-mnist", "orthofl/fig8-beta", "aso_fed/fashion-mnist",
-        "aso_fed/dropout-air-quality-50",
-        "fedpsa/table1-mnist", "fedpsa/table5-alpha0.1", "fedpsa/table6-alpha1-p0.1", "fed_ogd/l2-ag_news",
-        "fed_ogd/fig6-cifar10",
-        "fedcompass/table1-mnist-class-m5-exp", "fedcompass/table2-ixi-normal", "fedcompass/table3-mnist-m5-exp",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [*TABLES, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_every_method_of_a_table_runs(name):
     preset = presets.load(name, "quick")
     stand_in = made(data_name(preset.experiment))
