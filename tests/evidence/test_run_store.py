@@ -11,6 +11,7 @@ from little_papers import WORLD
 
 from offbeat import presets
 from offbeat.core.errors import ConfigError, RunError
+from offbeat.engines.until import Target
 from offbeat.evidence import find, page, papers
 from offbeat.evidence.looked_at import NOT_RUN, look
 from offbeat.evidence.measured import measure
@@ -142,6 +143,12 @@ def test_numbers_are_in_the_papers_unit(computed):
         assert given[method] == {seed: 100 * summary.metrics["acc"] for seed, summary in seeds.items()}
     times = measure(relative_time("all", "fedasync"), comparison, found).values
     assert sum(times["fedasync"].values()) == pytest.approx(2)  # each over their mean
+
+
+def test_times_have_no_value_where_the_reference_never_got_there(computed, monkeypatch):
+    comparison = Store(computed).worlds()[WORLD]
+    monkeypatch.setattr("offbeat.evidence.measured._target", lambda done, found: Target("acc", 1.5))
+    assert measure(relative_time("150 %", "fedasync"), comparison, comparison.finished()).values == {}
 
 
 def test_a_page_says_stand_in_in_every_line_and_traces_every_number(computed, tmp_path):

@@ -69,6 +69,8 @@ def _relative(comparison: Comparison, found: Found) -> Measured:
         times[method] = {seed: found[method][seed].seconds if t is None else t for seed, t in reached.items()}
         if late:
             beyond[method] = len(late)
+    if beyond.get(against) == len(times[against]):
+        return Measured()  # nobody's time can be told in times of one that never got there
     made = {}
     for method, mine in times.items():
         shared = [seed for seed in mine if seed in times[against]]
