@@ -14,13 +14,14 @@ from offbeat.core.errors import ConfigError, RunError
 from offbeat.engines.until import Target
 from offbeat.evidence import find, page, papers
 from offbeat.evidence.looked_at import NOT_RUN, look
-from offbeat.evidence.measured import measure
+from offbeat.evidence.measured import measure, steadiness
 from offbeat.evidence.published import ACCURACY, relative_time
 from offbeat.evidence.store import Store, World
 from offbeat.evidence.taking import recognised, take
 from offbeat.experiment import comparison as comparing
 from offbeat.experiment import run as runs
 from offbeat.experiment.comparison import MANIFEST
+from offbeat.experiment.curves import Curve
 
 
 def contents(store):
@@ -149,6 +150,17 @@ def test_times_have_no_value_where_the_reference_never_got_there(computed, monke
     comparison = Store(computed).worlds()[WORLD]
     monkeypatch.setattr("offbeat.evidence.measured._target", lambda done, found: Target("acc", 1.5))
     assert measure(relative_time("150 %", "fedasync"), comparison, comparison.finished()).values == {}
+
+
+def test_a_page_says_how_steady_numbers_are(computed, monkeypatch):
+    """Twenty points: the last tenth is 0.8 and 0.6, a deviation of 0.1 around 0.7; the best is 0.9."""
+    drawn = Curve([float(i) for i in range(20)], [0.5] * 17 + [0.9, 0.8, 0.6])
+    monkeypatch.setattr(runs.Run, "curve", lambda run, metric: drawn)
+    comparison = Store(computed).worlds()[WORLD]
+    found = steadiness(comparison, comparison.finished())
+    assert set(found) == {"fedasync", "orthofl"}
+    for run in found["fedasync"]:
+        assert (run.final, run.best, run.swing) == (0.6, 0.9, pytest.approx(0.1))
 
 
 def test_a_page_says_stand_in_in_every_line_and_traces_every_number(computed, tmp_path):

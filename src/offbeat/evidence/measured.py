@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite, nan
-from statistics import fmean
+from statistics import fmean, pstdev
 
 from offbeat.core.errors import RunError
 from offbeat.engines.until import Target
@@ -39,6 +39,30 @@ def measure(quantity: Quantity, comparison: Comparison, found: Found) -> Measure
         for method, given in found.items()
     }
     return Measured({method: given for method, given in values.items() if given})
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """Of one run: would the number be another had it ended a little earlier?"""
+
+    final: float
+    best: float  # on the whole grid
+    swing: float  # deviation over the last tenth of the grid
+
+
+def steadiness(comparison: Comparison, found: Found) -> dict[str, list[Steadiness]]:
+    """By method, of the headline."""
+    made: dict[str, list[Steadiness]] = {}
+    for entry, run in comparison.entries():
+        method, seed = entry["strategy"], entry["seed"]
+        if (summary := found.get(method, {}).get(seed)) is None:
+            continue
+        values = [value for _, value in run.curve(summary.headline).points]
+        if values:
+            best = max(values) if summary.higher(summary.headline) else min(values)
+            swing = pstdev(values[-max(2, len(values) // 10) :])
+            made.setdefault(method, []).append(Steadiness(values[-1], best, swing))
+    return made
 
 
 def _read(key: str, summary: Summary) -> float:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 
 from offbeat.engines.checkpoint import write_whole
 from offbeat.evidence import papers
 from offbeat.evidence.looked_at import NOT_RUN, Looked, Shelf
-from offbeat.evidence.published import Paper, shown
+from offbeat.evidence.measured import steadiness
+from offbeat.evidence.published import ACCURACY, Paper, shown
 from offbeat.evidence.verdict import RULE
 from offbeat.experiment.intervals import interval
 from offbeat.presets import load
@@ -169,7 +170,21 @@ def _numbers(one: Looked) -> list[str]:
         table(head, rows),
         f"**Verdict: {judged.verdict}**{label}. " + "; ".join(judged.reasons) + ".",
         *([_orders(one)] if judged.pairs else []),
+        *([_steady(one)] if entry.quantity.key == ACCURACY.key else []),
     ]
+
+
+def _steady(one: Looked) -> str:
+    """Final values depend on when a run ends: the more, the more its curve swings."""
+    assert one.shelf is not None
+    quantity, found = one.entry.quantity, steadiness(one.shelf.comparison, one.shelf.found)
+    rows = []
+    for name, several in found.items():
+        columns = [[getattr(run, key) * quantity.factor for run in several] for key in ("final", "best", "swing")]
+        final, best = (_mean(values, quantity.digits) for values in columns[:2])
+        rows.append([name, final, best, shown(fmean(columns[2]), max(1, quantity.digits))])
+    head = ["method", "at the end", "at its best", "swing: deviation over the last tenth of a run"]
+    return _folded("Had runs ended earlier", table(head, rows))
 
 
 def _orders(one: Looked) -> str:
@@ -195,9 +210,7 @@ def _row(one: Looked, name: str, label: str) -> list[str]:
         ran = one.shelf is not None and name in one.shelf.found
         return [name + label, paper, "no value" if ran else NOT_RUN, "0", NONE, NONE, NONE]
     found, late = interval(values), one.measured.beyond.get(name, 0)
-    here = shown(found.mean, quantity.digits)
-    if len(values) > 1:
-        here += f" ± {shown(stdev(values), quantity.digits)}"
+    here = _mean(values, quantity.digits)
     if late:
         here = f"> {here} ({len(values) - late} of {len(values)} got there)"
     bounds = [shown(bound, quantity.digits) for bound in (found.low, found.high)]
@@ -208,6 +221,10 @@ def _row(one: Looked, name: str, label: str) -> list[str]:
         differs = ("+" if gap >= 0 else "") + shown(gap, quantity.digits)
     inside = {True: "yes", False: "no", None: NONE}[one.judged.inside.get(name) if len(values) > 1 else None]
     return [name + label, paper, here, str(len(values)), between, differs, inside]
+
+
+def _mean(values: Sequence[float], digits: int) -> str:
+    return shown(fmean(values), digits) + (f" ± {shown(stdev(values), digits)}" if len(values) > 1 else "")
 
 
 def _runs(shelf: Shelf) -> str:
