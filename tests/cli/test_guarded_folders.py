@@ -65,6 +65,13 @@ def test_another_torch_is_said_in_one_line_and_the_run_goes_on(offbeat, stopped,
     assert offbeat("run", "--resume", stopped).err == "this run was complete already\n"
 
 
+def test_a_gpu_is_named_where_it_trains_and_else_left_alone(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    assert machine.environment("cuda")["gpu"] == "a GPU"
+    assert "gpu" not in machine.environment()
+
+
 def test_the_same_machine_is_no_news(offbeat, stopped):
     assert offbeat("run", "--resume", stopped).err == ""
 

@@ -72,6 +72,9 @@ def index(folder: Path) -> str:
         waiting = len(lines[2:]) - len(run) if lines else len(paper.entries)
         if waiting:
             parts.append(f"Not run yet: {waiting} of {len(run) + waiting} entries.")
+    others = [path for path in sorted(folder.glob("*.md")) if path.name != INDEX and path.stem not in papers()]
+    parts += ["## Beside the papers"] if others else []
+    parts += [f"- [{path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}]({path.name})" for path in others]
     return "\n\n".join(parts) + "\n"
 
 
@@ -145,7 +148,7 @@ def _provenance(shelf: Shelf) -> list[str]:
         system = str(given.get("platform", "")).split("-")[0]
         told = (
             f"- Computed with: Python {given.get('python')}, {versions}; {system}, {given.get('cpu')}, "
-            f"{given.get('cores')} cores"
+            f"{given.get('cores')} cores{', ' + given['gpu'] if 'gpu' in given else ''}"
         )
         lines.append(f"{told}, worker {given.get('worker')}")
     took = [s.wall_seconds for given in shelf.found.values() for s in given.values() if isfinite(s.wall_seconds)]

@@ -256,7 +256,8 @@ def create(
             try:
                 os.write(lock, guard.MAKING)
                 os.fsync(lock)  # before anything else is: after a power failure it tells whose the rest is
-                stored = {**machine.environment(), "worker": str(chosen), **limit, **_root()}
+                made_with = machine.environment(workers.device_of(chosen))
+                stored = {**made_with, "worker": str(chosen), **limit, **_root()}
                 write_whole(folder / "environment.json", sealed.dump(stored))
                 write_whole(folder / "command.txt", _repeat(run, command).encode())
                 if script is not None:

@@ -17,17 +17,20 @@ from offbeat.experiment import sealed
 PACKAGES = ("offbeat", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
 
-def environment() -> dict[str, Any]:
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """`device`: what trains. A GPU is asked for its name only where it is used: asking takes hold of it."""
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    gpu = {"gpu": torch.cuda.get_device_name()} if device != "cpu" and torch.cuda.is_available() else {}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu,
         "cores": os.cpu_count(),
+        **gpu,
         "packages": versions,
     }
 
