@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from offbeat.evidence.published import ACCURACY, Entry, Printed, cells, relative_time
+from offbeat.evidence.published import ACCURACY, Entry, Printed, Quantity, cells, relative_time
 from offbeat.evidence.verdict import decided, judge, within
 
 
-def entry(printed, winner="ours", quantity=ACCURACY, order=()):
+def entry(printed, winner="ours", quantity=ACCURACY, order=(), kin=()):
     return Entry(
         where="Table 1",
         claim="ours is best",
@@ -17,6 +17,7 @@ def entry(printed, winner="ours", quantity=ACCURACY, order=()):
         printed=cells(printed),
         winner=winner,
         order=order,
+        kin=kin,
     )
 
 
@@ -31,6 +32,15 @@ def test_spreads_that_overlap_tell_no_methods_apart():
     # √(3² + 4²) = 5: a lead of 5 is within the spreads, one of 5.1 is not
     assert decided(entry({"ours": (15.0, 3.0), "other": (10.0, 4.0)})) == []
     assert decided(entry({"ours": (15.1, 3.0), "other": (10.0, 4.0)})) == [("ours", "other")]
+
+
+def test_where_the_paper_prints_no_spreads_ours_count():
+    # deviations of 3 (7, 10, 13) and 4 (6, 10, 14): √(3² + 4²) = 5
+    here = {"ours": seeds(7.0, 10.0, 13.0), "other": seeds(6.0, 10.0, 14.0)}
+    assert decided(entry({"ours": 15.0, "other": 10.0}), here) == []
+    assert decided(entry({"ours": 15.1, "other": 10.0}), here) == [("ours", "other")]
+    elsewhere = Quantity("final", "in another unit", "more", same_unit=False)
+    assert decided(entry({"ours": 15.0, "other": 10.0}, quantity=elsewhere), here) == [("ours", "other")]
 
 
 def test_of_times_less_is_better_and_who_never_arrived_comes_after_all():
@@ -50,51 +60,106 @@ def test_a_value_lies_in_the_interval_widened_by_the_papers_spread():
     assert not within(Printed(1.0), seeds(1.0))  # one seed has no interval
 
 
+def around(value):
+    """Three seeds, a half apart."""
+    return seeds(value - 0.5, value, value + 0.5)
+
+
 def test_the_same_order_margin_and_value_are_a_reproduction():
-    # the lead is 10 in both seeds: its interval is [10, 10]; our interval of `ours` is 90 ± 12.7 / √2 · √2 …, around 90
-    found = judge(TWO, {"ours": seeds(89.5, 90.5), "other": seeds(79.5, 80.5)})
+    # the lead is 10 in every seed: its interval is [10, 10]; 90 lies in the middle of ours
+    found = judge(TWO, {"ours": around(90.0), "other": around(80.0)})
     assert found.verdict == "reproduced"
     assert [pair.holds for pair in found.pairs] == ["holds"]
     assert found.inside == {"ours": True, "other": True}
 
 
 def test_half_of_the_margin_is_enough_and_less_is_not():
-    assert judge(TWO, {"ours": seeds(89.5, 90.5), "other": seeds(84.5, 85.5)}).verdict == "reproduced"
-    found = judge(TWO, {"ours": seeds(89.5, 90.5), "other": seeds(84.6, 85.6)})
+    assert judge(TWO, {"ours": around(90.0), "other": around(85.0)}).verdict == "reproduced"
+    found = judge(TWO, {"ours": around(90.0), "other": around(85.1)})
     assert found.verdict == "partly"
     assert "ours is number 1 of 2 in our means: +4.90 to the best other, +10.00 in the paper" in found.reasons
 
 
+def test_a_margin_to_nobody_who_got_there_is_not_asked_for():
+    times = entry({"ours": 1.0, "never": float("inf")}, quantity=relative_time("90 %", "ours"))
+    assert judge(times, {"ours": seeds(1.0, 1.0, 1.0), "never": seeds(2.0, 2.0, 2.0)}).verdict == "reproduced"
+
+
 def test_another_level_is_only_partly_the_same():
-    # 60 in both seeds, but for a tenth: 60 ± 0.9, and the paper's 90 ± 1 is far off
-    found = judge(TWO, {"ours": seeds(60.1, 59.9), "other": seeds(50.1, 49.9)})
+    # 60 ± 4.303 · 0.5 / √3 = 60 ± 1.24, and the paper's 90 ± 1 is far off
+    found = judge(TWO, {"ours": around(60.0), "other": around(50.0)})
     assert found.verdict == "partly"
     assert found.inside == {"ours": False, "other": False}
 
 
+def test_in_another_unit_orders_are_looked_at_and_values_are_not():
+    errors = Quantity("final", "in another unit", "less", same_unit=False)
+    found = judge(entry({"ours": 9.0, "other": 10.0}, quantity=errors), {"ours": around(1.0), "other": around(1.1)})
+    assert (found.verdict, found.inside) == ("reproduced", {})
+
+
 def test_a_lead_that_may_be_chance_is_open():
-    # leads of 1 and 19: mean 10, half 12.706 · 9 = 114
-    found = judge(TWO, {"ours": seeds(90.0, 90.0), "other": seeds(89.0, 71.0)})
+    # leads of 1, 10 and 19: mean 10, s = 9, half 4.303 · 9 / √3 = 22.4
+    found = judge(TWO, {"ours": seeds(90.0, 90.0, 90.0), "other": seeds(89.0, 80.0, 71.0)})
     assert ([pair.holds for pair in found.pairs], found.verdict) == (["open"], "partly")
 
 
 def test_the_other_way_round_is_not_reproduced():
-    found = judge(TWO, {"ours": seeds(79.9, 80.1), "other": seeds(89.9, 90.1)})
+    found = judge(TWO, {"ours": around(80.0), "other": around(90.0)})
     assert found.verdict == "not"
     assert found.reasons[0] == "of 1 orders 1 are contradicted (other beats ours)"
 
 
+def test_among_many_orders_one_may_be_the_other_way_by_chance():
+    """Leads of -1, -2 and -3: mean -2, s = 1, half 4.303 / √3 = 2.48: open. Of -1.5, -2 and -2.5: s = 0.5, half 1.24:
+    against the paper on its own. For ten orders t of two degrees is 14.09, at 99.5 %: half 4.07, and it is open.
+    """
+    ten = {f"m{i}": (float(i), 0.0) for i in range(5)}  # 5 · 4 / 2 orders
+    level = seeds(10.0, 10.0, 10.0)
+    two = entry({"a": (1.0, 0.0), "b": (0.0, 0.0)}, winner=None)
+    less = seeds(8.5, 8.0, 7.5)
+    assert judge(two, {"a": seeds(9.0, 8.0, 7.0), "b": level}).pairs[0].holds == "open"
+    assert judge(two, {"a": less, "b": level}).pairs[0].holds == "contradicted"
+    among = judge(entry(ten, winner=None), {**dict.fromkeys(ten, level), "m4": less})
+    assert len(among.pairs) == 10
+    assert not any(pair.holds == "contradicted" for pair in among.pairs)
+
+
 def test_one_contradiction_among_others_is_partly():
-    three = entry({"ours": 90.0, "b": 80.0, "c": 70.0})
+    three = entry({"ours": (90.0, 0.0), "b": (80.0, 0.0), "c": (70.0, 0.0)})
     # ours before b and c hold, b before c is contradicted
-    found = judge(three, {"ours": seeds(89.9, 90.1), "b": seeds(69.9, 70.1), "c": seeds(79.9, 80.1)})
+    found = judge(three, {"ours": around(90.0), "b": around(70.0), "c": around(80.0)})
     assert [pair.holds for pair in found.pairs] == ["holds", "holds", "contradicted"]
     assert found.verdict == "partly"
 
 
+def test_orders_of_others_do_not_reproduce_a_claim():
+    """Of six orders four hold, but of the three of the claim's method one: leads of 1, 10 and 19 over b are open."""
+    four = entry({"ours": (90.0, 40.0), "b": (40.0, 1.0), "c": (30.0, 1.0), "d": (20.0, 1.0)}, order=())
+    here = {"ours": seeds(41.0, 50.0, 59.0), "b": around(40.0), "c": around(39.0), "d": around(20.0)}
+    found = judge(four, here)
+    assert [pair.holds for pair in found.pairs if pair.better == "ours"] == ["open", "open", "holds"]
+    assert sum(pair.holds == "holds" for pair in found.pairs) == 4
+    assert found.verdict == "partly"
+
+
+def test_own_variants_are_no_rivals():
+    own = entry({"ours": (90.0, 1.0), "ours+M": (95.0, 1.0), "other": (80.0, 1.0)}, kin=("ours+M",))
+    found = judge(own, {"ours": around(90.0), "ours+M": around(95.0), "other": around(80.0)})
+    assert found.verdict == "reproduced"
+    assert "ours is number 1 of 2 in our means: +10.00 to the best other, +10.00 in the paper" in found.reasons
+
+
 def test_an_order_in_words_can_be_reproduced():
     said = entry({}, order=(("ours", "other"),))
-    assert judge(said, {"ours": seeds(2.0, 3.0), "other": seeds(1.0, 2.0)}).verdict == "reproduced"
+    assert judge(said, {"ours": seeds(2.0, 3.0, 4.0), "other": seeds(1.0, 2.0, 3.0)}).verdict == "reproduced"
+
+
+def test_what_is_said_of_every_one_must_hold_of_every_one():
+    said = entry({}, winner=None, order=(("a", "z"), ("b", "z"), ("c", "z")))
+    there = {"a": around(2.0), "b": around(2.0), "z": around(1.0)}
+    assert judge(said, {**there, "c": around(2.0)}).verdict == "reproduced"
+    assert judge(said, {**there, "c": seeds(3.0, 1.0, 0.5)}).verdict == "partly"
 
 
 @pytest.mark.parametrize(("first", "verdict"), [(80.0, "reproduced"), (99.0, "partly")])
@@ -102,18 +167,19 @@ def test_where_nothing_is_told_apart_values_decide(first, verdict):
     alike = entry({"ours": first, "other": 80.0}, winner=None)
     alike = Entry(**{**vars(alike), "printed": cells({"ours": (first, 20.0), "other": (80.0, 20.0)})})
     # widened by 20 the second is inside; the first, at 50, is 30 or 49 away from it
-    ours = {"ours": seeds(50.0, 50.0) if verdict == "partly" else seeds(80.0, 80.0), "other": seeds(80.0, 80.0)}
+    level = seeds(80.0, 80.0, 80.0)
+    ours = {"ours": seeds(50.0, 50.0, 50.0) if verdict == "partly" else level, "other": level}
     assert judge(alike, ours).verdict == verdict
 
 
 @pytest.mark.parametrize(
     ("ours", "how", "why"),
     [
-        ({"ours": seeds(1, 2), "other": seeds(1, 2)}, {"stand_in": True}, "made up"),
-        ({"ours": seeds(1, 2), "other": seeds(1, 2)}, {"paper_size": False}, "smaller or shorter"),
-        ({"ours": seeds(1), "other": seeds(1)}, {}, "one seed"),
+        ({"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)}, {"stand_in": True}, "made up"),
+        ({"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)}, {"paper_size": False}, "smaller or shorter"),
+        ({"ours": seeds(1, 2, 3), "other": seeds(1, 2)}, {}, "fewer than 3 seeds"),
         ({}, {}, "nothing is finished"),
-        ({"ours": seeds(1, 2)}, {}, "not run: other"),
+        ({"ours": seeds(1, 2, 3)}, {}, "not run: other"),
     ],
 )
 def test_what_cannot_be_compared_is_not(ours, how, why):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from offbeat.evidence.published import Entry, Paper, Quantity, cells, relative_time
 
 ROWS = ("fedavg", "fedprox", "fedasync", "local", "global", "aso_fed-D", "aso_fed-F", "aso_fed")
-MAE = Quantity("final", "mean absolute error, mean over clients", "less")
-SMAPE = Quantity("metrics.smape", "SMAPE, mean over clients", "less")
+MAE = Quantity("final", "mean absolute error, mean over clients", "less", same_unit=False)
+SMAPE = Quantity("metrics.smape", "SMAPE, mean over clients", "less", same_unit=False)
 ACC = Quantity("final", "accuracy, mean over clients", "more")
 F1, PRECISION, RECALL, BALANCED = (
     Quantity(f"metrics.{key}", f"{title}, mean over clients", "more")

@@ -154,7 +154,8 @@ def _compared(where: str, name: str, law: str, preset: str, values: list[str], s
         quantity=relative_time(TARGETS[name], "FedCompass"),
         preset=preset,
         printed=printed,
-        # no winner: its variants with momentum and normalisation are its own, and often quicker
+        winner="fedcompass",
+        kin=("fedcompass+M", "fedcompass+N"),
         notes=notes,
         data=DATA.get(name, ""),
         short=short,

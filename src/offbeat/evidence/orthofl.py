@@ -141,7 +141,6 @@ FIGURES = (
                     "(Gram–Schmidt over the others' last updates)."
                 ),
             ),
-            short=name == "mnist",
         )
         for name in ("mnist", "cifar10")
     ),

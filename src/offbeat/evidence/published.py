@@ -38,6 +38,7 @@ class Quantity:
     better: Literal["more", "less"]
     factor: float = 1.0  # from offbeat's unit to the paper's
     digits: int = 2  # behind the point; -1: powers of ten
+    same_unit: bool = True  # else orders can be compared, values cannot
     of_machine: bool = False  # it depends on the machine that computes, not on the world that is simulated
 
 
@@ -63,6 +64,7 @@ class Entry:
     preset: str | None  # None: nothing that a preset runs
     printed: Mapping[str, Printed] = field(default_factory=dict)  # by the label that the method has in the preset
     winner: str | None = None  # whom the claim is about
+    kin: tuple[str, ...] = ()  # its variants, which are no rivals
     order: tuple[tuple[str, str], ...] = ()  # (better, worse): what the text says where there are no numbers
     notes: tuple[str, ...] = ()  # what could explain a difference: typos, what is not given, where a spread comes from
     data: str = ""  # of a set that is not to be had freely: what is run in its place

@@ -6,30 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from math import isfinite, sqrt
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Literal
 
 from offbeat.evidence.published import Entry, Printed
-from offbeat.experiment.intervals import Interval, interval, paired
+from offbeat.experiment.intervals import LEVEL, Interval, interval, paired, t_quantile
 
 Verdict = Literal["reproduced", "partly", "not", "not comparable"]
 Holds = Literal["holds", "open", "contradicted", "missing"]
 MARGIN = 0.5  # of the paper's, that the winner must have here
 
+LEAST = 3  # seeds: of two an interval says next to nothing
+
 RULE = """\
-1. **Order.** Of every two methods that the paper tells apart (their values differ by more than √(s₁² + s₂²), the
-   spreads it prints; without spreads, by anything; or its text says so) the paired difference over our seeds is looked
-   at. The order *holds* where its 95 % interval lies on the paper's side of 0, is *contradicted* where it lies on the
-   other, and is *open* else.
-2. **Margin.** The method that the claim is about must be first in our means, by at least half of the paper's margin to
-   the next one.
+1. **Order.** Of every two methods that the paper tells apart (their values differ by more than √(s₁² + s₂²), where s
+   are the spreads it prints, or where it prints none ours; or its text says so) the paired difference over our seeds is
+   looked at. The order *holds* where its 95 % interval lies on the paper's side of 0. It is *contradicted* where it
+   lies on the other side even when widened for the number of orders that are looked at (Bonferroni), and *open* else.
+2. **Margin.** The method that the claim is about must be first in our means, but for its own variants, by at least half
+   of the paper's margin to the next one.
 3. **Value.** The paper's value lies in our 95 % interval, widened by the paper's spread.
 
-**reproduced**: nothing is contradicted, more than half of the orders hold, and margin and value (of the claim's method)
-are there. **not**: an order of the claim's method is contradicted, or more orders are contradicted than hold.
-**partly**: all between. Where the paper tells no two methods apart, values decide: all, some or none. **not
-comparable**: made-up data, less than the paper's size, fewer than two seeds, rows that were not run, or seconds of
-another machine."""
+**reproduced**: nothing is contradicted; more than half of the orders hold, also of those of the claim's method, or,
+where the claim is about no single method, all that the text states; margin and value (of the claim's method) are there.
+**not**: an order of the claim's method is contradicted, or more orders are contradicted than hold. **partly**: all
+between. Where the paper tells no two methods apart, values decide: all, some or none. **not comparable**: made-up data,
+less than the paper's size, fewer than three seeds, rows that were not run, or seconds of another machine."""
 
 Ours = Mapping[str, Mapping[int, float]]  # method -> seed -> value, in the paper's unit
 
@@ -54,11 +56,12 @@ class Judged:
 
 def judge(entry: Entry, ours: Ours, paper_size: bool = True, stand_in: bool = False) -> Judged:
     """`ours`: of finished runs. `paper_size`: were they as large and long as the paper's?"""
-    pairs = tuple(_pair(better, worse, entry, ours) for better, worse in decided(entry))
+    apart = decided(entry, ours)
+    pairs = tuple(_pair(better, worse, entry, ours, len(apart)) for better, worse in apart)
     inside = {
         name: within(printed, ours[name])
         for name, printed in entry.printed.items()
-        if ours.get(name) and isfinite(printed.value)
+        if ours.get(name) and isfinite(printed.value) and entry.quantity.same_unit
     }
     why_not = _not_comparable(entry, ours, paper_size, stand_in)
     if why_not:
@@ -77,39 +80,60 @@ def judge(entry: Entry, ours: Ours, paper_size: bool = True, stand_in: bool = Fa
 
 def _verdict(entry: Entry, pairs: tuple[Pair, ...], rest: bool) -> Verdict:
     held, against = (sum(pair.holds == how for pair in pairs) for how in ("holds", "contradicted"))
-    own = any(p.holds == "contradicted" and entry.winner in (p.better, p.worse) for p in pairs)
-    if own or against > held:
+    own = [p for p in pairs if entry.winner in (p.better, p.worse) and not {p.better, p.worse} & set(entry.kin)]
+    if against > held or any(pair.holds == "contradicted" for pair in own):
         return "not"
-    return "reproduced" if not against and 2 * held > len(pairs) and rest else "partly"
+    stated = [p for p in pairs if (p.better, p.worse) in entry.order]
+    if entry.winner is None and stated:
+        claim = all(pair.holds == "holds" for pair in stated)
+    else:
+        claim = not own or 2 * sum(pair.holds == "holds" for pair in own) > len(own)
+    return "reproduced" if claim and rest and not against and 2 * held > len(pairs) else "partly"
 
 
-def decided(entry: Entry) -> list[tuple[str, str]]:
+def decided(entry: Entry, ours: Ours | None = None) -> list[tuple[str, str]]:
     """(better, worse): whom the paper tells apart."""
+    spreads = {name: _spread(entry, name, (ours or {}).get(name, {})) for name in entry.printed}
     told = [
         (one, other)
         for one, other in permutations(entry.printed, 2)
-        if _apart(entry.printed[one], entry.printed[other], entry.quantity.better)
+        if _lead(entry, one, other) > sqrt(spreads[one] ** 2 + spreads[other] ** 2)
     ]
     return [*told, *(pair for pair in entry.order if pair not in told)]
 
 
-def _apart(one: Printed, other: Printed, better: str) -> bool:
-    if not isfinite(one.value):
-        return False  # it did not get there
-    lead = one.value - other.value if better == "more" else other.value - one.value
-    return lead > sqrt((one.spread or 0.0) ** 2 + (other.spread or 0.0) ** 2)
+def _spread(entry: Entry, name: str, ours: Mapping[int, float]) -> float:
+    printed = entry.printed[name].spread
+    if printed is not None:
+        return printed
+    return stdev(ours.values()) if len(ours) > 1 and entry.quantity.same_unit else 0.0
 
 
-def _pair(better: str, worse: str, entry: Entry, ours: Ours) -> Pair:
+def _lead(entry: Entry, one: str, other: str) -> float:
+    """In the paper; of one that did not get there, none."""
+    mine, theirs = entry.printed[one].value, entry.printed[other].value
+    if not isfinite(mine):
+        return 0.0
+    return mine - theirs if entry.quantity.better == "more" else theirs - mine
+
+
+def _pair(better: str, worse: str, entry: Entry, ours: Ours, orders: int) -> Pair:
     mine, theirs = ours.get(better, {}), ours.get(worse, {})
     more = entry.quantity.better == "more"
     lead = paired(mine, theirs) if more else paired(theirs, mine)
     holds: Holds = "open"
     if lead.seeds == 0:
         holds = "missing"
-    elif lead.excludes_zero:
-        holds = "holds" if lead.mean > 0 else "contradicted"
+    elif lead.excludes_zero and lead.mean > 0:
+        holds = "holds"
+    elif lead.seeds > 1 and -lead.mean > lead.half * _wider(lead.seeds - 1, orders):
+        holds = "contradicted"
     return Pair(better, worse, holds, lead)
+
+
+def _wider(degrees: int, orders: int) -> float:
+    """How much wider an interval must be for all of so many to be right at once."""
+    return t_quantile(degrees, 1 - (1 - LEVEL) / orders) / t_quantile(degrees)
 
 
 def within(printed: Printed, given: Mapping[int, float]) -> bool:
@@ -124,7 +148,7 @@ def _margin(entry: Entry, ours: Ours) -> tuple[bool, str]:
         return True, ""
     sign = 1.0 if entry.quantity.better == "more" else -1.0
     rivals = [worse for better, worse in entry.order if better == entry.winner]
-    rivals += [name for name in entry.printed if name != entry.winner and name not in rivals]
+    rivals += [name for name in entry.printed if name not in (entry.winner, *entry.kin, *rivals)]
     means = {name: fmean(ours[name].values()) for name in (entry.winner, *rivals) if ours.get(name)}
     if len(means) < 2:
         return True, ""
@@ -132,7 +156,7 @@ def _margin(entry: Entry, ours: Ours) -> tuple[bool, str]:
     place = 1 + sum(sign * mean > sign * means[entry.winner] for mean in means.values())
     told = f"{entry.winner} is number {place} of {len(means)} in our means"
     printed = [entry.printed[name].value for name in rivals if name in entry.printed]
-    if entry.winner not in entry.printed or not printed:
+    if entry.winner not in entry.printed or not any(map(isfinite, printed)) or not entry.quantity.same_unit:
         return place == 1, told
     theirs = min(sign * (entry.printed[entry.winner].value - value) for value in printed)
     digits = max(2, entry.quantity.digits) if entry.quantity.digits >= 0 else -1
@@ -149,9 +173,9 @@ def _not_comparable(entry: Entry, ours: Ours, paper_size: bool, stand_in: bool) 
         return "it is of the machine that computes, and the paper's is another"
     if not any(ours.values()):
         return "nothing is finished"
-    if min(len(given) for given in ours.values() if given) < 2:
-        return "one seed has no interval"
-    claimed = {name for pair in decided(entry) for name in pair} or set(entry.printed)
+    if min(len(given) for given in ours.values() if given) < LEAST:
+        return f"fewer than {LEAST} seeds"
+    claimed = {name for pair in decided(entry, ours) for name in pair} or set(entry.printed)
     claimed |= {entry.winner} if entry.winner else set()
     if not claimed:
         return "the paper prints no numbers, and its text no order"
