@@ -30,7 +30,8 @@ from offbeat.scenario.delays import Delays, Devices, HalfNormal, Lognormal, PerC
 from offbeat.scenario.models import Cnn, DistilBert, LeNet5, MobileNetV2, ResNet1d, TextCnn, Vgg11
 from offbeat.scenario.partition import DirichletEqual, Disjoint, Natural, Partition, Split
 
-# the paper rescales them to each model and data set, by factors it does not give: relative times do not depend on them
+# the paper rescales them to each model and data set, computing and sending apart, by factors it does not give; relative
+# times do not depend on one that both have
 DEVICES = Devices()
 SAMPLE = 10  # clients a synchronous round
 EPOCHS = 5
