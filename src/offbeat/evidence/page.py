@@ -129,7 +129,7 @@ def _gaps(several: Sequence[Looked]) -> list[str]:
 
 def _provenance(shelf: Shelf) -> list[str]:
     world = shelf.world
-    lines = [f"- Size: {world.label}; {shelf.seeds} seed{'s' if shelf.seeds != 1 else ''}"]
+    lines = [f"- Size: {world.label}; {counted(shelf.seeds, 'seed')}"]
     data = next((s.data for given in shelf.found.values() for s in given.values() if s.data), None)
     lines += [f"- Data: {data}"] if data else []
     made = shelf.environments()
@@ -150,8 +150,13 @@ def _provenance(shelf: Shelf) -> list[str]:
     took = [s.wall_seconds for given in shelf.found.values() for s in given.values() if isfinite(s.wall_seconds)]
     if took:
         lines.append(
-            f"- Wall time of a run: {min(took):.0f} to {max(took):.0f} s, of {len(took)} runs (some side by side)"
+            f"- Wall time of a run: {min(took):.0f} to {max(took):.0f} s, of {counted(len(took), 'run')} "
+            "(some side by side)"
         )
+    if shelf.left:
+        number = len(shelf.left)
+        which = "is damaged, or not" if number == 1 else "are damaged, or not"
+        lines.append(f"- Left out: {counted(number, 'run')} that {which} what the preset is now")
     return lines
 
 
@@ -182,7 +187,7 @@ def _orders(one: Looked) -> str:
         bounds = ", ".join(shown(bound, digits) for bound in (found.low, found.high))
         rows.append([pair.better, pair.worse, lead, f"[{bounds}]" if isfinite(found.half) else NONE, pair.holds])
     head = ["better in the paper", "than", "lead here, paired", "95 % interval", "the order"]
-    return _folded(f"{len(rows)} orders of the paper", table(head, rows))
+    return _folded(f"{counted(len(rows), 'order')} of the paper", table(head, rows))
 
 
 def _row(one: Looked, name: str, label: str) -> list[str]:
@@ -214,11 +219,15 @@ def _runs(shelf: Shelf) -> str:
     """What every number is traced by."""
     rows = [[name, str(seed), f"`{run.digest()[:PREFIX]}`"] for name, seed, run in shelf.finished]
     cells = table(["method", "seed", "digest of the run folder"], rows)
-    return _folded(f"{len(rows)} runs and their digests", cells)
+    return _folded(f"{counted(len(rows), 'run')} and {'its digest' if len(rows) == 1 else 'their digests'}", cells)
 
 
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
