@@ -126,6 +126,7 @@ def look(entries: Iterable[Entry], store: Store) -> list[Looked]:
             made.append(Looked(entry, left=tuple(shelf.left) if shelf else ()))
             continue
         values = measured.measure(entry.quantity, shelf.comparison, shelf.found)
-        judged = judge(entry, values.values, shelf.world.paper_size(entry.quantity.key), shelf.world.stand_in)
+        size = shelf.world.paper_size(entry.quantity.key)
+        judged = judge(entry, values.values, size, shelf.world.stand_in, values.bounds.keys())
         made.append(Looked(entry, shelf, values, judged, tuple(shelf.left)))
     return made

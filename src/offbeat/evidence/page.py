@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import stdev
+from typing import Any
 
 from offbeat.engines.checkpoint import write_whole
 from offbeat.evidence import papers
@@ -132,21 +134,19 @@ def _provenance(shelf: Shelf) -> list[str]:
     lines = [f"- Size: {world.label}; {counted(shelf.seeds, 'seed')}"]
     data = next((s.data for given in shelf.found.values() for s in given.values() if s.data), None)
     lines += [f"- Data: {data}"] if data else []
-    made = shelf.environments()
-    workers = list(dict.fromkeys(str(e["worker"]) for e in made if "worker" in e))
-    command = f"offbeat reproduce {world.preset} --scale {world.scale} --seeds {max(1, shelf.seeds)}"
+    workers = _workers(shelf)
+    kinds = {kind.split(", then ")[-1].partition(":")[0].partition(" ")[0] for kind in workers}
+    # the seeds that are shown, and perhaps more
+    seeds = 1 + max((seed for given in shelf.found.values() for seed in given), default=0)
+    command = f"offbeat reproduce {world.preset} --scale {world.scale} --seeds {seeds}"
     command += f" --until {world.until}" if world.until else ""
-    command += f" --worker {workers[0]}" if workers and workers[0] != "inline" else ""
+    command += f" --worker {kinds.pop()}" if len(kinds) == 1 and kinds != {"inline"} else ""
     lines.append(f"- Command: `{command}`")
-    for given in made:
-        packages = given.get("packages") or {}
-        versions = ", ".join(f"{name} {packages[name]}" for name in ("offbeat", "torch", "numpy") if name in packages)
-        system = str(given.get("platform", "")).split("-")[0]
-        told = (
-            f"- Computed with: Python {given.get('python')}, {versions}; {system}, {given.get('cpu')}, "
-            f"{given.get('cores')} cores"
-        )
-        lines.append(f"{told}, worker {given.get('worker')}")
+    lines += dict.fromkeys(map(_machine, shelf.environments()))
+    if workers:
+        several = ", ".join(f"{kind} ({counted(number, 'run')})" for kind, number in workers.items())
+        mixed = "; they agree within rounding, so digests are those of the worker" if len(workers) > 1 else ""
+        lines.append(f"- Jobs computed by: worker {several}{mixed}")
     took = [s.wall_seconds for given in shelf.found.values() for s in given.values() if isfinite(s.wall_seconds)]
     if took:
         lines.append(
@@ -158,6 +158,21 @@ def _provenance(shelf: Shelf) -> list[str]:
         which = "is damaged, or not" if number == 1 else "are damaged, or not"
         lines.append(f"- Left out: {counted(number, 'run')} that {which} what the preset is now")
     return lines
+
+
+def _machine(given: Mapping[str, Any]) -> str:
+    packages = given.get("packages") or {}
+    versions = ", ".join(f"{name} {packages[name]}" for name in ("offbeat", "torch", "numpy") if name in packages)
+    system = str(given.get("platform", "")).split("-")[0]
+    return (
+        f"- Computed with: Python {given.get('python')}, {versions}; {system}, {given.get('cpu')}, "
+        f"{given.get('cores')} cores"
+    )
+
+
+def _workers(shelf: Shelf) -> Counter[str]:
+    """As the runs say: one that was begun with one worker may have been finished by another."""
+    return Counter(s.worker for given in shelf.found.values() for s in given.values() if s.worker)
 
 
 def _numbers(one: Looked) -> list[str]:
@@ -172,9 +187,21 @@ def _numbers(one: Looked) -> list[str]:
         f"### {entry.where}: {entry.quantity.title} ({way} is better)",
         f"Claim: {entry.claim}",
         table(head, rows),
+        *_to_what(one),
         f"**Verdict: {judged.verdict}**{label}. " + "; ".join(judged.reasons) + ".",
         *([_orders(one)] if judged.pairs else []),
     ]
+
+
+def _to_what(one: Looked) -> list[str]:
+    """Of times: the target, and what becomes of those who did not get there."""
+    assert one.measured is not None
+    if one.measured.target is None:
+        return []
+    told = f"To {one.measured.target} here."
+    if one.measured.beyond:
+        told += " Who did not get there counts with the time for which it was watched."
+    return [told]
 
 
 def _orders(one: Looked) -> str:
@@ -199,18 +226,21 @@ def _row(one: Looked, name: str, label: str) -> list[str]:
     if not values:
         ran = one.shelf is not None and name in one.shelf.found
         return [name + label, paper, "no value" if ran else NOT_RUN, "0", NONE, NONE, NONE]
-    found, late = interval(values), one.measured.beyond.get(name, 0)
+    found, bound = interval(values), one.measured.bounds.get(name, "")
     here = shown(found.mean, quantity.digits)
     if len(values) > 1:
         here += f" ± {shown(stdev(values), quantity.digits)}"
-    if late:
-        here = f"> {here} ({len(values) - late} of {len(values)} got there)"
-    bounds = [shown(bound, quantity.digits) for bound in (found.low, found.high)]
-    between = f"[{', '.join(bounds)}]" if isfinite(found.half) else NONE
+    here = "not known" if bound == "?" else f"{bound} {here}".strip()
+    if late := one.measured.beyond.get(name, 0):
+        here += f" ({len(values) - late} of {len(values)} got there)"
+    if without := one.measured.without.get(name, 0):
+        here += f" (of {len(values)} of {len(values) + without} seeds: the others gave no number)"
+    bounds = [shown(side, quantity.digits) for side in (found.low, found.high)]
+    between = f"[{', '.join(bounds)}]" if isfinite(found.half) and not bound else NONE
     differs = NONE
-    if printed is not None and isfinite(printed.value):
+    if printed is not None and isfinite(printed.value) and bound != "?":
         gap = found.mean - printed.value
-        differs = ("+" if gap >= 0 else "") + shown(gap, quantity.digits)
+        differs = f"{bound} {'+' if gap >= 0 else ''}{shown(gap, quantity.digits)}".strip()
     inside = {True: "yes", False: "no", None: NONE}[one.judged.inside.get(name) if len(values) > 1 else None]
     return [name + label, paper, here, str(len(values)), between, differs, inside]
 
