@@ -101,3 +101,12 @@ def test_the_command_makes_every_seed_that_is_shown(computed):
     only = {"orthofl": {3: one.shelf.found["orthofl"][0]}}
     vars(one.shelf)["found"] = only
     assert "--scale quick --seeds 4 --until 20s" in page.page(paper, [one])
+
+
+def test_the_papers_size_is_more_than_a_quick_one(computed, tmp_path):
+    paper, _ = find("orthofl")
+    looked = look(paper.entries, Store(computed))
+    path = page.write(paper, looked, tmp_path)
+    assert page.lost(path, looked) == []
+    path.write_text(path.read_text().replace("| quick, until 20s, STAND-IN for mnist |", "| the paper's size |"))
+    assert page.lost(path, looked) == ["Figure 2, 30 s"]

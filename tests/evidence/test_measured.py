@@ -23,7 +23,9 @@ def test_all_methods_are_in_the_same_unit():
     """Over the seeds that all have: else b, later than a in seed 0, would seem earlier, for the third seed of the
     reference is slow: 52 / mean(50, 50, 80) = 0.87 beside 51 / mean(50, 50) = 1.02.
     """
-    found = relative({"ref": reached(50.0, 50.0, 80.0), "a": reached(51.0, 51.0), "b": reached(52.0, 52.0, 90.0)}, "ref")
+    found = relative(
+        {"ref": reached(50.0, 50.0, 80.0), "a": reached(51.0, 51.0), "b": reached(52.0, 52.0, 90.0)}, "ref"
+    )
     assert found.values["ref"] == {0: 1.0, 1: 1.0}
     assert found.values["a"] == pytest.approx({0: 1.02, 1: 1.02})
     assert found.values["b"] == pytest.approx({0: 1.04, 1: 1.04})

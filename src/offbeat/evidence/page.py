@@ -11,27 +11,46 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
+from offbeat.core.errors import RunError
 from offbeat.engines.checkpoint import write_whole
 from offbeat.evidence import papers
 from offbeat.evidence.looked_at import NOT_RUN, Looked, Shelf
 from offbeat.evidence.published import Paper, shown
+from offbeat.evidence.store import PAPER_SIZE
 from offbeat.evidence.verdict import RULE
 from offbeat.experiment.intervals import interval
 from offbeat.presets import load
 
 INDEX = "README.md"
 BEGIN, END = "<!-- summary -->", "<!-- end of summary -->"
+HEAD = ["in the paper", "measured", "claim", "verdict", "size here", "seeds"]
 PREFIX = 16  # letters of a digest
 NONE = "–"
 
 
 def write(paper: Paper, looked: Sequence[Looked], folder: Path) -> Path:
     """The page, and the index of all pages that lie in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {folder} for pages: {error.strerror or error}") from None
     path = folder / f"{paper.name}.md"
     write_whole(path, page(paper, looked).encode())
     write_whole(folder / INDEX, index(folder).encode())
     return path
+
+
+def lost(path: Path, looked: Iterable[Looked]) -> list[str]:
+    """Which entries the page that is there shows, and a new one would not, or only of less than the paper's size."""
+    new = {tuple(row[:2]): row for row in map(_summary, looked)}
+    gone = []
+    for line in _summary_lines(path)[2:]:
+        cells = line.strip("| ").split(" | ")
+        now = new.get(tuple(cells[:2]))
+        if len(cells) == len(HEAD) and now is not None and NOT_RUN not in cells:
+            less = PAPER_SIZE in cells[4] and PAPER_SIZE not in now[4]
+            gone += [cells[0]] if NOT_RUN in now or less else []
+    return list(dict.fromkeys(gone))
 
 
 def page(paper: Paper, looked: Sequence[Looked]) -> str:
@@ -40,7 +59,7 @@ def page(paper: Paper, looked: Sequence[Looked]) -> str:
         f"{paper.title}. Written by `offbeat reproduce {paper.name}` from the runs of a store; "
         "[how](../how-to/reproduce.md). Numbers of the paper are the paper's.",
         BEGIN,
-        table(["in the paper", "measured", "claim", "verdict", "size here", "seeds"], map(_summary, looked)),
+        table(HEAD, map(_summary, looked)),
         END,
         "## The rule",
         RULE,

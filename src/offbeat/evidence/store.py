@@ -25,6 +25,7 @@ from offbeat.scenario.data.stand_in import StandIn
 
 REPRODUCES = "reproduces"  # in a manifest: which world this is
 STORE = Path("runs") / "reproductions"
+PAPER_SIZE = "the paper's size"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class World:
     @property
     def label(self) -> str:
         """How large, in words."""
-        size = "the paper's size" if self.scale == "paper" else "quick"
+        size = PAPER_SIZE if self.scale == "paper" else "quick"
         cut = f", until {self.until}" if self.until else ""
         return size + cut + (f", STAND-IN for {self._data()}" if self.stand_in else "")
 
@@ -119,6 +120,10 @@ class Store:
 
     def make(self, world: World, pairs: Iterable[tuple[str, int]], worker: str = "inline") -> Comparison:
         """The world's comparison, with these runs (label, seed) in it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the store {self.path}: {error.strerror or error}") from None
         preset = world.load()
         folder = self.worlds().get(world, Comparison(self.path / world.folder)).folder
         more = {REPRODUCES: world.plain()}

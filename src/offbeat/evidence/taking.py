@@ -39,6 +39,11 @@ class Taken:
     different: list[tuple[Place, str]] = field(default_factory=list)  # it has another: in words
     left: list[str] = field(default_factory=list)  # what is no finished run of a preset: why
 
+    @property
+    def nothing(self) -> bool:
+        """Was there no run at all?"""
+        return not (self.copied or self.same or self.different or self.left)
+
 
 def take(store: Store, folder: Path) -> Taken:
     """Whatever below a folder is a finished run of a paper's preset. A copy is whole or not there."""
