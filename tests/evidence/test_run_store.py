@@ -84,6 +84,14 @@ def test_a_preset_that_changed_is_another_experiment(store, tmp_path):
         comparing.grow(store.path / WORLD.folder, changed, [("orthofl", 0)])
 
 
+def test_a_method_that_the_preset_does_not_have_any_more_is_kept(store):
+    store.make(WORLD, [("orthofl", 0)])
+    path = store.path / WORLD.folder / MANIFEST
+    path.write_text(path.read_text().replace('"orthofl"', '"gone"'))
+    comparison = store.make(WORLD, [("fedasync", 0)])
+    assert comparison.strategies() == ["fedasync", "gone"]
+
+
 def test_what_was_computed_elsewhere_is_taken(store, elsewhere):
     (elsewhere / WORLD.folder).rename(elsewhere / "whatever it is called")
     taken = take(store, elsewhere)
@@ -225,11 +233,13 @@ def test_a_damaged_run_is_left_out_of_the_page_which_says_so(elsewhere, tmp_path
 def test_numbers_are_in_the_papers_unit(computed):
     comparison = Store(computed).worlds()[WORLD]
     found = comparison.finished()
-    given = measure(ACCURACY, comparison, found).values
+    given = measure(ACCURACY, comparison, found, "fedasync").values
     for method, seeds in found.items():
         assert given[method] == {seed: 100 * summary.metrics["acc"] for seed, summary in seeds.items()}
-    times = measure(relative_time("all", "fedasync"), comparison, found).values
+    times = measure(relative_time("all", "fedasync"), comparison, found, "fedasync").values
     assert sum(times["fedasync"].values()) == pytest.approx(2)  # each over their mean
+    # whatever the manifest has first: where FedAvg is 1 and was not run, nobody has a time
+    assert measure(relative_time("all", "FedAvg"), comparison, found, "fedavg").values == {}
 
 
 def test_a_page_says_stand_in_in_every_line_and_traces_every_number(computed, tmp_path):
@@ -240,7 +250,7 @@ def test_a_page_says_stand_in_in_every_line_and_traces_every_number(computed, tm
     rows = [line for line in text.splitlines() if line.startswith(("| fedasync (", "| orthofl ("))]
     assert len(rows) == 2
     assert all("STAND-IN" in row for row in rows)
-    assert "**Verdict: not comparable** (STAND-IN, quick). the data is made up" in text
+    assert "**Verdict: not comparable** (STAND-IN, quick): the data is made up" in text
     for _, run in Store(computed).worlds()[WORLD].entries():
         assert run.digest()[:16] in text
     assert "offbeat reproduce orthofl/motivation-30 --scale quick --seeds 2 --until 20s" in text

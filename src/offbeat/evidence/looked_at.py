@@ -125,7 +125,7 @@ def look(entries: Iterable[Entry], store: Store) -> list[Looked]:
         if shelf is None or not shelf.finished:
             made.append(Looked(entry, left=tuple(shelf.left) if shelf else ()))
             continue
-        values = measured.measure(entry.quantity, shelf.comparison, shelf.found)
+        values = measured.measure(entry.quantity, shelf.comparison, shelf.found, shelf.preset.reference)
         size = shelf.world.paper_size(entry.quantity.key)
         judged = judge(entry, values.values, size, shelf.world.stand_in, values.bounds.keys())
         made.append(Looked(entry, shelf, values, judged, tuple(shelf.left)))

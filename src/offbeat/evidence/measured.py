@@ -33,10 +33,10 @@ class Measured:
     target: Target | None = None  # of times: to what
 
 
-def measure(quantity: Quantity, comparison: Comparison, found: Found) -> Measured:
-    """`found`: of the comparison's finished runs."""
+def measure(quantity: Quantity, comparison: Comparison, found: Found, reference: str) -> Measured:
+    """`found`: of the comparison's finished runs. `reference`: the method whose time is 1."""
     if quantity.key == RELATIVE_TIME:
-        return _times(comparison, found)
+        return _times(comparison, found, reference)
     values = {
         method: {
             seed: quantity.factor * value
@@ -63,7 +63,7 @@ def _read(key: str, summary: Summary) -> float:
     return known[key]
 
 
-def _times(comparison: Comparison, found: Found) -> Measured:
+def _times(comparison: Comparison, found: Found, reference: str) -> Measured:
     runs = {(e["strategy"], e["seed"]): run for e, run in comparison.entries()}
     done = {method: {seed: runs[method, seed] for seed in given} for method, given in found.items()}
     target = _target(done, found)
@@ -76,7 +76,7 @@ def _times(comparison: Comparison, found: Found) -> Measured:
         }
         for method, given in done.items()
     }
-    return replace(relative(times, comparison.checked(None)), target=target)
+    return replace(relative(times, reference), target=target)
 
 
 def relative(times: Mapping[str, Mapping[int, tuple[float | None, float]]], against: str) -> Measured:

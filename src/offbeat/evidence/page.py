@@ -207,7 +207,7 @@ def _numbers(one: Looked) -> list[str]:
         f"Claim: {entry.claim}",
         table(head, rows),
         *_to_what(one),
-        f"**Verdict: {judged.verdict}**{label}. " + "; ".join(judged.reasons) + ".",
+        f"**Verdict: {judged.verdict}**{label}: " + "; ".join(judged.reasons) + ".",
         *([_orders(one)] if judged.pairs else []),
     ]
 
