@@ -52,3 +52,69 @@ def test_all_entries_are_listed_without_a_store(offbeat):
     assert given.status == 0
     for paper in ("orthofl/table2-har", "aso_fed/air-quality", "fedpsa/table5", "fed_ogd/l3-tiny", "fedcompass/table3"):
         assert paper in given.out
+
+
+def test_a_place_that_cannot_be_is_refused_before_anything_is_run(offbeat):
+    Path("a file").write_text("mine")
+    refused(offbeat("reproduce", *SMALL, "--store", "a file"), "--store a file: it is a file, not a folder")
+    refused(offbeat("reproduce", "orthofl", "--list", "--store", "a file"), "--store a file: it is a file")
+    refused(offbeat("reproduce", *SMALL, "--out", "a file"), "--out a file: it is a file, not a folder")
+    assert Path("a file").read_text() == "mine"
+    assert not Path("runs").exists()
+
+
+def test_a_loop_of_links_is_no_folder(offbeat):
+    Path("loop").symlink_to("loop")
+    refused(offbeat("reproduce", *SMALL, "--store", "loop"), "--store loop: it is a link that leads nowhere")
+    refused(offbeat("reproduce", *SMALL, "--out", "loop"), "--out loop: it is a link that leads nowhere")
+
+
+def test_pages_of_a_store_that_is_not_there_are_not_written(offbeat):
+    """They would say of everything that it was not run, in the place of what was."""
+    refused(offbeat("reproduce", "orthofl", "--stored", "--store", "nowhere"), "there is no store nowhere")
+    assert not Path("docs").exists()
+
+
+def test_an_end_that_says_nothing_is_refused(offbeat):
+    for until in ("", " , "):
+        refused(offbeat("reproduce", "orthofl/motivation-30", "--until", until), "--until says nothing: write 3600s")
+
+
+def test_what_has_no_use_with_stored_is_told(offbeat):
+    Path("kept").mkdir()
+    given = offbeat("reproduce", "orthofl", "--stored", "--store", "kept", "--until", "20s", "--seeds", "2")
+    assert given.status == 0
+    assert "warning: --stored runs nothing: --seeds and --until have no use" in given.err
+
+
+def test_a_preset_of_no_paper_is_compared_instead(offbeat):
+    refused(offbeat("reproduce", "heart-disease"), "is no paper's: 'offbeat compare heart-disease' runs it")
+
+
+def test_into_says_where_there_is_nothing_to_take(offbeat):
+    Path("kept").mkdir()
+    Path("empty").mkdir()
+    given = offbeat("reproduce", "orthofl", "--stored", "--store", "kept", "--into", "empty", "--into", "kept")
+    assert "empty: there are no runs below it" in given.out
+    assert "kept: it is the store, or in it" in given.out
+
+
+def test_runs_that_are_not_shown_are_told(offbeat, one_by_one):
+    assert offbeat("reproduce", *SMALL).status == 0
+    with open(next(Path("runs").rglob("orthofl-seed0/model.safetensors")), "ab") as file:
+        file.write(b"x")
+    given = offbeat("reproduce", "orthofl", "--stored")
+    assert given.status == 0
+    assert given.err.count("is not what it was when the run ended") == 1
+
+
+def test_a_page_that_shows_more_is_not_overwritten(offbeat, one_by_one):
+    """Of another store: what that had would be gone."""
+    assert offbeat("reproduce", *SMALL, "--store", "one").status == 0
+    page = Path("docs/reproductions/orthofl.md")
+    before = page.read_text()
+    Path("two").mkdir()
+    given = offbeat("reproduce", "orthofl", "--stored", "--store", "two")
+    refused(given, "docs/reproductions/orthofl.md shows what two does not have: Figure 2, 30 s", "--out", status=1)
+    assert page.read_text() == before
+    assert offbeat("reproduce", "orthofl", "--stored", "--store", "one").status == 0

@@ -132,6 +132,9 @@ def test_sites_can_be_described_in_four_numbers(offbeat, pictures):
         (["nowhere.yaml"], ["nowhere.yaml"]),
         (["quickstart", "--set", "seed=3"], ["--seeds"]),
         (["quickstart", "--methods", "fedavgg"], ["did you mean 'fedavg'?"]),
+        (["quickstart", "--methods", " , "], ["--methods ' , ' names none"]),
+        (["quickstart", "--budget", "nan"], ["--budget nan: seconds, from 1"]),
+        (["quickstart", "--budget", "inf"], ["--budget inf: seconds, from 1"]),
         ([], ["whose sites?"]),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from offbeat import presets
 from offbeat.core.errors import ConfigError
 from offbeat.evidence import find, papers
+from offbeat.evidence.published import RELATIVE_TIME
 from offbeat.evidence.verdict import decided
 
 ENTRIES = [entry for paper in papers().values() for entry in paper.entries]
@@ -166,3 +167,10 @@ def paper_entries(name):
 def test_what_there_is_not_is_refused_with_the_nearest(word, said):
     with pytest.raises(ConfigError, match=said):
         find(word)
+
+
+def test_times_are_over_a_method_that_the_preset_has():
+    for entry in ENTRIES:
+        if entry.quantity.key == RELATIVE_TIME:
+            preset = presets.load(entry.preset)
+            assert preset.reference in preset.methods, entry.where

@@ -11,7 +11,6 @@ from little_papers import WORLD
 
 from offbeat import presets
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.engines.until import Target
 from offbeat.evidence import find, page, papers
 from offbeat.evidence.looked_at import NOT_RUN, look
 from offbeat.evidence.measured import measure, steadiness
@@ -54,11 +53,44 @@ def test_times_to_a_target_are_the_papers_where_runs_end_there():
     assert not World(exp, "quick", until="acc=0.9").paper_size(time)
 
 
+def test_an_end_is_the_same_however_it_is_written():
+    """Else a run would be made twice, and the pieces of one table lie apart."""
+    small = "orthofl/motivation-30"  # 600 s at the quick scale
+    assert World(small, "quick", "20") == World(small, "quick", " 20.0s,") == World(small, "quick", "20s")
+    assert World(small, "quick", "10m") == World(small, "quick")
+    timed = World("fedcompass/table1-mnist-class-m5-exp", until="acc=0.9")
+    assert timed.until == "acc=0.9"
+    assert recognised(timed.load().experiment).world == timed
+
+
+def test_two_folders_of_one_world_are_refused(store, elsewhere):
+    """Which of them a page shows would be chance."""
+    shutil.copytree(elsewhere, store.path)
+    shutil.copytree(elsewhere / WORLD.folder, store.path / "a copy")
+    with pytest.raises(RunError, match=r"a copy and .*stand-in are of the same preset and size: .* with --into"):
+        store.worlds()
+
+
+def test_a_page_shows_the_world_that_has_most(store, elsewhere):
+    shutil.copytree(elsewhere, store.path)
+    shorter = replace(WORLD, until="10s")  # before 20s in the alphabet
+    runs.execute(store.make(shorter, [("orthofl", 0)]).entries()[0][1])
+    assert store.best(WORLD.preset)[0] == WORLD
+
+
 def test_a_preset_that_changed_is_another_experiment(store, tmp_path):
     store.make(WORLD, [("orthofl", 0)])
     changed = {"orthofl": replace(WORLD.load().with_strategy("orthofl"), timeout=3.0)}
     with pytest.raises(RunError, match=r"timeout was 10\.0, is 3\.0 now"):
         comparing.grow(store.path / WORLD.folder, changed, [("orthofl", 0)])
+
+
+def test_a_method_that_the_preset_does_not_have_any_more_is_kept(store):
+    store.make(WORLD, [("orthofl", 0)])
+    path = store.path / WORLD.folder / MANIFEST
+    path.write_text(path.read_text().replace('"orthofl"', '"gone"'))
+    comparison = store.make(WORLD, [("fedasync", 0)])
+    assert comparison.strategies() == ["fedasync", "gone"]
 
 
 def test_what_was_computed_elsewhere_is_taken(store, elsewhere):
@@ -115,6 +147,29 @@ def test_what_is_not_finished_or_not_of_a_paper_is_left(store, elsewhere, tmp_pa
     assert sorted(line.split(" is ")[1][:9] for line in taken.left) == ["not finis", "not of a ", "not of a "]
 
 
+def test_a_run_that_was_removed_from_the_store_is_taken_again(store, elsewhere):
+    take(store, elsewhere)
+    shutil.rmtree(store.path / WORLD.folder / "orthofl-seed0")
+    taken = take(store, elsewhere)
+    assert (len(taken.copied), len(taken.same), taken.different) == (1, 3, [])
+    assert all(contents(store).values())
+
+
+def test_links_in_a_run_folder_are_not_followed(store, elsewhere):
+    (elsewhere / WORLD.folder / "orthofl-seed0" / "loop").symlink_to(".")
+    assert len(take(store, elsewhere).copied) == 4
+    assert not (store.path / WORLD.folder / "orthofl-seed0" / "loop").exists()
+
+
+def test_one_run_that_cannot_be_copied_does_not_keep_the_others(store, elsewhere):
+    (store.path / WORLD.folder).mkdir(parents=True)
+    (store.path / WORLD.folder / "orthofl-seed0").symlink_to("nowhere")
+    taken = take(store, elsewhere)
+    assert (len(taken.copied), len(taken.left)) == (3, 1)
+    assert taken.left[0].startswith("cannot copy ")
+    assert len(contents(store)) == 3
+
+
 def test_a_damaged_run_is_left(store, elsewhere):
     with open(elsewhere / WORLD.folder / "orthofl-seed0" / "model.safetensors", "ab") as file:
         file.write(b"x")
@@ -136,20 +191,56 @@ def test_runs_are_recognised_by_what_they_are():
     assert recognised(presets.load("quickstart").experiment) is None
 
 
+def swapped(store, one, other):
+    """A manifest that gives one run's numbers to another."""
+    path = store / WORLD.folder / MANIFEST
+    plain = json.loads(path.read_text())
+    folders = {e["folder"]: e for e in plain["runs"]}
+    folders[one]["folder"], folders[other]["folder"] = other, one
+    path.write_text(json.dumps(plain))
+
+
+def looked_at(store):
+    return next(one for one in look(find("orthofl")[0].entries, Store(store)) if one.shelf is not None)
+
+
+def test_a_run_is_shown_only_as_what_it_is(elsewhere):
+    swapped(elsewhere, "orthofl-seed0", "fedasync-seed0")
+    shelf = looked_at(elsewhere).shelf
+    assert {method: list(given) for method, given in shelf.found.items()} == {"fedasync": [1], "orthofl": [1]}
+    assert "orthofl-seed0: it is not fedasync, seed 0, of orthofl/motivation-30, quick" in shelf.left[0]
+    assert "as that is now: strategy was orthofl, is fedasync now" in shelf.left[0]
+
+
+def test_made_up_data_is_never_shown_as_real(elsewhere):
+    path = elsewhere / WORLD.folder / MANIFEST
+    plain = json.loads(path.read_text())
+    del plain["reproduces"]["stand_in"]
+    path.write_text(json.dumps(plain))
+    assert all(one.shelf is None for one in look(find("orthofl")[0].entries, Store(elsewhere)))
+
+
+def test_a_damaged_run_is_left_out_of_the_page_which_says_so(elsewhere, tmp_path):
+    with open(elsewhere / WORLD.folder / "orthofl-seed0" / "model.safetensors", "ab") as file:
+        file.write(b"x")
+    paper, _ = find("orthofl")
+    looked = look(paper.entries, Store(elsewhere))
+    text = page.write(paper, looked, tmp_path / "pages").read_text()
+    assert "- Left out: 1 run that is damaged, or not what the preset is now" in text
+    assert "3 runs and their digests" in text
+    assert "is not what it was when the run ended" in looked_at(elsewhere).shelf.left[0]
+
+
 def test_numbers_are_in_the_papers_unit(computed):
     comparison = Store(computed).worlds()[WORLD]
     found = comparison.finished()
-    given = measure(ACCURACY, comparison, found).values
+    given = measure(ACCURACY, comparison, found, "fedasync").values
     for method, seeds in found.items():
         assert given[method] == {seed: 100 * summary.metrics["acc"] for seed, summary in seeds.items()}
-    times = measure(relative_time("all", "fedasync"), comparison, found).values
+    times = measure(relative_time("all", "fedasync"), comparison, found, "fedasync").values
     assert sum(times["fedasync"].values()) == pytest.approx(2)  # each over their mean
-
-
-def test_times_have_no_value_where_the_reference_never_got_there(computed, monkeypatch):
-    comparison = Store(computed).worlds()[WORLD]
-    monkeypatch.setattr("offbeat.evidence.measured._target", lambda done, found: Target("acc", 1.5))
-    assert measure(relative_time("150 %", "fedasync"), comparison, comparison.finished()).values == {}
+    # whatever the manifest has first: where FedAvg is 1 and was not run, nobody has a time
+    assert measure(relative_time("all", "FedAvg"), comparison, found, "fedavg").values == {}
 
 
 def test_a_page_says_how_steady_numbers_are(computed, monkeypatch):
@@ -171,7 +262,7 @@ def test_a_page_says_stand_in_in_every_line_and_traces_every_number(computed, tm
     rows = [line for line in text.splitlines() if line.startswith(("| fedasync (", "| orthofl ("))]
     assert len(rows) == 2
     assert all("STAND-IN" in row for row in rows)
-    assert "**Verdict: not comparable** (STAND-IN, quick). the data is made up" in text
+    assert "**Verdict: not comparable** (STAND-IN, quick): the data is made up" in text
     for _, run in Store(computed).worlds()[WORLD].entries():
         assert run.digest()[:16] in text
     assert "offbeat reproduce orthofl/motivation-30 --scale quick --seeds 2 --until 20s" in text

@@ -107,7 +107,7 @@ def test_a_lead_that_may_be_chance_is_open():
 def test_the_other_way_round_is_not_reproduced():
     found = judge(TWO, {"ours": around(80.0), "other": around(90.0)})
     assert found.verdict == "not"
-    assert found.reasons[0] == "of 1 orders 1 are contradicted (other beats ours)"
+    assert found.reasons[0] == "of 1 order 1 is contradicted (other beats ours)"
 
 
 def test_among_many_orders_one_may_be_the_other_way_by_chance():
@@ -176,13 +176,44 @@ def test_where_nothing_is_told_apart_values_decide(first, verdict):
     ("ours", "how", "why"),
     [
         ({"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)}, {"stand_in": True}, "made up"),
-        ({"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)}, {"paper_size": False}, "smaller or shorter"),
+        (
+            {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)},
+            {"paper_size": False},
+            "not of the paper's size and length",
+        ),
         ({"ours": seeds(1, 2, 3), "other": seeds(1, 2)}, {}, "fewer than 3 seeds"),
-        ({}, {}, "nothing is finished"),
-        ({"ours": seeds(1, 2, 3)}, {}, "not run: other"),
+        ({}, {}, "no run has a value"),
+        ({"ours": seeds(1, 2, 3)}, {}, "not run, or without a value: other"),
+        ({"ours": seeds(1, 2, 3), "other": {3: 1, 4: 1, 5: 1}}, {}, "no seed is shared by ours and other"),
     ],
 )
 def test_what_cannot_be_compared_is_not(ours, how, why):
     found = judge(TWO, ours, **how)
     assert found.verdict == "not comparable"
     assert why in found.reasons[0]
+
+
+def test_a_row_that_the_paper_does_not_have_may_lack_seeds():
+    found = judge(TWO, {"ours": around(90.0), "other": around(80.0), "variant": seeds(90.0)})
+    assert found.verdict == "reproduced"
+
+
+def test_orders_without_a_seed_in_common_cannot_be_looked_at():
+    found = judge(TWO, {"ours": seeds(1, 2)}, stand_in=True)
+    assert found.reasons[1] == "of 1 order 1 cannot be looked at"
+
+
+def test_a_bound_is_no_value():
+    """ours did not get there in one seed: its mean is larger than 1, and whether the paper's 1 is its is not known."""
+    times = entry({"ours": 1.0, "slow": 3.0}, quantity=relative_time("90 %", "ours"))
+    ours = {"ours": seeds(0.9, 1.0, 1.1), "slow": seeds(2.9, 3.0, 3.1)}
+    assert judge(times, ours).verdict == "reproduced"
+    found = judge(times, ours, bounds={"ours"})
+    assert (found.verdict, dict(found.inside)) == ("partly", {"slow": True})
+    assert "ours did not get there in every seed: its value is not known" in found.reasons
+
+
+def test_where_there_is_nothing_to_look_for_nothing_is_reproduced():
+    never = entry({"ours": float("inf"), "other": float("inf")}, winner=None, quantity=relative_time("90 %", "ours"))
+    found = judge(never, {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)})
+    assert (found.verdict, found.reasons) == ("not comparable", ("there is no value of the paper to look for",))

@@ -6,7 +6,9 @@ import signal
 import threading
 import time
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
+from offbeat.core.errors import RunError
 from offbeat.experiment import crew, files, run
 
 
@@ -35,3 +37,9 @@ def test_a_ctrl_c_while_processes_are_started_is_not_lost(tmp_path, monkeypatch)
         another.join()
     assert not any(one.complete for one in several)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
+
+
+def test_an_error_that_names_its_run_is_not_told_twice():
+    for told in ("x is being run by another process", "x: no space left"):
+        assert run.of_run(Path("x"), RunError(told)) == told
+    assert run.of_run(Path("x"), RunError("no space left")) == "x: no space left"

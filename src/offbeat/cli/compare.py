@@ -219,7 +219,7 @@ def refuse_per_run(changes: list[str]) -> None:
             raise ConfigError(f"--set {change}: {instead[setting]}")
 
 
-def chosen(preset: Preset, strategies: str | None) -> dict[str, Experiment]:
+def chosen(preset: Preset, strategies: str | None, option: str = "--strategies") -> dict[str, Experiment]:
     """Label -> experiment, of those that are named; else of the preset's or the file's."""
     from offbeat.cli.output import say
     from offbeat.core.errors import ConfigError
@@ -230,7 +230,7 @@ def chosen(preset: Preset, strategies: str | None) -> dict[str, Experiment]:
     given = [word for word in words.split(strategies) if word]
     if not given:
         raise ConfigError(
-            f"--strategies {strategies!r} names none: write fedavg,fedbuff(k=2); see 'offbeat list strategies'"
+            f"{option} {strategies!r} names none: write fedavg,fedbuff(k=2); see 'offbeat list strategies'"
         )
     called = labels.of(given, preset.methods)
     experiments, lines = labels.distinct([(name, preset.with_strategy(word)) for word, name in called])

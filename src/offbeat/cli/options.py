@@ -137,10 +137,16 @@ def load(
     if left_open and not any(files.split_change(change)[0] == ["clients"] for change in changes or []):
         experiment = places.everyone(experiment)
     if until is not None:
-        if not until.strip(" ,"):
-            raise ConfigError("--until says nothing: write 3600s, 2h, 500updates, acc=0.9 or several with commas")
+        refuse_no_end(until)
         experiment = replace(experiment, until=parse_until(until, experiment.until))
     return replace(preset, experiment=experiment)
+
+
+def refuse_no_end(until: str) -> None:
+    from offbeat.core.errors import ConfigError
+
+    if not until.strip(" ,"):
+        raise ConfigError("--until says nothing: write 3600s, 2h, 500updates, acc=0.9 or several with commas")
 
 
 def warn(lines: Iterable[str]) -> None:

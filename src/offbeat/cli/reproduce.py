@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import DataRoot, UntilText, WorkerName, use_data, warn
+from offbeat.cli.options import DataRoot, UntilText, WorkerName, refuse_no_end, use_data, warn
 
 if TYPE_CHECKING:
     from offbeat.evidence.published import Entry
@@ -59,7 +59,7 @@ def reproduce(
     """
     from offbeat import evidence
     from offbeat.cli.output import print_table, say
-    from offbeat.core.errors import ConfigError
+    from offbeat.core.errors import ConfigError, RunError
     from offbeat.evidence import page
     from offbeat.evidence.looked_at import look
     from offbeat.evidence.store import Store
@@ -69,6 +69,10 @@ def reproduce(
     size = _scale(scale)
     if worker is not None:
         workers.parse(worker)
+    if until is not None:
+        refuse_no_end(until)
+    _refuse_file("--store", store)
+    _refuse_file("--out", out)
     kept = Store(store)
     if listed:
         names = [what] if what is not None else list(evidence.papers())
@@ -80,9 +84,20 @@ def reproduce(
     for folder in into or []:
         _take(kept, folder)
     failed = False
-    if not stored:
+    if stored:
+        if not store.is_dir():
+            raise ConfigError(f"there is no store {store}: name it with --store, or leave --stored away")
+        _tell_unused(seeds=seeds, until=until, worker=worker, jobs=jobs, all=every or None)
+    else:
         failed = _run(_worlds(what, entries, size, until, every), kept, seeds, worker, jobs)
     looked = look(paper.entries, kept)
+    warn(f"not shown: {line}" for one in looked for line in one.left)
+    there = out / f"{paper.name}.md"
+    if gone := page.lost(there, looked):
+        raise RunError(
+            f"{there} shows what {store} does not have: {'; '.join(gone)}; it is left as it is: choose another --out, "
+            "or remove it"
+        )
     path = page.write(paper, looked, out)
     asked = [one for one in looked if one.entry in entries and one.shelf is not None]
     if asked:
@@ -102,6 +117,22 @@ def _scale(given: str) -> Scale:
     if given not in get_args(Scale):
         raise unknown("scale", given, get_args(Scale))
     return cast("Scale", given)
+
+
+def _refuse_file(option: str, path: Path) -> None:
+    """Before anything runs: what is computed would have no place."""
+    from offbeat.core.errors import ConfigError
+
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(f"{option} {path}: it is a link that leads nowhere; name a folder")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{option} {path}: it is a file, not a folder; name a folder")
+
+
+def _tell_unused(**given: object) -> None:
+    unused = [f"--{name}" for name, value in sorted(given.items()) if value is not None]
+    if unused:
+        warn([f"--stored runs nothing: {' and '.join(unused)} {'have' if len(unused) > 1 else 'has'} no use"])
 
 
 def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None, every: bool) -> list[World]:
@@ -170,7 +201,13 @@ def _take(store: Store, folder: Path) -> None:
     from offbeat.evidence.taking import take
 
     taken = take(store, folder)
-    say(f"{folder}: {len(taken.copied)} runs taken, {len(taken.same)} were here already, with the same digest")
+    home = store.path.resolve()
+    if home in (folder.resolve(), *folder.resolve().parents):
+        say(f"{folder}: it is the store, or in it; nothing is taken")
+    elif taken.nothing:
+        say(f"{folder}: there are no runs below it")
+    else:
+        say(f"{folder}: {len(taken.copied)} runs taken, {len(taken.same)} were here already, with the same digest")
     warn(f"{p.world.preset}, {p.method}, seed {p.seed}: {told}" for p, told in taken.different)
     warn(taken.left)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,6 +77,8 @@ def which(
     given = {name: value for name, value in answers.items() if value is not None}
     if sum([source is not None, like is not None, bool(given)]) > 1:
         raise ConfigError("give one of them: a preset or file, --from RUN, or --sites, --sizes, --speeds and --away")
+    if not isfinite(budget):
+        raise ConfigError(f"--budget {budget}: seconds, from 1")
     if (comparison := _earlier(source)) is not None:
         if changes or any(value is not None for value in (methods, seeds, until, out, scale)):
             raise ConfigError(
@@ -165,7 +168,7 @@ def _methods(preset: Preset, methods: str | None, named: bool) -> dict[str, Expe
     from offbeat.experiment import tournament
 
     if methods is not None or (named and (preset.compared or len(preset.methods) > 1)):
-        return chosen(preset, methods)
+        return chosen(preset, methods, "--methods")
     own = list(preset.methods)[:1] if named else []
     usual = [word for word in tournament.methods(preset.experiment) if word.partition("(")[0] not in own]
     return chosen(preset, ",".join([*own, *usual]))

@@ -6,7 +6,7 @@ takes what was computed elsewhere; `measured.py` reads them, `verdict.py` judges
 
 from __future__ import annotations
 
-from offbeat.core.errors import unknown
+from offbeat.core.errors import ConfigError, unknown
 from offbeat.evidence.published import Entry, Paper
 
 
@@ -20,9 +20,13 @@ def find(word: str) -> tuple[Paper, tuple[Entry, ...]]:
     """A paper and those of its entries that are meant: `orthofl` all, `orthofl/table2` those whose preset begins so;
     of a preset's whole name, that one's.
     """
+    from offbeat import presets
+
     name, _, table = word.partition("/")
     known = papers()
     if name not in known:
+        if word in presets.names():
+            raise ConfigError(f"{word!r} is no paper's: 'offbeat compare {word}' runs it")
         raise unknown("paper", name, known)
     paper = known[name]
     if not table:
@@ -30,6 +34,6 @@ def find(word: str) -> tuple[Paper, tuple[Entry, ...]]:
     exact = tuple(entry for entry in paper.entries if entry.preset == word)
     found = exact or tuple(entry for entry in paper.entries if (entry.preset or "").startswith(word))
     if not found:
-        presets = dict.fromkeys(entry.preset.partition("/")[2] for entry in paper.entries if entry.preset)
-        raise unknown(f"table of {name}", table, presets)
+        tables = dict.fromkeys(entry.preset.partition("/")[2] for entry in paper.entries if entry.preset)
+        raise unknown(f"table of {name}", table, tables)
     return paper, found

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
-from offbeat.core.errors import RunError
+from offbeat.core.errors import OffbeatError, RunError
 from offbeat.evidence import measured
 from offbeat.evidence.measured import Found, Measured
 from offbeat.evidence.published import Entry
-from offbeat.evidence.store import Store, World
+from offbeat.evidence.store import Store, World, experiments
 from offbeat.evidence.verdict import Judged, judge
-from offbeat.experiment import sealed
+from offbeat.experiment import identity, sealed
 from offbeat.experiment.comparison import Comparison
+from offbeat.experiment.config import Experiment
+from offbeat.experiment.metrics import Summary
+from offbeat.experiment.plain import to_plain
 from offbeat.experiment.run import Run
 from offbeat.presets import Preset
 
@@ -29,16 +33,49 @@ class Shelf:
     comparison: Comparison
 
     @cached_property
-    def found(self) -> Found:
-        return self.comparison.finished()
-
-    @cached_property
     def preset(self) -> Preset:
         return self.world.load()
 
     @cached_property
+    def found(self) -> Found:
+        """What came out, by method and seed."""
+        made: dict[str, dict[int, Summary]] = {}
+        for method, seed, _, summary in self._read[0]:
+            made.setdefault(method, {})[seed] = summary
+        return made
+
+    @property
     def finished(self) -> list[tuple[str, int, Run]]:
-        return [(e["strategy"], e["seed"], run) for e, run in self.comparison.entries() if run.complete]
+        return [(method, seed, run) for method, seed, run, _ in self._read[0]]
+
+    @property
+    def left(self) -> list[str]:
+        """Which finished runs are not shown, and why."""
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[list[tuple[str, int, Run, Summary]], list[str]]:
+        """A manifest is believed only where the run itself says the same."""
+        expected, read, left = experiments(self.preset), [], []
+        for entry, run in self.comparison.entries():
+            if not run.complete:
+                continue
+            method, seed = entry["strategy"], entry["seed"]
+            try:
+                given = run.experiment()
+                if method not in expected or replace(expected[method], seed=seed) != given:
+                    raise RunError(f"{run.folder}: {self._differs(given, expected.get(method), method, seed)}")
+                read.append((method, seed, run, run.summary()))
+            except OffbeatError as error:
+                left.append(str(error))
+        return read, left
+
+    def _differs(self, given: Experiment, expected: Experiment | None, method: str, seed: int) -> str:
+        if expected is None:
+            return f"{self.world.preset} has no method {method!r} now"
+        found = identity.changes("", to_plain(given), to_plain(replace(expected, seed=seed)))
+        told = ", ".join(islice(found, 3))
+        return f"it is not {method}, seed {seed}, of {self.world.preset}, {self.world.label}, as that is now: {told}"
 
     @property
     def seeds(self) -> int:
@@ -66,6 +103,7 @@ class Looked:
     shelf: Shelf | None = None
     measured: Measured | None = None
     judged: Judged | None = None
+    left: tuple[str, ...] = ()  # runs that are not shown: why
 
     @property
     def verdict(self) -> str:
@@ -85,9 +123,10 @@ def look(entries: Iterable[Entry], store: Store) -> list[Looked]:
             shelves[entry.preset] = Shelf(*best) if best is not None else None
         shelf = shelves.get(entry.preset or "")
         if shelf is None or not shelf.finished:
-            made.append(Looked(entry))
+            made.append(Looked(entry, left=tuple(shelf.left) if shelf else ()))
             continue
-        values = measured.measure(entry.quantity, shelf.comparison, shelf.found)
-        judged = judge(entry, values.values, shelf.world.paper_size(entry.quantity.key), shelf.world.stand_in)
-        made.append(Looked(entry, shelf, values, judged))
+        values = measured.measure(entry.quantity, shelf.comparison, shelf.found, shelf.preset.reference)
+        size = shelf.world.paper_size(entry.quantity.key)
+        judged = judge(entry, values.values, size, shelf.world.stand_in, values.bounds.keys())
+        made.append(Looked(entry, shelf, values, judged, tuple(shelf.left)))
     return made

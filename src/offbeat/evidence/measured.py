@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from statistics import fmean, pstdev
+from typing import Literal, cast
 
 from offbeat.core.errors import RunError
 from offbeat.engines.until import Target
@@ -18,18 +19,24 @@ from offbeat.experiment.run import Run
 Found = Mapping[str, Mapping[int, Summary]]  # method -> seed -> what came out
 
 
+Bound = Literal[">", "<", "?"]  # it is more than the mean that is told, less, or nobody knows
+
+
 @dataclass(frozen=True)
 class Measured:
     """By method and seed. A time that was not reached counts with the time that was watched: it is larger."""
 
-    values: dict[str, dict[int, float]] = field(default_factory=dict)
-    beyond: dict[str, int] = field(default_factory=dict)  # of how many seeds that is so
+    values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    without: Mapping[str, int] = field(default_factory=dict)  # of how many seeds there is no number
+    beyond: Mapping[str, int] = field(default_factory=dict)  # how many did not get there
+    bounds: Mapping[str, Bound] = field(default_factory=dict)  # of whom a mean is not the mean
+    target: Target | None = None  # of times: to what
 
 
-def measure(quantity: Quantity, comparison: Comparison, found: Found) -> Measured:
-    """`found`: of the comparison's finished runs."""
+def measure(quantity: Quantity, comparison: Comparison, found: Found, reference: str) -> Measured:
+    """`found`: of the comparison's finished runs. `reference`: the method whose time is 1."""
     if quantity.key == RELATIVE_TIME:
-        return _relative(comparison, found)
+        return _times(comparison, found, reference)
     values = {
         method: {
             seed: quantity.factor * value
@@ -38,7 +45,11 @@ def measure(quantity: Quantity, comparison: Comparison, found: Found) -> Measure
         }
         for method, given in found.items()
     }
-    return Measured({method: given for method, given in values.items() if given})
+    without = {method: len(given) - len(values[method]) for method, given in found.items()}
+    return Measured(
+        {method: given for method, given in values.items() if given},
+        {method: number for method, number in without.items() if number},
+    )
 
 
 @dataclass(frozen=True)
@@ -76,41 +87,53 @@ def _read(key: str, summary: Summary) -> float:
     return known[key]
 
 
-def _relative(comparison: Comparison, found: Found) -> Measured:
-    """Each seed's time to the target over the mean of the reference's, of the seeds that both have."""
+def _times(comparison: Comparison, found: Found, reference: str) -> Measured:
     runs = {(e["strategy"], e["seed"]): run for e, run in comparison.entries()}
-    against = comparison.checked(None)
-    if against not in found:
-        return Measured()
     done = {method: {seed: runs[method, seed] for seed in given} for method, given in found.items()}
     target = _target(done, found)
     if target is None:
         return Measured()
-    times, beyond = dict[str, dict[int, float]](), dict[str, int]()
-    for method, given in done.items():
-        reached = {seed: curves.time_to(run.curve(target.metric), target) for seed, run in given.items()}
-        late = [seed for seed, time in reached.items() if time is None]
-        times[method] = {seed: found[method][seed].seconds if t is None else t for seed, t in reached.items()}
-        if late:
-            beyond[method] = len(late)
-    if beyond.get(against) == len(times[against]):
-        return Measured()  # nobody's time can be told in times of one that never got there
-    made = {}
-    for method, mine in times.items():
-        shared = [seed for seed in mine if seed in times[against]]
-        base = fmean(times[against][seed] for seed in shared) if shared else 0.0
-        if base:
-            made[method] = {seed: mine[seed] / base for seed in shared}
-    return Measured(made, beyond)
+    times = {
+        method: {
+            seed: (curves.time_to(run.curve(target.metric), target), found[method][seed].seconds)
+            for seed, run in given.items()
+        }
+        for method, given in done.items()
+    }
+    return replace(relative(times, reference), target=target)
+
+
+def relative(times: Mapping[str, Mapping[int, tuple[float | None, float]]], against: str) -> Measured:
+    """Each seed's time over the mean of the reference's, of the seeds that all have, so that all are in one unit.
+    `times`: when each got there (None: it did not), and for how long it was watched.
+    """
+    shared = sorted(set.intersection(*(set(given) for given in times.values()))) if against in times else []
+    counted = {
+        method: {seed: watched if reached is None else reached for seed, (reached, watched) in given.items()}
+        for method, given in times.items()
+    }
+    base = fmean(counted[against][seed] for seed in shared) if shared else 0.0
+    if not base:
+        return Measured()
+    late = {method: sum(given[seed][0] is None for seed in shared) for method, given in times.items()}
+    bounds = {
+        method: ("?" if late[against] else ">") if late[method] else "<"
+        for method in times
+        if method != against and (late[method] or late[against])
+    }
+    return Measured(
+        {method: {seed: given[seed] / base for seed in shared} for method, given in counted.items()},
+        beyond={method: number for method, number in late.items() if number},
+        bounds=cast("dict[str, Bound]", bounds),
+    )
 
 
 def _target(done: Mapping[str, Mapping[int, Run]], found: Found) -> Target | None:
-    """The experiment's own, else what every method gets to."""
+    """The experiment's own, else what every method gets to; not where runs were cut short, which is another."""
     method = next(iter(done))
     seed = next(iter(done[method]))
     experiment, first = done[method][seed].experiment(), found[method][seed]
-    own = experiment.until.target or experiment.target
-    if own is not None:
-        return own.towards(first.higher_is_better)
+    if experiment.target is not None:
+        return experiment.target.towards(first.higher_is_better)
     drawn = {name: [run.curve(first.headline) for run in given.values()] for name, given in done.items()}
     return curves.shared_target(drawn, first.headline, first.higher(first.headline))

@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
+from offbeat.core.errors import RunError
 from offbeat.engines.checkpoint import write_whole
 from offbeat.evidence import papers
 from offbeat.evidence.looked_at import NOT_RUN, Looked, Shelf
 from offbeat.evidence.measured import steadiness
 from offbeat.evidence.published import ACCURACY, Paper, shown
+from offbeat.evidence.store import PAPER_SIZE
 from offbeat.evidence.verdict import RULE
 from offbeat.experiment.intervals import interval
 from offbeat.presets import load
 
 INDEX = "README.md"
 BEGIN, END = "<!-- summary -->", "<!-- end of summary -->"
+HEAD = ["in the paper", "measured", "claim", "verdict", "size here", "seeds"]
 PREFIX = 16  # letters of a digest
 NONE = "–"
 
 
 def write(paper: Paper, looked: Sequence[Looked], folder: Path) -> Path:
     """The page, and the index of all pages that lie in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {folder} for pages: {error.strerror or error}") from None
     path = folder / f"{paper.name}.md"
     write_whole(path, page(paper, looked).encode())
     write_whole(folder / INDEX, index(folder).encode())
     return path
+
+
+def lost(path: Path, looked: Iterable[Looked]) -> list[str]:
+    """Which entries the page that is there shows, and a new one would not, or only of less than the paper's size."""
+    new = {tuple(row[:2]): row for row in map(_summary, looked)}
+    gone = []
+    for line in _summary_lines(path)[2:]:
+        cells = line.strip("| ").split(" | ")
+        now = new.get(tuple(cells[:2]))
+        if len(cells) == len(HEAD) and now is not None and NOT_RUN not in cells:
+            less = PAPER_SIZE in cells[4] and PAPER_SIZE not in now[4]
+            gone += [cells[0]] if NOT_RUN in now or less else []
+    return list(dict.fromkeys(gone))
 
 
 def page(paper: Paper, looked: Sequence[Looked]) -> str:
@@ -39,7 +60,7 @@ def page(paper: Paper, looked: Sequence[Looked]) -> str:
         f"{paper.title}. Written by `offbeat reproduce {paper.name}` from the runs of a store; "
         "[how](../how-to/reproduce.md). Numbers of the paper are the paper's.",
         BEGIN,
-        table(["in the paper", "measured", "claim", "verdict", "size here", "seeds"], map(_summary, looked)),
+        table(HEAD, map(_summary, looked)),
         END,
         "## The rule",
         RULE,
@@ -133,30 +154,48 @@ def _gaps(several: Sequence[Looked]) -> list[str]:
 
 def _provenance(shelf: Shelf) -> list[str]:
     world = shelf.world
-    lines = [f"- Size: {world.label}; {shelf.seeds} seed{'s' if shelf.seeds != 1 else ''}"]
+    lines = [f"- Size: {world.label}; {counted(shelf.seeds, 'seed')}"]
     data = next((s.data for given in shelf.found.values() for s in given.values() if s.data), None)
     lines += [f"- Data: {data}"] if data else []
-    made = shelf.environments()
-    workers = list(dict.fromkeys(str(e["worker"]) for e in made if "worker" in e))
-    command = f"offbeat reproduce {world.preset} --scale {world.scale} --seeds {max(1, shelf.seeds)}"
+    workers = _workers(shelf)
+    kinds = {kind.split(", then ")[-1].partition(":")[0].partition(" ")[0] for kind in workers}
+    # the seeds that are shown, and perhaps more
+    seeds = 1 + max((seed for given in shelf.found.values() for seed in given), default=0)
+    command = f"offbeat reproduce {world.preset} --scale {world.scale} --seeds {seeds}"
     command += f" --until {world.until}" if world.until else ""
-    command += f" --worker {workers[0]}" if workers and workers[0] != "inline" else ""
+    command += f" --worker {kinds.pop()}" if len(kinds) == 1 and kinds != {"inline"} else ""
     lines.append(f"- Command: `{command}`")
-    for given in made:
-        packages = given.get("packages") or {}
-        versions = ", ".join(f"{name} {packages[name]}" for name in ("offbeat", "torch", "numpy") if name in packages)
-        system = str(given.get("platform", "")).split("-")[0]
-        told = (
-            f"- Computed with: Python {given.get('python')}, {versions}; {system}, {given.get('cpu')}, "
-            f"{given.get('cores')} cores{', ' + given['gpu'] if 'gpu' in given else ''}"
-        )
-        lines.append(f"{told}, worker {given.get('worker')}")
+    lines += dict.fromkeys(map(_machine, shelf.environments()))
+    if workers:
+        several = ", ".join(f"{kind} ({counted(number, 'run')})" for kind, number in workers.items())
+        mixed = "; they agree within rounding, so digests are those of the worker" if len(workers) > 1 else ""
+        lines.append(f"- Jobs computed by: worker {several}{mixed}")
     took = [s.wall_seconds for given in shelf.found.values() for s in given.values() if isfinite(s.wall_seconds)]
     if took:
         lines.append(
-            f"- Wall time of a run: {min(took):.0f} to {max(took):.0f} s, of {len(took)} runs (some side by side)"
+            f"- Wall time of a run: {min(took):.0f} to {max(took):.0f} s, of {counted(len(took), 'run')} "
+            "(some side by side)"
         )
+    if shelf.left:
+        number = len(shelf.left)
+        which = "is damaged, or not" if number == 1 else "are damaged, or not"
+        lines.append(f"- Left out: {counted(number, 'run')} that {which} what the preset is now")
     return lines
+
+
+def _machine(given: Mapping[str, Any]) -> str:
+    packages = given.get("packages") or {}
+    versions = ", ".join(f"{name} {packages[name]}" for name in ("offbeat", "torch", "numpy") if name in packages)
+    system = str(given.get("platform", "")).split("-")[0]
+    return (
+        f"- Computed with: Python {given.get('python')}, {versions}; {system}, {given.get('cpu')}, "
+        f"{given.get('cores')} cores{', ' + given['gpu'] if 'gpu' in given else ''}"
+    )
+
+
+def _workers(shelf: Shelf) -> Counter[str]:
+    """As the runs say: one that was begun with one worker may have been finished by another."""
+    return Counter(s.worker for given in shelf.found.values() for s in given.values() if s.worker)
 
 
 def _numbers(one: Looked) -> list[str]:
@@ -171,7 +210,8 @@ def _numbers(one: Looked) -> list[str]:
         f"### {entry.where}: {entry.quantity.title} ({way} is better)",
         f"Claim: {entry.claim}",
         table(head, rows),
-        f"**Verdict: {judged.verdict}**{label}. " + "; ".join(judged.reasons) + ".",
+        *_to_what(one),
+        f"**Verdict: {judged.verdict}**{label}: " + "; ".join(judged.reasons) + ".",
         *([_orders(one)] if judged.pairs else []),
         *([_steady(one)] if entry.quantity.key == ACCURACY.key else []),
     ]
@@ -190,6 +230,17 @@ def _steady(one: Looked) -> str:
     return _folded("Had runs ended earlier", table(head, rows))
 
 
+def _to_what(one: Looked) -> list[str]:
+    """Of times: the target, and what becomes of those who did not get there."""
+    assert one.measured is not None
+    if one.measured.target is None:
+        return []
+    told = f"To {one.measured.target} here."
+    if one.measured.beyond:
+        told += " Who did not get there counts with the time for which it was watched."
+    return [told]
+
+
 def _orders(one: Looked) -> str:
     """Of every two methods that the paper tells apart, our paired difference: above 0 on the paper's side."""
     assert one.judged is not None
@@ -200,7 +251,7 @@ def _orders(one: Looked) -> str:
         bounds = ", ".join(shown(bound, digits) for bound in (found.low, found.high))
         rows.append([pair.better, pair.worse, lead, f"[{bounds}]" if isfinite(found.half) else NONE, pair.holds])
     head = ["better in the paper", "than", "lead here, paired", "95 % interval", "the order"]
-    return _folded(f"{len(rows)} orders of the paper", table(head, rows))
+    return _folded(f"{counted(len(rows), 'order')} of the paper", table(head, rows))
 
 
 def _row(one: Looked, name: str, label: str) -> list[str]:
@@ -212,16 +263,18 @@ def _row(one: Looked, name: str, label: str) -> list[str]:
     if not values:
         ran = one.shelf is not None and name in one.shelf.found
         return [name + label, paper, "no value" if ran else NOT_RUN, "0", NONE, NONE, NONE]
-    found, late = interval(values), one.measured.beyond.get(name, 0)
-    here = _mean(values, quantity.digits)
-    if late:
-        here = f"> {here} ({len(values) - late} of {len(values)} got there)"
-    bounds = [shown(bound, quantity.digits) for bound in (found.low, found.high)]
-    between = f"[{', '.join(bounds)}]" if isfinite(found.half) else NONE
+    found, bound = interval(values), one.measured.bounds.get(name, "")
+    here = "not known" if bound == "?" else f"{bound} {_mean(values, quantity.digits)}".strip()
+    if late := one.measured.beyond.get(name, 0):
+        here += f" ({len(values) - late} of {len(values)} got there)"
+    if without := one.measured.without.get(name, 0):
+        here += f" (of {len(values)} of {len(values) + without} seeds: the others gave no number)"
+    bounds = [shown(side, quantity.digits) for side in (found.low, found.high)]
+    between = f"[{', '.join(bounds)}]" if isfinite(found.half) and not bound else NONE
     differs = NONE
-    if printed is not None and isfinite(printed.value):
+    if printed is not None and isfinite(printed.value) and bound != "?":
         gap = found.mean - printed.value
-        differs = ("+" if gap >= 0 else "") + shown(gap, quantity.digits)
+        differs = f"{bound} {'+' if gap >= 0 else ''}{shown(gap, quantity.digits)}".strip()
     inside = {True: "yes", False: "no", None: NONE}[one.judged.inside.get(name) if len(values) > 1 else None]
     return [name + label, paper, here, str(len(values)), between, differs, inside]
 
@@ -234,11 +287,15 @@ def _runs(shelf: Shelf) -> str:
     """What every number is traced by."""
     rows = [[name, str(seed), f"`{run.digest()[:PREFIX]}`"] for name, seed, run in shelf.finished]
     cells = table(["method", "seed", "digest of the run folder"], rows)
-    return _folded(f"{len(rows)} runs and their digests", cells)
+    return _folded(f"{counted(len(rows), 'run')} and {'its digest' if len(rows) == 1 else 'their digests'}", cells)
 
 
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

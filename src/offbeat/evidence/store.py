@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from offbeat import presets
 from offbeat.core.errors import DataError, RunError
-from offbeat.engines.until import parse_until
+from offbeat.engines.until import Until, parse_until
 from offbeat.evidence.published import RELATIVE_TIME
 from offbeat.experiment import comparison as comparing
 from offbeat.experiment.comparison import MANIFEST, Comparison
@@ -25,6 +25,7 @@ from offbeat.scenario.data.stand_in import StandIn
 
 REPRODUCES = "reproduces"  # in a manifest: which world this is
 STORE = Path("runs") / "reproductions"
+PAPER_SIZE = "the paper's size"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,14 @@ class World:
 
     preset: str
     scale: Scale = "paper"
-    until: str | None = None  # where runs are shorter than the preset's
+    until: str | None = None  # where runs end elsewhere than the preset's
     stand_in: bool = False
+
+    def __post_init__(self) -> None:
+        """However an end is written, it is the same world."""
+        if self.until is not None:
+            own = presets.load(self.preset, self.scale).experiment.until
+            object.__setattr__(self, "until", _end(parse_until(self.until, own), own))
 
     def paper_size(self, key: str = "") -> bool:
         """Is it as large and long as the paper's? Times to a target are also where runs end as soon as they are there
@@ -53,7 +60,7 @@ class World:
     @property
     def label(self) -> str:
         """How large, in words."""
-        size = "the paper's size" if self.scale == "paper" else "quick"
+        size = PAPER_SIZE if self.scale == "paper" else "quick"
         cut = f", until {self.until}" if self.until else ""
         return size + cut + (f", STAND-IN for {self._data()}" if self.stand_in else "")
 
@@ -98,16 +105,25 @@ class Store:
 
     def worlds(self) -> dict[World, Comparison]:
         """What there is, by what it reproduces; other folders are not looked at."""
-        found = {}
+        found: dict[World, Comparison] = {}
         for manifest in sorted(self.path.glob(f"*/{MANIFEST}")):
             comparison = Comparison(manifest.parent)
             given = comparison.stored().get(REPRODUCES)
             if isinstance(given, Mapping):
-                found[_world(given, manifest)] = comparison
+                other = found.setdefault(_world(given, manifest), comparison)
+                if other != comparison:
+                    raise RunError(
+                        f"{other.folder} and {comparison.folder} are of the same preset and size: move one of them out "
+                        f"of {self.path}, and take its runs with --into"
+                    )
         return found
 
     def make(self, world: World, pairs: Iterable[tuple[str, int]], worker: str = "inline") -> Comparison:
         """The world's comparison, with these runs (label, seed) in it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the store {self.path}: {error.strerror or error}") from None
         preset = world.load()
         folder = self.worlds().get(world, Comparison(self.path / world.folder)).folder
         more = {REPRODUCES: world.plain()}
@@ -119,9 +135,20 @@ class Store:
         return min(found, key=lambda pair: _rank(*pair), default=None)
 
 
-def _rank(world: World, comparison: Comparison) -> tuple[bool, ...]:
-    nothing = not any(run.complete for _, run in comparison.entries())
-    return nothing, world.stand_in, world.scale != "paper", world.until is not None
+def _rank(world: World, comparison: Comparison) -> tuple[int, ...]:
+    """Of worlds that are alike in all this, the one that has most."""
+    done = sum(run.complete for _, run in comparison.entries())
+    size = world.scale != "paper", not world.paper_size(RELATIVE_TIME), world.until is not None
+    return not done, world.stand_in, *size, -done
+
+
+def _end(until: Until, own: Until) -> str | None:
+    """In words that always are the same: what is the preset's own is left away."""
+    if until == own:
+        return None
+    if until.target is not None and replace(until, target=own.target) == own:
+        return str(until.target)
+    return str(until)
 
 
 def _world(given: Mapping[str, Any], path: Path) -> World:

@@ -20,7 +20,7 @@ from offbeat.experiment.run import Run
 from offbeat.presets import Scale
 from offbeat.scenario.data.stand_in import StandIn
 
-LEFT_BEHIND = ("lock", "run.sqlite-shm", "checkpoint")  # of a finished run nobody needs these
+LEFT_BEHIND = ("lock", "run.sqlite-shm", "checkpoint")  # of a finished run nobody needs these, nor links
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class Taken:
     same: list[Place] = field(default_factory=list)  # the store has it, and the digests are equal
     different: list[tuple[Place, str]] = field(default_factory=list)  # it has another: in words
     left: list[str] = field(default_factory=list)  # what is no finished run of a preset: why
+
+    @property
+    def nothing(self) -> bool:
+        """Was there no run at all?"""
+        return not (self.copied or self.same or self.different or self.left)
 
 
 def take(store: Store, folder: Path) -> Taken:
@@ -72,9 +77,7 @@ def recognised(experiment: Experiment) -> Place | None:
     if name not in presets.names() or "/" not in name:
         return None
     kind: Scale = "quick" if scale == "quick" else "paper"
-    world = World(name, kind, stand_in=isinstance(experiment.data, StandIn))
-    if world.load().experiment.until != experiment.until:
-        world = replace(world, until=str(experiment.until))
+    world = World(name, kind, str(experiment.until), isinstance(experiment.data, StandIn))
     expected = experiments(world.load())
     method = next((m for m, e in expected.items() if replace(e, seed=experiment.seed) == experiment), None)
     return None if method is None else Place(world, method, experiment.seed)
@@ -93,11 +96,14 @@ def _take(store: Store, world: World, there: Comparison | None, several: list[tu
     pairs = []
     for place, run in several:
         key = place.method, place.seed
-        target = home / f"{called[place.method]}-seed{place.seed}"
-        mine = has.get(key) or (Run(target) if target.exists() else None)
-        if mine is None:
-            _copy(run.folder, target)
-            has[key] = Run(target)
+        mine = has.get(key, Run(home / f"{called[place.method]}-seed{place.seed}"))
+        if not mine.folder.exists():
+            try:
+                _copy(run.folder, mine.folder)
+            except RunError as error:
+                taken.left.append(str(error))
+                continue
+            has[key] = mine
             pairs.append(key)
             taken.copied.append(place)
         elif not mine.complete:
@@ -117,7 +123,7 @@ def _copy(source: Path, target: Path) -> None:
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, partial, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
+        shutil.copytree(source, partial, ignore=_left_behind)
         wal = partial / "run.sqlite-wal"
         if wal.is_file() and not wal.stat().st_size:
             wal.unlink()
@@ -126,3 +132,7 @@ def _copy(source: Path, target: Path) -> None:
         raise RunError(f"cannot copy {source} to {target}: {getattr(error, 'strerror', None) or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _left_behind(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name in LEFT_BEHIND or Path(folder, name).is_symlink()]

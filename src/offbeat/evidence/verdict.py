@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from math import isfinite, sqrt
@@ -54,16 +54,22 @@ class Judged:
     inside: Mapping[str, bool]  # of each method that both have: is the paper's value in the widened interval?
 
 
-def judge(entry: Entry, ours: Ours, paper_size: bool = True, stand_in: bool = False) -> Judged:
-    """`ours`: of finished runs. `paper_size`: were they as large and long as the paper's?"""
+def judge(
+    entry: Entry, ours: Ours, paper_size: bool = True, stand_in: bool = False, bounds: Collection[str] = ()
+) -> Judged:
+    """`ours`: of finished runs. `paper_size`: were they as large and long as the paper's? `bounds`: methods whose
+    mean is only a bound, for not every seed got there.
+    """
     apart = decided(entry, ours)
     pairs = tuple(_pair(better, worse, entry, ours, len(apart)) for better, worse in apart)
     inside = {
         name: within(printed, ours[name])
         for name, printed in entry.printed.items()
-        if ours.get(name) and isfinite(printed.value) and entry.quantity.same_unit
+        if ours.get(name) and isfinite(printed.value) and entry.quantity.same_unit and name not in bounds
     }
     why_not = _not_comparable(entry, ours, paper_size, stand_in)
+    if not (why_not or pairs or inside):
+        why_not = "there is no value of the paper to look for"
     if why_not:
         return Judged("not comparable", (why_not, *_order_told(pairs)), pairs, inside)
     if not pairs:
@@ -71,8 +77,10 @@ def judge(entry: Entry, ours: Ours, paper_size: bool = True, stand_in: bool = Fa
         verdict: Verdict = "reproduced" if found == len(inside) else "partly" if found else "not"
         return Judged(verdict, (f"{found} of {len(inside)} values lie in our widened intervals",), pairs, inside)
     margin, told = _margin(entry, ours)
-    value = entry.winner is None or inside.get(entry.winner, True)
+    value = entry.winner is None or (inside.get(entry.winner, True) and entry.winner not in bounds)
     reasons = [*_order_told(pairs), told]
+    if entry.winner in bounds:
+        reasons.append(f"{entry.winner} did not get there in every seed: its value is not known")
     if entry.winner is not None and entry.winner in inside:
         reasons.append(f"the paper's value of {entry.winner} lies {'in' if value else 'outside'} our widened interval")
     return Judged(_verdict(entry, pairs, margin and value), tuple(filter(None, reasons)), pairs, inside)
@@ -168,26 +176,36 @@ def _not_comparable(entry: Entry, ours: Ours, paper_size: bool, stand_in: bool) 
     if stand_in:
         return "the data is made up: a stand-in"
     if not paper_size:
-        return "smaller or shorter than the paper's"
+        return "not of the paper's size and length"
     if entry.quantity.of_machine:
         return "it is of the machine that computes, and the paper's is another"
     if not any(ours.values()):
-        return "nothing is finished"
-    if min(len(given) for given in ours.values() if given) < LEAST:
-        return f"fewer than {LEAST} seeds"
-    claimed = {name for pair in decided(entry, ours) for name in pair} or set(entry.printed)
+        return "no run has a value"
+    orders = decided(entry, ours)
+    claimed = {name for pair in orders for name in pair} or set(entry.printed)
     claimed |= {entry.winner} if entry.winner else set()
     if not claimed:
         return "the paper prints no numbers, and its text no order"
     missing = sorted(name for name in claimed if not ours.get(name))
-    return f"not run: {', '.join(missing)}" if missing else ""
+    if missing:
+        return f"not run, or without a value: {', '.join(missing)}"
+    if min(len(ours[name]) for name in claimed) < LEAST:
+        return f"fewer than {LEAST} seeds"
+    apart = next((pair for pair in orders if not ours[pair[0]].keys() & ours[pair[1]].keys()), None)
+    return f"no seed is shared by {apart[0]} and {apart[1]}" if apart else ""
 
 
 def _order_told(pairs: tuple[Pair, ...]) -> list[str]:
     if not pairs:
         return []
-    counts = {how: sum(pair.holds == how for pair in pairs) for how in ("holds", "open", "contradicted", "missing")}
-    words = {"holds": "hold", "open": "are open", "contradicted": "are contradicted", "missing": "were not run"}
-    told = ", ".join(f"{count} {words[how]}" for how, count in counts.items() if count)
+    words = {
+        "holds": ("holds", "hold"),
+        "open": ("is open", "are open"),
+        "contradicted": ("is contradicted", "are contradicted"),
+        "missing": ("cannot be looked at", "cannot be looked at"),
+    }
+    counts = {how: sum(pair.holds == how for pair in pairs) for how in words}
+    told = ", ".join(f"{count} {words[how][count > 1]}" for how, count in counts.items() if count)
     against = "; ".join(f"{p.worse} beats {p.better}" for p in pairs if p.holds == "contradicted")
-    return [f"of {len(pairs)} orders {told}" + (f" ({against})" if against else "")]
+    orders = f"of {len(pairs)} order{'s' if len(pairs) > 1 else ''} {told}"
+    return [orders + (f" ({against})" if against else "")]

@@ -209,6 +209,8 @@ def grow(
             else:
                 runs.create(run.folder, one, world=_world(one, kept.setdefault(seed, [])), worker=worker)
             entries[name, seed] = {"strategy": name, "seed": seed, "folder": run.folder.name}
+        # what is of no experiment any more stays, at the end
+        order += [name for name, _ in entries if name not in order]
         listed = sorted(entries.values(), key=lambda e: (order.index(e["strategy"]), e["seed"]))
         against = reference if any(e["strategy"] == reference for e in listed) else listed[0]["strategy"]
         manifest = {"reference": against, "runs": listed, **(more or {})}

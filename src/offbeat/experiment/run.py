@@ -64,7 +64,7 @@ def tell_failed(failed: Mapping[Path, Exception]) -> None:
 
 def of_run(folder: Path, error: Exception) -> str:
     """What went wrong, and with which run; some errors say that themselves."""
-    return str(error) if str(error).startswith(f"{folder}: ") else f"{folder}: {error}"
+    return str(error) if str(error).startswith((f"{folder}: ", f"{folder} ")) else f"{folder}: {error}"
 
 
 def execute(
