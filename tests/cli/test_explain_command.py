@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -103,9 +105,8 @@ def test_every_kind_of_method_is_told_without_a_contradiction(offbeat, three, st
 
 
 def test_sites_are_asked_for_by_name(offbeat, three):
-    import sqlite3
-
     run = three("strategy=fedavg")
+    Path(run, "model.safetensors").unlink()  # as of a run that goes on: a finished one is not to be changed
     with sqlite3.connect(f"{run}/run.sqlite") as db:
         db.execute("INSERT INTO facts VALUES ('names', ?)", (json.dumps({"0": "bern", "2": "zug"}),))
     made = offbeat("explain", run, "--client", "bern")
@@ -120,3 +121,12 @@ def test_what_cannot_be_meant_is_one_line(offbeat, three):
     refused(offbeat("explain", run, "--client", "0", "--at", "121"), "--at 121", "the run ended at 120 s")
     refused(offbeat("explain", run, "--client", "0", "--at", "nan"), "--at nan")
     refused(offbeat("explain", "nowhere", "--client", "0"), "nowhere")
+
+
+def test_a_finished_run_whose_trace_was_changed_is_refused(offbeat, three):
+    """As `offbeat show` refuses it: what is told must be what happened."""
+    run = three()
+    with closing(sqlite3.connect(Path(run) / "run.sqlite")) as db:
+        db.execute("UPDATE trace SET now = now + 1 WHERE seq = (SELECT max(seq) FROM trace)")
+        db.commit()
+    refused(offbeat("explain", run, "--client", "0"), "run.sqlite is not what it was when the run ended", status=1)

@@ -262,6 +262,9 @@ def test_a_page_says_stand_in_in_every_line_and_traces_every_number(computed, tm
     rows = [line for line in text.splitlines() if line.startswith(("| fedasync (", "| orthofl ("))]
     assert len(rows) == 2
     assert all("STAND-IN" in row for row in rows)
+    folded = [line for line in text.splitlines() if line.startswith("<details>")]
+    assert folded
+    assert all("STAND-IN" in line for line in folded)
     assert "**Verdict: not comparable** (STAND-IN, quick): the data is made up" in text
     for _, run in Store(computed).worlds()[WORLD].entries():
         assert run.digest()[:16] in text

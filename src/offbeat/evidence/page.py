@@ -204,7 +204,7 @@ def _numbers(one: Looked) -> list[str]:
     entry, judged = one.entry, one.judged
     way = "more" if entry.quantity.better == "more" else "less"
     head = ["method", "paper", "here", "n", "95 % interval", "difference", "in our interval, widened"]
-    label = f" (STAND-IN, {one.shelf.world.scale})" if one.shelf.world.stand_in else ""
+    label = _label(one.shelf)
     rows = [_row(one, name, label) for name in one.shelf.preset.methods]
     return [
         f"### {entry.where}: {entry.quantity.title} ({way} is better)",
@@ -227,7 +227,12 @@ def _steady(one: Looked) -> str:
         final, best = (_mean(values, quantity.digits) for values in columns[:2])
         rows.append([name, final, best, shown(fmean(columns[2]), max(1, quantity.digits))])
     head = ["method", "at the end", "at its best", "swing: deviation over the last tenth of a run"]
-    return _folded("Had runs ended earlier", table(head, rows))
+    return _folded("Had runs ended earlier" + _label(one.shelf), table(head, rows))
+
+
+def _label(shelf: Shelf) -> str:
+    """Behind whatever is of made-up data."""
+    return f" (STAND-IN, {shelf.world.scale})" if shelf.world.stand_in else ""
 
 
 def _to_what(one: Looked) -> list[str]:
@@ -243,6 +248,7 @@ def _to_what(one: Looked) -> list[str]:
 
 def _orders(one: Looked) -> str:
     """Of every two methods that the paper tells apart, our paired difference: above 0 on the paper's side."""
+    assert one.shelf is not None
     assert one.judged is not None
     rows = []
     for pair in one.judged.pairs:
@@ -251,7 +257,7 @@ def _orders(one: Looked) -> str:
         bounds = ", ".join(shown(bound, digits) for bound in (found.low, found.high))
         rows.append([pair.better, pair.worse, lead, f"[{bounds}]" if isfinite(found.half) else NONE, pair.holds])
     head = ["better in the paper", "than", "lead here, paired", "95 % interval", "the order"]
-    return _folded(f"{counted(len(rows), 'order')} of the paper", table(head, rows))
+    return _folded(f"{counted(len(rows), 'order')} of the paper{_label(one.shelf)}", table(head, rows))
 
 
 def _row(one: Looked, name: str, label: str) -> list[str]:
@@ -287,7 +293,8 @@ def _runs(shelf: Shelf) -> str:
     """What every number is traced by."""
     rows = [[name, str(seed), f"`{run.digest()[:PREFIX]}`"] for name, seed, run in shelf.finished]
     cells = table(["method", "seed", "digest of the run folder"], rows)
-    return _folded(f"{counted(len(rows), 'run')} and {'its digest' if len(rows) == 1 else 'their digests'}", cells)
+    digests = "its digest" if len(rows) == 1 else "their digests"
+    return _folded(f"{counted(len(rows), 'run')} and {digests}{_label(shelf)}", cells)
 
 
 def _folded(title: str, text: str) -> str:

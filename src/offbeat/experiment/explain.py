@@ -32,6 +32,7 @@ def read(run: Run, who: str) -> Told:
     experiment = run.experiment()
     if not run.trace_file.is_file():
         raise ConfigError(f"{run.folder} has not begun: there is nothing to explain")
+    run.check()
     names = run.names()
     with metrics.open_trace(run.trace_file) as db:
         client = _client(who, names, _known(db, experiment.population))
