@@ -21,11 +21,11 @@ def test_a_table_is_run_once_on_a_stand_in_that_is_called_so(offbeat, one_by_one
     assert "STAND-IN for mnist; the real data is missing" in first.err
     assert "2 runs to go" in first.err
     assert "STAND-IN for mnist" in first.out
-    assert "page: docs/reproductions/orthofl.md" in first.out
-    page = Path("docs/reproductions/orthofl.md").read_text()
+    assert "page: runs/reproductions/orthofl.md" in first.out
+    page = Path("runs/reproductions/orthofl.md").read_text()
     again = offbeat("reproduce", *SMALL)
     assert "no runs to go" in again.err
-    assert Path("docs/reproductions/orthofl.md").read_text() == page
+    assert Path("runs/reproductions/orthofl.md").read_text() == page
     more = offbeat("reproduce", *SMALL, "--seeds", "2")
     assert "2 runs to go" in more.err
     listed = offbeat("reproduce", "orthofl", "--list")
@@ -37,7 +37,7 @@ def test_the_papers_size_has_no_stand_in(offbeat):
     assert given.status == 0
     assert "orthofl/motivation-30 is not run: " in given.err
     assert "is missing: put the file there" in given.err
-    assert "not run yet" in Path("docs/reproductions/orthofl.md").read_text()
+    assert "not run yet" in Path("runs/reproductions/orthofl.md").read_text()
 
 
 def test_a_name_that_is_no_papers_is_refused(offbeat):
@@ -110,11 +110,11 @@ def test_runs_that_are_not_shown_are_told(offbeat, one_by_one):
 
 def test_a_page_that_shows_more_is_not_overwritten(offbeat, one_by_one):
     """Of another store: what that had would be gone."""
-    assert offbeat("reproduce", *SMALL, "--store", "one").status == 0
-    page = Path("docs/reproductions/orthofl.md")
+    assert offbeat("reproduce", *SMALL, "--store", "one", "--out", "pages").status == 0
+    page = Path("pages/orthofl.md")
     before = page.read_text()
     Path("two").mkdir()
-    given = offbeat("reproduce", "orthofl", "--stored", "--store", "two")
-    refused(given, "docs/reproductions/orthofl.md shows what two does not have: Figure 2, 30 s", "--out", status=1)
+    given = offbeat("reproduce", "orthofl", "--stored", "--store", "two", "--out", "pages")
+    refused(given, "pages/orthofl.md shows what two does not have: Figure 2, 30 s", "--out", status=1)
     assert page.read_text() == before
-    assert offbeat("reproduce", "orthofl", "--stored", "--store", "one").status == 0
+    assert offbeat("reproduce", "orthofl", "--stored", "--store", "one", "--out", "pages").status == 0

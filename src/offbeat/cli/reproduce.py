@@ -47,7 +47,9 @@ def reproduce(
             "Nothing is overwritten. Repeatable.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where pages are written.")] = Path("docs/reproductions"),
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where pages are written [default: beside the runs, in the store].")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="At the quick scale, every entry: that may take hours.")] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Run nothing: pages of what the store has.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Print the entries and what the store has, and end.")] = False,
@@ -72,7 +74,8 @@ def reproduce(
     if until is not None:
         refuse_no_end(until)
     _refuse_file("--store", store)
-    _refuse_file("--out", out)
+    pages = store if out is None else out
+    _refuse_file("--out", pages)
     kept = Store(store)
     if listed:
         names = [what] if what is not None else list(evidence.papers())
@@ -92,13 +95,13 @@ def reproduce(
         failed = _run(_worlds(what, entries, size, until, every), kept, seeds, worker, jobs)
     looked = look(paper.entries, kept)
     warn(f"not shown: {line}" for one in looked for line in one.left)
-    there = out / f"{paper.name}.md"
+    there = pages / f"{paper.name}.md"
     if gone := page.lost(there, looked):
         raise RunError(
             f"{there} shows what {store} does not have: {'; '.join(gone)}; it is left as it is: choose another --out, "
             "or remove it"
         )
-    path = page.write(paper, looked, out)
+    path = page.write(paper, looked, pages)
     asked = [one for one in looked if one.entry in entries and one.shelf is not None]
     if asked:
         rows = [[one.entry.where, one.entry.quantity.title, one.verdict, one.size] for one in asked]
