@@ -48,7 +48,7 @@ def reproduce(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where pages are written [default: beside the runs, in the store].")
+        Path | None, typer.Option(metavar="DIR", help="Where pages are written [default: in the store].")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="At the quick scale, every entry: that may take hours.")] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Run nothing: pages of what the store has.")] = False,
