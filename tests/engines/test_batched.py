@@ -262,6 +262,21 @@ def test_where_small_stacks_pay_one_is_given_out_as_soon_as_there_are_enough_job
     assert recorded.closed
 
 
+def test_such_stacks_grow_with_the_jobs_under_way():
+    """One job at the first, so stacks of one; then eight: stacks of 8 / (2 x 2)."""
+    recorded = Recorded(8)
+    worker = Batched(recorded, hands=2, light=True)
+    worker.submit(job(0), 0.0)
+    worker.collect((0,))
+    for ticket in range(1, 9):
+        worker.submit(job(ticket), float(ticket))
+    assert [answer.ticket for answer in worker.collect((1,))] == [1]
+    for ticket in range(9, 13):
+        worker.submit(job(ticket), float(ticket))
+    assert [answer.ticket for answer in worker.collect((12,))] == [11, 12]
+    assert recorded.blocks == [[0], [1], [11, 12]]
+
+
 def test_a_stack_that_nobody_waits_for_any_more_is_not_trained():
     recorded = Recorded(2)
     worker = Batched(recorded, hands=2)

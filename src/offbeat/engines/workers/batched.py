@@ -90,10 +90,11 @@ class Batched:
                 self._blocks.cancel(number)
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
+        if self._light and self._hands > 1:
+            under_way = len(self._jobs) + len(self._block_of)
+            self._ahead = max(self._ahead, min(self._stacked.most, ceil(under_way / (WAVES * self._hands))))
         asked = [ticket for ticket in tickets if ticket in self._jobs]
         if asked:
-            if self._light and self._hands > 1:
-                self._ahead = max(self._ahead, min(self._stacked.most, ceil(len(self._jobs) / (WAVES * self._hands))))
             self._cut(asked)
         numbers = list(dict.fromkeys(self._block_of[ticket] for ticket in tickets))
         found: list[Answer] = []
