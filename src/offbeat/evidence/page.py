@@ -76,7 +76,8 @@ def index(folder: Path) -> str:
     """Put together from the pages that are there, whatever store each was made from."""
     parts = [
         "# Reproductions",
-        "Every table and figure of five papers has an entry; `offbeat reproduce PAPER` runs what is "
+        "Every table and figure of five papers that compares methods has an entry, or its page says why not; "
+        "`offbeat reproduce PAPER` runs what is "
         "missing and writes its page "
         "([how](../how-to/reproduce.md)). A claim that does not hold in our hands is reported as such; "
         "nothing is tuned until it looks true. "
