@@ -109,7 +109,12 @@ def test_a_process_that_dies_is_one_line_and_nothing_new_is_begun(offbeat):
 
 
 @pytest.mark.parametrize(
-    ("whom", "number"), [("all", signal.SIGTERM), ("parent", signal.SIGTERM), ("parent", signal.SIGKILL)]
+    ("whom", "number"),
+    [
+        pytest.param("all", signal.SIGTERM, marks=pytest.mark.long),
+        ("parent", signal.SIGTERM),
+        ("parent", signal.SIGKILL),
+    ],
 )
 def test_it_ends_when_it_is_told_to_also_with_one_run_done(offbeat, whom, number):
     """FedAvg waits a lot and is done long before FedAsync, so that one process is without work."""

@@ -279,8 +279,11 @@ def test_so_it_is_with_processes_and_when_workers_change_from_one_attempt_to_the
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
-    [s for s in KILLED if isinstance(s, CA2FL | Mifa | OrthoFL | Safa | FedPAC)],
-    ids=lambda s: type(s).__name__,
+    [
+        pytest.param(s, marks=() if isinstance(s, CA2FL | OrthoFL) else pytest.mark.long, id=type(s).__name__)
+        for s in KILLED
+        if isinstance(s, CA2FL | Mifa | OrthoFL | Safa | FedPAC)
+    ],
 )
 def test_so_it_is_where_what_is_kept_of_clients_lies_in_files(tmp_path, strategy):
     """Two rows fit into memory; the run nobody kills has no limit."""
