@@ -53,7 +53,7 @@ presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real
 	$(BIN)/pytest $(PARALLEL) -m "presets and not long"
 
 test-long: $(READY) ## The same at greater length: twenty kills of every method, every table, 150 flipped bits, every real data set on 1 to 4 threads
-	$(BIN)/pytest $(PARALLEL) -m long
+	$(BIN)/pytest $(PARALLEL) -m "long and not docs"
 
 test-live: $(READY) ## Federations of real processes over Flower on loopback: killed, refused, resumed; some minutes
 	$(BIN)/pytest -m live
@@ -62,7 +62,7 @@ test-browser: $(READY) docs ## Open pages, and the docs site, in a headless Chro
 	$(BIN)/pytest -m browser
 
 test-docs: $(READY) ## Everything that pages, examples and three users' journeys do: tutorial, how-tos, explanations
-	$(BIN)/pytest $(PARALLEL) -m docs
+	$(BIN)/pytest $(PARALLEL) -m "docs and not text and not ray and not track and not live and not browser"
 
 chaos: $(READY) ## Kill a server and its sites KILLS times at random (SEED=n repeats): it ends, each update is applied once
 	$(BIN)/python tests/live/chaos.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
