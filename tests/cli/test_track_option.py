@@ -100,6 +100,9 @@ def test_wandb_offline_has_the_points(offbeat, monkeypatch, caplog):
 
 @real
 def test_wandb_without_a_key_is_warned_of_and_the_run_goes_on(offbeat, monkeypatch, caplog):
+    import wandb
+
+    wandb.teardown()  # else it remembers that another test was offline
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", "nothing")
