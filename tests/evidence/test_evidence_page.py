@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from little_papers import WORLD
 
 from offbeat.engines.until import Target
 from offbeat.evidence import find, page
@@ -110,3 +111,22 @@ def test_the_papers_size_is_more_than_a_quick_one(computed, tmp_path):
     assert page.lost(path, looked) == []
     path.write_text(path.read_text().replace("| quick, until 20s, STAND-IN for mnist |", "| the paper's size |"))
     assert page.lost(path, looked) == ["Figure 2, 30 s"]
+
+
+@pytest.mark.parametrize(
+    ("until", "told"),
+    [
+        (WORLD.until, "- Missing: 2 runs (orthofl 0, orthofl 2)\n"),
+        # which runs are there depends on how quick they were
+        ("acc=0.9", "- Missing: 2 runs (orthofl 0, orthofl 2); where runs end at a target the quickest are there "),
+    ],
+)
+def test_runs_that_are_missing_are_told(computed, until, told):
+    paper, _ = find("orthofl")
+    one = next(one for one in look(paper.entries, Store(computed)) if one.shelf is not None)
+    assert "- Missing" not in page.page(paper, [one])
+    summary = one.shelf.found["orthofl"][0]
+    shelf = replace(one.shelf, world=replace(WORLD, until=until))
+    vars(shelf)["found"] = {"fedasync": {0: summary, 1: summary, 2: summary}, "orthofl": {1: summary}}
+    assert told in page.page(paper, [replace(one, shelf=shelf)])
+    assert shelf.slowest_missing == (until == "acc=0.9")

@@ -75,7 +75,17 @@ def test_a_page_shows_the_world_that_has_most(store, elsewhere):
     shutil.copytree(elsewhere, store.path)
     shorter = replace(WORLD, until="10s")  # before 20s in the alphabet
     runs.execute(store.make(shorter, [("orthofl", 0)]).entries()[0][1])
-    assert store.best(WORLD.preset)[0] == WORLD
+    assert store.best(WORLD.preset, "accuracy")[0] == WORLD
+
+
+def test_runs_that_end_at_a_target_show_when_and_not_how_good(store, elsewhere):
+    """How good they would have become is of the world that goes on, though it is the smaller one."""
+    shutil.copytree(elsewhere, store.path)
+    timed = World(WORLD.preset, until="acc=0.9")
+    assert (timed.ends_at_target, WORLD.ends_at_target) == (True, False)
+    there = {**store.worlds(), timed: store.worlds()[WORLD]}
+    assert store.best(WORLD.preset, "relative_time", there)[0] == timed
+    assert store.best(WORLD.preset, "accuracy", there)[0] == WORLD
 
 
 def test_a_preset_that_changed_is_another_experiment(store, tmp_path):

@@ -185,6 +185,11 @@ def test_where_nothing_is_told_apart_values_decide(first, verdict):
         ({}, {}, "no run has a value"),
         ({"ours": seeds(1, 2, 3)}, {}, "not run, or without a value: other"),
         ({"ours": seeds(1, 2, 3), "other": {3: 1, 4: 1, 5: 1}}, {}, "no seed is shared by ours and other"),
+        (
+            {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)},
+            {"slowest_missing": True},
+            "runs are missing, and those that are there are the quickest",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_not(ours, how, why):

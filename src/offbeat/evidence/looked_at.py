@@ -78,6 +78,17 @@ class Shelf:
         return f"it is not {method}, seed {seed}, of {self.world.preset}, {self.world.label}, as that is now: {told}"
 
     @property
+    def missing(self) -> list[tuple[str, int]]:
+        """Which methods lack seeds that others have."""
+        seeds = sorted({seed for given in self.found.values() for seed in given})
+        return [(name, seed) for name in self.preset.methods for seed in seeds if seed not in self.found.get(name, {})]
+
+    @property
+    def slowest_missing(self) -> bool:
+        """Where runs end at a target the quick are done first: without the others a mean is of the quick."""
+        return self.world.ends_at_target and bool(self.missing)
+
+    @property
     def seeds(self) -> int:
         """Of the method that has the fewest."""
         return min(map(len, self.found.values()), default=0)
@@ -115,18 +126,16 @@ class Looked:
 
 
 def look(entries: Iterable[Entry], store: Store) -> list[Looked]:
-    worlds, shelves = store.worlds(), dict[str, Shelf | None]()
+    worlds, shelves = store.worlds(), dict[World, Shelf]()
     made = []
     for entry in entries:
-        if entry.preset is not None and entry.preset not in shelves:
-            best = store.best(entry.preset, worlds)
-            shelves[entry.preset] = Shelf(*best) if best is not None else None
-        shelf = shelves.get(entry.preset or "")
+        best = store.best(entry.preset, entry.quantity.key, worlds) if entry.preset is not None else None
+        shelf = shelves.setdefault(best[0], Shelf(*best)) if best is not None else None
         if shelf is None or not shelf.finished:
             made.append(Looked(entry, left=tuple(shelf.left) if shelf else ()))
             continue
         values = measured.measure(entry.quantity, shelf.comparison, shelf.found, shelf.preset.reference)
         size = shelf.world.paper_size(entry.quantity.key)
-        judged = judge(entry, values.values, size, shelf.world.stand_in, values.bounds.keys())
+        judged = judge(entry, values.values, size, shelf.world.stand_in, values.bounds.keys(), shelf.slowest_missing)
         made.append(Looked(entry, shelf, values, judged, tuple(shelf.left)))
     return made

@@ -17,7 +17,7 @@ from offbeat.evidence import papers
 from offbeat.evidence.looked_at import NOT_RUN, Looked, Shelf
 from offbeat.evidence.measured import steadiness
 from offbeat.evidence.published import ACCURACY, Paper, shown
-from offbeat.evidence.store import PAPER_SIZE
+from offbeat.evidence.store import PAPER_SIZE, World
 from offbeat.evidence.verdict import RULE
 from offbeat.experiment.intervals import interval
 from offbeat.presets import load
@@ -26,6 +26,7 @@ INDEX = "README.md"
 BEGIN, END = "<!-- summary -->", "<!-- end of summary -->"
 HEAD = ["in the paper", "measured", "claim", "verdict", "size here", "seeds"]
 PREFIX = 16  # letters of a digest
+MOST_MISSING = 12  # runs, with method and seed
 NONE = "–"
 
 
@@ -67,7 +68,7 @@ def page(paper: Paper, looked: Sequence[Looked]) -> str:
         f"**What spreads come from.** {paper.spread}",
         *paper.notes,
     ]
-    for several in _by_preset(looked):
+    for several in _by_world(looked):
         parts += _section(several)
     return "\n\n".join(parts) + "\n"
 
@@ -113,16 +114,16 @@ def _summary(one: Looked) -> list[str]:
     return [entry.where, entry.quantity.title, entry.claim, verdict, one.size, seeds]
 
 
-def _by_preset(looked: Iterable[Looked]) -> list[list[Looked]]:
+def _by_world(looked: Iterable[Looked]) -> list[list[Looked]]:
     """Of those that were run."""
-    found: dict[str, list[Looked]] = {}
+    found: dict[World, list[Looked]] = {}
     for one in looked:
         if one.shelf is not None:
-            found.setdefault(one.shelf.world.preset, []).append(one)
+            found.setdefault(one.shelf.world, []).append(one)
     return list(found.values())
 
 
-# ---------------------------------------------------------------- one preset
+# ---------------------------------------------------------------- one world
 
 
 def _section(several: Sequence[Looked]) -> list[str]:
@@ -177,6 +178,11 @@ def _provenance(shelf: Shelf) -> list[str]:
             f"- Wall time of a run: {min(took):.0f} to {max(took):.0f} s, of {counted(len(took), 'run')} "
             "(some side by side)"
         )
+    if missing := shelf.missing:
+        which = ", ".join(f"{name} {seed}" for name, seed in missing[:MOST_MISSING])
+        which += ", …" if len(missing) > MOST_MISSING else ""
+        slow = "; where runs end at a target the quickest are there first, and their means are too low"
+        lines.append(f"- Missing: {counted(len(missing), 'run')} ({which}){slow if shelf.slowest_missing else ''}")
     if shelf.left:
         number = len(shelf.left)
         which = "is damaged, or not" if number == 1 else "are damaged, or not"

@@ -53,6 +53,15 @@ class World:
         return key == RELATIVE_TIME and cut.target == own.target and replace(cut, target=None) == own.until
 
     @property
+    def ends_at_target(self) -> bool:
+        """Do runs end as soon as they are good enough? Then the quick are the first that are there."""
+        return self.load().experiment.until.target is not None
+
+    def tells(self, key: str) -> bool:
+        """Is it evidence of what is measured? How good a run that ends at a target would have become it does not."""
+        return key == RELATIVE_TIME or not self.ends_at_target
+
+    @property
     def folder(self) -> str:
         words = (self.preset, self.scale, self.until and f"until {self.until}", self.stand_in and "stand-in")
         return re.sub(r"[^A-Za-z0-9._+-]+", "-", " ".join(word for word in words if word))
@@ -129,9 +138,14 @@ class Store:
         more = {REPRODUCES: world.plain()}
         return comparing.grow(folder, experiments(preset), pairs, preset.reference, worker, more)
 
-    def best(self, preset: str, worlds: Mapping[World, Comparison] | None = None) -> tuple[World, Comparison] | None:
-        """The world a page shows: the paper's size before shorter and smaller ones, real data before a stand-in."""
-        found = [(w, c) for w, c in (self.worlds() if worlds is None else worlds).items() if w.preset == preset]
+    def best(
+        self, preset: str, key: str, worlds: Mapping[World, Comparison] | None = None
+    ) -> tuple[World, Comparison] | None:
+        """The world a page shows of what is measured (`key`): the paper's size before shorter and smaller ones, real
+        data before a stand-in.
+        """
+        there = self.worlds() if worlds is None else worlds
+        found = [(world, has) for world, has in there.items() if world.preset == preset and world.tells(key)]
         return min(found, key=lambda pair: _rank(*pair), default=None)
 
 

@@ -31,7 +31,8 @@ RULE = """\
 where the claim is about no single method, all that the text states; margin and value (of the claim's method) are there.
 **not**: an order of the claim's method is contradicted, or more orders are contradicted than hold. **partly**: all
 between. Where the paper tells no two methods apart, values decide: all, some or none. **not comparable**: made-up data,
-less than the paper's size, fewer than three seeds, rows that were not run, or seconds of another machine."""
+less than the paper's size, fewer than three seeds, rows that were not run, runs that end at a target of which some are
+missing (the slowest), or seconds of another machine."""
 
 Ours = Mapping[str, Mapping[int, float]]  # method -> seed -> value, in the paper's unit
 
@@ -55,10 +56,16 @@ class Judged:
 
 
 def judge(
-    entry: Entry, ours: Ours, paper_size: bool = True, stand_in: bool = False, bounds: Collection[str] = ()
+    entry: Entry,
+    ours: Ours,
+    paper_size: bool = True,
+    stand_in: bool = False,
+    bounds: Collection[str] = (),
+    slowest_missing: bool = False,
 ) -> Judged:
     """`ours`: of finished runs. `paper_size`: were they as large and long as the paper's? `bounds`: methods whose
-    mean is only a bound, for not every seed got there.
+    mean is only a bound, for not every seed got there. `slowest_missing`: which runs are there depends on how quick
+    they were.
     """
     apart = decided(entry, ours)
     pairs = tuple(_pair(better, worse, entry, ours, len(apart)) for better, worse in apart)
@@ -68,6 +75,8 @@ def judge(
         if ours.get(name) and isfinite(printed.value) and entry.quantity.same_unit and name not in bounds
     }
     why_not = _not_comparable(entry, ours, paper_size, stand_in)
+    if slowest_missing and not why_not:
+        why_not = "runs are missing, and those that are there are the quickest"
     if not (why_not or pairs or inside):
         why_not = "there is no value of the paper to look for"
     if why_not:
