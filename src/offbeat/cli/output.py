@@ -40,6 +40,7 @@ def print_experiment(
     experiment: Experiment, as_json: bool, methods: Mapping[str, Any] | None = None, seeds: Sequence[int] = ()
 ) -> None:
     """An experiment as a file has it; of a comparison, its methods and seeds in front, as comments."""
+    from offbeat.core.errors import counted
     from offbeat.experiment import files
     from offbeat.experiment.choices import name_of
     from offbeat.experiment.described import changes, written
@@ -51,8 +52,8 @@ def print_experiment(
         print_json({"experiment": to_plain(experiment), **more})
         return
     if methods is not None:
-        count = f"{len(methods)} methods × {len(seeds)} seeds ({', '.join(map(str, seeds))})"
-        say(f"# {count}: {len(methods) * len(seeds)} runs")
+        count = f"{counted(len(methods), 'method')} × {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
+        say(f"# {count}: {counted(len(methods) * len(seeds), 'run')}")
         for name, strategy in methods.items():
             say(f"#   {name}: {written({'name': name_of('strategy', strategy), **changes(strategy)})}")
     for line in files.dump(experiment).splitlines():

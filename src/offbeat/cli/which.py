@@ -115,6 +115,7 @@ def _create(
     from dataclasses import replace
 
     from offbeat.cli.output import say
+    from offbeat.core.errors import counted
     from offbeat.experiment import build, misfits, tournament
     from offbeat.experiment import comparison as comparing
 
@@ -151,7 +152,8 @@ def _create(
         build.setup(replace(next(iter(experiments.values())), seed=seed))
     warn(f"{label}: {line}" for label, experiment in experiments.items() for line in misfits.of(experiment))
     about = "" if plan.expected is None else f", about {plan.expected:.0f} s"
-    say(f"{len(experiments)} methods × {plan.seeds} seeds until {plan.until}{about}", err=True)
+    many = f"{counted(len(experiments), 'method')} × {counted(plan.seeds, 'seed')}"
+    say(f"{many} until {plan.until}{about}", err=True)
     more = {tournament.STAND_IN: stand_in} if stand_in else {}
     folder = folder or new_folder(f"which-{name}", out)
     return comparing.create(folder, experiments, list(range(plan.seeds)), preset.reference, more=more)

@@ -105,3 +105,8 @@ def plain_text(text: object, most: int = 500) -> str:
 def in_words(error: BaseException) -> str:
     """An error in one line, also one that raises when asked what it says."""
     return f"{type(error).__name__}: {plain_text(error)}"
+
+
+def counted(number: int, what: str) -> str:
+    """1 run, 2 runs."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from offbeat.core.errors import RunError
+from offbeat.core.errors import RunError, counted
 from offbeat.engines.checkpoint import write_whole
 from offbeat.evidence import papers
 from offbeat.evidence.looked_at import NOT_RUN, Looked, Shelf
@@ -306,10 +306,6 @@ def _runs(shelf: Shelf) -> str:
 
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -9,6 +9,7 @@ from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
+from offbeat.core.errors import counted
 from offbeat.evidence.published import Entry, Printed
 from offbeat.experiment.intervals import LEVEL, Interval, interval, paired, t_quantile
 
@@ -216,5 +217,5 @@ def _order_told(pairs: tuple[Pair, ...]) -> list[str]:
     counts = {how: sum(pair.holds == how for pair in pairs) for how in words}
     told = ", ".join(f"{count} {words[how][count > 1]}" for how, count in counts.items() if count)
     against = "; ".join(f"{p.worse} beats {p.better}" for p in pairs if p.holds == "contradicted")
-    orders = f"of {len(pairs)} order{'s' if len(pairs) > 1 else ''} {told}"
+    orders = f"of {counted(len(pairs), 'order')} {told}"
     return [orders + (f" ({against})" if against else "")]

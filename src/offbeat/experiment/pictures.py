@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from offbeat.core.errors import ConfigError, DataError, RunError, printable
+from offbeat.core.errors import ConfigError, DataError, RunError, counted, printable
 from offbeat.experiment import doubts, figures, heatmap, measures, page, series
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.config import strategy_name
@@ -75,11 +75,7 @@ def _titled(found: Series) -> Series:
     what = printable(first.experiments[0].name)
     if len(found.methods) == 1 and seeds == 1:
         return replace(found, title=f"{what}: {first.name}, {found.metric}{whose}, seed {first.seeds[0]}")
-    return replace(found, title=f"{what}: {found.metric}{whose}{',' if whose else ''} over {_counted(seeds, 'seed')}")
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"
+    return replace(found, title=f"{what}: {found.metric}{whose}{',' if whose else ''} over {counted(seeds, 'seed')}")
 
 
 def _content(found: Series, rows: Sequence[Row], reference: str | None, held: heatmap.Held | None) -> Content:

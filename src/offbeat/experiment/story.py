@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offbeat.core.errors import counted
 from offbeat.experiment import weighing
 from offbeat.experiment.life import Cause, Job, Life, Rest
 
@@ -84,7 +85,7 @@ def ended(told: Told, job: Job) -> str:
     elif not job.staleness:
         stale = "no version was committed meanwhile, so it was fresh (staleness 0)"
     else:
-        stale = f"{_count(job.staleness, 'version')} had been committed meanwhile: staleness {job.staleness}"
+        stale = f"{counted(job.staleness, 'version')} had been committed meanwhile: staleness {job.staleness}"
     rejected = f"; {told.called} rejected it: {job.why}" if job.outcome == "reject" else ""
     return f"answered after {took} ({work}); {stale}{rejected}"
 
@@ -104,9 +105,9 @@ def fate(told: Told, job: Job) -> str:
     more = f" (of {job.heard_with})" if job.heard_with > len(clients) else ""
     whom = f"{told.list(clients)}{more}"
     if not isinstance(told.strategy, weighing.TOGETHER):
-        return f"{when}; {_count(job.heard_with, 'other update')} had come since {before}, of {whom}"
+        return f"{when}; {counted(job.heard_with, 'other update')} had come since {before}, of {whom}"
     last = "the last one that was waited for: " if mine else ""
-    return f"{last}{when}, together with {_count(job.heard_with, 'update')} of {whom}"
+    return f"{last}{when}, together with {counted(job.heard_with, 'update')} of {whom}"
 
 
 def _kept(told: Told) -> str:
@@ -217,10 +218,6 @@ def _by(cause: Cause | None, client: int) -> bool:
 
 def _still(told: Told) -> str:
     return "still" if told.life.ended is None else "the run ended: it was still"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _times(count: int) -> str:
