@@ -130,3 +130,10 @@ def test_runs_that_are_missing_are_told(computed, until, told):
     vars(shelf)["found"] = {"fedasync": {0: summary, 1: summary, 2: summary}, "orthofl": {1: summary}}
     assert told in page.page(paper, [replace(one, shelf=shelf)])
     assert shelf.slowest_missing == (until == "acc=0.9")
+
+
+def test_a_study_that_no_preset_runs_says_where_it_is_told(computed):
+    paper, _ = find("fedpsa")
+    kappa = next(one for one in look(paper.entries, Store(computed)) if one.entry.preset is None)
+    assert kappa.verdict == "a study of its own: docs/reproductions/fedpsa-kappa.md"
+    assert f"| {kappa.verdict} | – | – |" in page.page(paper, [kappa])

@@ -226,7 +226,7 @@ def _list(entries: Iterable[Entry], store: Store) -> None:
         done = sum(run.complete for _, run in several)
         found.setdefault(world.preset, []).append(f"{world.label}: {done} of {len(several)} runs")
     rows = [
-        [e.preset or "no preset", e.where, e.quantity.title, "; ".join(found.get(e.preset or "", [NOT_RUN]))]
+        [e.preset or "no preset", e.where, e.quantity.title, "; ".join(found.get(e.preset or "", [e.apart or NOT_RUN]))]
         for e in entries
     ]
     print_table([["preset", "in the paper", "measured", "in the store"], *rows], left=True)

@@ -207,6 +207,7 @@ FIGURES = (
         claim="κ goes with the alignment of gradients: Pearson 0.1908 (binned 0.7620), Spearman 0.1338 (0.6833).",
         quantity=Quantity("alignment", "correlation", "more"),
         preset=None,
+        apart="docs/reproductions/fedpsa-kappa.md",
         notes=("No preset: `offbeat.experiment.alignment` is the study.",),
     ),
 )

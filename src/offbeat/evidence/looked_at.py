@@ -118,7 +118,9 @@ class Looked:
 
     @property
     def verdict(self) -> str:
-        return NOT_RUN if self.judged is None else self.judged.verdict
+        if self.judged is not None:
+            return self.judged.verdict
+        return f"a study of its own: {self.entry.apart}" if self.entry.apart else NOT_RUN
 
     @property
     def size(self) -> str:

@@ -62,6 +62,7 @@ class Entry:
     claim: str  # in a sentence
     quantity: Quantity
     preset: str | None  # None: nothing that a preset runs
+    apart: str = ""  # of such a one: where what came of it is told
     printed: Mapping[str, Printed] = field(default_factory=dict)  # by the label that the method has in the preset
     winner: str | None = None  # whom the claim is about
     kin: tuple[str, ...] = ()  # its variants, which are no rivals
