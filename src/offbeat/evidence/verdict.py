@@ -75,9 +75,7 @@ def judge(
         for name, printed in entry.printed.items()
         if ours.get(name) and isfinite(printed.value) and entry.quantity.same_unit and name not in bounds
     }
-    why_not = _not_comparable(entry, ours, paper_size, stand_in)
-    if slowest_missing and not why_not:
-        why_not = "runs are missing, and those that are there are the quickest"
+    why_not = _not_comparable(entry, ours, paper_size, stand_in, slowest_missing)
     if not (why_not or pairs or inside):
         why_not = "there is no value of the paper to look for"
     if why_not:
@@ -182,7 +180,7 @@ def _margin(entry: Entry, ours: Ours) -> tuple[bool, str]:
     return place == 1 and lead >= MARGIN * theirs, f"{told}: {here} to the best other, {there} in the paper"
 
 
-def _not_comparable(entry: Entry, ours: Ours, paper_size: bool, stand_in: bool) -> str:
+def _not_comparable(entry: Entry, ours: Ours, paper_size: bool, stand_in: bool, slowest_missing: bool) -> str:
     if stand_in:
         return "the data is made up: a stand-in"
     if not paper_size:
@@ -202,7 +200,9 @@ def _not_comparable(entry: Entry, ours: Ours, paper_size: bool, stand_in: bool) 
     if min(len(ours[name]) for name in claimed) < LEAST:
         return f"fewer than {LEAST} seeds"
     apart = next((pair for pair in orders if not ours[pair[0]].keys() & ours[pair[1]].keys()), None)
-    return f"no seed is shared by {apart[0]} and {apart[1]}" if apart else ""
+    if apart:
+        return f"no seed is shared by {apart[0]} and {apart[1]}"
+    return "runs are missing, and those that are there are the quickest" if slowest_missing else ""
 
 
 def _order_told(pairs: tuple[Pair, ...]) -> list[str]:
