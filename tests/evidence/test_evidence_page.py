@@ -25,7 +25,7 @@ def shown(computed):
     def render(quantity, measured):
         printed = {"fedasync": Printed(1.0), "orthofl": Printed(0.8)}
         entry = replace(one.entry, quantity=quantity, printed=printed)
-        judged = judge(entry, measured.values, stand_in=True, bounds=measured.bounds)
+        judged = judge(entry, measured.values, other_data="STAND-IN for mnist", bounds=measured.bounds)
         return page.page(paper, [replace(one, entry=entry, measured=measured, judged=judged)])
 
     return render

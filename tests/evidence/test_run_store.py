@@ -10,17 +10,18 @@ import pytest
 from little_papers import WORLD
 
 from offbeat import presets
-from offbeat.core.errors import ConfigError, RunError
+from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.evidence import find, page, papers
 from offbeat.evidence.looked_at import NOT_RUN, look
 from offbeat.evidence.measured import measure, steadiness
 from offbeat.evidence.published import ACCURACY, relative_time
-from offbeat.evidence.store import Store, World
+from offbeat.evidence.store import Store, World, fitting
 from offbeat.evidence.taking import recognised, take
 from offbeat.experiment import comparison as comparing
 from offbeat.experiment import run as runs
 from offbeat.experiment.comparison import MANIFEST
 from offbeat.experiment.curves import Curve
+from offbeat.scenario.data.air import BeijingAir, KddAir
 
 
 def contents(store):
@@ -201,6 +202,54 @@ def test_runs_are_recognised_by_what_they_are():
     assert recognised(presets.load("quickstart").experiment) is None
 
 
+AIR = World("aso_fed/air-quality", "paper", "3h")
+
+
+def test_real_data_that_is_near_is_run_on_and_named(monkeypatch):
+    """The nine areas of KDD Cup 2018 are rarely to be had, UCI's Beijing stations are."""
+
+    def load(source):
+        if isinstance(source, KddAir):
+            raise DataError("beijing_17_18_aq.csv is missing")
+
+    monkeypatch.setattr("offbeat.evidence.store.data.load", load)
+    world = fitting("aso_fed/air-quality", "paper", "3h")
+    assert world == replace(AIR, nearest=True)
+    assert world.label == "the paper's size, until 10800s, beijing-air IN PLACE OF kdd-air"
+    assert isinstance(world.load().experiment.data, BeijingAir)
+    assert World(**world.plain()) == world
+
+
+@pytest.mark.parametrize(("missing", "scale"), [((KddAir, BeijingAir), "paper"), ((BeijingAir,), "quick")])
+def test_without_the_nearest_too_it_is_as_if_there_were_none(monkeypatch, missing, scale):
+    def load(source):
+        if isinstance(source, missing):
+            raise DataError(f"{type(source).__name__} is missing")
+
+    monkeypatch.setattr("offbeat.evidence.store.data.load", load)
+    if scale == "quick":
+        assert fitting("aso_fed/air-quality", scale) == World("aso_fed/air-quality", "quick", stand_in=True)
+    else:
+        with pytest.raises(DataError, match="KddAir is missing"):
+            fitting("aso_fed/air-quality", scale)
+
+
+def test_runs_on_the_nearest_data_are_recognised_as_such():
+    experiment = AIR.load().with_strategy("aso_fed-D")
+    assert recognised(experiment).world == AIR
+    assert recognised(replace(experiment, data=BeijingAir())).world == replace(AIR, nearest=True)
+    assert recognised(replace(experiment, data=BeijingAir(stride=24))) is None
+
+
+def test_a_world_on_near_data_that_no_preset_names_is_not_understood(elsewhere):
+    path = elsewhere / WORLD.folder / MANIFEST
+    plain = json.loads(path.read_text())
+    plain["reproduces"] = {"preset": WORLD.preset, "scale": "quick", "nearest": True}
+    path.write_text(json.dumps(plain))
+    with pytest.raises(RunError, match="names no data that is near to its own"):
+        Store(elsewhere).worlds()
+
+
 def swapped(store, one, other):
     """A manifest that gives one run's numbers to another."""
     path = store / WORLD.folder / MANIFEST
@@ -275,7 +324,7 @@ def test_a_page_says_stand_in_in_every_line_and_traces_every_number(computed, tm
     folded = [line for line in text.splitlines() if line.startswith("<details>")]
     assert folded
     assert all("STAND-IN" in line for line in folded)
-    assert "**Verdict: not comparable** (STAND-IN, quick): the data is made up" in text
+    assert "**Verdict: not comparable** (STAND-IN, quick): the data is not the paper's: STAND-IN for mnist" in text
     for _, run in Store(computed).worlds()[WORLD].entries():
         assert run.digest()[:16] in text
     assert "offbeat reproduce orthofl/motivation-30 --scale quick --seeds 2 --until 20s" in text

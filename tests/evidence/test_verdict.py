@@ -175,7 +175,7 @@ def test_where_nothing_is_told_apart_values_decide(first, verdict):
 @pytest.mark.parametrize(
     ("ours", "how", "why"),
     [
-        ({"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)}, {"stand_in": True}, "made up"),
+        ({"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)}, {"other_data": "STAND-IN"}, "not the paper's: STAND-IN"),
         (
             {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)},
             {"paper_size": False},
@@ -204,7 +204,7 @@ def test_a_row_that_the_paper_does_not_have_may_lack_seeds():
 
 
 def test_orders_without_a_seed_in_common_cannot_be_looked_at():
-    found = judge(TWO, {"ours": seeds(1, 2)}, stand_in=True)
+    found = judge(TWO, {"ours": seeds(1, 2)}, other_data="STAND-IN for mnist")
     assert found.reasons[1] == "of 1 order 1 cannot be looked at"
 
 

@@ -155,8 +155,8 @@ def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None
         except DataError as error:
             warn([f"{preset} is not run: {error}"])
             continue
-        if world.stand_in:
-            warn([f"{preset}: {world.label}; the real data is missing"])
+        if world.other_data:
+            warn([f"{preset}: {world.label}; its own data is missing"])
         made.append(world)
     return made
 

@@ -41,9 +41,7 @@ TITLES = {
 DATA = {
     "fitrec-speed": "FitRec where it is installed; else a stand-in of its shape at the quick scale",
     "fitrec-heart": "FitRec where it is installed; else a stand-in of its shape at the quick scale",
-    "air-quality": (
-        "the KDD Cup 2018 set where it is installed; at the quick scale UCI's Beijing stations (other years), 9 of 12"
-    ),
+    "air-quality": ("the KDD Cup 2018 set where it is installed; else UCI's Beijing stations (other years), 9 of 12"),
     "extrasensory": "ExtraSensory where it is installed; else a stand-in of its shape at the quick scale",
 }
 UNITS = (

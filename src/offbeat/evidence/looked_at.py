@@ -138,6 +138,6 @@ def look(entries: Iterable[Entry], store: Store) -> list[Looked]:
             continue
         values = measured.measure(entry.quantity, shelf.comparison, shelf.found, shelf.preset.reference)
         size = shelf.world.paper_size(entry.quantity.key)
-        judged = judge(entry, values.values, size, shelf.world.stand_in, values.bounds.keys(), shelf.slowest_missing)
+        judged = judge(entry, values.values, size, shelf.world.other_data, values.bounds.keys(), shelf.slowest_missing)
         made.append(Looked(entry, shelf, values, judged, tuple(shelf.left)))
     return made

@@ -238,7 +238,9 @@ def _steady(one: Looked) -> str:
 
 
 def _label(shelf: Shelf) -> str:
-    """Behind whatever is of made-up data."""
+    """Behind whatever is of other data than the paper's."""
+    if shelf.world.nearest:
+        return f" ({shelf.world.other_data})"
     return f" (STAND-IN, {shelf.world.scale})" if shelf.world.stand_in else ""
 
 

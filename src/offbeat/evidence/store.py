@@ -21,6 +21,7 @@ from offbeat.experiment.comparison import MANIFEST, Comparison
 from offbeat.experiment.config import Experiment, name_of
 from offbeat.presets import Preset, Scale
 from offbeat.scenario import data
+from offbeat.scenario.data import Source
 from offbeat.scenario.data.stand_in import StandIn
 
 REPRODUCES = "reproduces"  # in a manifest: which world this is
@@ -30,12 +31,13 @@ PAPER_SIZE = "the paper's size"
 
 @dataclass(frozen=True)
 class World:
-    """A preset at a size, on its own data or on what stands in for it."""
+    """A preset at a size, on its own data or on other: the nearest there is, or what stands in for it."""
 
     preset: str
     scale: Scale = "paper"
     until: str | None = None  # where runs end elsewhere than the preset's
-    stand_in: bool = False
+    stand_in: bool = False  # made-up data
+    nearest: bool = False  # real data, but not the paper's
 
     def __post_init__(self) -> None:
         """However an end is written, it is the same world."""
@@ -63,7 +65,8 @@ class World:
 
     @property
     def folder(self) -> str:
-        words = (self.preset, self.scale, self.until and f"until {self.until}", self.stand_in and "stand-in")
+        other = "stand-in" if self.stand_in else "nearest" if self.nearest else None
+        words = (self.preset, self.scale, self.until and f"until {self.until}", other)
         return re.sub(r"[^A-Za-z0-9._+-]+", "-", " ".join(word for word in words if word))
 
     @property
@@ -71,10 +74,16 @@ class World:
         """How large, in words."""
         size = PAPER_SIZE if self.scale == "paper" else "quick"
         cut = f", until {self.until}" if self.until else ""
-        return size + cut + (f", STAND-IN for {self._data()}" if self.stand_in else "")
+        return size + cut + (f", {self.other_data}" if self.other_data else "")
 
-    def _data(self) -> str:
-        return name_of("data", presets.load(self.preset, self.scale).experiment.data)
+    @property
+    def other_data(self) -> str:
+        """What stands in the place of the preset's own data, in words; empty if nothing does."""
+        preset = presets.load(self.preset, self.scale)
+        own = name_of("data", preset.experiment.data)
+        if self.stand_in:
+            return f"STAND-IN for {own}"
+        return f"{name_of('data', preset.nearest)} IN PLACE OF {own}" if self.nearest else ""
 
     def load(self) -> Preset:
         preset = presets.load(self.preset, self.scale)
@@ -83,6 +92,10 @@ class World:
             experiment = replace(experiment, until=parse_until(self.until, experiment.until))
         if self.stand_in:
             experiment = replace(experiment, data=StandIn(of=name_of("data", experiment.data)))
+        if self.nearest:
+            if preset.nearest is None:
+                raise ValueError(f"{self.preset} ({self.scale}) names no data that is near to its own")
+            experiment = replace(experiment, data=preset.nearest)
         return replace(preset, experiment=experiment)
 
     def plain(self) -> dict[str, Any]:
@@ -95,17 +108,28 @@ def experiments(preset: Preset) -> dict[str, Experiment]:
 
 
 def fitting(preset: str, scale: Scale, until: str | None = None) -> World:
-    """The world to run: with a stand-in where the data is missing and small is enough; else DataError says which
-    file to put where.
+    """The world to run: where the data is missing, on the nearest if that is there, or with a stand-in if small is
+    enough; else DataError says which file to put where.
     """
     world = World(preset, scale, until)
     try:
         data.load(world.load().experiment.data)
     except DataError:
+        near = presets.load(preset, scale).nearest
+        if near is not None and _there(near):
+            return replace(world, nearest=True)
         if scale == "paper":
             raise
         return replace(world, stand_in=True)
     return world
+
+
+def _there(source: Source) -> bool:
+    try:
+        data.load(source)
+    except DataError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -153,7 +177,7 @@ def _rank(world: World, comparison: Comparison) -> tuple[int, ...]:
     """Of worlds that are alike in all this, the one that has most."""
     done = sum(run.complete for _, run in comparison.entries())
     size = world.scale != "paper", not world.paper_size(RELATIVE_TIME), world.until is not None
-    return not done, world.stand_in, *size, -done
+    return not done, world.stand_in, *size, world.nearest, -done
 
 
 def _end(until: Until, own: Until) -> str | None:

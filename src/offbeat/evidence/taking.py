@@ -77,7 +77,9 @@ def recognised(experiment: Experiment) -> Place | None:
     if name not in presets.names() or "/" not in name:
         return None
     kind: Scale = "quick" if scale == "quick" else "paper"
-    world = World(name, kind, str(experiment.until), isinstance(experiment.data, StandIn))
+    near = presets.load(name, kind).nearest
+    nearest = near is not None and type(experiment.data) is type(near)
+    world = World(name, kind, str(experiment.until), isinstance(experiment.data, StandIn), nearest)
     expected = experiments(world.load())
     method = next((m for m, e in expected.items() if replace(e, seed=experiment.seed) == experiment), None)
     return None if method is None else Place(world, method, experiment.seed)

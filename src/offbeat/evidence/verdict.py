@@ -32,8 +32,8 @@ RULE = """\
 where the claim is about no single method, all that the text states; margin and value (of the claim's method) are there.
 **not**: an order of the claim's method is contradicted, or more orders are contradicted than hold. **partly**: all
 between. Where the paper tells no two methods apart, values decide: all, some or none. **not comparable**: made-up data,
-less than the paper's size, fewer than three seeds, rows that were not run, runs that end at a target of which some are
-missing (the slowest), or seconds of another machine."""
+or other data than the paper's, less than its size, fewer than three seeds, rows that were not run, runs that end at a
+target of which some are missing (the slowest), or seconds of another machine."""
 
 Ours = Mapping[str, Mapping[int, float]]  # method -> seed -> value, in the paper's unit
 
@@ -60,13 +60,13 @@ def judge(
     entry: Entry,
     ours: Ours,
     paper_size: bool = True,
-    stand_in: bool = False,
+    other_data: str = "",
     bounds: Collection[str] = (),
     slowest_missing: bool = False,
 ) -> Judged:
-    """`ours`: of finished runs. `paper_size`: were they as large and long as the paper's? `bounds`: methods whose
-    mean is only a bound, for not every seed got there. `slowest_missing`: which runs are there depends on how quick
-    they were.
+    """`ours`: of finished runs. `paper_size`: were they as large and long as the paper's? `other_data`: what is in
+    the place of its data. `bounds`: methods whose mean is only a bound, for not every seed got there.
+    `slowest_missing`: which runs are there depends on how quick they were.
     """
     apart = decided(entry, ours)
     pairs = tuple(_pair(better, worse, entry, ours, len(apart)) for better, worse in apart)
@@ -75,7 +75,7 @@ def judge(
         for name, printed in entry.printed.items()
         if ours.get(name) and isfinite(printed.value) and entry.quantity.same_unit and name not in bounds
     }
-    why_not = _not_comparable(entry, ours, paper_size, stand_in, slowest_missing)
+    why_not = _not_comparable(entry, ours, paper_size, other_data, slowest_missing)
     if not (why_not or pairs or inside):
         why_not = "there is no value of the paper to look for"
     if why_not:
@@ -180,9 +180,9 @@ def _margin(entry: Entry, ours: Ours) -> tuple[bool, str]:
     return place == 1 and lead >= MARGIN * theirs, f"{told}: {here} to the best other, {there} in the paper"
 
 
-def _not_comparable(entry: Entry, ours: Ours, paper_size: bool, stand_in: bool, slowest_missing: bool) -> str:
-    if stand_in:
-        return "the data is made up: a stand-in"
+def _not_comparable(entry: Entry, ours: Ours, paper_size: bool, other_data: str, slowest_missing: bool) -> str:
+    if other_data:
+        return f"the data is not the paper's: {other_data}"
     if not paper_size:
         return "not of the paper's size and length"
     if entry.quantity.of_machine:

@@ -28,6 +28,7 @@ class Preset:
     compared: tuple[str, ...] = ()  # whom `offbeat compare` compares unless told otherwise; empty: all of `methods`
     seeds: int = 3
     reference: str = "fedavg"  # the method whose time the paper calls 1
+    nearest: Source | None = None  # real data that is most like the paper's, for who does not have that
 
     def with_strategy(self, word: str) -> Experiment:
         """The experiment with another method, `fedbuff` or `fedbuff(k=2)`: in the preset's own settings where it has
