@@ -12,7 +12,7 @@ from offbeat.evidence import find, page
 from offbeat.evidence.looked_at import look
 from offbeat.evidence.measured import Measured
 from offbeat.evidence.published import ACCURACY, Printed, relative_time
-from offbeat.evidence.store import Store
+from offbeat.evidence.store import Store, World
 from offbeat.evidence.verdict import judge
 
 
@@ -108,6 +108,22 @@ def test_the_papers_size_is_more_than_a_quick_one(computed, tmp_path):
     paper, _ = find("orthofl")
     looked = look(paper.entries, Store(computed))
     path = page.write(paper, looked, tmp_path)
+    assert page.lost(path, looked) == []
+    path.write_text(path.read_text().replace("| quick, until 20s, STAND-IN for mnist |", "| the paper's size |"))
+    assert page.lost(path, looked) == ["Figure 2, 30 s"]
+
+
+def test_near_data_is_named_in_every_line_and_is_less_than_the_papers(computed, tmp_path):
+    paper, _ = find("orthofl")
+    looked = look(paper.entries, Store(computed))
+    path = page.write(paper, looked, tmp_path)
+    one = next(one for one in looked if one.shelf is not None)
+    vars(one.shelf)["world"] = World("aso_fed/air-quality", nearest=True)
+    text = page.page(paper, looked)
+    said = "beijing-air IN PLACE OF kdd-air"
+    assert f"| fedasync ({said}) |" in text
+    assert f"- Size: the paper's size, {said}; 2 seeds" in text
+    assert f"- The data is {said}: values cannot be compared" in text
     assert page.lost(path, looked) == []
     path.write_text(path.read_text().replace("| quick, until 20s, STAND-IN for mnist |", "| the paper's size |"))
     assert page.lost(path, looked) == ["Figure 2, 30 s"]

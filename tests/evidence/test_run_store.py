@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from little_papers import WORLD
 
 from offbeat import presets
-from offbeat.core.errors import ConfigError, DataError, RunError
+from offbeat.core.errors import ConfigError, DataError, MissingData, RunError
 from offbeat.evidence import find, page, papers
 from offbeat.evidence.looked_at import NOT_RUN, look
 from offbeat.evidence.measured import measure, steadiness
@@ -203,41 +204,63 @@ def test_runs_are_recognised_by_what_they_are():
 
 
 AIR = World("aso_fed/air-quality", "paper", "3h")
+NEAR = replace(AIR, nearest=True)
+
+
+def loading(monkeypatch, errors):
+    """Loading data of some types fails, of others does nothing."""
+
+    def load(source):
+        if type(source) in errors:
+            raise errors[type(source)]
+
+    monkeypatch.setattr("offbeat.evidence.store.data.load", load)
 
 
 def test_real_data_that_is_near_is_run_on_and_named(monkeypatch):
     """The nine areas of KDD Cup 2018 are rarely to be had, UCI's Beijing stations are."""
-
-    def load(source):
-        if isinstance(source, KddAir):
-            raise DataError("beijing_17_18_aq.csv is missing")
-
-    monkeypatch.setattr("offbeat.evidence.store.data.load", load)
-    world = fitting("aso_fed/air-quality", "paper", "3h")
-    assert world == replace(AIR, nearest=True)
+    loading(monkeypatch, {KddAir: MissingData("aq.csv is missing: put the file there")})
+    world, lacking = fitting("aso_fed/air-quality", "paper", "3h")
+    assert (world, lacking) == (NEAR, "aq.csv is missing: put the file there")
     assert world.label == "the paper's size, until 10800s, beijing-air IN PLACE OF kdd-air"
     assert isinstance(world.load().experiment.data, BeijingAir)
     assert World(**world.plain()) == world
 
 
-@pytest.mark.parametrize(("missing", "scale"), [((KddAir, BeijingAir), "paper"), ((BeijingAir,), "quick")])
-def test_without_the_nearest_too_it_is_as_if_there_were_none(monkeypatch, missing, scale):
-    def load(source):
-        if isinstance(source, missing):
-            raise DataError(f"{type(source).__name__} is missing")
+def test_data_that_is_there_is_run_on(monkeypatch):
+    loading(monkeypatch, {})
+    assert fitting("aso_fed/air-quality", "paper", "3h") == (AIR, "")
 
-    monkeypatch.setattr("offbeat.evidence.store.data.load", load)
-    if scale == "quick":
-        assert fitting("aso_fed/air-quality", scale) == World("aso_fed/air-quality", "quick", stand_in=True)
-    else:
-        with pytest.raises(DataError, match="KddAir is missing"):
+
+def test_damaged_data_is_told_and_not_replaced(monkeypatch):
+    loading(monkeypatch, {KddAir: DataError("aq.csv is damaged"), BeijingAir: DataError("PRSA.csv is damaged")})
+    for scale in ("paper", "quick"):
+        with pytest.raises(DataError, match="is damaged"):
             fitting("aso_fed/air-quality", scale)
+
+
+def test_without_the_nearest_too_it_is_as_if_there_were_none(monkeypatch):
+    loading(monkeypatch, {KddAir: MissingData("aq.csv is missing"), BeijingAir: MissingData("PRSA.csv is missing")})
+    with pytest.raises(MissingData, match=r"aq\.csv is missing; nor is what would do instead: PRSA\.csv is missing"):
+        fitting("aso_fed/air-quality", "paper")
+    made = World("aso_fed/air-quality", "quick", stand_in=True)
+    assert fitting("aso_fed/air-quality", "quick") == (made, "PRSA.csv is missing")
+
+
+def test_a_page_shows_the_papers_data_before_what_is_near_and_that_before_a_small_world(store):
+    """Whatever is longer or more: all have a finished run."""
+    own, small = AIR, World("aso_fed/air-quality", "quick")
+    whole = replace(NEAR, until=None)
+    order = [own, whole, NEAR, small]
+    done = SimpleNamespace(entries=lambda: [({}, SimpleNamespace(complete=True))])
+    for first in range(len(order)):
+        assert store.best(own.preset, "mae", dict.fromkeys(reversed(order[first:]), done))[0] == order[first]
 
 
 def test_runs_on_the_nearest_data_are_recognised_as_such():
     experiment = AIR.load().with_strategy("aso_fed-D")
     assert recognised(experiment).world == AIR
-    assert recognised(replace(experiment, data=BeijingAir())).world == replace(AIR, nearest=True)
+    assert recognised(replace(experiment, data=BeijingAir())).world == NEAR
     assert recognised(replace(experiment, data=BeijingAir(stride=24))) is None
 
 
@@ -246,7 +269,7 @@ def test_a_world_on_near_data_that_no_preset_names_is_not_understood(elsewhere):
     plain = json.loads(path.read_text())
     plain["reproduces"] = {"preset": WORLD.preset, "scale": "quick", "nearest": True}
     path.write_text(json.dumps(plain))
-    with pytest.raises(RunError, match="names no data that is near to its own"):
+    with pytest.raises(RunError, match="has no data that is near to its own"):
         Store(elsewhere).worlds()
 
 

@@ -31,7 +31,8 @@ def reproduce(
         typer.Option(
             metavar="quick|paper",
             help="The paper's size, or minutes on two cores: then a choice of the entries is run unless a preset is "
-            "named in full or --all is given, and made-up data stands in for what is missing.",
+            "named in full or --all is given, and made-up data stands in for what is missing. At the paper's size "
+            "only real data does, if some is near to it.",
         ),
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
@@ -151,12 +152,12 @@ def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None
     made = []
     for preset in dict.fromkeys(entry.preset for entry in some if entry.preset is not None):
         try:
-            world = fitting(preset, scale, until)
+            world, lacking = fitting(preset, scale, until)
         except DataError as error:
             warn([f"{preset} is not run: {error}"])
             continue
         if world.other_data:
-            warn([f"{preset}: {world.label}; its own data is missing"])
+            warn([f"{preset}: {world.label}; {lacking}"])
         made.append(world)
     return made
 

@@ -26,6 +26,10 @@ class DataError(OffbeatError, ValueError):
     """Data that cannot be used: missing, damaged, empty, out of range."""
 
 
+class MissingData(DataError):
+    """Data that is not there, so that other data may do instead; what is there and damaged is no such case."""
+
+
 class CheckpointError(OffbeatError):
     """A checkpoint that cannot be written or read."""
 

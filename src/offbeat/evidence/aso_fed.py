@@ -41,12 +41,15 @@ TITLES = {
 DATA = {
     "fitrec-speed": "FitRec where it is installed; else a stand-in of its shape at the quick scale",
     "fitrec-heart": "FitRec where it is installed; else a stand-in of its shape at the quick scale",
-    "air-quality": ("the KDD Cup 2018 set where it is installed; else UCI's Beijing stations (other years), 9 of 12"),
+    "air-quality": (
+        "at the paper's size the KDD Cup 2018 set where it is installed; else, and at the quick scale, UCI's Beijing "
+        "stations (other years), 9 of 12"
+    ),
     "extrasensory": "ExtraSensory where it is installed; else a stand-in of its shape at the quick scale",
 }
 UNITS = (
-    "In which units errors are is not said; ours are of standardised targets, so values cannot be compared, "
-    "only orders."
+    "In which units errors are is not said; ours are in the data's own (of air µg/m³, of CO mg/m³, and the mean over "
+    "six pollutants), so values cannot be compared, only orders."
 )
 PIECES = "The printed sizes of pieces add to twice what a class has to train on; ours are half of them."
 GIVEN = "Not given: optimisers, rates (of all but ASO-Fed and FedAsync), batch sizes, FedProx's mu, how long runs are."

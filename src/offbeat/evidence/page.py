@@ -17,7 +17,7 @@ from offbeat.evidence import papers
 from offbeat.evidence.looked_at import NOT_RUN, Looked, Shelf
 from offbeat.evidence.measured import steadiness
 from offbeat.evidence.published import ACCURACY, Paper, shown
-from offbeat.evidence.store import PAPER_SIZE, World
+from offbeat.evidence.store import IN_PLACE, PAPER_SIZE, World
 from offbeat.evidence.verdict import RULE
 from offbeat.experiment.intervals import interval
 from offbeat.presets import load
@@ -50,9 +50,13 @@ def lost(path: Path, looked: Iterable[Looked]) -> list[str]:
         cells = line.strip("| ").split(" | ")
         now = new.get(tuple(cells[:2]))
         if len(cells) == len(HEAD) and now is not None and NOT_RUN not in cells:
-            less = PAPER_SIZE in cells[4] and PAPER_SIZE not in now[4]
-            gone += [cells[0]] if NOT_RUN in now or less else []
+            gone += [cells[0]] if NOT_RUN in now or _worth(now[4]) < _worth(cells[4]) else []
     return list(dict.fromkeys(gone))
+
+
+def _worth(size: str) -> int:
+    """Of the paper's size, on its own data, is most; then on other data."""
+    return (PAPER_SIZE in size) + (PAPER_SIZE in size and IN_PLACE not in size)
 
 
 def page(paper: Paper, looked: Sequence[Looked]) -> str:
@@ -147,6 +151,8 @@ def _gaps(several: Sequence[Looked]) -> list[str]:
     found = []
     if shelf.world.stand_in:
         found.append("The data is made up: no number here says anything about the paper's.")
+    elif shelf.world.nearest:
+        found.append(f"The data is {shelf.world.other_data}: values cannot be compared, orders say something at most.")
     elif not any(shelf.world.paper_size(one.entry.quantity.key) for one in several):
         found.append(f"Run here: {load(shelf.world.preset, shelf.world.scale).summary}.")
     if data := next((one.entry.data for one in several if one.entry.data), ""):

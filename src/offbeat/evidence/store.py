@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from offbeat import presets
-from offbeat.core.errors import DataError, RunError
+from offbeat.core.errors import MissingData, RunError
 from offbeat.engines.until import Until, parse_until
 from offbeat.evidence.published import RELATIVE_TIME
 from offbeat.experiment import comparison as comparing
@@ -21,12 +21,12 @@ from offbeat.experiment.comparison import MANIFEST, Comparison
 from offbeat.experiment.config import Experiment, name_of
 from offbeat.presets import Preset, Scale
 from offbeat.scenario import data
-from offbeat.scenario.data import Source
 from offbeat.scenario.data.stand_in import StandIn
 
 REPRODUCES = "reproduces"  # in a manifest: which world this is
 STORE = Path("runs") / "reproductions"
 PAPER_SIZE = "the paper's size"
+IN_PLACE = "IN PLACE OF"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class World:
         if self.until is not None:
             own = presets.load(self.preset, self.scale).experiment.until
             object.__setattr__(self, "until", _end(parse_until(self.until, own), own))
+        if self.nearest and (self.stand_in or presets.load(self.preset, self.scale).nearest is None):
+            raise ValueError(f"{self.preset} ({self.scale}) has no data that is near to its own, or a stand-in as well")
 
     def paper_size(self, key: str = "") -> bool:
         """Is it as large and long as the paper's? Times to a target are also where runs end as soon as they are there
@@ -83,7 +85,7 @@ class World:
         own = name_of("data", preset.experiment.data)
         if self.stand_in:
             return f"STAND-IN for {own}"
-        return f"{name_of('data', preset.nearest)} IN PLACE OF {own}" if self.nearest else ""
+        return f"{name_of('data', preset.nearest)} {IN_PLACE} {own}" if self.nearest else ""
 
     def load(self) -> Preset:
         preset = presets.load(self.preset, self.scale)
@@ -93,8 +95,7 @@ class World:
         if self.stand_in:
             experiment = replace(experiment, data=StandIn(of=name_of("data", experiment.data)))
         if self.nearest:
-            if preset.nearest is None:
-                raise ValueError(f"{self.preset} ({self.scale}) names no data that is near to its own")
+            assert preset.nearest is not None
             experiment = replace(experiment, data=preset.nearest)
         return replace(preset, experiment=experiment)
 
@@ -107,29 +108,26 @@ def experiments(preset: Preset) -> dict[str, Experiment]:
     return {name: preset.with_strategy(name) for name in preset.methods}
 
 
-def fitting(preset: str, scale: Scale, until: str | None = None) -> World:
-    """The world to run: where the data is missing, on the nearest if that is there, or with a stand-in if small is
-    enough; else DataError says which file to put where.
+def fitting(preset: str, scale: Scale, until: str | None = None) -> tuple[World, str]:
+    """The world to run, and what its own data lacks, if it is on other: where that is missing, the nearest if it is
+    there, or a stand-in if small is enough. Else DataError says which file to put where, or what is damaged.
     """
     world = World(preset, scale, until)
     try:
         data.load(world.load().experiment.data)
-    except DataError:
-        near = presets.load(preset, scale).nearest
-        if near is not None and _there(near):
-            return replace(world, nearest=True)
-        if scale == "paper":
-            raise
-        return replace(world, stand_in=True)
-    return world
-
-
-def _there(source: Source) -> bool:
-    try:
-        data.load(source)
-    except DataError:
-        return False
-    return True
+        return world, ""
+    except MissingData as error:
+        lacking = str(error)
+    near = presets.load(preset, scale).nearest
+    if near is not None:
+        try:
+            data.load(near)
+            return replace(world, nearest=True), lacking
+        except MissingData as error:
+            lacking = f"{lacking}; nor is what would do instead: {error}"
+    if scale == "paper":
+        raise MissingData(lacking)
+    return replace(world, stand_in=True), lacking
 
 
 @dataclass(frozen=True)
@@ -165,8 +163,8 @@ class Store:
     def best(
         self, preset: str, key: str, worlds: Mapping[World, Comparison] | None = None
     ) -> tuple[World, Comparison] | None:
-        """The world a page shows of what is measured (`key`): the paper's size before shorter and smaller ones, real
-        data before a stand-in.
+        """The world a page shows of what is measured (`key`): real data before a stand-in, the paper's scale before the
+        quick one, the paper's own data before what is near to it, whole runs before shorter ones.
         """
         there = self.worlds() if worlds is None else worlds
         found = [(world, has) for world, has in there.items() if world.preset == preset and world.tells(key)]
@@ -176,8 +174,8 @@ class Store:
 def _rank(world: World, comparison: Comparison) -> tuple[int, ...]:
     """Of worlds that are alike in all this, the one that has most."""
     done = sum(run.complete for _, run in comparison.entries())
-    size = world.scale != "paper", not world.paper_size(RELATIVE_TIME), world.until is not None
-    return not done, world.stand_in, *size, world.nearest, -done
+    short = not world.paper_size(RELATIVE_TIME), world.until is not None
+    return not done, world.stand_in, world.scale != "paper", world.nearest, *short, -done
 
 
 def _end(until: Until, own: Until) -> str | None:

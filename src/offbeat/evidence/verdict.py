@@ -31,9 +31,9 @@ RULE = """\
 **reproduced**: nothing is contradicted; more than half of the orders hold, also of those of the claim's method, or,
 where the claim is about no single method, all that the text states; margin and value (of the claim's method) are there.
 **not**: an order of the claim's method is contradicted, or more orders are contradicted than hold. **partly**: all
-between. Where the paper tells no two methods apart, values decide: all, some or none. **not comparable**: made-up data,
-or other data than the paper's, less than its size, fewer than three seeds, rows that were not run, runs that end at a
-target of which some are missing (the slowest), or seconds of another machine."""
+between. Where the paper tells no two methods apart, values decide: all, some or none. **not comparable**: made-up data
+or other than the paper's, less than the paper's size, fewer than three seeds, rows that were not run, runs that end at
+a target of which some are missing (the slowest), or seconds of another machine."""
 
 Ours = Mapping[str, Mapping[int, float]]  # method -> seed -> value, in the paper's unit
 

@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbeat.core.errors import DataError
+from offbeat.core.errors import DataError, MissingData
 from offbeat.scenario.data.archive import GZIP, MOST, unpack
 from offbeat.scenario.data.download import Failed, algorithm, download
 
@@ -78,7 +78,7 @@ def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None 
         return home
     missing = home / next(name for name in wanted if not (home / name).exists())
     if archive is None:
-        raise DataError(_please(missing, page))
+        raise MissingData(_please(missing, page))
     path = _whole(folder, archive, page, f" (or what it holds, such as {missing})")
     before = {home / Path(name).parts[0] for name in wanted if (home / Path(name).parts[0]).exists()}
     unpack(path, home, archive.most)
@@ -123,7 +123,7 @@ def _whole(folder: str, wanted: Published, page: str, instead: str = "") -> Path
             _verify(path, wanted.checksum)
         return path
     except Failed as error:
-        raise DataError(_please(path, page, instead, f" ({error})")) from None
+        raise MissingData(_please(path, page, instead, f" ({error})")) from None
 
 
 def _please(path: Path, page: str, instead: str = "", why: str = "") -> str:
