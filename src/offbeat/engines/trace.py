@@ -39,6 +39,8 @@ LAG = 2.0  # host seconds that a reader may be behind
 LOOK = 64  # rows of all tables between two looks at the clock, where nobody calls for one
 SPENT = "wall_seconds"  # the fact that is summed over all resumes,
 WORKER = "worker"  # and the one that is a list over them: who computed the jobs
+# what SQLite says where it cannot make the files beside a trace that it needs to share it
+CANNOT_WRITE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
 
 Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None, int | None, int | None, str | None]
 
@@ -280,8 +282,25 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_only(path: Path) -> sqlite3.Connection:
-    """The run may still be going on."""
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    """The run may still be going on. Where nothing can be written beside it, the disk being full or read-only, SQLite
+    cannot share the file with a writer; then there is none, and it is read as it lies there.
+    """
+    uri = path.resolve().as_uri()
+    db = sqlite3.connect(f"{uri}?mode=ro", uri=True)
+    try:
+        db.execute("SELECT 1 FROM sqlite_master").fetchone()
+        return db
+    except sqlite3.Error as error:
+        db.close()
+        if (error.sqlite_errorcode & 0xFF) not in CANNOT_WRITE or _unfolded(path):
+            raise
+    return sqlite3.connect(f"{uri}?immutable=1", uri=True)
+
+
+def _unfolded(path: Path) -> bool:
+    """Are there rows that lie in the journal only?"""
+    wal = path.with_name(f"{path.name}-wal")
+    return wal.exists() and wal.stat().st_size > 0
 
 
 def sound_tally(db: sqlite3.Connection, seq: int | None = None) -> Tally:
