@@ -161,8 +161,9 @@ def _table6() -> list[Entry]:
                 "FedPSA, where this table has 61.22 and 64.30: so far its own numbers are apart.",
                 (
                     "Without both, weights are nearly uniform and the method nearly FedBuff, which Table 2 has "
-                    f"{'seven' if alpha == '0.1' else 'three'} points higher with 20 % at work: the text does not "
-                    "explain this row."
+                    f"{'seven' if alpha == '0.1' else 'three'} points higher with 20 % at work. The text does not "
+                    "explain this row; in a small world FedBuff's discount for staleness did, whose weights add up to "
+                    "two thirds where FedPSA's add up to 1: docs/reproductions/fedpsa-steps.md."
                 ),
                 TESTED,
                 EQUAL,
