@@ -241,7 +241,7 @@ def test_damaged_data_is_told_and_not_replaced(monkeypatch):
 
 def test_without_the_nearest_too_it_is_as_if_there_were_none(monkeypatch):
     loading(monkeypatch, {KddAir: MissingData("aq.csv is missing"), BeijingAir: MissingData("PRSA.csv is missing")})
-    with pytest.raises(MissingData, match=r"aq\.csv is missing; nor is what would do instead: PRSA\.csv is missing"):
+    with pytest.raises(MissingData, match=r"aq\.csv is missing; other data would do instead, but PRSA\.csv is missing"):
         fitting("aso_fed/air-quality", "paper")
     made = World("aso_fed/air-quality", "quick", stand_in=True)
     assert fitting("aso_fed/air-quality", "quick") == (made, "PRSA.csv is missing")

@@ -124,7 +124,7 @@ def fitting(preset: str, scale: Scale, until: str | None = None) -> tuple[World,
             data.load(near)
             return replace(world, nearest=True), lacking
         except MissingData as error:
-            lacking = f"{lacking}; nor is what would do instead: {error}"
+            lacking = f"{lacking}; other data would do instead, but {error}"
     if scale == "paper":
         raise MissingData(lacking)
     return replace(world, stand_in=True), lacking
