@@ -19,6 +19,7 @@ def test_a_table_is_run_once_on_a_stand_in_that_is_called_so(offbeat, one_by_one
     first = offbeat("reproduce", *SMALL)
     assert first.status == 0, first
     assert "STAND-IN for mnist; " in first.err
+    assert "is missing: put the file there" in first.err
     assert "2 runs to go" in first.err
     assert "STAND-IN for mnist" in first.out
     assert "page: runs/reproductions/orthofl.md" in first.out
