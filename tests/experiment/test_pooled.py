@@ -64,6 +64,17 @@ def test_each_run_agrees_with_itself_alone_and_again_bit_for_bit(
     assert any(0 < share < 1 for shares in seen for share in shares)
 
 
+def test_a_run_that_got_to_its_target_is_told_as_done_while_others_go_on(
+    experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    early = files.changed(experiments["fedbuff"], ["until=40updates,acc=0.01", "evaluate_every=1"])
+    made = comparing.create(Path("x"), {"early": early, "late": experiments["fedbuff"]}, [0])
+    seen: list[list[float]] = []
+    assert pooled.execute([made.run(entry) for entry in made.layout()], lambda shares, work: seen.append(shares))
+    assert any(early == 1.0 and late < 1.0 for early, late in seen)
+
+
 def test_stopped_in_the_middle_they_are_finished_by_starting_again(
     experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -43,28 +43,28 @@ def execute(
         if on_progress is not None:
             on_progress(list(shares), work)
 
-    def follow(index: int) -> Watch:
-        return lambda status: tell(index, status.share)
-
     for first in range(0, len(todo), SIDE_BY_SIDE):
         with contextlib.ExitStack() as opened:
             some = todo[first : first + SIDE_BY_SIDE]
             going = {i: opened.enter_context(runs.attempt(several[i], worker, memory)) for i in some}
-            if not _together({i: one for i, one in going.items() if one is not None}, follow, failed, work):
+            for i in some:
+                if going[i] is None:  # complete by now: somebody else's work
+                    tell(i, 1.0)
+            if not _together({i: one for i, one in going.items() if one is not None}, tell, failed, work):
                 return False
-        for i in some:
-            if i not in failed:
-                tell(i, 1.0)
     runs.tell_failed({several[i].folder: error for i, error in failed.items()})
     return True
 
 
 def _together(
-    going: dict[int, Attempt], follow: Callable[[int], Watch], failed: dict[int, Exception], work: Work
+    going: dict[int, Attempt], tell: Callable[[int, float], None], failed: dict[int, Exception], work: Work
 ) -> bool:
     places, trainers = {i: place for place, i in enumerate(going)}, [one.made.trainer for one in going.values()]
     pool = Pool(lambda owner: Counted(workers.pooled(trainers, lambda job: places[owner(job)]), work))
     interrupted = False
+
+    def follow(index: int) -> Watch:
+        return lambda status: tell(index, status.share)
 
     def ended(i: int, outcome: Outcome | Exception) -> None:
         nonlocal interrupted
@@ -72,10 +72,14 @@ def _together(
             if isinstance(outcome, Exception):
                 raise outcome
             going[i].finish(outcome)
-            interrupted = interrupted or outcome.reason == INTERRUPTED
         except Exception as error:  # whatever it is, the others go on
             log.warning("%s: %s", going[i].run.folder, error)
             failed[i] = error
+            return
+        if outcome.reason == INTERRUPTED:
+            interrupted = True
+        else:
+            tell(i, 1.0)  # a run that got to its target is done before its time is over
 
     engines = {}
     for i, one in going.items():
