@@ -25,6 +25,7 @@ from offbeat.client.features import features
 from offbeat.client.gradient import BatchGradient, Gradients, borrowed
 from offbeat.client.optimizers import SGD, Adam, AdamW
 from offbeat.client.plan import Plan
+from offbeat.client.pooling import quick
 from offbeat.client.randomness import seeded
 from offbeat.client.task import Loss, Task, as_task
 from offbeat.core.errors import DataError, require, unknown
@@ -115,7 +116,7 @@ class Trainer:
         task: Task | Loss | None = None,
         probe: Callable[[Tensor], Tensor] | None = None,  # for rules that sketch their model
     ) -> None:
-        self.binding = model if isinstance(model, Binding) else Binding(deepcopy(model))
+        self.binding = model if isinstance(model, Binding) else Binding(quick(deepcopy(model)))
         self.data = data
         self.training = Training() if training is None else training
         self.task = as_task(task, data.labels)
