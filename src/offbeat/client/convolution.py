@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import cache, reduce
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -197,22 +197,22 @@ class _MaxPool(torch.autograd.Function):
 
 
 def largest(x: Tensor, side: tuple[int, int]) -> Tensor:
-    return reduce(torch.maximum, _pixels(x, side))
+    return _windows(x, side).amax((3, 5))
 
 
 def to_the_first(x: Tensor, out: Tensor, grad: Tensor, side: tuple[int, int]) -> Tensor:
-    spread, free = torch.zeros_like(x), torch.ones_like(out, dtype=torch.bool)
-    for own, given in zip(_pixels(x, side), _pixels(spread, side), strict=True):
-        first = (own == out).logical_and_(free)
-        torch.mul(grad, first, out=given)
-        free.logical_xor_(first)
-    return spread
-
-
-def _pixels(x: Tensor, side: tuple[int, int]) -> list[Tensor]:
-    """The first pixel of every window, the second, …: entry by entry they are gone through much faster than windows."""
-    high, wide = x.shape[2] // side[0] * side[0], x.shape[3] // side[1] * side[1]
-    return [x[:, :, a : high : side[0], b : wide : side[1]] for a in range(side[0]) for b in range(side[1])]
+    windows = _windows(x, side)
+    free = torch.ones_like(out, dtype=torch.bool)
+    rows = []
+    for a in range(side[0]):
+        row = []
+        for b in range(side[1]):
+            largest = (windows[:, :, :, a, :, b] == out) & free
+            free = free & ~largest
+            row.append(torch.where(largest, grad, 0.0))
+        rows.append(torch.stack(row, 4))
+    spread = torch.stack(rows, 3).flatten(2, 3).flatten(3, 4)
+    return pad(spread, (0, 0, 0, x.shape[3] - spread.shape[3], 0, x.shape[2] - spread.shape[2]))
 
 
 def _windows(x: Tensor, side: tuple[int, int]) -> Tensor:

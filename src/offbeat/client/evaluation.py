@@ -18,9 +18,9 @@ from offbeat.client.task import Classification, Loss, Metric, Task, as_task
 from offbeat.core.errors import require
 from offbeat.core.vector import Binding
 
-# examples at a time: what layers give of so many stays in a core's caches (convolutions take two thirds of the time
-# they take with 1024), while a GPU wants them all
-ON_CPU, ON_DEVICE = 256, 1024
+# examples at a time; the outputs of convolutions for so few stay in a core's caches, which takes half the time
+MANY, FEW = 1024, 256
+CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 class Evaluator:
@@ -35,7 +35,8 @@ class Evaluator:
     ) -> None:
         require(batch is None or batch >= 1, f"evaluation batch = {batch}: must be at least 1")
         self._x, self._y = checked(x, y, where="evaluation data: ")
-        self._batch = batch or (ON_CPU if self._x.device.type == "cpu" else ON_DEVICE)
+        slim = self._x.device.type == "cpu" and any(isinstance(layer, CONVOLUTIONS) for layer in module.modules())
+        self._batch = batch or (FEW if slim else MANY)
         self._binding = Binding(quick(deepcopy(module)).eval())
         self._sources = generators(self._binding.vector.device)
         self.task = as_task(task, self._y.dtype)

@@ -47,17 +47,21 @@ def execute(
         with contextlib.ExitStack() as opened:
             some = todo[first : first + SIDE_BY_SIDE]
             going = {i: opened.enter_context(runs.attempt(several[i], worker, memory)) for i in some}
-            for i in some:
-                if going[i] is None:  # complete by now: somebody else's work
-                    tell(i, 1.0)
-            if not _together({i: one for i, one in going.items() if one is not None}, tell, failed, work):
+            if not _together({i: one for i, one in going.items() if one is not None}, shares, tell, failed, work):
                 return False
+        for i in some:
+            if i not in failed:
+                tell(i, 1.0)
     runs.tell_failed({several[i].folder: error for i, error in failed.items()})
     return True
 
 
 def _together(
-    going: dict[int, Attempt], tell: Callable[[int, float], None], failed: dict[int, Exception], work: Work
+    going: dict[int, Attempt],
+    shares: list[float],
+    tell: Callable[[int, float], None],
+    failed: dict[int, Exception],
+    work: Work,
 ) -> bool:
     places, trainers = {i: place for place, i in enumerate(going)}, [one.made.trainer for one in going.values()]
     pool = Pool(lambda owner: Counted(workers.pooled(trainers, lambda job: places[owner(job)]), work))
@@ -79,7 +83,7 @@ def _together(
         if outcome.reason == INTERRUPTED:
             interrupted = True
         else:
-            tell(i, 1.0)  # a run that got to its target is done before its time is over
+            shares[i] = 1.0  # one that got to its target is done before its time is over; the others tell of it
 
     engines = {}
     for i, one in going.items():
