@@ -1,4 +1,4 @@
-"""Pooling of two by two pixels: torch's values, ties and gradients, to the bit."""
+"""Pooling of two by two pixels: torch's values, ties and gradients."""
 
 from __future__ import annotations
 
@@ -150,9 +150,11 @@ def test_a_copy_and_a_pickle_pool_by_their_own_settings() -> None:
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_stack_with_ties_is_each_client_alone(pool: Any, caplog: Any) -> None:
     """Weights of zero make every window one of equals."""
-    first = nn.Conv2d(1, 2, 3, padding=1)
+    first = nn.Linear(36, 36)
     nn.init.zeros_(first.weight)
-    trainer = trainer_of(Training(batch=8), nn.Sequential(first, pool(2), nn.Flatten(), nn.Linear(18, 4)))
+    nn.init.zeros_(first.bias)
+    pictures = nn.Sequential(nn.Flatten(), first, nn.Unflatten(1, (1, 6, 6)))
+    trainer = trainer_of(Training(batch=8), nn.Sequential(pictures, pool(2), nn.Flatten(), nn.Linear(9, 4)))
     jobs = jobs_of(trainer, None)
     agree(StackTrainer(trainer)(jobs), [trainer(job) for job in jobs])
     assert not caplog.records, caplog.text  # it did stack
