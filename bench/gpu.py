@@ -59,6 +59,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: Linear().build(PICTURES, 10, 0), PICTURES),
     "cnn": (lambda: FEDCOMPASS_MNIST.build(PICTURES, 10, 0), PICTURES),
     "lenet": (lambda: LeNet5().build(PICTURES, 10, 0), PICTURES),
+    "resnet18": (lambda: ResNet().build((3, 32, 32), 10, 0), (3, 32, 32)),
     "resnet18-gn": (lambda: group_norm(ResNet().build((3, 32, 32), 10, 0)), (3, 32, 32)),
 }
 
@@ -103,7 +104,9 @@ def check() -> None:
         for training in (Training(lr=0.01, batch=16, epochs=1), Training(optimizer="adam", lr=1e-3, batch=16, steps=3)):
             trainer = trainer_of(model, 5, 40, training, torch.float64)
             jobs = jobs_of(trainer, 5, 40)
-            answers, worst = DeviceTrainer([trainer]).attempt(jobs), 0.0
+            stacks = DeviceTrainer([trainer])
+            answers, worst = stacks.attempt(jobs), 0.0
+            assert stacks._programs or any(stacks._straight.values()), f"{model} is not trained by a program"
             for job, answer in zip(jobs, answers, strict=True):
                 assert isinstance(answer, Result), answer
                 alone = trainer(job)
@@ -220,6 +223,7 @@ def rows() -> None:
     row("lenet", 70, 4800, five)
     row("lenet", 210, 4800, five)
     row("resnet18-gn", 20, 256, sgd)
+    row("resnet18", 28, 100, Training(lr=0.01, momentum=0.1, batch=8, epochs=1))  # Fed-OGD's, with BatchNorm
     engine_row("cnn", 50)
     engine_row("linear", 500)
 

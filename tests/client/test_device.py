@@ -4,24 +4,26 @@ where a GPU plays its graph; bench/gpu.py compares the two on a GPU.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from ragged import RULES, SIZES, agree, jobs_of, trainer_of
+from ragged import RULES, SIZES, Net, agree, jobs_of, trainer_of
 from torch import Tensor, fx, nn
 
 from offbeat.client.convolution import Geometry, avg_pool, convolve, max_pool
 from offbeat.client.data import ClientData
 from offbeat.client.device import DeviceTrainer, apart, rounded
+from offbeat.client.gradient import overrides
 from offbeat.client.layers import NotStacked, _followed, stacked
 from offbeat.client.program import SEGMENT, CannotRecord, Program, short_of_memory
 from offbeat.client.straight import Straight
 from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import DataError
-from offbeat.core.jobs import Job, Result
+from offbeat.core.jobs import STATISTICS, Job, Result
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork
+from offbeat.core.strategies.fedpsa.sketch import Sketched
 from offbeat.core.vector import flatten
 
 
@@ -47,7 +49,23 @@ MODELS: dict[str, Any] = {
         nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(27, 4)
     ),
     "residual": Residual,
+    "normal": Net,
+    "statistics": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4, momentum=None), nn.Tanh(),
+        nn.Conv2d(4, 3, 2, bias=False), nn.BatchNorm2d(3, track_running_stats=False, affine=False, eps=0.01),
+        nn.Flatten(), nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8, momentum=0.3), nn.GELU(), nn.Linear(8, 4),
+    ),
 }  # fmt: skip
+
+
+HEAD = nn.Linear(64, 4)
+
+
+class Recorded(DeviceTrainer):
+    """Trains by programs or not at all: a stack that fails would else be trained in another way, unnoticed."""
+
+    def _otherwise(self, i: int, jobs: list[Job]) -> Any:
+        raise AssertionError("it is not trained by a program")
 
 
 def train(trainer: DeviceTrainer, jobs: list[Job]) -> list[Result]:
@@ -70,18 +88,73 @@ def train(trainer: DeviceTrainer, jobs: list[Job]) -> list[Result]:
 def test_every_layer_and_optimizer_trains_as_alone(model: str, training: Training, caplog: Any) -> None:
     trainer = trainer_of(training, MODELS[model]())
     jobs = jobs_of(trainer, None)
-    found = DeviceTrainer([trainer])
+    found = Recorded([trainer])
     for _ in range(2):  # the second time with what was recorded
         agree(train(found, jobs), [trainer(job) for job in jobs])
         agree(train(found, jobs[:3]), [trainer(job) for job in jobs[:3]])
     assert not caplog.records, caplog.text
 
 
+@pytest.mark.parametrize("model", ["pooled", "normal"])
 @pytest.mark.parametrize("name", [name for name in RULES if name not in ("head, then body",)])
-def test_every_rule_trains_as_alone(name: str, caplog: Any) -> None:
-    trainer = trainer_of(Training(batch=8, epochs=2), MODELS["pooled"]())
+def test_every_rule_trains_as_alone(name: str, model: str, caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), MODELS[model]())
     jobs = jobs_of(trainer, *RULES[name])
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs], 1e-11)
+    kind = DeviceTrainer if jobs[0].work.rule and overrides(jobs[0].work.rule, "loss") else Recorded
+    agree(train(kind([trainer]), jobs), [trainer(job) for job in jobs], 1e-11)
+
+
+@pytest.mark.parametrize("rule", [None, Sketched(k=5)], ids=["plain", "sketched"])
+def test_statistics_that_stay_at_the_clients_do(rule: LocalRule | None, caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2, bn="local"))
+    own = {i: {STATISTICS: torch.full((7,), 0.5 + i, dtype=torch.float64)} for i in range(1, 5)}
+    jobs = jobs_of(trainer, rule, kept=lambda i: own.get(i, {}))
+    found = train(Recorded([trainer]), jobs)
+    agree(found, [trainer(job) for job in jobs])
+    assert all(result.memory[STATISTICS].shape == (7,) for result in found)
+    assert not caplog.records, caplog.text
+
+
+def test_statistics_move_once_a_step_wherever_else_a_rule_looks(caplog: Any) -> None:
+    """The batch at w, wherever in the order of looks; and nowhere, if a rule never looks there."""
+    for rule in (Elsewhere(there=True), Elsewhere(there=False)):
+        trainer = trainer_of(Training(batch=8, epochs=1))
+        jobs = jobs_of(trainer, rule)
+        found = train(Recorded([trainer]), jobs)
+        agree(found, [trainer(job) for job in jobs])
+        (tracked,) = (s for s in trainer.binding.layout.slices if s.kind == "counter")
+        moved = [float(result.local[tracked.start]) for result in found]
+        assert moved == [result.steps if rule.there else 0 for result in found]
+    assert not caplog.records, caplog.text
+
+
+@dataclass(frozen=True)
+class Elsewhere(LocalRule):
+    """Looks a little before w, at w twice if at all, and a little behind it."""
+
+    there: bool
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Any, carry: Any) -> tuple[Tensor, Any]:
+        looks = [grad(w - 0.01), *([grad(w), grad(w)] if self.there else []), grad(w + 0.01)]
+        return torch.stack(looks).mean(0), carry
+
+
+def test_one_example_alone_has_no_statistics_which_torch_says() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4))
+    trainer = trainer_of(Training(batch=8, epochs=1), module)
+    jobs = jobs_of(trainer, None)
+    answers = DeviceTrainer([trainer]).attempt([replace(jobs[0], num_examples=1), *jobs[1:]])
+    assert "more than 1 value per channel" in str(answers[0])
+    agree([answer for answer in answers if isinstance(answer, Result)], [trainer(job) for job in jobs[1:]])
+
+
+def test_a_last_batch_of_one_is_part_of_the_one_before(caplog: Any) -> None:
+    """9 = 8 + 1: where all batches are of at most 8 but one of 9, there is a place for the ninth."""
+    trainer = trainer_of(Training(batch=8, epochs=2))
+    jobs = [replace(job, num_examples=9) for job in jobs_of(trainer, None)]
+    found = train(Recorded([trainer]), jobs)
+    agree(found, [trainer(job) for job in jobs])
+    assert [result.steps for result in found] == [1, 7, 2, 2, 3]
 
 
 def test_long_jobs_are_put_in_place_segment_by_segment(caplog: Any) -> None:
@@ -125,11 +198,12 @@ def test_sizes_of_stacks_are_few() -> None:
 
 
 def test_what_has_no_stacked_form_is_trained_otherwise_and_said(caplog: Any) -> None:
-    trainer = trainer_of(Training(batch=8, epochs=2))  # with BatchNorm
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten(), HEAD)
+    trainer = trainer_of(Training(batch=8, epochs=2), module)
     jobs = jobs_of(trainer, None)
     agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
     assert [record.getMessage() for record in caplog.records] == [
-        "steps are not recorded as one program: BatchNorm sees all examples of a batch"
+        "steps are not recorded as one program: it has buffers that are not BatchNorm's, which may change as it trains"
     ]
 
 
@@ -156,7 +230,7 @@ def test_a_rule_that_cannot_be_recorded_is_trained_otherwise_and_said(caplog: An
         (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2)), "a convolution in groups"),
         (nn.Sequential(nn.MaxPool2d(3, stride=2)), "windows overlap"),
         (nn.LSTM(3, 4), "LSTM"),
-        (nn.Sequential(nn.BatchNorm1d(3)), "0 is a BatchNorm1d"),
+        (nn.Sequential(nn.BatchNorm3d(3)), "0 is a BatchNorm3d"),
     ],
 )
 def test_other_layers_have_no_stacked_form(module: nn.Module, why: str) -> None:

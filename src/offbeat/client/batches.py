@@ -18,14 +18,20 @@ def needs_two(module: nn.Module) -> bool:
     return any(isinstance(m, _BATCH_NORMS) for m in module.modules())
 
 
+def merges(examples: int, batch: int) -> bool:
+    """Would the last batch of an epoch be of one example, with another before it?"""
+    return examples > batch and examples % batch == 1
+
+
+def count(examples: int, batch: int, merge: bool) -> int:
+    """How many batches make up an epoch."""
+    return -(-examples // batch) - (merge and merges(examples, batch))
+
+
 def sizes(examples: int, batch: int, merge: bool) -> list[int]:
     """The batch sizes of one epoch; `merge` puts a last batch of one into the one before."""
-    full, rest = divmod(examples, batch)
-    if rest == 0:
-        return [batch] * full
-    if rest == 1 and merge and full > 0:
-        return [batch] * (full - 1) + [batch + 1]
-    return [batch] * full + [rest]
+    full = count(examples, batch, merge) - 1
+    return [batch] * full + [examples - full * batch]
 
 
 def epochs(

@@ -1,9 +1,8 @@
 """Stacks of clients trained by programs that are recorded once: what a GPU needs to be kept busy.
 
 Jobs of one rule are put into a program of the next size up; programs are kept. Jobs of several runs share a program
-where their models, data and optimizers are the same. Whatever a program cannot do (models with BatchNorm or layers of
-their own, losses that are no mean over examples, rules with phases) is trained as stacks are elsewhere, and that is
-said once.
+where their models, data and optimizers are the same. Whatever a program cannot do (models with layers of their own,
+losses that are no mean over examples, rules with phases) is trained as stacks are elsewhere, and that is said once.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from offbeat.client.batches import needs_two
+from offbeat.client.batch_norm import NORMS
 from offbeat.client.dropout import SERVED
 from offbeat.client.gradient import overrides
-from offbeat.client.layers import NotStacked, stacked
+from offbeat.client.layers import Forward, NotStacked, stacked
 from offbeat.client.orders import orders_of, together
 from offbeat.client.plan import Plan
-from offbeat.client.program import CannotRecord, Forward, Losses, Program
+from offbeat.client.program import CannotRecord, Losses, Program
 from offbeat.client.randomness import generators, restore, seeded, states
 from offbeat.client.stack import StackTrainer, alike, named, unknown_words
 from offbeat.client.straight import Straight
 from offbeat.client.task import Classification, Regression, Task
 from offbeat.client.training import Trainer
-from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, stacked_carry, stacked_job
+from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back, stacked_carry, stacked_job
 from offbeat.core.protocol import LocalJob, LocalRule
 
 log = logging.getLogger("offbeat")
@@ -47,6 +46,7 @@ class Form:
     losses: Losses
     pair: tuple[Tensor, Tensor]
     draws: bool  # does the model drop anything?
+    norms: bool  # has it BatchNorm?
 
 
 class DeviceTrainer:
@@ -74,22 +74,21 @@ class DeviceTrainer:
     def _form(self, trainer: Trainer, pair: tuple[Tensor, Tensor]) -> Form | None:
         module, training = trainer.binding.module, trainer.training
         try:
-            if needs_two(module):
-                raise NotStacked("BatchNorm sees all examples of a batch")
             names = {s.name for s in trainer.binding.layout.of_kind("param")}
             if {name for name, _ in module.named_parameters(remove_duplicate=False)} != names:
                 raise NotStacked("it has tied or frozen parameters")
             if unknown_words(trainer):
                 raise NotStacked("the data has words that an embedding does not know")
             module.train()  # as it is trained, whatever it was handed in as
-            if not trainer.binding.layout.plain:
-                raise NotStacked("its buffers change as it trains")
+            if not _statistics(module) >= {s.name for s in trainer.binding.layout.slices if s.kind != "param"}:
+                raise NotStacked("it has buffers that are not BatchNorm's, which may change as it trains")
             if training.augment is not None:
                 raise NotStacked("pictures are augmented")
-            same = training.optimizer, training.momentum, training.weight_decay, training.batch, repr(trainer.task)
-            key = id(pair[0]), id(pair[1]), str(module), trainer.binding.layout, same
+            same = training.optimizer, training.momentum, training.weight_decay, training.batch, training.bn
+            key = id(pair[0]), id(pair[1]), str(module), trainer.binding.layout, same, repr(trainer.task)
             draws = any(type(m) in SERVED for m in module.modules())
-            return Form(key, stacked(module), losses(trainer.task), pair, draws)
+            norms = any(type(m) in NORMS for m in module.modules())
+            return Form(key, stacked(module), losses(trainer.task), pair, draws, norms)
         except NotStacked as why:
             log.warning("steps are not recorded as one program: %s", why)
             return None
@@ -119,6 +118,8 @@ class DeviceTrainer:
     def _can(self, job: Job, form: Form) -> bool:
         """May this job be played from a record?"""
         rule = job.work.rule
+        if form.norms and job.num_examples == 1:
+            return False  # statistics of one value are none, which torch says
         if self._refused and (id(form), named(rule or PLAIN)) in self._refused:
             return False
         if rule is None:
@@ -182,9 +183,9 @@ class DeviceTrainer:
         if straight is not None:
             return self._straightly(straight, jobs, plans, owners)
         quiet = not (overrides(rule, "begin") or overrides(rule, "end") or rule.memory or jobs[0].work.extras)
-        local = [] if quiet else [t.local_job(job, job, plan) for t, job, plan in zip(own, jobs, plans, strict=True)]
-        batch = max(min(plan.batch, plan.job.num_examples) for plan in plans)
-        batch = min(1 << (batch - 1).bit_length(), plans[0].batch)  # few sizes, few programs
+        local = [] if quiet else [t.local_job(j, plan.job, plan) for t, j, plan in zip(own, jobs, plans, strict=True)]
+        batch = max(plan.largest for plan in plans)
+        batch = min(1 << (batch - 1).bit_length(), max(batch, plans[0].batch))  # few sizes, few programs
         program, form = self._program(owners[0], rule, len(jobs), batch, local), self._forms[owners[0]]
         assert form is not None
         # who is too few is the first, standing still
@@ -192,25 +193,34 @@ class DeviceTrainer:
         begun = [self._begin(rule, job, plan) for job, plan in zip(local, plans, strict=not quiet)]
         rates = [plans[i].rate(0) for i in filled]
         if quiet:
-            whole, carry = _plain(jobs, filled, [plans[i].lr for i in filled], own[0]), None
+            begins = [plan.job for plan in plans]
+            whole, carry = _plain(begins, filled, [plans[i].lr for i in filled], own[0]), None
         else:
             whole = stacked_job([local[i] for i in filled])
             carry = None if begun[0][0] is None else stacked_carry([begun[i][0] for i in filled])
         noise = [plans[i].noise for i in filled] if form.draws else []
         orders = orders_of(plans, [self._placed[i] for i in owners], program.clients)
-        w, carry = program.run(whole, carry, rates, noise, orders)
-        ends = apart(w, len(jobs))
+        vectors, carry = program.run(whole, carry, rates, noise, orders)
+        ends = apart(vectors, len(jobs))
+        results = []
         if quiet:
-            return [
+            results = [
                 Result(job.ticket, end, job.num_examples, plan.counts[0])
                 for job, plan, end in zip(jobs, plans, ends, strict=True)
             ]
-        results = []
+            return self._handed(own, jobs, results)
         for i, (job, plan, end) in enumerate(zip(jobs, plans, ends, strict=True)):
             own_carry = None if carry is None else carry_of(carry, i)
             extras, memory = self._end(rule, local[i], end, own_carry, plan, begun[i][1])
             results.append(Result(job.ticket, end, job.num_examples, plan.steps, extras, memory))
-        return results
+        return self._handed(own, jobs, results)
+
+    @staticmethod
+    def _handed(own: list[Trainer], jobs: list[Job], results: list[Result]) -> list[Result]:
+        """Where statistics stay at the clients, they do."""
+        if own[0].training.bn != "local":
+            return results
+        return [handed_back(job, result, own[0].binding.layout) for job, result in zip(jobs, results, strict=True)]
 
     def _straightly(self, straight: Straight, jobs: list[Job], plans: list[Plan], owners: list[int]) -> list[Result]:
         w = bases(jobs, range(len(jobs)))
@@ -262,6 +272,12 @@ class DeviceTrainer:
         if len(self._programs) > KEPT:
             del self._programs[next(iter(self._programs))]
         return program
+
+
+def _statistics(module: nn.Module) -> set[str]:
+    """The names of BatchNorm's buffers."""
+    norms = ((prefix, m) for prefix, m in module.named_modules() if type(m) in NORMS)
+    return {f"{prefix}.{name}" if prefix else name for prefix, m in norms for name, _ in m.named_buffers()}
 
 
 def rounded(clients: int) -> int:

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, fx, nn, vmap
 from torch.nn import functional as F
 
+from offbeat.client.batch_norm import NORMS, Batch, batch_norm
 from offbeat.client.convolution import Geometry, avg_pool, convolve, has_kernels, max_pool
 from offbeat.client.dropout import CHANNELS, SERVED, noise_at, uniform
 
 Params = Mapping[str, Tensor]  # by name, (clients, *shape)
+Forward = Callable[[Params, Tensor, Tensor | None, Batch | None], Tensor]
 Layer = Callable[["Pass", str, nn.Module, Tensor], Tensor]
 
 
@@ -28,10 +30,12 @@ class NotStacked(Exception):
 
 
 class Pass:
-    """What one forward pass of a stack has at hand: the weights, and the noise of this step for each client."""
+    """What one forward pass of a stack has at hand: the weights, the noise of this step for each client, and what
+    BatchNorm needs to know of it.
+    """
 
-    def __init__(self, params: Params, keys: Tensor | None, sites: Mapping[str, int]) -> None:
-        self.params, self.keys = params, keys
+    def __init__(self, params: Params, keys: Tensor | None, sites: Mapping[str, int], batch: Batch | None) -> None:
+        self.params, self.keys, self.batch = params, keys, batch
         self.sites = sites  # the dropout layers by name, numbered as `dropout.Masks` does
         self.calls: dict[int, int] = {}
 
@@ -39,8 +43,8 @@ class Pass:
         return self.params[f"{prefix}.{name}" if prefix else name]
 
 
-def stacked(module: nn.Module) -> Callable[[Params, Tensor, Tensor | None], Tensor]:
-    """forward(params, x, keys) with a leading client dimension everywhere; raises NotStacked."""
+def stacked(module: nn.Module) -> Forward:
+    """forward(params, x, keys, batch) with a leading client dimension everywhere; raises NotStacked."""
     if module._forward_hooks:
         raise NotStacked("the model has hooks of its own")
     sites = {name: i for i, (name, m) in enumerate((n, m) for n, m in module.named_modules() if type(m) in SERVED)}
@@ -94,8 +98,10 @@ def _cuts(module: nn.Module, node: fx.Node) -> bool:
     return node.target in (F.relu, torch.relu) or (node.op == "call_method" and node.target == "relu")
 
 
-def _alone(module: nn.Module, sites: Mapping[str, int], params: Params, x: Tensor, keys: Tensor | None) -> Tensor:
-    return LAYERS[type(module)](Pass(params, keys, sites), "", module, _entered(module, x))
+def _alone(
+    module: nn.Module, sites: Mapping[str, int], params: Params, x: Tensor, keys: Tensor | None, batch: Batch | None
+) -> Tensor:
+    return LAYERS[type(module)](Pass(params, keys, sites, batch), "", module, _entered(module, x))
 
 
 def _check(module: nn.Module, node: fx.Node) -> None:
@@ -155,8 +161,9 @@ def _run(
     params: Params,
     x: Tensor,
     keys: Tensor | None,
+    batch: Batch | None,
 ) -> Tensor:
-    now = Pass(params, keys, sites)
+    now = Pass(params, keys, sites, batch)
     values: dict[str, Tensor] = {}
     for node in nodes:
         if node.name in followed:
@@ -249,6 +256,12 @@ def group_norm(
     return out.relu() if cut else out
 
 
+def _batch_norm(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:
+    assert now.batch is not None
+    weight, bias = (now.of(name, kind) if layer.affine else None for kind in ("weight", "bias"))
+    return batch_norm(x, weight, bias, name, layer, now.batch)
+
+
 def _layer_norm(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:
     at = x.dim() - len(layer.normalized_shape)
     weight, bias = (None if getattr(layer, kind, None) is None else now.of(name, kind) for kind in ("weight", "bias"))
@@ -317,6 +330,7 @@ LAYERS: dict[type[nn.Module], Layer] = {
     nn.AvgPool2d: partial(_pool, avg_pool),
     nn.AdaptiveAvgPool2d: lambda now, name, layer, x: x.mean((3, 4), keepdim=True),
     nn.GroupNorm: _group_norm,
+    **dict.fromkeys(NORMS, _batch_norm),
     nn.LayerNorm: _layer_norm,
     nn.Embedding: _embedding,
     nn.Flatten: lambda now, name, layer, x: x.flatten(2),

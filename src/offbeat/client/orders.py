@@ -25,13 +25,16 @@ log = logging.getLogger("offbeat")
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Of a stack of jobs, each with one phase and batches that are all of one size but for the last of an epoch."""
+    """Of a stack of jobs, each with one phase and batches that are all of one size but for the last of an epoch, which
+    may be shorter or, where it would be of one example and those are merged, longer by that.
+    """
 
     order: Tensor  # (jobs, longest): of each job positions among its examples, epoch after epoch
     examples: Tensor  # (jobs,)
     steps: Tensor  # (jobs,)
     starts: Tensor  # (jobs,): where the examples of each begin in `rows`, or among all examples there are
     rows: Tensor | None
+    each: Tensor  # (jobs,): steps of an epoch
     batch: int
     most: int  # steps of the longest job
 
@@ -40,11 +43,12 @@ class Orders:
         are of the same job); none for who is done.
         """
         device, n = self.order.device, self.examples
-        each = torch.div(n + (self.batch - 1), self.batch, rounding_mode="floor")  # steps of an epoch
         step = torch.arange(first, first + steps, device=device)[:, None]
-        epoch = torch.div(step, each, rounding_mode="floor")
-        passed = (step - epoch * each) * self.batch  # of this epoch
-        sizes = torch.where(step < self.steps, (n - passed).clamp(max=self.batch), 0)
+        epoch = torch.div(step, self.each, rounding_mode="floor")
+        at = step - epoch * self.each  # of this epoch
+        passed = at * self.batch
+        sizes = torch.where(at == self.each - 1, n - passed, self.batch)
+        sizes = torch.where(step < self.steps, sizes, 0)
         place = torch.arange(width, device=device)
         begin = epoch * n + passed
         where = torch.where(place < sizes[:, :, None], begin[:, :, None] + place, 0)
@@ -82,11 +86,12 @@ def orders_of(plans: Sequence[Plan], placed: Sequence[Placed], jobs: int) -> Ord
     counts = [plan.job.num_examples for plan in plans]
     steps = [plan.counts[0] for plan in plans]
     batch = plans[0].batch
-    epochs = [-(-s // -(-n // batch)) for n, s in zip(counts, steps, strict=True)]
+    each = [plan.epoch_steps for plan in plans]
+    epochs = [-(-s // e) for e, s in zip(each, steps, strict=True)]
     starts, rows = _placed(plans, placed, device)
-    told = np.zeros((4, jobs), dtype=np.int64)
-    told[0] = 1
-    told[:, : len(plans)] = counts, steps, starts, epochs
+    told = np.zeros((5, jobs), dtype=np.int64)
+    told[0] = told[4] = 1
+    told[:, : len(plans)] = counts, steps, starts, epochs, each
     sent = torch.from_numpy(told).to(device, non_blocking=True)
     longest = max(map(int.__mul__, counts, epochs))
     if has_kernels(device.type) and _same_draws():
@@ -95,7 +100,7 @@ def orders_of(plans: Sequence[Plan], placed: Sequence[Placed], jobs: int) -> Ord
         order = shuffled(_seeds(plans, idle), sent[0], sent[3], longest, (max(counts), max(epochs)))
     else:
         order = one_by_one(plans, jobs, longest).to(device)
-    return Orders(order, sent[0], sent[1], sent[2], rows, batch, max(steps))
+    return Orders(order, sent[0], sent[1], sent[2], rows, sent[4], batch, max(steps))
 
 
 def one_by_one(plans: Sequence[Plan], jobs: int, longest: int) -> Tensor:

@@ -51,6 +51,16 @@ class Plan:
     def steps(self) -> int:
         return sum(self.counts)
 
+    @property
+    def epoch_steps(self) -> int:
+        return batches.count(self.job.num_examples, self.batch, self.merge)
+
+    @property
+    def largest(self) -> int:
+        """How many examples its largest batch has."""
+        examples = self.job.num_examples
+        return min(examples, self.batch) + (self.merge and batches.merges(examples, self.batch))
+
     def rate(self, phase: int) -> float:
         own = self.phases[phase].lr
         return self.lr if own is None else own

@@ -3,8 +3,8 @@
 What a step needs (which examples, how many, rates, the noise of dropout) is put into fixed places for many steps at
 once; the step finds its own by a counter on the device, so that playing it again takes nothing from the host. On a
 GPU the step is captured as a CUDA graph, elsewhere it is called. Batches shorter than the longest are filled up, and
-what fills them has no weight: this needs a loss that is a mean over examples and a model in which these do not meet,
-so BatchNorm is not for this form. Clients that are done move no further, since their rate is zero.
+what fills them has no weight: this needs a loss that is a mean over examples, and a model in which these meet nowhere
+but in BatchNorm, which counts those of the batch. Clients that are done move no further: their rate is zero.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from offbeat.client.batch_norm import Batch
 from offbeat.client.dropout import step_keys
-from offbeat.client.layers import Params
+from offbeat.client.layers import Forward
 from offbeat.client.orders import Orders
 from offbeat.client.randomness import generators, restore, states
 from offbeat.client.training import Training
@@ -28,7 +29,6 @@ from offbeat.core.vector import Layout
 
 SEGMENT = 64  # steps whose examples are put in place at once
 
-Forward = Callable[[Params, Tensor, Tensor | None], Tensor]
 Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of single examples -> the loss of each
 
 
@@ -67,12 +67,15 @@ class Program:
         self._carry: Any = None
         self.w = torch.zeros((clients, layout.num_params), dtype=dtype, device=device)
         self._moments = [torch.zeros_like(self.w) for _ in range(_moments(training))]
+        self._statistics = {  # of BatchNorm
+            s.name: self.w.new_zeros((clients, *s.shape)) for s in layout.slices if s.kind != "param"
+        }
 
     def run(
         self, job: LocalJob, carry: Any, rates: Sequence[float], noise: Sequence[int], orders: Orders
     ) -> tuple[Tensor, Any]:
-        """Where the jobs end, one row each, and the carry of the stack. Everything given is of as many clients as this
-        has; those who have no steps stand still.
+        """Where the jobs end, a whole vector each, and the carry of the stack. Everything given is of as many clients
+        as this has; those who have no steps stand still.
         """
         self._enter(job, carry, rates)
         if noise:
@@ -87,7 +90,17 @@ class Program:
                 self._record()
             for _ in range(some):
                 self._graph()
-        return self.w, self._carry
+        return self._ends(), self._carry
+
+    def _ends(self) -> Tensor:
+        if not self._statistics:
+            return self.w
+        assert self._job is not None
+        ends = self._layout.with_trainable(self._job.base, self.w)
+        for s in self._layout.slices:
+            if s.kind != "param":
+                ends[:, s.start : s.stop] = self._statistics[s.name].view(self.clients, -1)
+        return ends
 
     def _enter(self, job: LocalJob, carry: Any, rates: Sequence[float]) -> None:
         if self._job is None:
@@ -98,6 +111,11 @@ class Program:
                 place.copy_(value)
             self._carry = _copied(self._carry, carry)
         self.w.copy_(self._job.start)
+        for s in self._layout.slices:
+            if s.kind != "param":
+                came = self._job.base[:, s.start : s.stop].view(-1, *s.shape)
+                # a server's mean of counters need not be whole; a module's counter is
+                self._statistics[s.name].copy_(came.trunc() if s.kind == "counter" else came)
         self._lr.copy_(column(rates, self.w))
         self._step.zero_()
         for moment in self._moments:
@@ -114,18 +132,23 @@ class Program:
         x = self._x.index_select(0, chosen).view(self.clients, self.batch, *self._x.shape[1:])
         y = self._y.index_select(0, chosen).view(self.clients, self.batch, *self._y.shape[1:])
         weights = (self._places < sizes) / sizes.clamp(min=1).to(self.w.dtype)  # none for what fills a batch up
-        keys = step_keys(self._noise, self._step)
+        keys, seen = step_keys(self._noise, self._step), False
 
         def gradient(point: Tensor) -> Tensor:
+            nonlocal seen
+            batch = Batch(sizes, self.batch, self._statistics)
             # a leaf for each: the gradient of a part of one vector would be as long as the whole
             params = {
                 s.name: point[:, s.start : s.stop].detach().view(-1, *s.shape).requires_grad_()
                 for s in self._layout.of_kind("param")
             }
             with torch.enable_grad():
-                outputs = self._forward(params, x, keys)
+                outputs = self._forward(params, x, keys, batch)
                 each = self._losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(self.clients, self.batch)
                 grads = torch.autograd.grad((each * weights).sum(), list(params.values()), materialize_grads=True)
+            if not seen and point.data_ptr() == self.w.data_ptr():
+                seen = True  # the step's own: statistics move, as in client/gradient.py
+                _copied(self._statistics, batch.after, active)
             return torch.cat([grad.flatten(1) for grad in grads], 1)
 
         d, after = rule.direction(job, self.w, gradient, self._carry)
@@ -215,7 +238,7 @@ class Program:
     def _moving(self) -> list[Tensor]:
         """What a step changes."""
         carried = [leaf for leaf in tree_flatten(self._carry)[0] if isinstance(leaf, Tensor)]
-        return [self.w, self._at, self._step, *self._moments, *carried]
+        return [self.w, self._at, self._step, *self._moments, *self._statistics.values(), *carried]
 
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8

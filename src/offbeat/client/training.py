@@ -102,7 +102,7 @@ class Training:
             steps, passes = self.steps, self.epochs
         if steps is not None:
             return steps
-        return (1 if passes is None else passes) * len(batches.sizes(examples, self.batch, merge))
+        return (1 if passes is None else passes) * batches.count(examples, self.batch, merge)
 
 
 class Trainer:
