@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from little_papers import WORLD
 
+from offbeat.core.errors import RunError
 from offbeat.engines.until import Target
 from offbeat.evidence import find, page
-from offbeat.evidence.looked_at import look
+from offbeat.evidence.looked_at import Looked, look
 from offbeat.evidence.measured import Measured
 from offbeat.evidence.published import ACCURACY, Printed, relative_time
 from offbeat.evidence.store import Store, World
@@ -104,19 +105,97 @@ def test_the_command_makes_every_seed_that_is_shown(computed):
     assert "--scale quick --seeds 4 --until 20s" in page.page(paper, [one])
 
 
-def test_the_papers_size_is_more_than_a_quick_one(computed, tmp_path):
+@pytest.fixture
+def pages(computed, tmp_path):
+    """Write the page of what there is over one whose size and seeds read otherwise; which entries stayed."""
     paper, _ = find("orthofl")
     looked = look(paper.entries, Store(computed))
-    path = page.write(paper, looked, tmp_path)
-    assert page.lost(path, looked) == []
-    path.write_text(path.read_text().replace("| quick, until 20s, STAND-IN for mnist |", "| the paper's size |"))
-    assert page.lost(path, looked) == ["Figure 2, 30 s"]
+
+    def again(size, seeds):
+        path, stays = page.write(paper, looked, tmp_path)
+        assert stays == []
+        before = path.read_text().replace(f"| {SIZE} | 2 |", f"| {size} | {seeds} |")
+        path.write_text(before.replace("Claim: ", "Earlier: "))
+        stays = page.write(paper, looked, tmp_path)[1]
+        kept = "Earlier: " in path.read_text()
+        assert kept == (f"| {size} | {seeds} |" in path.read_text()) == bool(stays)
+        return stays
+
+    return again
 
 
-def test_near_data_is_named_in_every_line_and_is_less_than_the_papers(computed, tmp_path):
+SIZE = "quick, until 20s, STAND-IN for mnist"
+
+
+@pytest.mark.parametrize(
+    ("size", "seeds"),
+    [
+        ("the paper's size", 1),
+        ("the paper's size, until 10s", 1),
+        ("the paper's size, beijing-air IN PLACE OF kdd-air", 1),
+        ("quick, until 10s", 1),  # real data
+        ("quick, until 21s, STAND-IN for mnist", 1),
+        ("quick, STAND-IN for mnist", 1),
+        (SIZE, 3),
+    ],
+)
+def test_a_page_keeps_what_it_shows_more_of(pages, size, seeds):
+    assert pages(size, seeds) == ["Figure 2, 30 s"]
+
+
+@pytest.mark.parametrize(("size", "seeds"), [("quick, until 19.5s, STAND-IN for mnist", 5), (SIZE, 1)])
+def test_a_page_does_not_keep_less(pages, size, seeds):
+    assert pages(size, seeds) == []
+
+
+def test_what_is_kept_stands_where_the_paper_has_it(computed, tmp_path):
+    """An entry of a world this store does not have, before and after one that it has."""
     paper, _ = find("orthofl")
     looked = look(paper.entries, Store(computed))
-    path = page.write(paper, looked, tmp_path)
+    here = next(i for i, one in enumerate(looked) if one.shelf is not None)
+    for other in (here - 1, here + 1):
+        elsewhere = [replace(one, shelf=None, measured=None, judged=None) for one in looked]
+        moved = replace(looked[here], entry=replace(looked[other].entry, quantity=looked[here].entry.quantity))
+        elsewhere[other] = moved
+        mine = [*looked]
+        mine[other] = replace(moved, shelf=None, measured=None, judged=None)
+        path, _ = page.write(paper, elsewhere, tmp_path)
+        path, stays = page.write(paper, mine, tmp_path)
+        assert stays == [moved.entry.where]
+        sections = [line for line in path.read_text().splitlines() if line.startswith("## ")][1:]
+        both = [looked[here].entry.where, moved.entry.where]
+        assert sections == [f"## {where}" for where in (both[::-1] if other < here else both)]
+        assert page.write(paper, mine, tmp_path)[1] == stays  # and again
+        path.unlink()
+
+
+def test_what_another_rule_judged_is_not_kept_and_not_lost(computed, tmp_path):
+    paper, _ = find("orthofl")
+    looked = look(paper.entries, Store(computed))
+    path, _ = page.write(paper, looked, tmp_path)
+    before = path.read_text().replace("1. **Order.**", "1. **Sequence.**")
+    path.write_text(before)
+    page.write(paper, looked, tmp_path)  # nothing to keep: today's rule
+    path.write_text(before)
+    with pytest.raises(RunError, match=r"Figure 2, 30 s, which cannot be kept: it judges by another rule"):
+        page.write(paper, [Looked(one.entry) for one in looked], tmp_path)
+    assert path.read_text() == before
+    path.write_text(before.replace("Sequence", "Order").replace("\n### ", "\n#### "))
+    with pytest.raises(RunError, match="Figure 2, 30 s has no section there"):
+        page.write(paper, [Looked(one.entry) for one in looked], tmp_path)
+
+
+def test_runs_of_this_store_that_are_not_shown_are_not_hidden_by_an_earlier_page(computed, tmp_path):
+    paper, _ = find("orthofl")
+    looked = look(paper.entries, Store(computed))
+    page.write(paper, looked, tmp_path)
+    damaged = [Looked(one.entry, left=("it is damaged",)) for one in looked]
+    assert page.write(paper, damaged, tmp_path)[1] == []
+
+
+def test_near_data_is_named_in_every_line(computed):
+    paper, _ = find("orthofl")
+    looked = look(paper.entries, Store(computed))
     one = next(one for one in looked if one.shelf is not None)
     vars(one.shelf)["world"] = World("aso_fed/air-quality", nearest=True)
     text = page.page(paper, looked)
@@ -124,9 +203,6 @@ def test_near_data_is_named_in_every_line_and_is_less_than_the_papers(computed, 
     assert f"| fedasync ({said}) |" in text
     assert f"- Size: the paper's size, {said}; 2 seeds" in text
     assert f"- The data is {said}: values cannot be compared" in text
-    assert page.lost(path, looked) == []
-    path.write_text(path.read_text().replace("| quick, until 20s, STAND-IN for mnist |", "| the paper's size |"))
-    assert page.lost(path, looked) == ["Figure 2, 30 s"]
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_a_damaged_run_is_left_out_of_the_page_which_says_so(elsewhere, tmp_path
         file.write(b"x")
     paper, _ = find("orthofl")
     looked = look(paper.entries, Store(elsewhere))
-    text = page.write(paper, looked, tmp_path / "pages").read_text()
+    text = page.write(paper, looked, tmp_path / "pages")[0].read_text()
     assert "- Left out: 1 run that is damaged, or not what the preset is now" in text
     assert "3 runs and their digests" in text
     assert "is not what it was when the run ended" in looked_at(elsewhere).shelf.left[0]
@@ -339,7 +339,7 @@ def test_a_page_says_how_steady_numbers_are(computed, monkeypatch):
 def test_a_page_says_stand_in_in_every_line_and_traces_every_number(computed, tmp_path):
     paper, _ = find("orthofl")
     looked = look(paper.entries, Store(computed))
-    path = page.write(paper, looked, tmp_path / "pages")
+    path, _ = page.write(paper, looked, tmp_path / "pages")
     text = path.read_text()
     rows = [line for line in text.splitlines() if line.startswith(("| fedasync (", "| orthofl ("))]
     assert len(rows) == 2

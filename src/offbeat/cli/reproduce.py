@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
     from offbeat.presets import Scale
 
+MOST_TOLD = 5  # entries
+
 
 def reproduce(
     what: Annotated[
@@ -62,7 +64,7 @@ def reproduce(
     """
     from offbeat import evidence
     from offbeat.cli.output import print_table, say
-    from offbeat.core.errors import ConfigError, RunError
+    from offbeat.core.errors import ConfigError
     from offbeat.evidence import page
     from offbeat.evidence.looked_at import look
     from offbeat.evidence.store import Store
@@ -96,13 +98,10 @@ def reproduce(
         failed = _run(_worlds(what, entries, size, until, every), kept, seeds, worker, jobs)
     looked = look(paper.entries, kept)
     warn(f"not shown: {line}" for one in looked for line in one.left)
-    there = pages / f"{paper.name}.md"
-    if gone := page.lost(there, looked):
-        raise RunError(
-            f"{there} shows what {store} does not have: {'; '.join(gone)}; it is left as it is: choose another --out, "
-            "or remove it"
-        )
-    path = page.write(paper, looked, pages)
+    path, stays = page.write(paper, looked, pages)
+    if stays:
+        which = "; ".join(stays[:MOST_TOLD]) + ("; …" if len(stays) > MOST_TOLD else "")
+        warn([f"{path} keeps what it shows more of than {store} has: {which}"])
     asked = [one for one in looked if one.entry in entries and one.shelf is not None]
     if asked:
         rows = [[one.entry.where, one.entry.quantity.title, one.verdict, one.size] for one in asked]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -14,67 +13,54 @@ from typing import Any
 from offbeat.core.errors import RunError, counted
 from offbeat.engines.checkpoint import write_whole
 from offbeat.evidence import papers
+from offbeat.evidence.kept import BEGIN, END, Kept, Key, heading, keep, key_of, summary_lines
 from offbeat.evidence.looked_at import NOT_RUN, Looked, Shelf
 from offbeat.evidence.measured import steadiness
 from offbeat.evidence.published import ACCURACY, Paper, shown
-from offbeat.evidence.store import IN_PLACE, PAPER_SIZE, World
+from offbeat.evidence.store import STAND_IN, World
 from offbeat.evidence.verdict import RULE
 from offbeat.experiment.intervals import interval
 from offbeat.presets import load
 
 INDEX = "README.md"
-BEGIN, END = "<!-- summary -->", "<!-- end of summary -->"
 HEAD = ["in the paper", "measured", "claim", "verdict", "size here", "seeds"]
 PREFIX = 16  # letters of a digest
 MOST_MISSING = 12  # runs, with method and seed
 NONE = "–"
 
 
-def write(paper: Paper, looked: Sequence[Looked], folder: Path) -> Path:
-    """The page, and the index of all pages that lie in the folder."""
+def write(paper: Paper, looked: Sequence[Looked], folder: Path) -> tuple[Path, list[str]]:
+    """The page, and the index of all pages that lie in the folder; which entries stay as the page had them, since
+    there is less of them here.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make the folder {folder} for pages: {error.strerror or error}") from None
     path = folder / f"{paper.name}.md"
-    write_whole(path, page(paper, looked).encode())
+    # a run of this store that is damaged, or of another experiment now, is not hidden by an earlier page
+    kept = keep(path, {key_of(one): _summary(one) for one in looked if not one.left})
+    write_whole(path, page(paper, looked, kept).encode())
     write_whole(folder / INDEX, index(folder).encode())
-    return path
+    return path, list(dict.fromkeys(where for where, _ in kept))
 
 
-def lost(path: Path, looked: Iterable[Looked]) -> list[str]:
-    """Which entries the page that is there shows, and a new one would not, or only of less than the paper's size."""
-    new = {tuple(row[:2]): row for row in map(_summary, looked)}
-    gone = []
-    for line in _summary_lines(path)[2:]:
-        cells = line.strip("| ").split(" | ")
-        now = new.get(tuple(cells[:2]))
-        if len(cells) == len(HEAD) and now is not None and NOT_RUN not in cells:
-            gone += [cells[0]] if NOT_RUN in now or _worth(now[4]) < _worth(cells[4]) else []
-    return list(dict.fromkeys(gone))
-
-
-def _worth(size: str) -> int:
-    """Of the paper's size, on its own data, is most; then on other data."""
-    return (PAPER_SIZE in size) + (PAPER_SIZE in size and IN_PLACE not in size)
-
-
-def page(paper: Paper, looked: Sequence[Looked]) -> str:
+def page(paper: Paper, looked: Sequence[Looked], kept: Mapping[Key, Kept] | None = None) -> str:
+    """`kept`: entries of which what an earlier page had is shown."""
+    kept = kept or {}
     parts = [
         f"# {paper.name}: the paper's numbers beside ours",
         f"{paper.title}. Written by `offbeat reproduce {paper.name}` from the runs of a store; "
         "[how](../how-to/reproduce.md). Numbers of the paper are the paper's.",
         BEGIN,
-        table(HEAD, map(_summary, looked)),
+        table(HEAD, (_summary(one, kept.get(key_of(one))) for one in looked)),
         END,
         "## The rule",
         RULE,
         f"**What spreads come from.** {paper.spread}",
         *paper.notes,
     ]
-    for several in _by_world(looked):
-        parts += _section(several)
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *_sections(looked, kept)]) + "\n"
 
 
 def index(folder: Path) -> str:
@@ -90,7 +76,7 @@ def index(folder: Path) -> str:
     ]
     for name, paper in papers().items():
         path = folder / f"{name}.md"
-        lines = _summary_lines(path)
+        lines = summary_lines(path)
         run = [line for line in lines[2:] if f"| {NOT_RUN} |" not in line]
         title = f"## [{name}]({name}.md)" if path.is_file() else f"## {name}"
         parts += [title, f"{paper.title}."]
@@ -105,26 +91,21 @@ def index(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _summary_lines(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    found = re.search(f"{BEGIN}\n(.*?)\n{END}", path.read_text(encoding="utf-8"), re.DOTALL)
-    return [line for line in found[1].splitlines() if line.startswith("|")] if found else []
-
-
-def _summary(one: Looked) -> list[str]:
+def _summary(one: Looked, kept: Kept | None = None) -> list[str]:
     entry, seeds = one.entry, NONE if one.shelf is None else str(one.shelf.seeds)
     verdict = one.verdict if one.judged is None else f"**{one.verdict}**"
-    return [entry.where, entry.quantity.title, entry.claim, verdict, one.size, seeds]
+    return [entry.where, entry.quantity.title, entry.claim, *(kept.cells if kept else (verdict, one.size, seeds))]
 
 
-def _by_world(looked: Iterable[Looked]) -> list[list[Looked]]:
-    """Of those that were run."""
-    found: dict[World, list[Looked]] = {}
+def _sections(looked: Iterable[Looked], kept: Mapping[Key, Kept]) -> list[str]:
+    """Of what was run, one a world, in the order of the paper."""
+    found: dict[World | str, list[Looked]] = {}
     for one in looked:
-        if one.shelf is not None:
+        if key_of(one) in kept:
+            found.setdefault(kept[key_of(one)].section, [])
+        elif one.shelf is not None:
             found.setdefault(one.shelf.world, []).append(one)
-    return list(found.values())
+    return [world if isinstance(world, str) else "\n\n".join(_section(several)) for world, several in found.items()]
 
 
 # ---------------------------------------------------------------- one world
@@ -220,7 +201,7 @@ def _numbers(one: Looked) -> list[str]:
     label = _label(one.shelf)
     rows = [_row(one, name, label) for name in one.shelf.preset.methods]
     return [
-        f"### {entry.where}: {entry.quantity.title} ({way} is better)",
+        f"{heading(key_of(one))}{way} is better)",
         f"Claim: {entry.claim}",
         table(head, rows),
         *_to_what(one),
@@ -247,7 +228,7 @@ def _label(shelf: Shelf) -> str:
     """Behind whatever is of other data than the paper's."""
     if shelf.world.nearest:
         return f" ({shelf.world.other_data})"
-    return f" (STAND-IN, {shelf.world.scale})" if shelf.world.stand_in else ""
+    return f" ({STAND_IN}, {shelf.world.scale})" if shelf.world.stand_in else ""
 
 
 def _to_what(one: Looked) -> list[str]:

@@ -27,6 +27,7 @@ REPRODUCES = "reproduces"  # in a manifest: which world this is
 STORE = Path("runs") / "reproductions"
 PAPER_SIZE = "the paper's size"
 IN_PLACE = "IN PLACE OF"
+STAND_IN = "STAND-IN"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class World:
         preset = presets.load(self.preset, self.scale)
         own = name_of("data", preset.experiment.data)
         if self.stand_in:
-            return f"STAND-IN for {own}"
+            return f"{STAND_IN} for {own}"
         return f"{name_of('data', preset.nearest)} {IN_PLACE} {own}" if self.nearest else ""
 
     def load(self) -> Preset:
