@@ -121,4 +121,4 @@ def test_a_page_keeps_what_another_store_had(offbeat, one_by_one):
     assert page.read_text() == before
     page.write_text(before.replace("1. **Order.**", "1. **Sequence.**"))
     given = offbeat("reproduce", "orthofl", "--stored", "--store", "two", "--out", "pages")
-    refused(given, "shows more than this store has of Figure 2, 30 s", "another rule", "--out", status=1)
+    refused(given, "shows what is not here and cannot be kept", "another rule", "--out", status=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.evidence import page, papers
+from offbeat.evidence.looked_at import Looked
 from offbeat.evidence.verdict import RULE
 from test_readme import blocks, commands
 
@@ -36,6 +37,15 @@ def test_what_the_page_shows_works(offbeat, monkeypatch, tmp_path, one_by_one):
 
 def test_the_index_is_that_of_the_pages():
     assert (DOCS / "reproductions" / "README.md").read_text(encoding="utf-8") == page.index(DOCS / "reproductions")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_page_stays_as_it_is_where_its_runs_are_not_at_hand(path, tmp_path):
+    there = tmp_path / path.name
+    there.write_bytes(path.read_bytes())
+    paper = papers()[path.stem]
+    page.write(paper, [Looked(entry) for entry in paper.entries], tmp_path)
+    assert there.read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -66,6 +66,7 @@ def reproduce(
     from offbeat.cli.output import print_table, say
     from offbeat.core.errors import ConfigError
     from offbeat.evidence import page
+    from offbeat.evidence.kept import key_of
     from offbeat.evidence.looked_at import look
     from offbeat.evidence.store import Store
     from offbeat.experiment import workers
@@ -100,9 +101,10 @@ def reproduce(
     warn(f"not shown: {line}" for one in looked for line in one.left)
     path, stays = page.write(paper, looked, pages)
     if stays:
-        which = "; ".join(stays[:MOST_TOLD]) + ("; …" if len(stays) > MOST_TOLD else "")
+        wheres = list(dict.fromkeys(where for where, _ in stays))
+        which = "; ".join(wheres[:MOST_TOLD]) + ("; …" if len(wheres) > MOST_TOLD else "")
         warn([f"{path} keeps what it shows more of than {store} has: {which}"])
-    asked = [one for one in looked if one.entry in entries and one.shelf is not None]
+    asked = [one for one in looked if one.entry in entries and one.shelf and key_of(one.entry) not in stays]
     if asked:
         rows = [[one.entry.where, one.entry.quantity.title, one.verdict, one.size] for one in asked]
         print_table([["in the paper", "measured", "verdict", "size"], *rows], left=True)

@@ -1,7 +1,8 @@
 """The papers' tables beside ours: what they printed, what came out here, and whether the two agree.
 
 One file a paper has its numbers (`orthofl.py`, …), `published.py` their shape; `store.py` has the runs and `taking.py`
-takes what was computed elsewhere; `measured.py` reads them, `verdict.py` judges, `page.py` writes.
+takes what was computed elsewhere; `measured.py` reads them, `verdict.py` judges, `page.py` writes, and `kept.py`
+says what stays of a page that is there.
 """
 
 from __future__ import annotations

@@ -7,17 +7,19 @@ on the page.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
-from offbeat.core.errors import RunError
+from offbeat.core.errors import OffbeatError, RunError
 from offbeat.evidence.looked_at import NOT_RUN, Looked
-from offbeat.evidence.store import IN_PLACE, PAPER_SIZE, STAND_IN
+from offbeat.evidence.published import Entry
+from offbeat.evidence.store import IN_PLACE, PAPER_SIZE, STAND_IN, World, rank
 from offbeat.evidence.verdict import RULE
+from offbeat.presets import Scale
 
 BEGIN, END = "<!-- summary -->", "<!-- end of summary -->"
+EXPLAINED = "**What could explain a difference**"  # what follows the numbers of a section
 _CELLS = 6  # of a row of the summary
 
 Key = tuple[str, str]  # where in the paper, and what is measured
@@ -25,19 +27,24 @@ Key = tuple[str, str]  # where in the paper, and what is measured
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one entry: what the summary says of it, and the section that shows it."""
+    """Of one entry: its row of the summary, and the section that shows it, without what others show better."""
 
-    cells: tuple[str, ...]  # verdict, size, seeds
+    row: list[str]
     section: str
 
 
-def key_of(one: Looked) -> Key:
-    return one.entry.where, one.entry.quantity.title
+def key_of(entry: Entry) -> Key:
+    return entry.where, entry.quantity.title
 
 
 def heading(key: Key) -> str:
     """How the numbers of an entry begin."""
     return f"### {key[0]}: {key[1]} ("
+
+
+def setting(world: World) -> str:
+    """How a section says what it is of."""
+    return f"- Setting: {world.load().summary} (`{world.preset}`)"
 
 
 def summary_lines(path: Path) -> list[str]:
@@ -48,27 +55,38 @@ def summary_lines(path: Path) -> list[str]:
     return [line for line in found[1].splitlines() if line.startswith("|")] if found else []
 
 
-def keep(path: Path, rows: Mapping[Key, list[str]]) -> dict[Key, Kept]:
-    """Of the entries that a new page would have in these rows of its summary: those the page that is there shows more
-    of, and what shares a section with one. RunError where that cannot be told from the page.
+def keep(path: Path, looked: Sequence[Looked]) -> dict[Key, Kept]:
+    """The entries of which the page that is there shows more than was looked at. RunError where something on it can
+    neither be kept nor be replaced.
     """
-    there = {key: cells for key, cells in _rows(path) if key in rows and NOT_RUN not in cells}
-    more = [key for key, cells in there.items() if _worth(*cells[4:]) > _worth(*rows[key][4:])]
-    if not more:
+    there = {key: row for key, row in _rows(path) if NOT_RUN not in row and row[5].isdigit()}
+    if not there:
         return {}
-    text, kept = path.read_text(encoding="utf-8"), dict[Key, Kept]()
-    for section in _sections(text):
-        shown = [key for key in there if f"\n{heading(key)}" in section]
-        if not set(more).isdisjoint(shown):
-            kept |= {key: Kept(tuple(there[key][3:]), section) for key in shown}
-    apart = [] if RULE in text else ["it judges by another rule than today's"]
-    apart += [f"{key[0]} has no section there" for key in more if key not in kept]
-    if apart:
+    text = path.read_text(encoding="utf-8")
+    sections = {key: section for section in _sections(text) for key in there if f"\n{heading(key)}" in section}
+    more, wrong = [], []
+    for key in there.keys() - {key_of(one.entry) for one in looked}:
+        wrong.append(f"{key[0]} is no entry of the paper now")
+    for one in looked:
+        key = key_of(one.entry)
+        if key not in there:
+            continue
+        try:
+            world, runs = _world(one.entry, there[key][4]), _runs(sections.get(key, ""))
+            if one.shelf is None or rank(world, runs) < rank(one.shelf.world, len(one.shelf.finished)):
+                more.append(key)
+                if key not in sections or setting(world) not in sections[key]:
+                    wrong.append(f"{key[0]} has no section there, or one of another preset than today's")
+        except (OffbeatError, ValueError):
+            wrong.append(f"{key[0]} is of a size that is not understood: {there[key][4]}")
+    if more and RULE not in text:
+        wrong.append("it judges by another rule than today's")
+    if wrong:
         raise RunError(
-            f"{path} shows more than this store has of {'; '.join(dict.fromkeys(where for where, _ in more))}, which "
-            f"cannot be kept: {'; '.join(apart)}. It is left as it is: choose another --out, or remove it"
+            f"{path} shows what is not here and cannot be kept: {'; '.join(dict.fromkeys(wrong))}. It is left as it "
+            "is: choose another --out, or remove it"
         )
-    return kept
+    return {key: Kept(there[key], _only(sections[key], more)) for key in more}
 
 
 def _rows(path: Path) -> Iterable[tuple[Key, list[str]]]:
@@ -83,9 +101,27 @@ def _sections(text: str) -> list[str]:
     return [f"## {part}".rstrip("\n") for part in re.split(r"^## ", text.partition(END)[2], flags=re.MULTILINE)[1:]]
 
 
-def _worth(size: str, seeds: str) -> tuple[float, ...]:
-    """Real data is more than a stand-in, then the paper's size, the paper's own data, longer runs, more seeds."""
-    cut = re.search(r"until (?:([0-9.e+]+)s|[0-9]+updates)", size)  # a target cuts no time short
-    length = float(cut[1] or 0.0) if cut else inf
-    number = int(seeds) if seeds.isdigit() else 0  # none: not run
-    return number > 0, STAND_IN not in size, PAPER_SIZE in size, IN_PLACE not in size, length, number
+def _only(section: str, keys: Sequence[Key]) -> str:
+    """The section with the numbers of these entries alone."""
+    numbers, mark, rest = section.partition(EXPLAINED)
+    head, *blocks = re.split(r"^(?=### )", numbers, flags=re.MULTILINE)
+    shown = [key for key in keys if any(block.startswith(heading(key)) for block in blocks)]
+    kept = [block for block in blocks if block.startswith(tuple(map(heading, shown)))]
+    title = f"## {'; '.join(dict.fromkeys(where for where, _ in shown))}"
+    return "".join([title, "\n", head.partition("\n")[2], *kept, mark, rest])
+
+
+def _world(entry: Entry, size: str) -> World:
+    """Read back from its label."""
+    parts = size.split(", ")
+    until = next((part.removeprefix("until ") for part in parts if part.startswith("until ")), None)
+    scale: Scale = "paper" if parts[0] == PAPER_SIZE else "quick"
+    world = World(entry.preset or "", scale, until, STAND_IN in size, IN_PLACE in size)
+    if world.label != size:
+        raise ValueError(size)
+    return world
+
+
+def _runs(section: str) -> int:
+    found = re.search(r"<summary>(\d+) runs? and", section)
+    return int(found[1]) if found else 0

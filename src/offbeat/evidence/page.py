@@ -13,7 +13,7 @@ from typing import Any
 from offbeat.core.errors import RunError, counted
 from offbeat.engines.checkpoint import write_whole
 from offbeat.evidence import papers
-from offbeat.evidence.kept import BEGIN, END, Kept, Key, heading, keep, key_of, summary_lines
+from offbeat.evidence.kept import BEGIN, END, EXPLAINED, Kept, Key, heading, keep, key_of, setting, summary_lines
 from offbeat.evidence.looked_at import NOT_RUN, Looked, Shelf
 from offbeat.evidence.measured import steadiness
 from offbeat.evidence.published import ACCURACY, Paper, shown
@@ -29,7 +29,7 @@ MOST_MISSING = 12  # runs, with method and seed
 NONE = "–"
 
 
-def write(paper: Paper, looked: Sequence[Looked], folder: Path) -> tuple[Path, list[str]]:
+def write(paper: Paper, looked: Sequence[Looked], folder: Path) -> tuple[Path, list[Key]]:
     """The page, and the index of all pages that lie in the folder; which entries stay as the page had them, since
     there is less of them here.
     """
@@ -38,11 +38,10 @@ def write(paper: Paper, looked: Sequence[Looked], folder: Path) -> tuple[Path, l
     except OSError as error:
         raise RunError(f"cannot make the folder {folder} for pages: {error.strerror or error}") from None
     path = folder / f"{paper.name}.md"
-    # a run of this store that is damaged, or of another experiment now, is not hidden by an earlier page
-    kept = keep(path, {key_of(one): _summary(one) for one in looked if not one.left})
+    kept = keep(path, looked)
     write_whole(path, page(paper, looked, kept).encode())
     write_whole(folder / INDEX, index(folder).encode())
-    return path, list(dict.fromkeys(where for where, _ in kept))
+    return path, list(kept)
 
 
 def page(paper: Paper, looked: Sequence[Looked], kept: Mapping[Key, Kept] | None = None) -> str:
@@ -53,7 +52,7 @@ def page(paper: Paper, looked: Sequence[Looked], kept: Mapping[Key, Kept] | None
         f"{paper.title}. Written by `offbeat reproduce {paper.name}` from the runs of a store; "
         "[how](../how-to/reproduce.md). Numbers of the paper are the paper's.",
         BEGIN,
-        table(HEAD, (_summary(one, kept.get(key_of(one))) for one in looked)),
+        table(HEAD, (kept[key].row if (key := key_of(one.entry)) in kept else _summary(one) for one in looked)),
         END,
         "## The rule",
         RULE,
@@ -91,18 +90,18 @@ def index(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(one: Looked, kept: Kept | None = None) -> list[str]:
+def _summary(one: Looked) -> list[str]:
     entry, seeds = one.entry, NONE if one.shelf is None else str(one.shelf.seeds)
     verdict = one.verdict if one.judged is None else f"**{one.verdict}**"
-    return [entry.where, entry.quantity.title, entry.claim, *(kept.cells if kept else (verdict, one.size, seeds))]
+    return [entry.where, entry.quantity.title, entry.claim, verdict, one.size, seeds]
 
 
 def _sections(looked: Iterable[Looked], kept: Mapping[Key, Kept]) -> list[str]:
     """Of what was run, one a world, in the order of the paper."""
     found: dict[World | str, list[Looked]] = {}
     for one in looked:
-        if key_of(one) in kept:
-            found.setdefault(kept[key_of(one)].section, [])
+        if (key := key_of(one.entry)) in kept:
+            found.setdefault(kept[key].section, [])
         elif one.shelf is not None:
             found.setdefault(one.shelf.world, []).append(one)
     return [world if isinstance(world, str) else "\n\n".join(_section(several)) for world, several in found.items()]
@@ -118,9 +117,9 @@ def _section(several: Sequence[Looked]) -> list[str]:
     notes = dict.fromkeys(chain.from_iterable(one.entry.notes for one in several))
     return [
         f"## {'; '.join(wheres)}",
-        "\n".join([f"- Setting: {shelf.preset.summary} (`{shelf.world.preset}`)", *_provenance(shelf)]),
+        "\n".join([setting(shelf.world), *_provenance(shelf)]),
         *chain.from_iterable(map(_numbers, several)),
-        "**What could explain a difference**\n\n" + "\n".join(f"- {note}" for note in [*notes, *_gaps(several)]),
+        f"{EXPLAINED}\n\n" + "\n".join(f"- {note}" for note in [*notes, *_gaps(several)]),
         _runs(shelf),
     ]
 
@@ -201,7 +200,7 @@ def _numbers(one: Looked) -> list[str]:
     label = _label(one.shelf)
     rows = [_row(one, name, label) for name in one.shelf.preset.methods]
     return [
-        f"{heading(key_of(one))}{way} is better)",
+        f"{heading(key_of(entry))}{way} is better)",
         f"Claim: {entry.claim}",
         table(head, rows),
         *_to_what(one),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, get_args
 
@@ -169,14 +170,15 @@ class Store:
         """
         there = self.worlds() if worlds is None else worlds
         found = [(world, has) for world, has in there.items() if world.preset == preset and world.tells(key)]
-        return min(found, key=lambda pair: _rank(*pair), default=None)
+        return min(found, key=lambda pair: rank(pair[0], sum(r.complete for _, r in pair[1].entries())), default=None)
 
 
-def _rank(world: World, comparison: Comparison) -> tuple[int, ...]:
-    """Of worlds that are alike in all this, the one that has most."""
-    done = sum(run.complete for _, run in comparison.entries())
+def rank(world: World, runs: int) -> tuple[float, ...]:
+    """The lowest is best: of worlds that are alike in all this, the one with the most finished runs."""
     short = not world.paper_size(RELATIVE_TIME), world.until is not None
-    return not done, world.stand_in, world.scale != "paper", world.nearest, *short, -done
+    end = world.load().experiment.until
+    length = -(end.updates or inf), -(end.seconds or inf)
+    return not runs, world.stand_in, world.scale != "paper", world.nearest, *short, *length, -runs
 
 
 def _end(until: Until, own: Until) -> str | None:
