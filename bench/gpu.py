@@ -104,9 +104,10 @@ def check() -> None:
         for training in (Training(lr=0.01, batch=16, epochs=1), Training(optimizer="adam", lr=1e-3, batch=16, steps=3)):
             trainer = trainer_of(model, 5, 40, training, torch.float64)
             jobs = jobs_of(trainer, 5, 40)
+            jobs[1] = replace(jobs[1], num_examples=33)  # where there is BatchNorm: batches of 16 and 17
             stacks = DeviceTrainer([trainer])
             answers, worst = stacks.attempt(jobs), 0.0
-            assert stacks._programs or any(stacks._straight.values()), f"{model} is not trained by a program"
+            assert not stacks._others, f"{model} is not trained by a program"
             for job, answer in zip(jobs, answers, strict=True):
                 assert isinstance(answer, Result), answer
                 alone = trainer(job)
@@ -223,7 +224,7 @@ def rows() -> None:
     row("lenet", 70, 4800, five)
     row("lenet", 210, 4800, five)
     row("resnet18-gn", 20, 256, sgd)
-    row("resnet18", 28, 100, Training(lr=0.01, momentum=0.1, batch=8, epochs=1))  # Fed-OGD's, with BatchNorm
+    row("resnet18", 28, 104, Training(lr=0.01, momentum=0.1, batch=8, epochs=1))  # Fed-OGD's, with BatchNorm
     engine_row("cnn", 50)
     engine_row("linear", 500)
 
@@ -287,7 +288,7 @@ def eager(trainer: Trainer, jobs: list[Job]) -> None:
     start, training = deepcopy(module.state_dict()), trainer.training
     for job in jobs:
         module.load_state_dict(start)
-        optimizer = torch.optim.SGD(module.parameters(), lr=training.lr)
+        optimizer = torch.optim.SGD(module.parameters(), lr=training.lr, momentum=training.momentum)
         x, y = trainer.data.take(job.client, torch.arange(job.num_examples))
         for _ in range(training.epochs or 1):
             order = torch.randperm(len(x), device=x.device)

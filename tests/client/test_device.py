@@ -17,6 +17,7 @@ from offbeat.client.data import ClientData
 from offbeat.client.device import DeviceTrainer, apart, rounded
 from offbeat.client.gradient import overrides
 from offbeat.client.layers import NotStacked, _followed, stacked
+from offbeat.client.orders import Orders
 from offbeat.client.program import SEGMENT, CannotRecord, Program, short_of_memory
 from offbeat.client.straight import Straight
 from offbeat.client.training import Trainer, Training
@@ -39,6 +40,37 @@ class Residual(nn.Module):
         return out
 
 
+class Twice(nn.Module):
+    """One norm in two places: its statistics move twice a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, bias=False), nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+        self.norm, self.scale = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.scale.bias = None  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(torch.tanh(self.norm(torch.tanh(self.scale(self.first(x)))))))
+        return out
+
+
+class Still(nn.Module):
+    """A model that keeps the statistics it came with while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 4))
+
+    def train(self, mode: bool = True) -> Still:
+        super().train(mode)
+        self.body[1].eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
 MODELS: dict[str, Any] = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)),
     "pooled": lambda: nn.Sequential(
@@ -50,15 +82,13 @@ MODELS: dict[str, Any] = {
     ),
     "residual": Residual,
     "normal": Net,
+    "twice": Twice,
     "statistics": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4, momentum=None), nn.Tanh(),
         nn.Conv2d(4, 3, 2, bias=False), nn.BatchNorm2d(3, track_running_stats=False, affine=False, eps=0.01),
         nn.Flatten(), nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8, momentum=0.3), nn.GELU(), nn.Linear(8, 4),
     ),
 }  # fmt: skip
-
-
-HEAD = nn.Linear(64, 4)
 
 
 class Recorded(DeviceTrainer):
@@ -197,14 +227,41 @@ def test_sizes_of_stacks_are_few() -> None:
     assert len({rounded(n) for n in range(1, 1025)}) == 8 + 7 * 8
 
 
-def test_what_has_no_stacked_form_is_trained_otherwise_and_said(caplog: Any) -> None:
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten(), HEAD)
-    trainer = trainer_of(Training(batch=8, epochs=2), module)
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (
+            lambda: nn.Sequential(
+                nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten(), nn.Linear(64, 4)
+            ),
+            "it has buffers other than BatchNorm's (of one or two dimensions)",
+        ),
+        (Still, "body.1: a BatchNorm that does not train with the others"),
+    ],
+)
+def test_what_has_no_stacked_form_is_trained_otherwise_and_said(module: Any, why: str, caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), module())
     jobs = jobs_of(trainer, None)
     agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
-    assert [record.getMessage() for record in caplog.records] == [
-        "steps are not recorded as one program: it has buffers that are not BatchNorm's, which may change as it trains"
-    ]
+    assert [record.getMessage() for record in caplog.records] == [f"steps are not recorded as one program: {why}"]
+
+
+def test_batches_of_one_are_not_recorded_where_they_meet(caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=1, steps=3))
+    jobs = jobs_of(trainer, None)
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    assert "a batch of one example may have no statistics" in caplog.text
+
+
+def test_what_fills_a_batch_up_is_of_the_same_batch() -> None:
+    """BatchNorm may make of another example anything: 20 = 8 + 8 + 4, in an order that is known."""
+    order = torch.arange(20).flip(0)[None].int()
+    ones = torch.tensor([1])
+    orders = Orders(order, 20 * ones, 3 * ones, 0 * ones, None, 3 * ones, 8, 3)
+    chosen, sizes = orders.at(0, 4, 8)
+    assert sizes.flatten().tolist() == [8, 8, 4, 0]
+    assert chosen[2, 0].tolist() == [3, 2, 1, 0, 3, 3, 3, 3]
+    assert chosen[3, 0].tolist() == [19] * 8  # of who is done, any
 
 
 class Counting(LocalRule):

@@ -21,17 +21,17 @@ class Batch:
     """The batches of one step of a stack, and each client's running statistics, by name, which move as it is passed."""
 
     def __init__(self, sizes: Tensor, width: int, statistics: Mapping[str, Tensor]) -> None:
-        self._sizes, self._width, self.after = sizes, width, dict(statistics)
+        self._sizes, self._width, self.statistics = sizes, width, dict(statistics)
 
     @cached_property
     def sizes(self) -> Tensor:
-        """(clients, 1); of who is done one, so that nothing is divided by nothing."""
+        """(clients, 1); one for who is done: of nothing there would be no mean, and no end to what follows from it."""
         return self._sizes.clamp(min=1)
 
     @cached_property
     def counts(self) -> Tensor:
         """(clients, width): is this place of the batch one of its examples?"""
-        return torch.arange(self._width, device=self._sizes.device) < self._sizes
+        return torch.arange(self._width, device=self._sizes.device) < self.sizes
 
 
 def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, name: str, layer: Any, batch: Batch) -> Tensor:
@@ -43,7 +43,7 @@ def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, name: str,
     out, mean, variance = _Normal.apply(flat, weight, bias, counts, number, layer.eps)  # type: ignore[no-untyped-call]
     if layer.track_running_stats:
         unbiased = variance * (number / (number - 1).clamp(min=1)).view(-1, 1)
-        _follow(f"{name}." if name else "", layer, batch.after, mean, unbiased)
+        _follow(f"{name}." if name else "", layer, batch.statistics, mean, unbiased)
     normal: Tensor = out.view(last.shape).movedim(-1, 2)
     return normal
 
@@ -51,7 +51,7 @@ def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, name: str,
 def _follow(prefix: str, layer: Any, held: dict[str, Tensor], mean: Tensor, variance: Tensor) -> None:
     """Running statistics move by a share that is fixed or, without one, the same for every batch there was."""
     held[f"{prefix}num_batches_tracked"] = seen = held[f"{prefix}num_batches_tracked"] + 1
-    share = 1 / seen[:, None] if layer.momentum is None else layer.momentum
+    share = 1 / seen[:, None].to(mean.dtype) if layer.momentum is None else layer.momentum
     for key, value in ((f"{prefix}running_mean", mean), (f"{prefix}running_var", variance)):
         held[key] = held[key] * (1 - share) + value * share
 
@@ -76,6 +76,7 @@ class _Normal(torch.autograd.Function):
         ctx.has = weight is not None, bias is not None
         found = mean[:, 0, 0], variance[:, 0, 0]
         ctx.mark_non_differentiable(*found)
+        ctx.set_materialize_grads(False)
         return out, *found
 
     @staticmethod

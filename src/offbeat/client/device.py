@@ -81,13 +81,15 @@ class DeviceTrainer:
                 raise NotStacked("the data has words that an embedding does not know")
             module.train()  # as it is trained, whatever it was handed in as
             if not _statistics(module) >= {s.name for s in trainer.binding.layout.slices if s.kind != "param"}:
-                raise NotStacked("it has buffers that are not BatchNorm's, which may change as it trains")
+                raise NotStacked("it has buffers other than BatchNorm's (of one or two dimensions)")
             if training.augment is not None:
                 raise NotStacked("pictures are augmented")
             same = training.optimizer, training.momentum, training.weight_decay, training.batch, training.bn
             key = id(pair[0]), id(pair[1]), str(module), trainer.binding.layout, same, repr(trainer.task)
             draws = any(type(m) in SERVED for m in module.modules())
             norms = any(type(m) in NORMS for m in module.modules())
+            if norms and training.batch == 1:
+                raise NotStacked("a batch of one example may have no statistics")
             return Form(key, stacked(module), losses(trainer.task), pair, draws, norms)
         except NotStacked as why:
             log.warning("steps are not recorded as one program: %s", why)
@@ -119,7 +121,7 @@ class DeviceTrainer:
         """May this job be played from a record?"""
         rule = job.work.rule
         if form.norms and job.num_examples == 1:
-            return False  # statistics of one value are none, which torch says
+            return False  # one example may have no statistics, which torch says
         if self._refused and (id(form), named(rule or PLAIN)) in self._refused:
             return False
         if rule is None:
@@ -201,17 +203,13 @@ class DeviceTrainer:
         noise = [plans[i].noise for i in filled] if form.draws else []
         orders = orders_of(plans, [self._placed[i] for i in owners], program.clients)
         vectors, carry = program.run(whole, carry, rates, noise, orders)
-        ends = apart(vectors, len(jobs))
-        results = []
-        if quiet:
-            results = [
-                Result(job.ticket, end, job.num_examples, plan.counts[0])
-                for job, plan, end in zip(jobs, plans, ends, strict=True)
-            ]
-            return self._handed(own, jobs, results)
+        ends, results = apart(vectors, len(jobs)), []
         for i, (job, plan, end) in enumerate(zip(jobs, plans, ends, strict=True)):
-            own_carry = None if carry is None else carry_of(carry, i)
-            extras, memory = self._end(rule, local[i], end, own_carry, plan, begun[i][1])
+            extras: Mapping[str, Tensor] = {}
+            memory: Mapping[str, Tensor] = {}
+            if not quiet:
+                own_carry = None if carry is None else carry_of(carry, i)
+                extras, memory = self._end(rule, local[i], end, own_carry, plan, begun[i][1])
             results.append(Result(job.ticket, end, job.num_examples, plan.steps, extras, memory))
         return self._handed(own, jobs, results)
 

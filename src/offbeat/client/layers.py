@@ -21,7 +21,7 @@ from offbeat.client.convolution import Geometry, avg_pool, convolve, has_kernels
 from offbeat.client.dropout import CHANNELS, SERVED, noise_at, uniform
 
 Params = Mapping[str, Tensor]  # by name, (clients, *shape)
-Forward = Callable[[Params, Tensor, Tensor | None, Batch | None], Tensor]
+Forward = Callable[[Params, Tensor, Tensor | None, Batch], Tensor]
 Layer = Callable[["Pass", str, nn.Module, Tensor], Tensor]
 
 
@@ -34,7 +34,7 @@ class Pass:
     BatchNorm needs to know of it.
     """
 
-    def __init__(self, params: Params, keys: Tensor | None, sites: Mapping[str, int], batch: Batch | None) -> None:
+    def __init__(self, params: Params, keys: Tensor | None, sites: Mapping[str, int], batch: Batch) -> None:
         self.params, self.keys, self.batch = params, keys, batch
         self.sites = sites  # the dropout layers by name, numbered as `dropout.Masks` does
         self.calls: dict[int, int] = {}
@@ -99,7 +99,7 @@ def _cuts(module: nn.Module, node: fx.Node) -> bool:
 
 
 def _alone(
-    module: nn.Module, sites: Mapping[str, int], params: Params, x: Tensor, keys: Tensor | None, batch: Batch | None
+    module: nn.Module, sites: Mapping[str, int], params: Params, x: Tensor, keys: Tensor | None, batch: Batch
 ) -> Tensor:
     return LAYERS[type(module)](Pass(params, keys, sites, batch), "", module, _entered(module, x))
 
@@ -142,6 +142,8 @@ def _unusual(layer: nn.Module) -> str | None:
         whole = not layer.ceil_mode and padding == (0, 0) and _pair(layer.stride) == side
         if not whole or (isinstance(layer, nn.MaxPool2d) and (_pair(layer.dilation) != (1, 1) or layer.return_indices)):
             return "a pooling whose windows overlap"
+    if isinstance(layer, NORMS) and not layer.training:
+        return "a BatchNorm that does not train with the others"
     if isinstance(layer, nn.AvgPool2d) and layer.divisor_override is not None:
         return "a pooling with a divisor of its own"
     if isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1), [1, 1]):
@@ -161,7 +163,7 @@ def _run(
     params: Params,
     x: Tensor,
     keys: Tensor | None,
-    batch: Batch | None,
+    batch: Batch,
 ) -> Tensor:
     now = Pass(params, keys, sites, batch)
     values: dict[str, Tensor] = {}
@@ -233,8 +235,7 @@ def _pool(pool: Callable[[Tensor, tuple[int, int]], Tensor], now: Pass, name: st
 
 
 def _group_norm(now: Pass, name: str, layer: Any, x: Tensor, added: Tensor | None = None, cut: bool = False) -> Tensor:
-    weight, bias = (now.of(name, kind) if layer.affine else None for kind in ("weight", "bias"))
-    return group_norm(x, weight, bias, layer, added, cut)
+    return group_norm(x, *_scale_and_shift(now, name, layer), layer, added, cut)
 
 
 def group_norm(
@@ -243,7 +244,7 @@ def group_norm(
     """x (clients, examples, channels, …), weight and bias (clients, channels). Something may be added to what comes
     out, and what is then below zero cut off.
     """
-    pictures = x.dim() == 5 and x.dtype == torch.float32 and weight is not None
+    pictures = x.dim() == 5 and x.dtype == torch.float32 and weight is not None and bias is not None
     if pictures and has_kernels(x.device.type):
         from offbeat.client.norms import GroupNorm
 
@@ -257,15 +258,19 @@ def group_norm(
 
 
 def _batch_norm(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:
-    assert now.batch is not None
-    weight, bias = (now.of(name, kind) if layer.affine else None for kind in ("weight", "bias"))
-    return batch_norm(x, weight, bias, name, layer, now.batch)
+    return batch_norm(x, *_scale_and_shift(now, name, layer), name, layer, now.batch)
 
 
 def _layer_norm(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:
     at = x.dim() - len(layer.normalized_shape)
-    weight, bias = (None if getattr(layer, kind, None) is None else now.of(name, kind) for kind in ("weight", "bias"))
+    weight, bias = _scale_and_shift(now, name, layer)
     return _affine(weight, bias, F.layer_norm(x, layer.normalized_shape, eps=layer.eps), x, at)
+
+
+def _scale_and_shift(now: Pass, name: str, layer: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Of a norm, which may have either, both or none."""
+    weight, bias = (None if getattr(layer, kind, None) is None else now.of(name, kind) for kind in ("weight", "bias"))
+    return weight, bias
 
 
 def _affine(weight: Tensor | None, bias: Tensor | None, normal: Tensor, x: Tensor, at: int) -> Tensor:

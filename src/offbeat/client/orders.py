@@ -40,7 +40,7 @@ class Orders:
 
     def at(self, first: int, steps: int, width: int) -> tuple[Tensor, Tensor]:
         """Of these steps: the rows of each job's batch, (steps, jobs, width), and how many of them count (the others
-        are of the same job); none for who is done.
+        are its first again); none for who is done.
         """
         device, n = self.order.device, self.examples
         step = torch.arange(first, first + steps, device=device)[:, None]
@@ -50,8 +50,9 @@ class Orders:
         sizes = torch.where(at == self.each - 1, n - passed, self.batch)
         sizes = torch.where(step < self.steps, sizes, 0)
         place = torch.arange(width, device=device)
-        begin = epoch * n + passed
-        where = torch.where(place < sizes[:, :, None], begin[:, :, None] + place, 0)
+        # what fills a batch up is of the same batch: BatchNorm makes of others what it likes
+        begin = torch.where(sizes > 0, epoch * n + passed, 0)
+        where = begin[:, :, None] + torch.where(place < sizes[:, :, None], place, 0)
         own = torch.arange(len(n), device=device) * self.order.shape[1]
         chosen = self.order.view(-1).index_select(0, (where + own[:, None]).view(-1)).view(where.shape)
         chosen = chosen + self.starts[:, None]

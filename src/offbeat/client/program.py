@@ -68,7 +68,10 @@ class Program:
         self.w = torch.zeros((clients, layout.num_params), dtype=dtype, device=device)
         self._moments = [torch.zeros_like(self.w) for _ in range(_moments(training))]
         self._statistics = {  # of BatchNorm
-            s.name: self.w.new_zeros((clients, *s.shape)) for s in layout.slices if s.kind != "param"
+            # a server's mean of counters need not be whole; a module's counter is
+            s.name: self.w.new_zeros((clients, *s.shape), dtype=torch.int64 if s.kind == "counter" else None)
+            for s in layout.slices
+            if s.kind != "param"
         }
 
     def run(
@@ -113,9 +116,7 @@ class Program:
         self.w.copy_(self._job.start)
         for s in self._layout.slices:
             if s.kind != "param":
-                came = self._job.base[:, s.start : s.stop].view(-1, *s.shape)
-                # a server's mean of counters need not be whole; a module's counter is
-                self._statistics[s.name].copy_(came.trunc() if s.kind == "counter" else came)
+                self._statistics[s.name].copy_(self._job.base[:, s.start : s.stop].view(-1, *s.shape))
         self._lr.copy_(column(rates, self.w))
         self._step.zero_()
         for moment in self._moments:
@@ -146,9 +147,9 @@ class Program:
                 outputs = self._forward(params, x, keys, batch)
                 each = self._losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(self.clients, self.batch)
                 grads = torch.autograd.grad((each * weights).sum(), list(params.values()), materialize_grads=True)
-            if not seen and point.data_ptr() == self.w.data_ptr():
+            if not seen and point.data_ptr() == self.w.data_ptr() and point.shape == self.w.shape:
                 seen = True  # the step's own: statistics move, as in client/gradient.py
-                _copied(self._statistics, batch.after, active)
+                _copied(self._statistics, batch.statistics, active)
             return torch.cat([grad.flatten(1) for grad in grads], 1)
 
         d, after = rule.direction(job, self.w, gradient, self._carry)

@@ -35,6 +35,8 @@ class Straight:
         training, binding, device = trainer.training, trainer.binding, pair[0].device.type
         if training.optimizer != "sgd" or training.momentum or training.weight_decay or training.batch > MOST:
             return None
+        if training.bn != "shared":
+            return None  # clients hand statistics back, be there any or not
         chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
         if chain is None or len(chain.links) != 1 or chain.error is not classes:
             return None
