@@ -64,9 +64,8 @@ def keep(path: Path, looked: Sequence[Looked]) -> dict[Key, Kept]:
         return {}
     text = path.read_text(encoding="utf-8")
     sections = {key: section for section in _sections(text) for key in there if f"\n{heading(key)}" in section}
-    more, wrong = [], []
-    for key in there.keys() - {key_of(one.entry) for one in looked}:
-        wrong.append(f"{key[0]} is no entry of the paper now")
+    known, more = {key_of(one.entry) for one in looked}, []
+    wrong = [f"{key[0]} is no entry of the paper now" for key in there if key not in known]
     for one in looked:
         key = key_of(one.entry)
         if key not in there:
@@ -124,4 +123,4 @@ def _world(entry: Entry, size: str) -> World:
 
 def _runs(section: str) -> int:
     found = re.search(r"<summary>(\d+) runs? and", section)
-    return int(found[1]) if found else 0
+    return int(found[1]) if found else 1  # a row is of one at least
