@@ -12,7 +12,7 @@ from torch import nn
 
 from offbeat.client.data import ClientData
 from offbeat.client.orders import orders_of, together
-from offbeat.client.plan import Plan
+from offbeat.client.plan import Plan, order_seeds
 from offbeat.client.training import Training
 from offbeat.core.rows import Rows
 
@@ -34,6 +34,14 @@ def test_torch_shuffles_as_client_shuffles_does(seed: int) -> None:
 
 def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+
+
+def test_a_device_is_told_the_seeds_that_jobs_draw_their_orders_with() -> None:
+    trainer = trainer_of(Training(batch=8, epochs=1), linear())
+    jobs = [replace(job, seed=seed, index=seed) for seed, job in enumerate(jobs_of(trainer, None))]
+    for job, seed in zip(jobs, order_seeds(jobs), strict=True):
+        order = torch.randperm(job.num_examples, generator=torch.Generator().manual_seed(seed))
+        assert order.tolist() == [place for batch, _ in trainer.plan(job).batches(0) for place in batch.tolist()]
 
 
 def rows_of(plan: Plan, own: torch.Tensor) -> list[list[int]]:

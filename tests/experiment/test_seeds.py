@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from offbeat.client.plan import order_seeds
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
@@ -26,7 +27,7 @@ def drawn(experiment: Experiment) -> dict[str, object]:
         "partition": [rows.tolist() for rows in build.split(experiment, load(experiment.data))],
         "delays": [made.surroundings.trip(client, 0, LocalWork(), 20, 0.0).duration for client in range(4)],
         "model": flatten(made.module).tolist(),
-        "batches": made.trainer.plan(job).order_seed,
+        "batches": order_seeds([job])[0],
     }
 
 

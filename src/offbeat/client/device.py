@@ -221,9 +221,9 @@ class DeviceTrainer:
         return [handed_back(job, result, own[0].binding.layout) for job, result in zip(jobs, results, strict=True)]
 
     def _straightly(self, straight: Straight, jobs: list[Job], plans: list[Plan], owners: list[int]) -> list[Result]:
+        orders = orders_of(plans, [self._placed[i] for i in owners], len(jobs))  # first: the device shuffles meanwhile
         w = bases(jobs, range(len(jobs)))
-        rates = column([plan.rate(0) for plan in plans], w).squeeze(1)
-        straight.train(w, rates, orders_of(plans, [self._placed[i] for i in owners], len(jobs)))
+        straight.train(w, column([plan.rate(0) for plan in plans], w).squeeze(1), orders)
         return [
             Result(job.ticket, end, job.num_examples, plan.counts[0])
             for job, plan, end in zip(jobs, plans, apart(w, len(jobs)), strict=True)

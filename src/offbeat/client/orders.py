@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offbeat.client import batches
 from offbeat.client.convolution import has_kernels
 from offbeat.client.data import Placed
-from offbeat.client.plan import Plan
+from offbeat.client.plan import Plan, order_seeds
 
 log = logging.getLogger("offbeat")
 
@@ -87,7 +88,8 @@ def orders_of(plans: Sequence[Plan], placed: Sequence[Placed], jobs: int) -> Ord
     counts = [plan.job.num_examples for plan in plans]
     steps = [plan.counts[0] for plan in plans]
     batch = plans[0].batch
-    each = [plan.epoch_steps for plan in plans]
+    of_epoch = {count: batches.count(count, batch, plans[0].merge) for count in {*counts}}
+    each = [of_epoch[count] for count in counts]
     epochs = [-(-s // e) for e, s in zip(each, steps, strict=True)]
     starts, rows = _placed(plans, placed, device)
     told = np.zeros((5, jobs), dtype=np.int64)
@@ -98,7 +100,8 @@ def orders_of(plans: Sequence[Plan], placed: Sequence[Placed], jobs: int) -> Ord
     if has_kernels(device.type) and _same_draws():
         from offbeat.client.shuffles import shuffled
 
-        order = shuffled(_seeds(plans, idle), sent[0], sent[3], longest, (max(counts), max(epochs)))
+        seeds = order_seeds([plan.job for plan in plans]) + [0] * idle
+        order = shuffled(seeds, sent[0], sent[3], longest, (max(counts), max(epochs)))
     else:
         order = one_by_one(plans, jobs, longest).to(device)
     return Orders(order, sent[0], sent[1], sent[2], rows, sent[4], batch, max(steps))
@@ -113,10 +116,6 @@ def one_by_one(plans: Sequence[Plan], jobs: int, longest: int) -> Tensor:
             table[i, at : at + len(positions)] = positions
             at += n
     return table
-
-
-def _seeds(plans: Sequence[Plan], idle: int) -> list[int]:
-    return [plan.order_seed for plan in plans] + [0] * idle
 
 
 def _placed(plans: Sequence[Plan], placed: Sequence[Placed], device: torch.device) -> tuple[list[int], Tensor | None]:

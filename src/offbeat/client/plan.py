@@ -6,8 +6,8 @@ a pure function of the job, so that every worker takes the same steps, whether i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,13 @@ Epoch = tuple[Tensor, list[int], Tensor | None]
 _ORDER = "batches"
 
 
-@dataclass(frozen=True, slots=True)
+def order_seeds(jobs: Collection[Job]) -> list[int]:
+    """Of the generator that each job's orders are drawn from: what `draws.generator` is seeded with."""
+    drawn = draws.bits_of(_ORDER, [(job.seed, job.client, job.index) for job in jobs])
+    return [bits >> 1 for bits in drawn]
+
+
+@dataclass(slots=True)  # one is made for every job: freezing them would take as long as all the rest of it
 class Plan:
     """Draw epochs phase by phase, in order: they come from one generator."""
 
@@ -35,7 +41,7 @@ class Plan:
     batch: int
     merge: bool  # may no batch be of one example?
     augment: CropFlip | None
-    _sources: dict[str, torch.Generator] = field(default_factory=dict)  # made when they are first drawn from
+    _sources: dict[str, torch.Generator] | None = None  # made when they are first drawn from
 
     @property
     def noise(self) -> int:
@@ -43,17 +49,8 @@ class Plan:
         return draws.bits(self.job.seed, "noise", self.job.client, self.job.index) >> 1
 
     @property
-    def order_seed(self) -> int:
-        """Of the generator that orders are drawn from."""
-        return draws.bits(self.job.seed, _ORDER, self.job.client, self.job.index) >> 1
-
-    @property
     def steps(self) -> int:
         return sum(self.counts)
-
-    @property
-    def epoch_steps(self) -> int:
-        return batches.count(self.job.num_examples, self.batch, self.merge)
 
     @property
     def largest(self) -> int:
@@ -83,6 +80,8 @@ class Plan:
             yield from zip(torch.split(positions, sizes), shown, strict=True)
 
     def _source(self, purpose: str) -> torch.Generator:
+        if self._sources is None:
+            self._sources = {}
         if purpose not in self._sources:
             self._sources[purpose] = draws.generator(self.job.seed, purpose, self.job.client, self.job.index)
         return self._sources[purpose]

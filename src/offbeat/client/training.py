@@ -174,8 +174,9 @@ class Trainer:
     def _stretches(self, work: LocalWork, examples: int) -> tuple[tuple[Phase, ...], tuple[int, ...]]:
         """The phases of this work, and how many steps each takes."""
         key = (work.steps, work.epochs, work.lr, examples) if work.rule is None else None
-        if key in self._known:  # many jobs are alike
-            return self._known[key]
+        known = self._known.get(key)  # many jobs are alike
+        if known is not None:
+            return known
         phases = (work.rule or PLAIN).phases(work)
         found = phases, tuple(self.training.count(phase, examples, self._merge) for phase in phases)
         if key is not None and len(self._known) < _KNOWN:

@@ -6,7 +6,7 @@ same delays for a seed. The hash is BLAKE2b: the same bits on every machine and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from math import log
 from statistics import NormalDist
@@ -25,6 +25,21 @@ def bits(seed: int, purpose: str, *counters: int) -> int:
     hashed = _fresh()
     hashed.update((_KEYS[len(counters)] % (seed, purpose, *counters)).encode())  # %d: so that numpy's draw the same
     return int.from_bytes(hashed.digest(), "little")
+
+
+def bits_of(purpose: str, keys: Collection[tuple[int, int, int]]) -> list[int]:
+    """The same of many keys (seed, and two counters) of one purpose: what they begin with is hashed once a seed."""
+    begun = {}
+    for seed in {key[0] for key in keys}:
+        hashed = _fresh()
+        hashed.update(f"{int(seed)}/{purpose}/".encode())
+        begun[seed] = hashed.copy
+    found = []
+    for seed, first, second in keys:
+        hashed = begun[seed]()
+        hashed.update(b"%d/%d" % (first, second))
+        found.append(int.from_bytes(hashed.digest(), "little"))
+    return found
 
 
 def uniform(seed: int, purpose: str, *counters: int) -> float:
