@@ -72,13 +72,15 @@ NEEDED = {
     "safa": Needed(update=3 + 1, commit=1 + 1),  # y, c_i, sum -> sum; sum -> w
     "mifa": Needed(update=4 + 2, commit=4 + 3),  # y, base, G_i, sum -> G_i, sum | and w, which is the base
     "flanp": Needed(update=2 + 1, commit=3 + 1),  # sum, y, w -> w
-    # y, base, sum -> D_i, sum; then y, w, sum, m~, three D_j -> D_i, m, and, when each tensor's z is known, w, m -> w
-    "gradma": Needed(update=3 + 2, commit=9 + 3),
+    # y, base, sum -> D_i, sum; then y, w, sum, m~, three D_j -> m~, w: with beta_2 = 0 nobody's D_i outlives the round. A
+    # tensor's z is known when all of it was read, so w and m are read again where it is large: once is counted, as in
+    # orthofl
+    "gradma": Needed(update=3 + 2, commit=7 + 2),
     "local": Needed(update=0, commit=0),
     "global": Needed(commit=0),
     "orthofl": Needed(commit=4 + 2),  # Y, C, W, W^(tau+) -> C, W
     "aso_fed": Needed(commit=3 + 2),  # y, base, w -> w, what is sent
-    "fedpsa": Needed(update=2, commit=7 + 1),  # y, base; five y, two bases of which one is w -> w
+    "fedpsa": Needed(update=2 + 1, commit=6 + 1),  # y, base -> Delta_i; y, w, which is its base, four Delta_j -> w
     # y, base, G_k, sum -> G_k, sum; then two G_k, sum, w -> sum, its basis, w: nobody is active here, that basis is 0
     "fed_ogd": Needed(update=4 + 2, commit=4 + 3),
     "fedcompass": Needed(update=2 + 1, commit=2 + 1),  # y, base -> sum, as the first of its group; sum, w -> w
