@@ -120,7 +120,8 @@ class FedPSA(Settings):
                 "fedpsa compares sketches of models: World.probe is None, make it from the strategy's `sketcher`"
             )
         sketch, norms = world.probe(world.model), deque[float](maxlen=self.queue)
-        deltas = world.model.new_zeros(self.buffer, world.layout.size + -world.layout.size % EACH)
+        rows, width = self.buffer, world.layout.size + -world.layout.size % EACH
+        deltas = new_vector(world.model.new_empty(1).expand(rows * width)).zero_().view(rows, width)
         return State.of(world, probe=world.probe, sketch=sketch, norms=norms, deltas=deltas)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
@@ -175,10 +176,7 @@ class FedPSA(Settings):
         deltas = state.deltas[: len(updates), : state.layout.size]
         for a, b in state.layout.params:
             for w, step, D in blocks(state.model[a:b], model[a:b], deltas[:, a:b]):
-                torch.mul(D[0], weights[0], out=step)
-                for delta, weight in zip(D[1:], weights[1:], strict=True):
-                    step.add_(delta, alpha=weight)  # sum_i Weight_i Delta w_i
-                along += products(D, step).to(along)
+                along += weighted(D, weights, out=step).to(along)  # sum_i Weight_i Delta w_i
                 torch.add(w, step, alpha=self.lr, out=step)  # w_g := w_g + that, in the memory of the step
         values = Contributions()
         for delta, weight in zip(deltas, weights, strict=True):
@@ -211,12 +209,16 @@ def difference(layout: Layout, local: Tensor, base: Tensor, out: Tensor) -> floa
     return squared
 
 
-def products(D: Tensor, step: Tensor) -> Tensor:
-    """<Delta w_i, step>"""
-    if len(step) < LEAST:  # short ones are laid side by side: where they begin would decide the last bit
-        side_by_side = torch.cat([D, step.unsqueeze(0)])
-        D, step = side_by_side[:-1], side_by_side[-1]
-    return torch.mv(D, step)
+def weighted(D: Tensor, weights: list[float], out: Tensor) -> Tensor:
+    """out := sum_i weights_i D_i; the inner product of each D_i with it."""
+    if len(out) >= LEAST and D.dtype.itemsize >= 4:  # half precision would round the weights
+        return torch.mv(D, torch.mv(D.T, D.new_tensor(weights), out=out))
+    # in turn and side by side: where a short row begins, and how rows are added up, decides the last bit
+    torch.mul(D[0], weights[0], out=out)
+    for row, weight in zip(D[1:], weights[1:], strict=True):
+        out.add_(row, alpha=weight)
+    rows = torch.cat([D, out.unsqueeze(0)])
+    return torch.mv(rows[:-1], rows[-1])
 
 
 def agreements(
