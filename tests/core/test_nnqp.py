@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat.core.parts import blocks
 from offbeat.core.strategies.gradma import nnqp
-from offbeat.core.strategies.gradma.nnqp import gram_of, solve, solve_three
+from offbeat.core.strategies.gradma.nnqp import against, gram_of, solve, solve_three
 
 
 def matrix(*rows: tuple[float, ...]) -> Tensor:
@@ -295,3 +295,17 @@ def test_long_rows_have_the_gram_matrix_of_short_ones(monkeypatch: pytest.Monkey
     size = 2 * blocks.LEAST + 5
     G = torch.randn(rows, size, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
     torch.testing.assert_close(gram_of(list(G), 3, size), G[:, 3:] @ G[:, 3:].mT, rtol=1e-12, atol=1e-9)
+
+
+def test_a_program_is_solved_where_v_goes_against_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nnqp, "LEAST", 0)
+    G = matrix((1, 1, 0, 2, 0), (2, -1, 0, 0, 1))
+    v, tensors = matrix((1, 3, -4, -1, -1))[0], [slice(0, 2), slice(2, 3), slice(3, 5)]
+    # products 4 and -1; 0 and 0; -2 and -1
+    assert against(list(G), v, tensors, 0.0) == [slice(0, 2), slice(3, 5)]
+    assert against(list(G), -v, tensors, 0.0) == [slice(0, 2)]
+    assert against(list(G), v * torch.nan, tensors, 0.0) == tensors
+    assert against(list(G), v, tensors, 0.1) == tensors  # a margin depends on lengths
+    assert against(list(G.bfloat16()), v.bfloat16(), tensors, 0.0) == tensors
+    monkeypatch.undo()
+    assert against(list(G), v, tensors, 0.0) == tensors  # so few entries are no work

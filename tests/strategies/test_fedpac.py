@@ -20,7 +20,7 @@ from offbeat.core.jobs import Job
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import Dispatch, LocalJob, LocalWork, Note, Phase, Reject, World
 from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.fedpac import FedPAC
+from offbeat.core.strategies.fedpac import FedPAC, simplex
 from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody
 from offbeat.core.strategies.fedpac.simplex import simplex_minimum, weights, without_small
 from offbeat.core.vector import Layout, flatten
@@ -317,6 +317,17 @@ def test_a_matrix_that_is_not_positive_semidefinite_keeps_its_eigenvalues_from_a
     np.testing.assert_allclose(a[2:], 0, atol=1e-12)
     # diag(1/200, 4) is fine as it is: a ~ (200, 1/4)
     np.testing.assert_allclose(simplex_minimum(np.diag([0.005, 4.0])), [800 / 801, 1 / 801], rtol=1e-10)
+
+
+def test_weights_are_the_same_piece_by_piece_and_client_by_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    h, v = rng.normal(size=(5, 11)), rng.uniform(0, 2, size=5)
+    v[3] = -1.0  # not positive semidefinite: the others are solved as ever
+    together = weights(h, v)
+    monkeypatch.setattr(simplex, "WIDE", 4)
+    monkeypatch.setattr(simplex, "MANY", 1)
+    for one, other in zip(together, weights(list(h), v), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note
+from offbeat.core.strategies import fedpsa
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedpsa import FedPSA, cosine, softmax
 from offbeat.core.strategies.fedpsa import sketch as sketching
@@ -176,7 +177,11 @@ def test_statistics_are_averaged_with_the_weights_and_count_neither_in_norms_nor
     assert engine.model.tolist() == pytest.approx([1.5, 0.25, 5, 6], rel=1e-15)
 
 
-def test_an_update_is_noted_with_its_agreement_with_the_others_of_its_buffer() -> None:
+@pytest.mark.parametrize("least", [0, 1 << 14])  # a long vector, a short one
+def test_an_update_is_noted_with_its_agreement_with_the_others_of_its_buffer(
+    monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    monkeypatch.setattr(fedpsa, "LEAST", least)
     engine = started(FedPSA(buffer=3), [1, 0], THREE)
     engine.arrive(0, [2, 0], at=1.0)  # Δ = (1, 0), the others (0, 3): 0
     engine.arrive(1, [1, 2], at=2.0)  # Δ = (0, 2), the others (1, 1): 1/√2

@@ -537,6 +537,30 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
         GradMA(**settings)
 
 
+@pytest.mark.parametrize("beta2", [0.0, 0.5])
+def test_long_vectors_are_corrected_as_short_ones_are(monkeypatch: pytest.MonkeyPatch, beta2: float) -> None:
+    sizes = [4, 1, 7, 2, 2, 9]
+    layout = layout_of([(f"t{n}", (size,), "param") for n, size in enumerate(sizes)])
+    deltas = torch.randn(3, 4, sum(sizes), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = []
+    for least in (1 << 14, 3):  # one piece and every program; pieces of three, and only the programs that are needed
+        monkeypatch.setattr(gradma, "LEAST", least)
+        monkeypatch.setattr(gradma.nnqp, "LEAST", least)
+        model = torch.zeros(sum(sizes), dtype=torch.float64)
+        engine = ScriptedEngine(
+            GradMA(beta2=beta2), World(model=model, layout=layout, clients=dict.fromkeys(range(4), 10))
+        )
+        engine.start()
+        engine.advance()
+        for some in deltas:
+            answer(engine, *some)
+        found.append((engine.model, notes(engine)))
+    (one, told), (other, told_too) = found
+    assert torch.equal(one, other)
+    assert 0 < told[1]["corrected"] < len(sizes)
+    assert told_too == [{**values, "correction": pytest.approx(values["correction"])} for values in told]
+
+
 def test_in_float32_the_server_step_is_right_to_its_precision() -> None:
     g = torch.Generator().manual_seed(0)
     layout = layout_of([("a", (50,), "param"), ("b", (7,), "param")])

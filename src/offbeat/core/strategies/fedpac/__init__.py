@@ -54,9 +54,19 @@ from offbeat.core.strategies.fedpac.simplex import weights
 class Answer:
     client: int
     ticket: int
-    num_examples: int
     head: Tensor
-    extras: Mapping[str, Tensor]
+    means: Tensor  # mu_y: [classes, width]
+    counts: Tensor  # n_y
+    h: Tensor
+    v: Tensor
+
+
+@dataclass(slots=True)
+class Classes:
+    """Of the answers of a round: they are added up as they come."""
+
+    means: Tensor | None = None  # sum_k n_ky mu_ky: [classes, width]
+    counts: Tensor | None = None  # sum_k n_ky
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,10 +75,12 @@ class State(ServerState):
     heads: MutableMapping[int, Tensor]
     means: MutableMapping[int, Tensor]  # of each client's classes, at its last answer: [classes, width]
     counts: MutableMapping[int, Tensor]
+    halves: Halves
     prototypes: Tensor | None = None  # c_y of the last round: [classes, width]
     known: Tensor | None = None  # has a class a prototype? [classes], 0 or 1
     rounds: Round = field(default_factory=Round)
     average: Buffer = field(default_factory=Buffer)
+    classes: Classes = field(default_factory=Classes)
     answers: list[Answer] = field(default_factory=list)
     absences: Absences = field(default_factory=Absences)
 
@@ -106,9 +118,9 @@ class FedPAC(Settings):
         return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
     def init(self, world: World) -> State:
-        Halves.of(world.layout, self.head)  # a model without a body is refused before anything runs
+        halves = Halves.of(world.layout, self.head)  # a model without a body is refused before anything runs
         stores = {name: world.store(name) for name in ("heads", "means", "counts")}
-        return State.of(world, clients=world.clients, **stores)
+        return State.of(world, clients=world.clients, halves=halves, **stores)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         to_be_used = {answer.client for answer in state.answers} if self.evict_after is not None else set()
@@ -118,9 +130,7 @@ class FedPAC(Settings):
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
         if turn.counts and isinstance(event, UpdateArrived):
-            head = Halves.of(state.layout, self.head).head_of(state.layout, event.local)
-            state.average.add(state.layout, event.local, float(event.num_examples), event.local)
-            state.answers.append(Answer(event.client, event.ticket, event.num_examples, head, event.extras))
+            self._receive(state, event)
         if turn.closes:
             actions = [*self._close(state), *actions]
         return actions + self._dispatches(state, turn.chosen)
@@ -129,12 +139,12 @@ class FedPAC(Settings):
         """theta with the client's own head."""
         if client not in state.heads:
             return state.model
-        return Halves.of(state.layout, self.head).with_head(state.layout, state.model, state.heads[client])
+        return state.halves.with_head(state.layout, state.model, state.heads[client])
 
     def _dispatches(self, state: State, clients: list[int]) -> list[Action]:
         if not clients:
             return []
-        rule = HeadThenBody(Halves.of(state.layout, self.head), self.lam, self.head_epochs, self.head_lr)
+        rule = HeadThenBody(state.halves, self.lam, self.head_epochs, self.head_lr)
         work = replace(self.work, lr=self.work.lr if self.lr is None else self.lr, rule=rule)
         return [
             Dispatch(k, self.model_for(state, k), replace(work, extras=self._prototypes(state, k))) for k in clients
@@ -150,6 +160,21 @@ class FedPAC(Settings):
             known = torch.maximum(known, (state.counts[client] > 0).to(known.dtype))
         return {"prototypes": c, "known": known}
 
+    def _receive(self, state: State, event: UpdateArrived) -> None:
+        state.average.add(state.layout, event.local, float(event.num_examples), event.local)
+        n_y = event.extras["counts"].to(state.model).clamp(min=0)
+        n_k = n_y.new_tensor([event.num_examples])
+        # nobody counts for more examples than it trained on
+        n_y = n_y * (n_k / torch.maximum(n_y.sum(-1, keepdim=True), n_k))
+        mu = (
+            event.extras["means"].to(state.model, copy=True).view(len(n_y), -1)
+        )  # kept: not in memory that others share
+        sums, part = state.classes, n_y.unsqueeze(-1) * mu
+        sums.means = part if sums.means is None else sums.means.add_(part)
+        sums.counts = n_y.clone() if sums.counts is None else sums.counts.add_(n_y)
+        head = state.halves.head_of(state.layout, event.local)
+        state.answers.append(Answer(event.client, event.ticket, head, mu, n_y, event.extras["h"], event.extras["v"]))
+
     def _close(self, state: State) -> list[Action]:
         average, answers, state.average, state.answers = state.average, state.answers, Buffer(), []
         model = average.mean(state.layout, state.model)  # theta := sum_k n_k theta_k / sum_k n_k, and the mean head
@@ -160,33 +185,32 @@ class FedPAC(Settings):
         return [*self._collaborate(state, answers), commit]
 
     def _align(self, state: State, answers: list[Answer]) -> None:
-        n_y = torch.stack([answer.extras["counts"] for answer in answers]).to(state.model).clamp(min=0)
-        mu = torch.stack([answer.extras["means"] for answer in answers]).to(state.model).view(*n_y.shape, -1)
-        n_k = torch.tensor([[answer.num_examples] for answer in answers]).to(n_y)
-        # nobody counts for more examples than it trained on
-        n_y = n_y * (n_k / torch.maximum(n_y.sum(-1, keepdim=True), n_k))
-        total = n_y.sum(0)
-        c = (n_y.unsqueeze(-1) * mu).sum(0)
-        state.prototypes = c / torch.where(total > 0, total, 1.0).unsqueeze(-1)  # c_y = sum_k n_ky mu_ky / sum_k n_ky
-        state.known = (total > 0).to(mu.dtype)
-        for answer, means, counts in zip(answers, mu, n_y, strict=True):
-            state.means[answer.client], state.counts[answer.client] = means.clone(), counts.clone()
+        sums, state.classes = state.classes, Classes()
+        assert sums.means is not None
+        assert sums.counts is not None
+        known = sums.counts > 0
+        # c_y = sum_k n_ky mu_ky / sum_k n_ky
+        state.prototypes = sums.means.div_(torch.where(known, sums.counts, 1.0).unsqueeze(-1))
+        state.known = known.to(sums.counts)
+        for answer in answers:
+            state.means[answer.client], state.counts[answer.client] = answer.means, answer.counts
 
     def _collaborate(self, state: State, answers: list[Answer]) -> list[Action]:
         """phi_i := sum_j alpha_ij phi_j; without a solution, or without `combine`, the client's own."""
-        h, v = (torch.stack([a.extras[name] for a in answers]).to("cpu", torch.float64).numpy() for name in ("h", "v"))
-        own = list(np.eye(len(answers)))
-        solved = weights(h, v[:, 0]) if self.combine else own
-        alpha = np.stack([own[i] if row is None else row for i, row in enumerate(solved)])
+        v, alpha, unsolved = [float(answer.v) for answer in answers], np.eye(len(answers)), 0
+        if self.combine:
+            dtype = torch.promote_types(answers[0].h.dtype, torch.float32)  # numpy has no bfloat16
+            h = [answer.h.to("cpu", dtype).numpy() for answer in answers]
+            for i, row in enumerate(weights(h, np.array(v))):
+                alpha[i] = alpha[i] if row is None else row
+                unsolved += row is None
         phi = torch.stack([answer.head for answer in answers])
         heads = torch.from_numpy(alpha).to(phi) @ phi
-        for answer, head in zip(answers, heads, strict=True):
+        for answer, head in zip(answers, heads.unbind(), strict=True):
             state.heads[answer.client] = head.clone()
         notes: list[Action] = []
-        for i, (answer, row) in enumerate(zip(answers, alpha, strict=True)):
-            helpers = float((row > 0).sum() - (row[i] > 0))
-            told = {"own_weight": float(row[i]), "helpers": helpers, "variance": float(v[i, 0])}
-            notes.append(Note(told, answer.ticket))
+        for i, (answer, shares) in enumerate(zip(answers, alpha.tolist(), strict=True)):
+            helpers = float(sum(share > 0 for share in shares) - (shares[i] > 0))
+            notes.append(Note({"own_weight": shares[i], "helpers": helpers, "variance": v[i]}, answer.ticket))
         assert state.known is not None
-        unsolved = float(sum(row is None for row in solved))
-        return [*notes, Note({"prototypes": float(state.known.sum()), "unsolved": unsolved})]
+        return [*notes, Note({"prototypes": float(state.known.sum()), "unsolved": float(unsolved)})]

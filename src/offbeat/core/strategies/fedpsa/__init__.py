@@ -42,28 +42,27 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require
-from offbeat.core.parts.blocks import blocks, differences
-from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.blocks import LEAST, blocks
 from offbeat.core.parts.reuse import new_vector
+from offbeat.core.parts.running import RunningSum
 from offbeat.core.parts.selection import Concurrency, Seated, hold, must_step, serve
-from offbeat.core.parts.statistics import Contributions
+from offbeat.core.parts.statistics import Contributions, own
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, NonNegative, Positive, Settings, above, least
 from offbeat.core.strategies.fedpsa.sketch import Calibration, Fisher, GaussianSketch, Signal, Sketched
 from offbeat.core.vector import Layout
 
 HOTTEST = 1e100  # of M_cur / M_0: weights are all alike long before
+EACH = 32  # rows are as long as so many entries, or a multiple: each begins where memory is aligned
 
 
 @dataclass(slots=True)
 class Waiting:
-    """An update in the buffer, no copy: its weight is known when the buffer is full."""
+    """An update in the buffer: its weight is known when the buffer is full."""
 
     ticket: int
-    base: Tensor
-    local: Tensor
     kappa: float
-    squared: float = 0.0  # m_i
+    squared: float  # m_i
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +70,8 @@ class State(Seated):
     probe: Callable[[Tensor], Tensor]
     sketch: Tensor  # s~_g, of the current model
     norms: deque[float]  # Q: ||Delta w||^2 of the last updates
+    # a row for each place in the buffer: Delta w_i in the params, the client's own values in the statistics
+    deltas: Tensor
     first: float | None = None  # M_0: the mean of Q when it was full for the first time
     buffer: list[Waiting] = field(default_factory=list)
 
@@ -119,7 +120,9 @@ class FedPSA(Settings):
                 "fedpsa compares sketches of models: World.probe is None, make it from the strategy's `sketcher`"
             )
         sketch, norms = world.probe(world.model), deque[float](maxlen=self.queue)
-        return State.of(world, probe=world.probe, sketch=sketch, norms=norms)
+        rows, width = self.buffer, world.layout.size + -world.layout.size % EACH
+        deltas = new_vector(world.model.new_empty(1).expand(rows * width)).zero_().view(rows, width)
+        return State.of(world, probe=world.probe, sketch=sketch, norms=norms, deltas=deltas)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = [self._collect(state, event)] if isinstance(event, UpdateArrived) else []
@@ -134,12 +137,13 @@ class FedPSA(Settings):
         # in double: sensitivities shrink as training goes on, and their squares must not vanish
         s_i, s_g = (s.to("cpu", torch.float64) for s in (sketch, state.sketch))
         kappa = cosine(s_i, s_g)  # kappa_i = cos(s~_i, s~_g)
-        m = squared_norm(state.layout, event.local, event.base)  # m_i = ||Delta w_i||^2
+        delta = state.deltas[len(state.buffer), : state.layout.size]
+        m = difference(state.layout, event.local, event.base, out=delta)  # Delta w_i; m_i = ||Delta w_i||^2
         if self.thermometer:
             state.norms.append(m)
             if state.first is None and len(state.norms) == self.queue:
                 state.first = fmean(state.norms)  # M_0
-        state.buffer.append(Waiting(event.ticket, event.base, event.local, kappa, m))
+        state.buffer.append(Waiting(event.ticket, kappa, m))
         if self.exclude_buffered:
             hold(state.seats, event.client)
         return Note({"kappa": kappa, "squared_norm": m}, event.ticket)
@@ -159,7 +163,7 @@ class FedPSA(Settings):
         weights = softmax([update.kappa for update in updates], temp)
         model, along = self._moved(state, updates, weights)
         commit, state.sketch = state.publish(model), state.probe(model)
-        told = agreements(state.layout, updates, weights, along)
+        told = agreements(state.layout, updates, state.deltas[:, : state.layout.size], weights, along)
         notes = [
             Note({"weight": weight} if agreement is None else {"weight": weight, "agreement": agreement}, update.ticket)
             for update, weight, agreement in zip(updates, weights, told, strict=True)
@@ -168,24 +172,15 @@ class FedPSA(Settings):
 
     def _moved(self, state: State, updates: list[Waiting], weights: list[float]) -> tuple[Tensor, list[float]]:
         """The next model, and the inner product of each Delta w_i with the step: all vectors are read once."""
-        model, n, along = new_vector(state.model), len(updates), torch.zeros(len(updates), dtype=torch.float64)
-        vectors = (state.model, model, *(u.local for u in updates), *(u.base for u in updates))
-        deltas = model.new_empty(0)
+        model, along = new_vector(state.model), torch.zeros(len(updates), dtype=torch.float64)
+        deltas = state.deltas[: len(updates), : state.layout.size]
         for a, b in state.layout.params:
-            for w, new, *rest in blocks(*(vector[a:b] for vector in vectors)):
-                if deltas.shape[-1] < len(w):
-                    deltas = w.new_empty(n + 1, len(w))  # and their sum
-                *delta, step = deltas[:, : len(w)].unbind()
-                for delta_i, local, base in zip(delta, rest[:n], rest[n:], strict=True):
-                    torch.sub(local, base, out=delta_i)
-                torch.mul(delta[0], weights[0], out=step)  # sum_i Weight_i Delta w_i
-                for delta_i, weight in zip(delta[1:], weights[1:], strict=True):
-                    step.add_(delta_i, alpha=weight)
-                torch.add(w, step, alpha=self.lr, out=new)  # w_g := w_g + that
-                along += torch.mv(deltas[:n, : len(w)], step).to(along)
+            for w, step, D in blocks(state.model[a:b], model[a:b], deltas[:, a:b]):
+                along += weighted(D, weights, out=step).to(along)  # sum_i Weight_i Delta w_i
+                torch.add(w, step, alpha=self.lr, out=step)  # w_g := w_g + that, in the memory of the step
         values = Contributions()
-        for update, weight in zip(updates, weights, strict=True):
-            values.add(state.layout, update.local, weight)
+        for delta, weight in zip(deltas, weights, strict=True):
+            values.add(state.layout, delta, weight)
         values.write(state.layout, model, state.model)
         return model, along.tolist()
 
@@ -204,15 +199,31 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return min(1.0, max(-1.0, float(a @ b) / norms)) if norms > 0 else 0.0
 
 
-def squared_norm(layout: Layout, local: Tensor, base: Tensor) -> float:
-    """||local - base||^2 over the trainable entries."""
-    total = 0.0
+def difference(layout: Layout, local: Tensor, base: Tensor, out: Tensor) -> float:
+    """out := local - base, with the statistics of local; the squared norm of its trainable entries."""
+    squared = 0.0
     for a, b in layout.params:
-        total += sum(float(delta @ delta) for delta in differences(local[a:b], base[a:b]))
-    return total
+        for y, x, delta in blocks(local[a:b], base[a:b], out[a:b]):
+            squared += float(torch.dot(torch.sub(y, x, out=delta), delta))
+    own(layout, out, local)
+    return squared
 
 
-def agreements(layout: Layout, updates: list[Waiting], weights: list[float], along: list[float]) -> list[float | None]:
+def weighted(D: Tensor, weights: list[float], out: Tensor) -> Tensor:
+    """out := sum_i weights_i D_i; the inner product of each D_i with it."""
+    if len(out) >= LEAST and D.dtype.itemsize >= 4:  # half precision would round the weights
+        return torch.mv(D, torch.mv(D.T, D.new_tensor(weights), out=out))
+    # in turn and side by side: where a short row begins, and how rows are added up, decides the last bit
+    torch.mul(D[0], weights[0], out=out)
+    for row, weight in zip(D[1:], weights[1:], strict=True):
+        out.add_(row, alpha=weight)
+    rows = torch.cat([D, out.unsqueeze(0)])
+    return torch.mv(rows[:-1], rows[-1])
+
+
+def agreements(
+    layout: Layout, updates: list[Waiting], deltas: Tensor, weights: list[float], along: list[float]
+) -> list[float | None]:
     """How well each update agrees with the others in its buffer: its cosine with their part of the step; None if alone.
 
     The others, because any update agrees with a step it is a large part of: that would only measure its norm. Their
@@ -222,26 +233,17 @@ def agreements(layout: Layout, updates: list[Waiting], weights: list[float], alo
     if len(updates) == 1:
         return [None]
     M2 = sum(weight * product for weight, product in zip(weights, along, strict=True))  # ||M||^2
-    rounding = torch.finfo(updates[0].local.dtype).eps ** 0.5
+    rounding = torch.finfo(deltas.dtype).eps ** 0.5
     found: list[float | None] = []
-    for update, weight, product in zip(updates, weights, along, strict=True):
+    for i, (update, weight, product) in enumerate(zip(updates, weights, along, strict=True)):
         own = weight * update.squared  # <Delta w_i, Weight_i Delta w_i>
         others = M2 - 2 * weight * product + weight * own  # ||M - Weight_i Delta w_i||^2
         if others > rounding * (M2 + weight * own):
             value = (product - own) / sqrt(update.squared * others) if update.squared > 0 else 0.0
             found.append(min(1.0, max(-1.0, value)))
         else:
-            found.append(
-                _agreement(
-                    layout, update, [pair for pair in zip(updates, weights, strict=True) if pair[0] is not update]
-                )
-            )
+            M = RunningSum()
+            M.renew((deltas[j] for j in range(len(updates)) if j != i), (*weights[:i], *weights[i + 1 :]))
+            assert M.total is not None
+            found.append(cosine(layout.trainable(deltas[i]), layout.trainable(M.total)))
     return found
-
-
-def _agreement(layout: Layout, update: Waiting, others: list[tuple[Waiting, float]]) -> float:
-    part = Buffer()
-    for other, weight in others:
-        part.add_delta(layout, other.base, other.local, weight)
-    assert part.total is not None
-    return cosine(layout.trainable(update.local - update.base), layout.trainable(part.total))

@@ -31,7 +31,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from math import isfinite
+from math import hypot, isfinite
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -40,9 +40,9 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.absence import Absences, EvictAfter
-from offbeat.core.parts.blocks import distance
+from offbeat.core.parts.blocks import LEAST, blocks, distance
 from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.reuse import new_vector, room
+from offbeat.core.parts.reuse import room
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server import ServerState
@@ -59,7 +59,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, Settings, UpToOne, least
-from offbeat.core.strategies.gradma.nnqp import gram_of, solve_each, solve_three
+from offbeat.core.strategies.gradma.nnqp import against, gram_of, solve_each, solve_three
 from offbeat.core.vector import Layout
 
 LocalRate = Annotated[
@@ -201,13 +201,15 @@ class GradMA(Settings):
         if answers.total is None:
             return []  # nobody answered: keep everything
         actions: list[Action] = []
-        step = answers.total.div_(answers.weight)  # acc = sum_k n_k (w - y_k) / sum_k n_k
+        step = answers.total
+        for m, *carried in blocks(step) if state.momentum is None else blocks(step, state.momentum):
+            m.div_(answers.weight)  # acc = sum_k n_k (w - y_k) / sum_k n_k
+            for m_tilde in carried:
+                m.add_(m_tilde, alpha=self.beta1)  # m := beta_1 m~ + acc
         if self.server:
-            m = step if state.momentum is None else step.add_(state.momentum, alpha=self.beta1)  # m := beta_1 m~ + acc
-            step, note = self._correct(state, m)
+            actions.append(self._correct(state, step))
             state.momentum = step  # what is carried is the corrected one
             self._decay(state)
-            actions.append(note)
         w = state.layout.trainable(state.model)
         model = torch.sub(w, step, alpha=self.lr_global, out=room(w))  # w := w - gamma_g m~
         if not state.layout.plain:
@@ -215,24 +217,29 @@ class GradMA(Settings):
         answers.statistics.write(state.layout, model, state.model)
         return [*actions, state.publish(model)]
 
-    def _correct(self, state: State, m: Tensor) -> tuple[Tensor, Note]:
-        """m~: the nearest to m that goes, in no tensor, against what a remembered client did."""
-        rows = [state.deltas[client] for client in state.deltas]
-        tilde, corrected, failures = m, 0, 0
-        tensors = _slices(state.layout) if rows else []
+    def _correct(self, state: State, m: Tensor) -> Note:
+        """m becomes m~: the nearest to m that goes, in no tensor, against what a remembered client did."""
+        rows, length = [state.deltas[client] for client in state.deltas], float(torch.linalg.vector_norm(m))
+        tensors = against(rows, m, _slices(state.layout), self.rho) if rows else []
         grams = [gram_of((*rows, m), here.start, here.stop) for here in tensors]
-        # min_{z >= 0} 1/2 z^T DD^T z + z^T D m, in every tensor
-        for here, z in zip(tensors, solve_each(torch.stack(grams), self.rho) if rows else [], strict=True):
-            active = [] if z is None else [(D_i, z_i) for D_i, z_i in zip(rows, z.tolist(), strict=True) if z_i > 0]
-            if active and tilde is m:
-                tilde = new_vector(m).copy_(m)
-            for D_i, z_i in active:
-                tilde[here].add_(D_i[here], alpha=z_i)  # m~ = m + D^T z; without a solution m as it is
-            failures += z is None
-            corrected += bool(active)
-        length = float(torch.linalg.vector_norm(m))
-        share = distance(tilde, m) / length if length > 0 and tilde is not m else 0.0
-        return tilde, Note({"rows": len(rows), "corrected": corrected, "correction": share, "failures": failures})
+        # min_{z >= 0} 1/2 z^T DD^T z + z^T D m, in every tensor; without a solution m as it is
+        solved = solve_each(torch.stack(grams), self.rho) if tensors else []
+        active = [
+            (here, D_i, z_i)
+            for here, z in zip(tensors, solved, strict=True)
+            if z is not None
+            for D_i, z_i in zip(rows, z.tolist(), strict=True)
+            if z_i > 0
+        ]
+        pieces = torch.split(m, LEAST)  # how far m~ is from m is found where it differs
+        touched = sorted({n for here, *_ in active for n in range(here.start // LEAST, -(-here.stop // LEAST))})
+        before = [pieces[n].clone() for n in touched]
+        for here, D_i, z_i in active:
+            m[here].add_(D_i[here], alpha=z_i)  # m~ = m + D^T z
+        moved = hypot(*(distance(pieces[n], was) for n, was in zip(touched, before, strict=True)))
+        corrected, failures = len({here.start for here, *_ in active}), sum(z is None for z in solved)
+        share = moved / length if length > 0 else 0.0
+        return Note({"rows": len(rows), "corrected": corrected, "correction": share, "failures": failures})
 
     def _decay(self, state: State) -> None:
         if self.beta2 == 0:

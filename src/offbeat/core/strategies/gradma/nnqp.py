@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.core.parts.blocks import blocks
+from offbeat.core.parts.blocks import LEAST, blocks
 
 Matrix = NDArray[np.float64]
 
@@ -27,6 +27,19 @@ FEW, LONG = 8, 1 << 12  # up to so many rows at least so long are multiplied pai
 MARGIN = 64  # of the rounding of a Gram matrix's entries: less than this is not a distance
 # the 8 active sets of three variables, none first: of equally good ones the smaller counts
 SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
+
+
+def against(rows: Sequence[Tensor], v: Tensor, tensors: list[slice], rho: float) -> list[slice]:
+    """The tensors whose program is to be solved. Without a margin z = 0 where v goes against no row, whatever else the
+    rows do: that takes one product a row. Vectors on a device, and short ones, are not looked at so closely.
+    """
+    if rho > 0 or len(v) < LEAST or not v.is_cpu or v.dtype not in (torch.float32, torch.float64):
+        return tensors
+    x = v.numpy()  # tensors are many and small, and numpy's calls cost less than torch's
+    places = [(here, x[here]) for here in tensors]
+    products = np.array([[row[here].dot(x_l) for here, x_l in places] for row in (row.numpy() for row in rows)])
+    fine = np.all(products >= 0, axis=0)
+    return [here for here, stays in zip(tensors, fine, strict=True) if not stays]
 
 
 def gram_of(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
