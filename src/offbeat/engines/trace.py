@@ -12,7 +12,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -73,18 +72,24 @@ class Trace:
         self._flushed = self._looked = clock()
         self.seq = 0
         self._rows: list[Row] = []
-        self._append = self._rows.append  # called twice an update
         self._commits: list[tuple[int, float, int]] = []
         self._notes: list[tuple[int, float, int | None, str, float | None]] = []
         self._metrics: list[tuple[int, float, int, int, str, float | None]] = []
         self._clients: list[tuple[int, float, int, int, str, float | None]] = []
         self.tally = Tally(TABLES)  # of the rows that were flushed
         self._look_at = self._next_look()
+        self._db: sqlite3.Connection | None = None
         self.patient = False  # is what cannot be written for readers written later? Whoever has it elsewhere may wait
         self._without_room = False
 
-    @cached_property
+    @property
     def db(self) -> sqlite3.Connection:
+        """Opened when it is needed. Not a cached property: what Python keeps in a `__dict__` it finds more slowly."""
+        if self._db is None:
+            self._db = self._opened()
+        return self._db
+
+    def _opened(self) -> sqlite3.Connection:
         try:
             db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
             if self.path is not None:
@@ -109,7 +114,7 @@ class Trace:
         detail: str | None = None,
     ) -> None:
         seq = self.seq
-        self._append((seq, now + 0.0, kind, client, ticket, version, base_version, steps, examples, size, detail))
+        self._rows.append((seq, now + 0.0, kind, client, ticket, version, base_version, steps, examples, size, detail))
         self.seq = seq + 1
         if seq >= self._look_at:
             self._look()
@@ -265,10 +270,10 @@ class Trace:
 
     def abandon(self) -> None:
         """Close after an error, which says more than what this could: a file that was not opened is left as it is."""
-        if "db" in self.__dict__:
+        if self._db is not None:
             with suppress(OffbeatError):
                 self.flush()
-            self.db.close()
+            self._db.close()
 
 
 def _real(value: float) -> float | None:
