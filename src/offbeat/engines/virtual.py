@@ -9,7 +9,7 @@ a job takes, who is there, when the model is evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -43,6 +43,7 @@ INTERRUPTED = "interrupted"
 OVER = "nothing left to happen"
 OFTEN = 64  # updates between two looks of a watcher
 
+Collect = Callable[[Collection[int]], Sequence[Answer]]  # what a worker does
 Watch = Callable[[Status], bool | None]  # called now and then; True asks the run to stop with a checkpoint
 
 
@@ -95,43 +96,48 @@ class VirtualEngine:
         """To the end, with a worker that is this run's alone: it is closed afterwards."""
         try:
             with one_thread(), rare_collection():
-                while (ticket := self.advance()) is not None:
-                    self.provide(self.worker.collect((ticket,)))
+                self.advance(self.worker.collect)
                 return self.finish()
         finally:
             self.worker.close()
 
-    def advance(self) -> int | None:
-        """Go on until a result is needed, and say of which ticket; None when the run has ended."""
+    def advance(self, collect: Collect | None = None) -> int | None:
+        """Go on until a result is needed, and say of which ticket; None when the run has ended. Where it is said how
+        to `collect` results, that is done as they are needed.
+        """
         if self._cadence is None:
             self._cadence = Cadence(self.checkpoint_every)
         if not self._started:
             self._start()
         run, clock, verdicts, waited_for = self.coordinator, self.clock, self._verdicts, self.coordinator.ledger.open
-        while run.reason is None and self._ended is None:
+        # not `while run.reason is None`: Python speeds up a loop that jumps back, not one that asks whether to
+        while True:
+            if run.reason is not None or self._ended is not None:
+                return None
             due = self._waiting or clock.next(self._horizon)
             if due is None:
                 self._run_out()
-                break
+                return None
             _, kind, who, ticket = due
             if kind == ARRIVE and ticket not in verdicts and ticket in waited_for:
                 self._waiting = due
                 self._waits -= 1
                 if self._waits <= 0:
                     self._waits = self._stride = self.trace.keep_up(self._stride)
-                return ticket
+                if collect is None:
+                    return ticket
+                self.provide(collect((ticket,)))
             self._waiting = None
             clock.pop()
             self._handle(kind, who, ticket)
             if run.reason is None and (self.interrupt or self.checkpoints is not None):
                 self._between_events()  # a checkpoint of an ended run would be resumed past its end
-        return None
 
     def provide(self, answers: Sequence[Answer]) -> None:
         """Results of the worker, of the ticket that was needed and of any others."""
         verdicts, waited_for = self._verdicts, self.coordinator.ledger.open
-        for answer, verdict in zip(answers, self.coordinator.judge(answers), strict=True):
-            number = verdict.ticket if type(verdict) is Result else ticket_of(answer)
+        for i, verdict in enumerate(self.coordinator.judge(answers)):
+            number = verdict.ticket if type(verdict) is Result else ticket_of(answers[i])
             if number is not None and number in waited_for:  # nobody's ticket is nobody's answer
                 verdicts.setdefault(number, verdict)
         if self._waiting is not None and self._waiting[3] not in verdicts:
@@ -283,7 +289,7 @@ class VirtualEngine:
         """Put on the clock how the job will end: it arrives, once or twice, or its ticket expires and nobody
         computes it.
         """
-        client, ticket, now, push = job.client, job.ticket, job.started, self.clock.push
+        client, ticket, now, clock = job.client, job.ticket, job.started, self.clock
         duration, expected, crashes, _, again = self.presence.trip(job)
         if not 0 <= duration < inf:
             raise RunError(
@@ -291,12 +297,12 @@ class VirtualEngine:
             )
         patience = self.timeout * expected
         if crashes or duration > patience:
-            push(now + patience, LOST, client, ticket)
+            clock.push(now + patience, LOST, client, ticket)
             return
         due = now + duration
-        push(due, ARRIVE, client, ticket)
+        clock.push(due, ARRIVE, client, ticket)
         if again is not None:
-            push(due + again, ARRIVE, client, ticket)
+            clock.push(due + again, ARRIVE, client, ticket)
         if due <= self._horizon:
             self.worker.submit(job, due)
 
