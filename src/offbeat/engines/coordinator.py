@@ -331,11 +331,12 @@ class Coordinator:
         self, event: Event, orders: list[Order], arrived: Job | None = None, result: Result | None = None
     ) -> None:
         """Hand an event to the strategy and book its answer; an update comes with its job and result."""
-        ledger, progress, footing, now, began = self.ledger, self.progress, self.footing, event.now, perf_counter()
+        ledger, progress, footing = self.ledger, self.progress, self.footing
+        began = perf_counter()
         try:
             actions = self.strategy.on_event(self.state, event)
             progress.server_seconds += perf_counter() - began
-            rejects = ledger.check(actions, self.model, arrived, now)
+            rejects = ledger.check(actions, self.model, arrived, event.now)
         except Exception as error:
             error.add_note(f"while answering: {tell(event)}")
             raise
@@ -345,8 +346,13 @@ class Coordinator:
             self._fall(fault, None if rejects else arrived)
             return
         if arrived is not None and result is not None and not rejects:
-            self._accept(arrived, result)  # before the answer is booked: it may send the client its next job
-        self._book(now, actions, orders)
+            # before the answer is booked: it may send the client its next job
+            progress.updates = updates + 1
+            progress.since_accepted = 0
+            footing.accepted(arrived.ticket)
+            if result.memory:
+                self.memories[arrived.client] = result.memory
+        self._book(event.now, actions, orders)
         if looked:
             footing.keep(self.model, ledger.version, updates)
         if self._heard is not None:
@@ -387,14 +393,6 @@ class Coordinator:
             self.footing.accepted(arrived.ticket)
         self.reason = self.footing.reason(fault)
         self.model, self.ledger.version = self.footing.model, self.footing.version
-
-    def _accept(self, job: Job, result: Result) -> None:
-        progress = self.progress
-        progress.updates += 1
-        progress.since_accepted = 0
-        self.footing.accepted(job.ticket)
-        if result.memory:
-            self.memories[job.client] = result.memory
 
     def _dispatch(self, now: float, action: Dispatch) -> Job:
         client = action.client

@@ -20,7 +20,7 @@ from math import isfinite
 from typing import TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 
 from offbeat.core.errors import plain_text, require
 from offbeat.core.jobs import STATISTICS, Failure, Job, Result
@@ -113,10 +113,10 @@ class Gate:
     def _shape_of(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         if type(answer) is not Result:  # nor a subclass: it may say another thing each time it is asked
             return self._failure(answer, jobs)
-        job = jobs.get(answer.ticket) if type(answer.ticket) is int else None
+        ticket, local, examples, steps = answer.ticket, answer.local, answer.num_examples, answer.steps
+        job = jobs.get(ticket) if type(ticket) is int else None
         if job is None:
             return "unknown ticket"
-        local, examples, steps = answer.local, answer.num_examples, answer.steps
         if not dense(local):
             return "not a dense vector"
         if local.shape != (self.layout.size,):
@@ -208,7 +208,7 @@ def dense(vector: object) -> TypeGuard[Tensor]:
     if type(vector) is not Tensor and type(vector) is not nn.Parameter:
         return False
     try:
-        return vector.layout is torch.strided and (vector.data_ptr() != 0 or vector.is_meta or vector.numel() == 0)
+        return vector.layout is strided and (vector.data_ptr() != 0 or vector.is_meta or vector.numel() == 0)
     except RuntimeError:
         return False
 

@@ -30,18 +30,22 @@ class Traffic:
     def down(self, action: Dispatch) -> int:
         if self.silent:
             return 0
-        held = self.kept.get(action.client) if self.keeps else None
-        there = held is not None and (held is action.model or torch.equal(held, action.model))
-        if self.keeps:
-            self.kept[action.client] = action.model
-        return (0 if there else self.model_bytes) + _size(action.work.extras)
+        extras = action.work.extras
+        size = _size(extras) if extras else 0
+        return size if self.keeps and self._there(action.client, action.model) else size + self.model_bytes
 
     def up(self, client: int, local: Tensor, extras: Mapping[str, Tensor]) -> int:
         if self.silent:
             return 0
         if self.keeps:
             self.kept[client] = local
-        return self.model_bytes + _size(extras)
+        return self.model_bytes + _size(extras) if extras else self.model_bytes
+
+    def _there(self, client: int, model: Tensor) -> bool:
+        """Does the client have what it is sent? It does from now on."""
+        held = self.kept.get(client)
+        self.kept[client] = model
+        return held is not None and (held is model or torch.equal(held, model))
 
     def wasted(self) -> int:
         """An upload that came late, twice or was refused; what extras it had is not known."""
@@ -72,4 +76,4 @@ class Payload:
 
 
 def _size(extras: Mapping[str, Tensor]) -> int:
-    return sum(t.nbytes for t in extras.values()) if extras else 0
+    return sum(t.nbytes for t in extras.values())

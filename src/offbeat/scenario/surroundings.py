@@ -38,6 +38,7 @@ class SimulatedWorld:
     availability: Availability = Always()
     faults: tuple[Fault, ...] = ()
     streaming: Stream = Static()
+    _per_step: bool = field(init=False, repr=False, compare=False)  # a job takes so long for each of its steps
     _fixed: bool = field(init=False, repr=False, compare=False)  # a job takes its time whatever its rule costs
     _always: bool = field(init=False, repr=False, compare=False)  # everyone is there all the time
     # nothing but steady delays: most worlds, and the fastest
@@ -48,7 +49,8 @@ class SimulatedWorld:
     _windows: dict[int, tuple[float, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = self.delays.unit != "step" or self.steps is not None
+        object.__setattr__(self, "_per_step", self.delays.unit == "step")
+        known = not self._per_step or self.steps is not None
         require(known, "delays per step need to know the steps of a job: give steps, or use unit='job'")
         object.__setattr__(self, "_fixed", self.delays.unit == "response")
         plain_way = isinstance(self.network, Instant) and not isinstance(self.delays, Paced)
@@ -59,8 +61,9 @@ class SimulatedWorld:
         mean = self._means.get(client)
         if mean is None:
             mean = self._means[client] = self.delays.mean_of(self.seed, client)
-        expected = mean if work.rule is None or self._fixed else mean * work.rule.cost
-        if self.delays.unit == "step" and self.steps is not None:
+        rule = work.rule
+        expected = mean if rule is None or self._fixed else mean * rule.cost
+        if self._per_step and self.steps is not None:
             expected *= self.steps(client, work, num_examples)
         duration = expected * self.delays.factor(self.seed, client, index)
         if self._simple:

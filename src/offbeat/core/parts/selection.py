@@ -110,23 +110,23 @@ def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, st
 
 def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tuple[list[int], list[Action]]:
     """The clients to dispatch to now, and the timer that may be needed to choose them fairly."""
-    match event:
-        case UpdateArrived():
-            seats.at_work -= 1
-        case ClientReady() if event.client in seats.held:
+    if isinstance(event, ClientReady):  # no match: it would cost every event more than what is done for it
+        if event.client in seats.held:
             seats.held[event.client] = True
             return [], []
-        case ClientReady():
-            return _serve(seats, [event.client], limit, event.now)
-        case ClientLost(ticket=None) if event.client in seats.held:
-            seats.held[event.client] = False
-        case ClientLost(ticket=None):
-            seats.idle.remove(event.client)
-        case ClientLost():
+        return _serve(seats, [event.client], limit, event.now)
+    if isinstance(event, UpdateArrived):
+        seats.at_work -= 1
+    elif isinstance(event, ClientLost):
+        if event.ticket is not None:
             seats.at_work -= 1
-        case TimerFired(key=key) if key == SELECT and limit is not None:
-            return _fill(seats, limit, seed), []
-    return [], _select_soon(seats, limit, event.now)
+        elif event.client in seats.held:
+            seats.held[event.client] = False
+        else:
+            seats.idle.remove(event.client)
+    elif event.key == SELECT and limit is not None:
+        return _fill(seats, limit, seed), []
+    return [], [] if limit is None else _select_soon(seats, limit, event.now)
 
 
 def hold(seats: Seats, client: int) -> None:
@@ -165,8 +165,8 @@ def _serve(seats: Seats, clients: list[int], limit: int | None, now: float) -> t
     return [], _select_soon(seats, limit, now)
 
 
-def _select_soon(seats: Seats, limit: int | None, now: float) -> list[Action]:
-    wanted = limit is not None and seats.at_work < limit and len(seats.idle) > 0
+def _select_soon(seats: Seats, limit: int, now: float) -> list[Action]:
+    wanted = seats.at_work < limit and len(seats.idle) > 0
     return [SetTimer(SELECT, now)] if wanted else []
 
 

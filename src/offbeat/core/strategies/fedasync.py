@@ -71,7 +71,8 @@ class FedAsync(Settings):
         return State.of(world, census=Census.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        state.census.hear(event, self.client_weight)
+        if self.client_weight is not None:
+            state.census.hear(event, self.client_weight)
         actions = self._absorb(state, event) if isinstance(event, UpdateArrived) else []
         return actions + serve(state, event, self.concurrency, self._pulled)
 
