@@ -89,7 +89,9 @@ NEEDED = {
     "global": Needed(commit=0),
     "orthofl": Needed(commit=4 + 2),  # Y, C, W, W^(tau+) -> C, W
     "aso_fed": Needed(commit=3 + 2),  # y, base, w -> w, what is sent
-    "fedpsa": Needed(update=2 + 1, commit=6 + 1),  # y, base -> Delta_i; y, w, which is its base, four Delta_j -> w
+    # y, base -> Delta_i, which is what the paper's server keeps (y and base, kept as they came, would be three vectors
+    # a buffer less); y, w, which is its base, four Delta_j -> w
+    "fedpsa": Needed(update=2 + 1, commit=6 + 1),
     # y, base, G_k, sum -> G_k, sum; then two G_k, sum, w -> sum, its basis, w: nobody is active here, that basis is 0
     "fed_ogd": Needed(update=4 + 2, commit=4 + 3),
     "fedcompass": Needed(update=2 + 1, commit=2 + 1),  # y, base -> sum, as the first of its group; sum, w -> w

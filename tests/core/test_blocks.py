@@ -29,15 +29,6 @@ def test_pieces_are_views_of_all_entries_in_order(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(a, b)
 
 
-def test_the_rows_of_a_matrix_count_as_vectors_and_are_cut_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part, "ROOM", 4 * 32)
-    monkeypatch.setattr(part, "LEAST", 16)
-    a, rows = torch.arange(70.0), torch.arange(3 * 70.0).view(3, 70)
-    pieces = list(blocks(a, rows))
-    assert [tuple(some.shape) for _, some in pieces] == [(3, 32), (3, 32), (3, 6)]
-    assert torch.equal(torch.cat([some for _, some in pieces], dim=1), rows)
-
-
 def test_the_more_vectors_the_shorter_the_pieces_and_never_too_short() -> None:
     assert width(3) > width(12) > width(10_000) == part.LEAST
     assert width(12) * 12 <= part.ROOM

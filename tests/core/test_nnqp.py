@@ -305,6 +305,7 @@ def test_a_program_is_solved_where_v_goes_against_a_row(monkeypatch: pytest.Monk
     assert against(list(G), v, tensors, 0.0) == [slice(0, 2), slice(3, 5)]
     assert against(list(G), -v, tensors, 0.0) == [slice(0, 2)]
     assert against(list(G), v * torch.nan, tensors, 0.0) == tensors
+    assert against(list(G.abs() * 1e300), v.abs() * 1e300, tensors, 0.0) == [slice(0, 2), slice(3, 5)]  # inf, 0, inf
     assert against(list(G), v, tensors, 0.1) == tensors  # a margin depends on lengths
     assert against(list(G.bfloat16()), v.bfloat16(), tensors, 0.0) == tensors
     monkeypatch.undo()

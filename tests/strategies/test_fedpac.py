@@ -117,6 +117,20 @@ def test_prototypes_are_sent_from_the_second_round_on() -> None:
     assert sent(engine, 1).work.extras["prototypes"].tolist() == [[2], [6]]
 
 
+def test_means_of_many_clients_keep_their_size_in_half_precision() -> None:
+    """200 clients with 10 examples a class: sums of 600 and 2,000, to which bfloat16 cannot add 3 or 10."""
+    clients = dict.fromkeys(range(200), 20)
+    world = World(model=torch.zeros(3, dtype=torch.bfloat16), layout=layout_of(PARAMS), clients=clients)
+    engine = ScriptedEngine(FedPAC(combine=False), world)
+    engine.start()
+    engine.advance()
+    told = {name: x.bfloat16() for name, x in extras(h=(0, 0), v=1, means=(0.3, 3), counts=(10, 10)).items()}
+    for client in clients:
+        engine.arrive(client, torch.zeros(3, dtype=torch.bfloat16), at=1.0, extras=told)
+    engine.advance()
+    assert torch.equal(sent(engine, 0).work.extras["prototypes"], torch.tensor([[0.3], [3]], dtype=torch.bfloat16))
+
+
 def test_without_alignment_no_prototypes_travel() -> None:
     engine = after_one_round(FedPAC(lam=0.0))
     engine.advance()

@@ -22,15 +22,12 @@ def width(vectors: int) -> int:
 
 
 def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same piece of each vector, one piece after the other; short vectors, or any on a device, are one piece.
-
-    Among them may be matrices, whose rows are cut alike.
-    """
-    most = width(sum(vector.shape[:-1].numel() for vector in vectors))
-    if vectors[0].shape[-1] <= most or not vectors[0].is_cpu:
+    """The same piece of each vector, one piece after the other; short vectors, or any on a device, are one piece."""
+    most = width(len(vectors))
+    if vectors[0].shape[0] <= most or not vectors[0].is_cpu:
         yield vectors
     else:
-        yield from zip(*(torch.split(vector, most, dim=-1) for vector in vectors), strict=True)
+        yield from zip(*(torch.split(vector, most) for vector in vectors), strict=True)
 
 
 def differences(a: Tensor, b: Tensor) -> Iterator[Tensor]:

@@ -63,7 +63,9 @@ class Answer:
 
 @dataclass(slots=True)
 class Classes:
-    """Of the answers of a round: they are added up as they come."""
+    """Of the answers of a round: they are added up as they come, in float32 at least. Half of that would stop growing
+    once a client's part is small beside the sum.
+    """
 
     means: Tensor | None = None  # sum_k n_ky mu_ky: [classes, width]
     counts: Tensor | None = None  # sum_k n_ky
@@ -166,12 +168,12 @@ class FedPAC(Settings):
         n_k = n_y.new_tensor([event.num_examples])
         # nobody counts for more examples than it trained on
         n_y = n_y * (n_k / torch.maximum(n_y.sum(-1, keepdim=True), n_k))
-        mu = (
-            event.extras["means"].to(state.model, copy=True).view(len(n_y), -1)
-        )  # kept: not in memory that others share
-        sums, part = state.classes, n_y.unsqueeze(-1) * mu
+        # kept, so a copy: memory of an event may be others' too
+        mu = event.extras["means"].to(state.model, copy=True).view(len(n_y), -1)
+        sums, wide = state.classes, torch.promote_types(mu.dtype, torch.float32)
+        part = n_y.unsqueeze(-1).to(wide) * mu
         sums.means = part if sums.means is None else sums.means.add_(part)
-        sums.counts = n_y.clone() if sums.counts is None else sums.counts.add_(n_y)
+        sums.counts = n_y.to(wide, copy=True) if sums.counts is None else sums.counts.add_(n_y)
         head = state.halves.head_of(state.layout, event.local)
         state.answers.append(Answer(event.client, event.ticket, head, mu, n_y, event.extras["h"], event.extras["v"]))
 
@@ -190,8 +192,8 @@ class FedPAC(Settings):
         assert sums.counts is not None
         known = sums.counts > 0
         # c_y = sum_k n_ky mu_ky / sum_k n_ky
-        state.prototypes = sums.means.div_(torch.where(known, sums.counts, 1.0).unsqueeze(-1))
-        state.known = known.to(sums.counts)
+        state.prototypes = sums.means.div_(torch.where(known, sums.counts, 1.0).unsqueeze(-1)).to(state.model.dtype)
+        state.known = known.to(state.model.dtype)
         for answer in answers:
             state.means[answer.client], state.counts[answer.client] = answer.means, answer.counts
 
@@ -199,8 +201,8 @@ class FedPAC(Settings):
         """phi_i := sum_j alpha_ij phi_j; without a solution, or without `combine`, the client's own."""
         v, alpha, unsolved = [float(answer.v) for answer in answers], np.eye(len(answers)), 0
         if self.combine:
-            dtype = torch.promote_types(answers[0].h.dtype, torch.float32)  # numpy has no bfloat16
-            h = [answer.h.to("cpu", dtype).numpy() for answer in answers]
+            # numpy has no bfloat16
+            h = [a.h.to("cpu", torch.promote_types(a.h.dtype, torch.float32)).numpy() for a in answers]
             for i, row in enumerate(weights(h, np.array(v))):
                 alpha[i] = alpha[i] if row is None else row
                 unsolved += row is None

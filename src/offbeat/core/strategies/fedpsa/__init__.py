@@ -5,8 +5,8 @@ Follows:  Algorithm 1; eq. 11-12 (sketch, kappa), 16-18 (thermometer), 19-20 (so
           needs a module and data: offbeat.client.sensitivity computes it, World.probe and LocalJob.probe bring its
           sketch here.
 Notation: L_s -> buffer; L_q -> queue; gamma, delta -> same; k -> sketch; s~_i -> extras["sketch"]; s~_g ->
-          state.sketch; D_b -> calibration, calibration_size; Q -> state.norms; M_0 -> state.first; Delta w_i -> local -
-          base.
+          state.sketch; D_b -> calibration, calibration_size; Q -> state.norms; M_0 -> state.first; Delta w_i = local
+          - base -> Waiting.delta.
 Deviates: 1. uniform weights are decided step by step: exactly while M_0 is unset (Algorithm 1 never resets its scheme).
           2. Temp is computed when the buffer steps, not at every upload (M_0 may not exist before).
           3. |D_b| = 32, labels drawn uniformly once: the paper gives neither. Its Fisher "per-sample (or mini-batch)"
@@ -53,7 +53,6 @@ from offbeat.core.strategies.fedpsa.sketch import Calibration, Fisher, GaussianS
 from offbeat.core.vector import Layout
 
 HOTTEST = 1e100  # of M_cur / M_0: weights are all alike long before
-EACH = 32  # rows are as long as so many entries, or a multiple: each begins where memory is aligned
 
 
 @dataclass(slots=True)
@@ -61,6 +60,7 @@ class Waiting:
     """An update in the buffer: its weight is known when the buffer is full."""
 
     ticket: int
+    delta: Tensor  # Delta w_i in the params, the client's own values in the statistics
     kappa: float
     squared: float  # m_i
 
@@ -70,8 +70,6 @@ class State(Seated):
     probe: Callable[[Tensor], Tensor]
     sketch: Tensor  # s~_g, of the current model
     norms: deque[float]  # Q: ||Delta w||^2 of the last updates
-    # a row for each place in the buffer: Delta w_i in the params, the client's own values in the statistics
-    deltas: Tensor
     first: float | None = None  # M_0: the mean of Q when it was full for the first time
     buffer: list[Waiting] = field(default_factory=list)
 
@@ -120,9 +118,7 @@ class FedPSA(Settings):
                 "fedpsa compares sketches of models: World.probe is None, make it from the strategy's `sketcher`"
             )
         sketch, norms = world.probe(world.model), deque[float](maxlen=self.queue)
-        rows, width = self.buffer, world.layout.size + -world.layout.size % EACH
-        deltas = new_vector(world.model.new_empty(1).expand(rows * width)).zero_().view(rows, width)
-        return State.of(world, probe=world.probe, sketch=sketch, norms=norms, deltas=deltas)
+        return State.of(world, probe=world.probe, sketch=sketch, norms=norms)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = [self._collect(state, event)] if isinstance(event, UpdateArrived) else []
@@ -137,13 +133,13 @@ class FedPSA(Settings):
         # in double: sensitivities shrink as training goes on, and their squares must not vanish
         s_i, s_g = (s.to("cpu", torch.float64) for s in (sketch, state.sketch))
         kappa = cosine(s_i, s_g)  # kappa_i = cos(s~_i, s~_g)
-        delta = state.deltas[len(state.buffer), : state.layout.size]
+        delta = new_vector(event.local)
         m = difference(state.layout, event.local, event.base, out=delta)  # Delta w_i; m_i = ||Delta w_i||^2
         if self.thermometer:
             state.norms.append(m)
             if state.first is None and len(state.norms) == self.queue:
                 state.first = fmean(state.norms)  # M_0
-        state.buffer.append(Waiting(event.ticket, kappa, m))
+        state.buffer.append(Waiting(event.ticket, delta, kappa, m))
         if self.exclude_buffered:
             hold(state.seats, event.client)
         return Note({"kappa": kappa, "squared_norm": m}, event.ticket)
@@ -163,7 +159,7 @@ class FedPSA(Settings):
         weights = softmax([update.kappa for update in updates], temp)
         model, along = self._moved(state, updates, weights)
         commit, state.sketch = state.publish(model), state.probe(model)
-        told = agreements(state.layout, updates, state.deltas[:, : state.layout.size], weights, along)
+        told = agreements(state.layout, updates, weights, along)
         notes = [
             Note({"weight": weight} if agreement is None else {"weight": weight, "agreement": agreement}, update.ticket)
             for update, weight, agreement in zip(updates, weights, told, strict=True)
@@ -171,16 +167,18 @@ class FedPSA(Settings):
         return [*([] if temp is None else [Note({"temperature": temp})]), *notes, commit]
 
     def _moved(self, state: State, updates: list[Waiting], weights: list[float]) -> tuple[Tensor, list[float]]:
-        """The next model, and the inner product of each Delta w_i with the step: all vectors are read once."""
+        """The next model, and the inner product of each Delta w_i with the step: what is read twice is near then."""
         model, along = new_vector(state.model), torch.zeros(len(updates), dtype=torch.float64)
-        deltas = state.deltas[: len(updates), : state.layout.size]
         for a, b in state.layout.params:
-            for w, step, D in blocks(state.model[a:b], model[a:b], deltas[:, a:b]):
-                along += weighted(D, weights, out=step).to(along)  # sum_i Weight_i Delta w_i
-                torch.add(w, step, alpha=self.lr, out=step)  # w_g := w_g + that, in the memory of the step
+            for w, step, *deltas in blocks(state.model[a:b], model[a:b], *(update.delta[a:b] for update in updates)):
+                torch.mul(deltas[0], weights[0], out=step)  # sum_i Weight_i Delta w_i
+                for delta, weight in zip(deltas[1:], weights[1:], strict=True):
+                    step.add_(delta, alpha=weight)
+                along += products(deltas, step).to(along)
+                torch.add(w, step, alpha=self.lr, out=step)  # w_g := w_g + that, in the place of the step
         values = Contributions()
-        for delta, weight in zip(deltas, weights, strict=True):
-            values.add(state.layout, delta, weight)
+        for update, weight in zip(updates, weights, strict=True):
+            values.add(state.layout, update.delta, weight)
         values.write(state.layout, model, state.model)
         return model, along.tolist()
 
@@ -209,21 +207,15 @@ def difference(layout: Layout, local: Tensor, base: Tensor, out: Tensor) -> floa
     return squared
 
 
-def weighted(D: Tensor, weights: list[float], out: Tensor) -> Tensor:
-    """out := sum_i weights_i D_i; the inner product of each D_i with it."""
-    if len(out) >= LEAST and D.dtype.itemsize >= 4:  # half precision would round the weights
-        return torch.mv(D, torch.mv(D.T, D.new_tensor(weights), out=out))
-    # in turn and side by side: where a short row begins, and how rows are added up, decides the last bit
-    torch.mul(D[0], weights[0], out=out)
-    for row, weight in zip(D[1:], weights[1:], strict=True):
-        out.add_(row, alpha=weight)
-    rows = torch.cat([D, out.unsqueeze(0)])
+def products(deltas: list[Tensor], step: Tensor) -> Tensor:
+    """<Delta w_i, step> of each."""
+    if len(step) >= LEAST:
+        return torch.stack([torch.dot(delta, step) for delta in deltas])
+    rows = torch.stack([*deltas, step])  # short ones are copied sooner than multiplied one by one
     return torch.mv(rows[:-1], rows[-1])
 
 
-def agreements(
-    layout: Layout, updates: list[Waiting], deltas: Tensor, weights: list[float], along: list[float]
-) -> list[float | None]:
+def agreements(layout: Layout, updates: list[Waiting], weights: list[float], along: list[float]) -> list[float | None]:
     """How well each update agrees with the others in its buffer: its cosine with their part of the step; None if alone.
 
     The others, because any update agrees with a step it is a large part of: that would only measure its norm. Their
@@ -233,7 +225,7 @@ def agreements(
     if len(updates) == 1:
         return [None]
     M2 = sum(weight * product for weight, product in zip(weights, along, strict=True))  # ||M||^2
-    rounding = torch.finfo(deltas.dtype).eps ** 0.5
+    rounding = torch.finfo(updates[0].delta.dtype).eps ** 0.5
     found: list[float | None] = []
     for i, (update, weight, product) in enumerate(zip(updates, weights, along, strict=True)):
         own = weight * update.squared  # <Delta w_i, Weight_i Delta w_i>
@@ -243,7 +235,8 @@ def agreements(
             found.append(min(1.0, max(-1.0, value)))
         else:
             M = RunningSum()
-            M.renew((deltas[j] for j in range(len(updates)) if j != i), (*weights[:i], *weights[i + 1 :]))
+            rest = [*updates[:i], *updates[i + 1 :]]
+            M.renew((other.delta for other in rest), (*weights[:i], *weights[i + 1 :]))
             assert M.total is not None
-            found.append(cosine(layout.trainable(deltas[i]), layout.trainable(M.total)))
+            found.append(cosine(layout.trainable(update.delta), layout.trainable(M.total)))
     return found

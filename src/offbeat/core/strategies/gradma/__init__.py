@@ -201,11 +201,11 @@ class GradMA(Settings):
         if answers.total is None:
             return []  # nobody answered: keep everything
         actions: list[Action] = []
-        step = answers.total
-        for m, *carried in blocks(step) if state.momentum is None else blocks(step, state.momentum):
+        step, carried = answers.total, [] if state.momentum is None else [state.momentum]
+        for m, *m_tilde in blocks(step, *carried):
             m.div_(answers.weight)  # acc = sum_k n_k (w - y_k) / sum_k n_k
-            for m_tilde in carried:
-                m.add_(m_tilde, alpha=self.beta1)  # m := beta_1 m~ + acc
+            if m_tilde:
+                m.add_(m_tilde[0], alpha=self.beta1)  # m := beta_1 m~ + acc
         if self.server:
             actions.append(self._correct(state, step))
             state.momentum = step  # what is carried is the corrected one

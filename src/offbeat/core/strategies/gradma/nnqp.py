@@ -31,14 +31,16 @@ SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1,
 
 def against(rows: Sequence[Tensor], v: Tensor, tensors: list[slice], rho: float) -> list[slice]:
     """The tensors whose program is to be solved. Without a margin z = 0 where v goes against no row, whatever else the
-    rows do: that takes one product a row. Vectors on a device, and short ones, are not looked at so closely.
+    rows do: that takes one product a row. Vectors on a device, in half precision, and short ones are not looked at so
+    closely.
     """
     if rho > 0 or len(v) < LEAST or not v.is_cpu or v.dtype not in (torch.float32, torch.float64):
         return tensors
     x = v.numpy()  # tensors are many and small, and numpy's calls cost less than torch's
     places = [(here, x[here]) for here in tensors]
-    products = np.array([[row[here].dot(x_l) for here, x_l in places] for row in (row.numpy() for row in rows)])
-    fine = np.all(products >= 0, axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is for the program to say
+        products = np.array([[row[here].dot(x_l) for here, x_l in places] for row in (row.numpy() for row in rows)])
+    fine = np.all((products >= 0) & (products < np.inf), axis=0)
     return [here for here, stays in zip(tensors, fine, strict=True) if not stays]
 
 
