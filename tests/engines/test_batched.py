@@ -243,38 +243,24 @@ def test_several_hands_share_what_waits_and_what_is_most_urgent_is_trained_first
     assert recorded.blocks == [[4, 3, 1], [0, 2]]
 
 
-def test_where_small_stacks_pay_one_is_given_out_as_soon_as_there_are_enough_jobs():
-    """Two hands and seven jobs at the first: stacks of 7 / (2 x 2), so two jobs, are not left waiting."""
+def test_jobs_wait_until_one_of_them_is_asked_for_and_then_everybody_has_a_share():
+    """Seven jobs, two hands: four and three. Three more wait, whatever else is asked for, until one of them is: two and
+    one. One of those was cancelled meanwhile: it is trained all the same if it was in a stack, and is nobody's.
+    """
     recorded = Recorded(8)
-    worker = Batched(recorded, hands=2, light=True)
+    worker = Batched(recorded, hands=2)
     for ticket in range(7):
         worker.submit(job(ticket), 1.0 + ticket)
     worker.collect((0,))
-    worker.submit(job(9), 30.0)
-    worker.submit(job(10), 20.0)  # now there are two
-    worker.submit(job(11), 10.0)
-    worker.cancel(10)  # it is trained all the same, and its answer is nobody's
-    assert [answer.ticket for answer in worker.collect((9,))] == [9]
-    assert [answer.ticket for answer in worker.collect((11,))] == [11]
-    assert [answer.ticket for answer in worker.collect((5,))] == [4, 5, 6]
-    assert recorded.blocks == [[0, 1, 2, 3], [10, 9], [11], [4, 5, 6]]
+    for ticket, due in {9: 30.0, 10: 20.0, 11: 10.0}.items():
+        worker.submit(job(ticket), due)
+    worker.cancel(6)
+    assert [answer.ticket for answer in worker.collect((5,))] == [4, 5]
+    assert [answer.ticket for answer in worker.collect((9,))] == [9, 11]
+    assert [answer.ticket for answer in worker.collect((10,))] == [10]
+    assert recorded.blocks == [[0, 1, 2, 3], [4, 5, 6], [9, 11], [10]]
     worker.close()
     assert recorded.closed
-
-
-def test_such_stacks_grow_with_the_jobs_under_way():
-    """One job at the first, so stacks of one; then eight: stacks of 8 / (2 x 2)."""
-    recorded = Recorded(8)
-    worker = Batched(recorded, hands=2, light=True)
-    worker.submit(job(0), 0.0)
-    worker.collect((0,))
-    for ticket in range(1, 9):
-        worker.submit(job(ticket), float(ticket))
-    assert [answer.ticket for answer in worker.collect((1,))] == [1]
-    for ticket in range(9, 13):
-        worker.submit(job(ticket), float(ticket))
-    assert [answer.ticket for answer in worker.collect((12,))] == [11, 12]
-    assert recorded.blocks == [[0], [1], [11, 12]]
 
 
 def test_a_stack_that_nobody_waits_for_any_more_is_not_trained():

@@ -154,7 +154,7 @@ class ClientData:
         apart by client.
         """
         if self._rows is None:
-            counts = [len(p) for p in places]
+            counts = [p.shape[0] for p in places]
             x, y = into or [held.new_empty(sum(counts), *held.shape[1:]) for held in self._pairs[0]]
             for client, p, *parts in zip(
                 clients, places, torch.split_with_sizes(x, counts), torch.split_with_sizes(y, counts), strict=True

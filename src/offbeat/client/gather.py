@@ -38,8 +38,8 @@ class Room:
         self._held: Pair | None = None
 
     def gathered(self, data: ClientData, clients: Sequence[int], places: Sequence[Tensor]) -> Pair:
-        count = sum(map(len, places))
-        if self._held is None or len(self._held[0]) < count:
+        count = sum(p.shape[0] for p in places)
+        if self._held is None or self._held[0].shape[0] < count:
             self._held = data.gather(clients, places)
             return self._held
         x, y = self._held

@@ -68,10 +68,10 @@ def _batched(trainer: Trainer, count: int | None) -> Worker:
 def batched(stacked: StackTrainer, hands: int) -> Worker:
     """So many stacks at a time; where there are no processes the same ones, one after the other."""
     if hands == 1 or _no_processes() is not None:
-        return Batched(stacked, hands, stacked.light)
+        return Batched(stacked, hands)
     from offbeat.engines.workers.processes import Processes
 
-    return Batched(stacked, hands, stacked.light, lambda train: Processes(train, hands - 1, stacked.most, helps=True))
+    return Batched(stacked, hands, lambda train: Processes(train, hands - 1, stacked.most, helps=True))
 
 
 def pooled(trainers: Sequence[Trainer], owner: Callable[[Job], int]) -> Worker:

@@ -1,8 +1,8 @@
 """Many jobs in one tensor program: what is due, and with it whatever else has been sent, as far as a stack may go.
 
 With several hands what waits is cut into as many stacks, the most urgent jobs in the first; the run goes on as soon as
-that one is there. Where small stacks pay too, jobs are not left waiting until one of them is due: a stack is given out
-as soon as there are enough for one, so that nobody is idle while the run does its own work.
+that one is there. Until then jobs are left waiting: handed out as they come, a few at a time, they make small stacks,
+and everybody waits for somebody in turn.
 
 Which jobs are stacked follows from what was submitted, cancelled and asked for, in which order: from the events of the
 run, never from host time. So the same run gives the same bits again. Each job is within rounding of what `inline` makes
@@ -21,8 +21,6 @@ from offbeat.core.jobs import Failure, Job, Result
 from offbeat.engines.workers import Answer
 from offbeat.engines.workers.blocks import Block
 from offbeat.engines.workers.inline import Inline, computed
-
-WAVES = 2  # stacks for each hand that the jobs under way make, where small stacks pay
 
 
 class Stacked(Protocol):
@@ -53,31 +51,23 @@ class Blocks(Protocol):
 
 
 class Batched:
-    """`through` makes what trains `hands` stacks at a time, where there is such a thing. `light`: a stack of a few jobs
-    is quicker than these jobs one by one.
-    """
+    """`through` makes what trains `hands` stacks at a time, where there is such a thing."""
 
     def __init__(
-        self,
-        stacked: Stacked,
-        hands: int = 1,
-        light: bool = False,
-        through: Callable[[Callable[[Any], Any]], Blocks] = Inline,
+        self, stacked: Stacked, hands: int = 1, through: Callable[[Callable[[Any], Any]], Blocks] = Inline
     ) -> None:
-        self._stacked, self._hands, self._light = stacked, hands, light
+        self._stacked, self._hands = stacked, hands
         self._jobs: dict[int, Job] = {}  # that are in no block yet
         self._dues: list[tuple[float, int]] = []  # a heap of (due, ticket); some of them are gone already
         self._blocks = through(self._trained)
         self._block_of: dict[int, int] = {}  # ticket -> number of its block
         self._in: dict[int, set[int]] = {}  # number of a block -> its tickets that somebody waits for
-        self._next, self._ahead = 0, 0  # number of a block; how many jobs make one before any is due, 0: none do
+        self._next = 0  # number of a block
         self._done: dict[int, Any] = {}  # what a block that was trained here has for an answer
 
     def submit(self, job: Job, due: float) -> None:
         self._jobs[job.ticket] = job
         heappush(self._dues, (due, job.ticket))
-        if 0 < self._ahead <= len(self._jobs):
-            self._cut(())
 
     def cancel(self, ticket: int) -> None:
         self._jobs.pop(ticket, None)
@@ -90,9 +80,6 @@ class Batched:
                 self._blocks.cancel(number)
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
-        if self._light and self._hands > 1:
-            under_way = len(self._jobs) + len(self._block_of)
-            self._ahead = max(self._ahead, min(self._stacked.most, ceil(under_way / (WAVES * self._hands))))
         asked = [ticket for ticket in tickets if ticket in self._jobs]
         if asked:
             self._cut(asked)
@@ -105,7 +92,7 @@ class Batched:
     def close(self) -> None:
         for held in (self._jobs, self._dues, self._block_of, self._in, self._done):
             held.clear()
-        self._next = self._ahead = 0
+        self._next = 0
         self._blocks.close()
         self._stacked.close()
 
@@ -118,7 +105,7 @@ class Batched:
             if (job := self._jobs.pop(ticket, None)) is not None:
                 jobs.append(job)
                 dues[ticket] = due
-        size = min(self._stacked.most, ceil(len(jobs) / self._hands)) if asked else self._stacked.most
+        size = min(self._stacked.most, ceil(len(jobs) / self._hands))
         for at in range(0, len(jobs), size):
             block = Block(self._next, tuple(jobs[at : at + size]))
             self._in[block.ticket] = {job.ticket for job in block.jobs}

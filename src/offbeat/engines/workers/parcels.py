@@ -20,7 +20,9 @@ from torch import Tensor
 from offbeat.core.parts.reuse import ALIGNED, room
 from offbeat.engines.gate import dense
 
-NOWHERE, PLACED, APART, KNOWN = range(4)  # where a thing is that is not in the pickle
+NOWHERE, PLACED, APART = range(3)  # where a tensor is that is not in the pickle
+KINDS = tuple(sorted({held for held in vars(torch).values() if isinstance(held, torch.dtype)}, key=str))
+_KIND = {dtype: number for number, dtype in enumerate(KINDS)}  # a number travels sooner than a name
 
 
 class Unsendable(Exception):
@@ -47,14 +49,15 @@ class Arena:
         start, stop = self._end, self._end + tensor.nbytes
         if stop > self.size:
             return None
-        self.at(start, tensor.dtype, tensor.shape).copy_(tensor)
+        self.at(start, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
         self._end = stop + -stop % ALIGNED
         return start
 
-    def at(self, start: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    def at(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """A tensor that lies there."""
         assert self._held is not None
-        return torch.frombuffer(self._held, dtype=dtype, count=prod(shape), offset=start).view(shape)
+        flat = torch.frombuffer(self._held, dtype=dtype, count=prod(shape), offset=start)
+        return flat if len(shape) == 1 else flat.view(shape)
 
 
 @dataclass(frozen=True)
@@ -100,25 +103,25 @@ def refuse_odd(tensor: Tensor, exact: bool) -> None:
 
 
 class _Packer(pickle.Pickler):
+    """Pickle asks `reducer_override` of everything but numbers, texts and plain containers: of a few things of a job,
+    while it would ask for a persistent id of each of its fields. The same tensor twice travels once, as all else does.
+    """
+
     def __init__(self, file: BytesIO, arena: Arena, known: Mapping[int, int], exact: bool) -> None:
         super().__init__(file, protocol=5)
         self.apart: list[bytes] = []
         self._arena, self._known, self._exact = arena, known, exact
-        self._seen: dict[int, tuple[Any, ...]] = {}  # the same tensor twice travels once
 
-    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+    def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            found = self._seen.get(id(value))
-            if found is None:
-                found = self._seen[id(value)] = self._place(value)
-            return found
+            return _tensor, self._place(value)
         number = self._known.get(id(value))
-        return None if number is None else (KNOWN, number)
+        return NotImplemented if number is None else (_known, (number,))
 
     def _place(self, tensor: Tensor) -> tuple[Any, ...]:
         refuse_odd(tensor, self._exact)
         tensor = tensor.detach()
-        kind = tensor.dtype, tuple(tensor.shape)
+        kind = _KIND[tensor.dtype], tuple(tensor.shape)
         if tensor.numel() == 0:
             return NOWHERE, *kind
         start = self._arena.put(tensor)
@@ -129,22 +132,29 @@ class _Packer(pickle.Pickler):
         return APART, *kind, len(self.apart) - 1
 
 
+def _tensor(where: int, kind: int, shape: tuple[int, ...], at: int = 0) -> Tensor:
+    """Stands in a parcel for `_Unpacker.tensor`."""
+    raise NotImplementedError
+
+
+def _known(number: int) -> Any:
+    """Stands in a parcel for what the other side has at that number."""
+    raise NotImplementedError
+
+
 class _Unpacker(pickle.Unpickler):
     def __init__(self, file: BytesIO, apart: Sequence[bytes], arena: Arena, known: Sequence[Any], copy: bool) -> None:
         super().__init__(file)
         self._apart, self._arena, self._known, self._copy = apart, arena, known, copy
-        self._seen: dict[tuple[Any, ...], Tensor] = {}
 
-    def persistent_load(self, token: tuple[Any, ...]) -> Any:
-        where, *rest = token
-        if where == KNOWN:
-            return self._known[rest[0]]
-        found = self._seen.get(token)
-        if found is None:
-            found = self._seen[token] = self._find(where, *rest)
-        return found
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if found is _tensor:
+            return self._tensor
+        return self._known.__getitem__ if found is _known else found
 
-    def _find(self, where: int, dtype: torch.dtype, shape: tuple[int, ...], at: int = 0) -> Tensor:
+    def _tensor(self, where: int, kind: int, shape: tuple[int, ...], at: int = 0) -> Tensor:
+        dtype = KINDS[kind]
         if where == NOWHERE:
             return torch.empty(shape, dtype=dtype)
         if where == PLACED:
