@@ -1,4 +1,4 @@
-"""What travels to forks and back: tensors of any kind, bit for bit, each once; what the other side knows, not at all."""
+"""What travels to forks and back: tensors of any kind, bit for bit, each once; what the other side has, not at all."""
 
 from __future__ import annotations
 
