@@ -39,7 +39,7 @@ def linear() -> nn.Module:
 def test_a_device_is_told_the_seeds_that_jobs_draw_their_orders_with() -> None:
     trainer = trainer_of(Training(batch=8, epochs=1), linear())
     jobs = [replace(job, seed=seed, index=seed) for seed, job in enumerate(jobs_of(trainer, None))]
-    for job, seed in zip(jobs, order_seeds(jobs), strict=True):
+    for job, seed in zip(jobs, order_seeds(jobs).tolist(), strict=True):
         order = torch.randperm(job.num_examples, generator=torch.Generator().manual_seed(seed))
         seen = [place for batch, _ in trainer.plan(job).batches(0) for place in batch.tolist()][: job.num_examples]
         assert seen == order.tolist()[: len(seen)]  # the first epoch, or as much of it as the job has steps for

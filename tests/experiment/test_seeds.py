@@ -27,7 +27,7 @@ def drawn(experiment: Experiment) -> dict[str, object]:
         "partition": [rows.tolist() for rows in build.split(experiment, load(experiment.data))],
         "delays": [made.surroundings.trip(client, 0, LocalWork(), 20, 0.0).duration for client in range(4)],
         "model": flatten(made.module).tolist(),
-        "batches": order_seeds([job])[0],
+        "batches": int(order_seeds([job])[0]),
     }
 
 

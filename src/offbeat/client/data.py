@@ -123,8 +123,11 @@ class ClientData:
         return torch.stack([x.flatten(2).amin((0, 2)) for x, _ in self._pairs]).amin(0)
 
     def size(self, client: int) -> int:
-        self._at(client)  # who is asked for exists
-        return self._counts[client]
+        try:
+            return self._counts[client]
+        except (KeyError, IndexError):
+            self._at(client)  # says who there is
+            raise
 
     def take(self, client: int, positions: Tensor) -> Pair:
         """The client's examples at these positions (0 is its first), as new tensors."""
@@ -189,14 +192,14 @@ class ClientData:
             return Placed(
                 self.pooled(),
                 lambda client: torch.arange(*starts[(at := self._at(client)) : at + 2]),
-                lambda client: starts[self._at(client)],
+                starts.__getitem__ if self._place is None else lambda client: starts[self._at(client)],
             )
         if isinstance(self._rows, Tensor):
             flat = self._rows.cpu()
             return Placed(
                 self._pairs[0],
                 lambda client: flat[self._starts[(at := self._at(client))] : self._starts[at + 1]],
-                lambda client: self._starts[self._at(client)],
+                self._starts.__getitem__ if self._place is None else lambda client: self._starts[self._at(client)],
                 self._rows,
             )
         rows = self._rows

@@ -69,7 +69,7 @@ def together(placed: Sequence[Placed]) -> list[Placed]:
         if one.rows is None or one.start is None:
             found.append(one)
             continue
-        found.append(one._replace(start=partial(_moved, one.start, end)))
+        found.append(one._replace(start=partial(_moved, one.start, end)) if end else one)
         parts.append(one.rows)
         end += len(one.rows)
     if not parts:
@@ -84,27 +84,26 @@ def _moved(start: Callable[[int], int], by: int, client: int) -> int:
 
 def orders_of(plans: Sequence[Plan], placed: Sequence[Placed], jobs: int) -> Orders:
     """For a stack with room for so many jobs; who is too few does nothing."""
-    device, idle = placed[0].pair[0].device, jobs - len(plans)
-    counts = [plan.job.num_examples for plan in plans]
-    steps = [plan.counts[0] for plan in plans]
-    batch = plans[0].batch
-    of_epoch = {count: batches.count(count, batch, plans[0].merge) for count in {*counts}}
-    each = [of_epoch[count] for count in counts]
-    epochs = [-(-s // e) for e, s in zip(each, steps, strict=True)]
+    device = placed[0].pair[0].device
+    batch, merge = plans[0].batch, plans[0].merge
     starts, rows = _placed(plans, placed, device)
-    told = np.zeros((5, jobs), dtype=np.int64)
-    told[0] = told[4] = 1
-    told[:, : len(plans)] = counts, steps, starts, epochs, each
+    told = np.ones((5, jobs), dtype=np.int64)
+    told[1:4, len(plans) :] = 0
+    counts, steps, begins, epochs, each = told[:, : len(plans)]
+    counts[:], steps[:], begins[:] = [plan.job.num_examples for plan in plans], [p.counts[0] for p in plans], starts
+    different, which = np.unique(counts, return_inverse=True)
+    each[:] = np.array([batches.count(count, batch, merge) for count in different.tolist()])[which]
+    epochs[:] = -(-steps // each)
     sent = torch.from_numpy(told).to(device, non_blocking=True)
-    longest = max(map(int.__mul__, counts, epochs))
+    longest = int((counts * epochs).max())
     if has_kernels(device.type) and _same_draws():
         from offbeat.client.shuffles import shuffled
 
-        seeds = order_seeds([plan.job for plan in plans]) + [0] * idle
-        order = shuffled(seeds, sent[0], sent[3], longest, (max(counts), max(epochs)))
+        seeds = order_seeds([plan.job for plan in plans])
+        order = shuffled(seeds, sent[0], sent[3], longest, (int(counts.max()), int(epochs.max())))
     else:
         order = one_by_one(plans, jobs, longest).to(device)
-    return Orders(order, sent[0], sent[1], sent[2], rows, sent[4], batch, max(steps))
+    return Orders(order, sent[0], sent[1], sent[2], rows, sent[4], batch, int(steps.max()))
 
 
 def one_by_one(plans: Sequence[Plan], jobs: int, longest: int) -> Tensor:
@@ -121,7 +120,7 @@ def one_by_one(plans: Sequence[Plan], jobs: int, longest: int) -> Tensor:
 def _placed(plans: Sequence[Plan], placed: Sequence[Placed], device: torch.device) -> tuple[list[int], Tensor | None]:
     """Where the examples of each job begin, and in what."""
     first = placed[0]
-    if all(one.start is not None and one.rows is first.rows for one in placed):
+    if all(one.start is not None and one.rows is first.rows for one in {id(one): one for one in placed}.values()):
         return [one.start(plan.job.client) for one, plan in zip(placed, plans, strict=True) if one.start], first.rows
     own = [one.of(plan.job.client)[: plan.job.num_examples] for one, plan in zip(placed, plans, strict=True)]
     starts = np.cumsum([0, *map(len, own[:-1])]).tolist()
@@ -133,13 +132,14 @@ def _same_draws() -> bool:
     """Does a GPU here shuffle as torch does on the host? It is tried once: another version may draw otherwise."""
     from offbeat.client.shuffles import shuffled
 
-    found = []
-    for seed in (1, 2**62 + 12345):
+    seeds, found = (1, 2**62 + 12345), []
+    for seed in seeds:
         g = torch.Generator()
         g.manual_seed(seed)
         found.append(torch.cat([torch.randperm(777, generator=g) for _ in range(3)]))
     counts, epochs = torch.tensor([777, 777], device="cuda"), torch.tensor([3, 3], device="cuda")
-    same = torch.equal(shuffled([1, 2**62 + 12345], counts, epochs, 3 * 777, (777, 3)).cpu().long(), torch.stack(found))
+    ours = shuffled(np.array(seeds, dtype=np.uint64), counts, epochs, 3 * 777, (777, 3))
+    same = torch.equal(ours.cpu().long(), torch.stack(found))
     if not same:
         log.warning("this version of torch shuffles in another way: orders of examples are drawn on the host")
     return same

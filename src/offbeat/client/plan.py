@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,10 +26,9 @@ Epoch = tuple[Tensor, list[int], Tensor | None]
 _ORDER = "batches"
 
 
-def order_seeds(jobs: Collection[Job]) -> list[int]:
+def order_seeds(jobs: Collection[Job]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Of the generator that each job's orders are drawn from: what `draws.generator` is seeded with."""
-    drawn = draws.bits_of(_ORDER, [(job.seed, job.client, job.index) for job in jobs])
-    return [bits >> 1 for bits in drawn]
+    return draws.bits_of(_ORDER, [(job.seed, job.client, job.index) for job in jobs]) >> np.uint64(1)
 
 
 @dataclass(slots=True)  # one is made for every job: freezing them would take as long as all the rest of it

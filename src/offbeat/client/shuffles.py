@@ -7,8 +7,7 @@ Fisher and Yates with one draw for each place but the last. `tests/client/test_o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -81,12 +80,14 @@ def _swaps(draws, counts, epochs, order, jobs, longest, width, most, EPOCHS, LAN
         tl.store(own + i + z, here, mask=mask)
 
 
-def shuffled(seeds: Sequence[int], counts: Tensor, epochs: Tensor, longest: int, most: tuple[int, int]) -> Tensor:
-    """(jobs, longest): of each job as many permutations of its count as it has epochs, one after the other. `most`: of
-    all counts and of all epochs.
+def shuffled(seeds: np.ndarray, counts: Tensor, epochs: Tensor, longest: int, most: tuple[int, int]) -> Tensor:
+    """(jobs, longest): of each job as many permutations of its count as it has epochs, one after the other, by its seed
+    (whole numbers of numpy's; who has none does nothing). `most`: of all counts and of all epochs.
     """
-    device, jobs = counts.device, len(seeds)
-    short = torch.tensor([seed & 0xFFFFFFFF for seed in seeds]).to(device, non_blocking=True)
+    device, jobs = counts.device, len(counts)
+    short = torch.zeros(jobs, dtype=torch.int64)
+    short[: len(seeds)] = torch.from_numpy((seeds & 0xFFFFFFFF).astype(np.int64))
+    short = short.to(device, non_blocking=True)
     states = torch.empty((jobs, 624), dtype=torch.uint32, device=device)
     drawn = torch.empty((jobs, longest), dtype=torch.uint32, device=device)
     order = torch.zeros((jobs, longest), dtype=torch.int32, device=device)

@@ -10,7 +10,9 @@ from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from math import log
 from statistics import NormalDist
+from typing import Any
 
+import numpy as np
 import torch
 
 _NORMAL = NormalDist()
@@ -27,7 +29,7 @@ def bits(seed: int, purpose: str, *counters: int) -> int:
     return int.from_bytes(hashed.digest(), "little")
 
 
-def bits_of(purpose: str, keys: Collection[tuple[int, int, int]]) -> list[int]:
+def bits_of(purpose: str, keys: Collection[tuple[int, int, int]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """The same of many keys (seed, and two counters) of one purpose: what they begin with is hashed once a seed."""
     begun = {}
     for seed in {key[0] for key in keys}:
@@ -38,8 +40,8 @@ def bits_of(purpose: str, keys: Collection[tuple[int, int, int]]) -> list[int]:
     for seed, first, second in keys:
         hashed = begun[seed]()
         hashed.update(b"%d/%d" % (first, second))
-        found.append(int.from_bytes(hashed.digest(), "little"))
-    return found
+        found.append(hashed.digest())
+    return np.frombuffer(b"".join(found), dtype="<u8")
 
 
 def uniform(seed: int, purpose: str, *counters: int) -> float:
