@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import offbeat
-from offbeat.client import convolution, layers, orders, straight
+from offbeat.client import batch_norm, convolution, layers, orders, straight
 from offbeat.client.data import ClientData
 from offbeat.client.device import DeviceTrainer, bases
 from offbeat.client.evaluation import Evaluator
@@ -159,6 +159,33 @@ def pictures_agree() -> None:
         found += both(lambda x, w, b, a, m=layer: layers.group_norm(x, w, b, m, a, cut=True), also)
         print(f"GroupNorm of {channels} channels: float32 within {max(found):.1e} of float64")
         assert max(found) < 5e-6
+    for channels, side in ((64, 32), (96, 7), (10, 1)):
+        given = [
+            torch.randn(3, 8, channels, side, side, device=DEVICE, dtype=torch.float64) + 1,
+            torch.randn(3, channels, device=DEVICE, dtype=torch.float64),
+            torch.randn(3, channels, device=DEVICE, dtype=torch.float64),
+        ]
+        norm = nn.BatchNorm2d(channels)
+        found = both(partial(normal_of, norm), given)
+        found += both(partial(normal_of, norm, cut=True), [*given, torch.randn_like(given[0])])
+        print(f"BatchNorm of {channels} channels: float32 within {max(found):.1e} of float64")
+        assert max(found) < 5e-6
+
+
+def normal_of(layer: nn.BatchNorm2d, x: torch.Tensor, *rest: torch.Tensor, cut: bool = False) -> torch.Tensor:
+    """Of clients of which 8, 5 and 2 examples count: what comes out, times what statistics move to."""
+    weight, bias, *added = rest
+    sizes = torch.tensor([[8], [5], [2]], device=DEVICE)
+    held = {
+        "running_mean": torch.zeros_like(weight),
+        "running_var": torch.ones_like(weight),
+        "num_batches_tracked": torch.zeros(3, dtype=torch.int64, device=DEVICE),
+    }
+    batch = batch_norm.Batch(sizes, x.shape[1], held)
+    out = batch_norm.batch_norm(x, weight, bias, "", layer, batch, *added, cut=cut)
+    counted = batch.counts[:, :, None, None, None].to(x.dtype)  # of the others nobody asks
+    moved = batch.statistics["running_mean"] + batch.statistics["running_var"]
+    return out * counted * moved.detach()[:, None, :, None, None]
 
 
 def straight_agrees() -> None:

@@ -2,17 +2,20 @@
 
 As torch has it while a model trains: an example is seen by the mean and the deviation of its batch, the running
 statistics move towards them (the variance without bias), and the gradient goes through both. For any device; compared
-with torch's own by tests/client/test_device.py.
+with torch's own by tests/client/test_device.py. Of pictures on a GPU it is one kernel (`client/norms.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from offbeat.client.convolution import has_kernels
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -34,17 +37,41 @@ class Batch:
         return torch.arange(self._width, device=self._sizes.device) < self.sizes
 
 
-def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, name: str, layer: Any, batch: Batch) -> Tensor:
-    """x (clients, examples, channels, …), weight and bias (clients, channels)."""
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    name: str,
+    layer: Any,
+    batch: Batch,
+    added: Tensor | None = None,
+    cut: bool = False,
+) -> Tensor:
+    """x (clients, examples, channels, …), weight and bias (clients, channels). Something may be added to what comes
+    out, and what is then below zero cut off.
+    """
     last = x.movedim(2, -1)  # as convolutions of stacks have it in memory
-    flat = last.reshape(*x.shape[:2], -1, x.shape[2])  # (clients, examples, places, channels)
-    number = (batch.sizes * flat.shape[2]).to(x.dtype)[:, :, None, None]  # (clients, 1, 1, 1): of values a channel
-    counts = batch.counts[:, :, None, None].to(x.dtype)
-    out, mean, variance = _Normal.apply(flat, weight, bias, counts, number, layer.eps)  # type: ignore[no-untyped-call]
+    number = (batch.sizes * prod(last.shape[2:-1])).to(x.dtype)  # (clients, 1): of values a channel
+    pictures = x.dim() == 5 and x.dtype == torch.float32 and weight is not None and bias is not None
+    if pictures and has_kernels(x.device.type):
+        from offbeat.client.norms import BatchNorm
+
+        also = None if added is None else added.movedim(2, -1)
+        ways = (also, cut, batch.sizes, layer.eps)
+        out, mean, variance = BatchNorm.apply(last, weight, bias, *ways)  # type: ignore[no-untyped-call]
+        out = out.movedim(-1, 2)
+    else:
+        flat = last.reshape(*x.shape[:2], -1, x.shape[2])  # (clients, examples, places, channels)
+        counts = batch.counts[:, :, None, None].to(x.dtype)
+        of = (counts, number[:, :, None, None], layer.eps)
+        out, mean, variance = _Normal.apply(flat, weight, bias, *of)  # type: ignore[no-untyped-call]
+        out = out.view(last.shape).movedim(-1, 2)
+        out = out if added is None else out + added
+        out = out.relu() if cut else out
     if layer.track_running_stats:
-        unbiased = variance * (number / (number - 1).clamp(min=1)).view(-1, 1)
+        unbiased = variance * (number / (number - 1).clamp(min=1))
         _follow(f"{name}." if name else "", layer, batch.statistics, mean, unbiased)
-    normal: Tensor = out.view(last.shape).movedim(-1, 2)
+    normal: Tensor = out
     return normal
 
 

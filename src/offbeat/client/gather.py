@@ -15,7 +15,7 @@ from torch import Tensor
 from offbeat.client.data import ClientData, Pair
 from offbeat.client.plan import Plan
 
-GATHERED = 2**19  # values of examples that are copied at a time: as many as a core has near, or one step's
+GATHERED = 2**20  # values of examples that are copied at a time, or one step's: an epoch of a few clients
 
 Batch = tuple[Tensor, int, Tensor | None]  # where its examples lie, how many there are, and how each is shown
 

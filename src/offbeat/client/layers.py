@@ -63,7 +63,7 @@ def stacked(module: nn.Module) -> Forward:
 
 
 class Followed(NamedTuple):
-    """A GroupNorm with what follows it: computed where the last of it stands."""
+    """A norm of pictures with what follows it: computed where the last of it stands."""
 
     norm: fx.Node
     added: fx.Node | None
@@ -73,7 +73,7 @@ def _followed(module: nn.Module, nodes: tuple[fx.Node, ...]) -> dict[str, Follow
     """By the name of a node: what to compute there; None: nothing, it comes later."""
     found: dict[str, Followed | None] = {}
     for norm in nodes:
-        if norm.op != "call_module" or type(module.get_submodule(str(norm.target))) is not nn.GroupNorm:
+        if norm.op != "call_module" or type(module.get_submodule(str(norm.target))) not in FOLLOWED:
             continue
         last, added = _only_user(norm), None
         if last is not None and last.target in (operator.add, torch.add) and len(last.all_input_nodes) == 2:
@@ -172,7 +172,8 @@ def _run(
             if (whole := followed[node.name]) is not None:
                 name, given = str(whole.norm.target), _value(whole.norm.args[0], values)
                 added = None if whole.added is None else _value(whole.added, values)
-                values[node.name] = _group_norm(now, name, module.get_submodule(name), given, added, cut=True)
+                layer = module.get_submodule(name)
+                values[node.name] = FOLLOWED[type(layer)](now, name, layer, given, added, True)
         elif node.op == "placeholder":
             values[node.name] = _entered(module, x)
         elif node.op == "output":
@@ -257,8 +258,8 @@ def group_norm(
     return out.relu() if cut else out
 
 
-def _batch_norm(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:
-    return batch_norm(x, *_scale_and_shift(now, name, layer), name, layer, now.batch)
+def _batch_norm(now: Pass, name: str, layer: Any, x: Tensor, added: Tensor | None = None, cut: bool = False) -> Tensor:
+    return batch_norm(x, *_scale_and_shift(now, name, layer), name, layer, now.batch, added, cut)
 
 
 def _layer_norm(now: Pass, name: str, layer: Any, x: Tensor) -> Tensor:
@@ -327,6 +328,7 @@ def _pair(given: Any) -> tuple[int, int]:
     return (given, given) if isinstance(given, int) else (int(given[0]), int(given[1]))
 
 
+FOLLOWED: dict[type[nn.Module], Callable[..., Tensor]] = {nn.GroupNorm: _group_norm, nn.BatchNorm2d: _batch_norm}
 LAYERS: dict[type[nn.Module], Layer] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,

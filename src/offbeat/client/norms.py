@@ -1,5 +1,5 @@
-"""GroupNorm of a stack on a GPU, every client its own scale and shift: two passes over memory forward, three backward,
-and what often follows it (something added, nothing below zero) in the same passes.
+"""GroupNorm and BatchNorm of a stack on a GPU, every client its own scale and shift: two passes over memory forward,
+three backward, and what often follows them (something added, nothing below zero) in the same passes.
 
 For pictures (clients, examples, height, width, channels), as convolutions of stacks give and take them; torch's own
 wants channels first, and scale and shift would be passes of their own. Compared with torch's by bench/gpu.py.
@@ -137,3 +137,131 @@ class GroupNorm(torch.autograd.Function):
 def _blocks(each: int) -> tuple[int, int, int]:
     width = triton.next_power_of_2(each)
     return each, width, max(1, BLOCK // width)
+
+
+# ---------------------------------------------------------------- over a batch
+
+MANY = 8192  # entries that are looked at together, where there are fewer programs than a GPU has room for
+ACROSS = 16  # channels of a program
+
+
+@triton.jit
+def _batch_forward(
+    x, weight, bias, added, out, means, variances, sizes, rows, places, channels, eps,
+    ADDED: tl.constexpr, RELU: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Of the rows of a client, (examples x places), those of the examples that count make up mean and variance."""
+    client = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    own, base = c < channels, client * rows * channels
+    counted = (tl.load(sizes + client) * places).to(tl.int32)
+    zero = tl.zeros((ROWS, WIDTH), dtype=x.dtype.element_ty)
+    total = zero
+    for first in range(0, counted, ROWS):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < counted)[:, None] & own[None, :]
+        total += tl.load(x + base + row[:, None] * channels + c[None, :], mask=mask, other=0.0)
+    mean = tl.sum(total, 0) / counted
+    total = zero
+    for first in range(0, counted, ROWS):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < counted)[:, None] & own[None, :]
+        apart = tl.load(x + base + row[:, None] * channels + c[None, :], mask=mask, other=0.0) - mean[None, :]
+        total += tl.where(mask, apart * apart, 0.0)
+    variance = tl.sum(total, 0) / counted
+    at = client * channels + c
+    tl.store(means + at, mean, mask=own)
+    tl.store(variances + at, variance, mask=own)
+    slope = tl.load(weight + at, mask=own, other=0.0) / tl.sqrt(variance + eps)
+    shift = tl.load(bias + at, mask=own, other=0.0)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & own[None, :]
+        where = base + row[:, None] * channels + c[None, :]
+        value = (tl.load(x + where, mask=mask, other=0.0) - mean[None, :]) * slope[None, :] + shift[None, :]
+        if ADDED:
+            value += tl.load(added + where, mask=mask, other=0.0)
+        if RELU:
+            value = tl.where(value <= 0, 0.0, value)  # what is no number stays so
+        tl.store(out + where, value, mask=mask)
+
+
+@triton.jit
+def _batch_backward(
+    grad, x, made, weight, means, variances, sizes, out, of_added, of_weight, of_bias, rows, places, channels, eps,
+    ADDED: tl.constexpr, RELU: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    own, base = c < channels, client * rows * channels
+    counted = (tl.load(sizes + client) * places).to(tl.int32)
+    at = client * channels + c
+    mean = tl.load(means + at, mask=own, other=0.0)
+    scale = 1 / tl.sqrt(tl.load(variances + at, mask=own, other=1.0) + eps)
+    plain = tl.zeros((ROWS, WIDTH), dtype=x.dtype.element_ty)
+    along = tl.zeros((ROWS, WIDTH), dtype=x.dtype.element_ty)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & own[None, :]
+        where = base + row[:, None] * channels + c[None, :]
+        g = tl.load(grad + where, mask=mask, other=0.0)
+        if RELU:
+            g = tl.where(tl.load(made + where, mask=mask, other=0.0) <= 0, 0.0, g)
+        if ADDED:
+            tl.store(of_added + where, g, mask=mask)
+        plain += g
+        along += g * (tl.load(x + where, mask=mask, other=0.0) - mean[None, :])
+    shift, slope = tl.sum(plain, 0), tl.sum(along, 0) * scale
+    tl.store(of_bias + at, shift, mask=own)
+    tl.store(of_weight + at, slope, mask=own)
+    w = tl.load(weight + at, mask=own, other=0.0) * scale
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & own[None, :]
+        where = base + row[:, None] * channels + c[None, :]
+        g = tl.load(grad + where, mask=mask, other=0.0)
+        if RELU:
+            g = tl.where(tl.load(made + where, mask=mask, other=0.0) <= 0, 0.0, g)
+        normal = (tl.load(x + where, mask=mask, other=0.0) - mean[None, :]) * scale[None, :]
+        through = (shift[None, :] + normal * slope[None, :]) / counted
+        tl.store(out + where, (g - tl.where((row < counted)[:, None], through, 0.0)) * w[None, :], mask=mask)
+
+
+class BatchNorm(torch.autograd.Function):
+    """As GroupNorm, over the first examples of each client, as many as `sizes` (clients, 1) says; mean and variance of
+    each channel (clients, channels) come out too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, relu: bool, sizes: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+        added = None if added is None else added.contiguous()
+        clients, examples, height, width, channels = x.shape
+        out, means = torch.empty_like(x), x.new_empty((clients, channels))
+        variances = torch.empty_like(means)
+        rows = examples * height * width
+        ctx.ways = (added is not None, relu, ACROSS, min(MANY // ACROSS, triton.next_power_of_2(rows)))
+        ctx.sides = (rows, height * width, channels, eps)
+        _batch_forward[(triton.cdiv(channels, ACROSS), clients)](
+            x, weight, bias, x if added is None else added, out, means, variances, sizes, *ctx.sides, *ctx.ways,
+            num_warps=8,
+        )  # fmt: skip
+        ctx.save_for_backward(x, weight, means, variances, sizes, *([out] if relu else []))
+        ctx.mark_non_differentiable(means, variances)
+        ctx.set_materialize_grads(False)
+        return out, means, variances
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, means, variances, sizes, *made = ctx.saved_tensors
+        clients, *_, channels = x.shape
+        out, of_weight = torch.empty_like(x), torch.empty_like(means)
+        of_bias = torch.empty_like(of_weight)
+        of_added = torch.empty_like(x) if ctx.ways[0] else None
+        _batch_backward[(triton.cdiv(channels, ACROSS), clients)](
+            grads[0].contiguous(), x, made[0] if made else x, weight, means, variances, sizes, out,
+            out if of_added is None else of_added, of_weight, of_bias, *ctx.sides, *ctx.ways, num_warps=8,
+        )  # fmt: skip
+        return out, of_weight, of_bias, of_added, None, None, None
