@@ -4,6 +4,7 @@ where a GPU plays its graph; bench/gpu.py compares the two on a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import Tensor, fx, nn
 from offbeat.client.convolution import Geometry, avg_pool, convolve, max_pool
 from offbeat.client.data import ClientData
 from offbeat.client.device import DeviceTrainer, apart, rounded
+from offbeat.client.followed import followed
 from offbeat.client.gradient import overrides
-from offbeat.client.layers import NotStacked, _followed, stacked
+from offbeat.client.layers import FOLLOWED, NotStacked, stacked
 from offbeat.client.orders import Orders
 from offbeat.client.program import SEGMENT, CannotRecord, Program, short_of_memory
 from offbeat.client.straight import Straight
@@ -456,12 +458,12 @@ def test_a_word_that_an_embedding_does_not_know_is_that_clients_failure() -> Non
 
 
 class Blocks(nn.Module):
-    """GroupNorm with everything that may follow it: a ReLU, something added and then one, and neither."""
+    """A norm with everything that may follow it: a ReLU, something added and then one, and neither."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.a, self.b, self.c = (nn.Conv2d(n, 4, 3, padding=1) for n in (1, 4, 1))
-        self.first, self.second, self.third, self.last = (nn.GroupNorm(2, 4) for _ in range(4))
+        self.first, self.second, self.third, self.last = (norm() for _ in range(4))
         self.relu, self.end = nn.ReLU(inplace=True), nn.Linear(4, 4)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
@@ -472,10 +474,13 @@ class Blocks(nn.Module):
         return end
 
 
-def test_what_follows_a_norm_is_computed_with_it(caplog: Any) -> None:
-    module = Blocks()
+@pytest.mark.parametrize(
+    "norm", [lambda: nn.GroupNorm(2, 4), lambda: nn.BatchNorm2d(4)], ids=["GroupNorm", "BatchNorm2d"]
+)
+def test_what_follows_a_norm_is_computed_with_it(norm: Callable[[], nn.Module], caplog: Any) -> None:
+    module = Blocks(norm)
     nodes = tuple(fx.symbolic_trace(module).graph.nodes)
-    whole = {name: one for name, one in _followed(module, nodes).items() if one is not None}
+    whole = {name: one for name, one in followed(module, nodes, FOLLOWED).items() if one is not None}
     assert {one.norm.name: None if one.added is None else one.added.name for one in whole.values()} == {
         "first": None,
         "third": "second",

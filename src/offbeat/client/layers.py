@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn, vmap
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from offbeat.client.batch_norm import NORMS, Batch, batch_norm
 from offbeat.client.convolution import Geometry, avg_pool, convolve, has_kernels, max_pool
 from offbeat.client.dropout import CHANNELS, SERVED, noise_at, uniform
+from offbeat.client.followed import Followed, followed
 
 Params = Mapping[str, Tensor]  # by name, (clients, *shape)
 Forward = Callable[[Params, Tensor, Tensor | None, Batch], Tensor]
@@ -59,43 +60,7 @@ def stacked(module: nn.Module) -> Forward:
     for node in traced.graph.nodes:
         _check(module, node)
     nodes = tuple(traced.graph.nodes)
-    return partial(_run, module, sites, nodes, _followed(module, nodes))
-
-
-class Followed(NamedTuple):
-    """A norm of pictures with what follows it: computed where the last of it stands."""
-
-    norm: fx.Node
-    added: fx.Node | None
-
-
-def _followed(module: nn.Module, nodes: tuple[fx.Node, ...]) -> dict[str, Followed | None]:
-    """By the name of a node: what to compute there; None: nothing, it comes later."""
-    found: dict[str, Followed | None] = {}
-    for norm in nodes:
-        if norm.op != "call_module" or type(module.get_submodule(str(norm.target))) not in FOLLOWED:
-            continue
-        last, added = _only_user(norm), None
-        if last is not None and last.target in (operator.add, torch.add) and len(last.all_input_nodes) == 2:
-            (added,) = (node for node in last.all_input_nodes if node is not norm)
-            between, last = last, _only_user(last)
-        if last is None or last.name in found or not _cuts(module, last):
-            continue
-        if added is not None:
-            found[between.name] = None
-        found[norm.name], found[last.name] = None, Followed(norm, added)
-    return found
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _cuts(module: nn.Module, node: fx.Node) -> bool:
-    """Is it a ReLU?"""
-    if node.op == "call_module":
-        return type(module.get_submodule(str(node.target))) is nn.ReLU
-    return node.target in (F.relu, torch.relu) or (node.op == "call_method" and node.target == "relu")
+    return partial(_run, module, sites, nodes, followed(module, nodes, FOLLOWED))
 
 
 def _alone(
@@ -159,7 +124,7 @@ def _run(
     module: nn.Module,
     sites: Mapping[str, int],
     nodes: tuple[fx.Node, ...],
-    followed: Mapping[str, Followed | None],
+    together: Mapping[str, Followed | None],
     params: Params,
     x: Tensor,
     keys: Tensor | None,
@@ -168,8 +133,8 @@ def _run(
     now = Pass(params, keys, sites, batch)
     values: dict[str, Tensor] = {}
     for node in nodes:
-        if node.name in followed:
-            if (whole := followed[node.name]) is not None:
+        if node.name in together:
+            if (whole := together[node.name]) is not None:
                 name, given = str(whole.norm.target), _value(whole.norm.args[0], values)
                 added = None if whole.added is None else _value(whole.added, values)
                 layer = module.get_submodule(name)
