@@ -194,17 +194,24 @@ def straight_agrees() -> None:
     """All steps of a linear layer in one kernel, in float32, against the same called step by step in float64."""
     from offbeat.client import softmax
 
-    for classes, inputs, has_bias in ((10, 784, True), (3, 20, False), (62, 784, True)):
+    counts, steps = torch.tensor([64, 1, 37, 200, 16, 65, 128]), torch.tensor([20, 20, 0, 20, 3, 20, 7])
+    each = -(-counts // 64)
+    order = torch.zeros(7, 20 * 200, dtype=torch.int32)
+    for own, n in zip(order, counts.tolist(), strict=True):
+        drawn = torch.cat([torch.randperm(n) for _ in range(20)])
+        own[: len(drawn)] = drawn
+    for classes, inputs, has_bias, scattered in ((10, 784, True, True), (3, 20, False, False), (62, 784, True, False)):
         length = classes * inputs + (classes if has_bias else 0)
         layer = (0, classes * inputs if has_bias else None, classes, inputs)
         w = torch.randn(7, length, device=DEVICE, dtype=torch.float64) / inputs
         x, y = torch.randn(500, inputs, device=DEVICE).double(), torch.randint(0, classes, (500,), device=DEVICE)
-        rows = torch.randint(0, 500, (20, 7, 64), device=DEVICE)
-        sizes = torch.randint(0, 65, (20, 7), device=DEVICE)
         rates = torch.linspace(0.01, 0.1, 7, device=DEVICE).double()
+        starts, rows = torch.arange(0, 350, 50), torch.randperm(550)[:500].remainder(500) if scattered else None
+        given = (part if part is None else part.to(DEVICE) for part in (order, counts, steps, starts, rows, each))
+        drawn_by = orders.Orders(*given, batch=64, most=20)
         exact, ours = w.clone(), w.float()
-        straight.descend(exact, layer, x, y, rows, sizes, rates)
-        softmax.descend(ours, layer, x.float(), y, rows, sizes, rates.float())
+        straight.descend(exact, layer, x, y, drawn_by, rates)
+        softmax.descend(ours, layer, x.float(), y, drawn_by, rates.float())
         apart = float((ours - exact).norm() / (exact - w).norm())
         print(f"a linear layer of {classes} classes, 20 steps in one kernel: float32 within {apart:.1e} of float64")
         assert apart < 1e-5

@@ -19,20 +19,25 @@ ACROSS = 64  # features that are looked at together
 PRECISION, WARPS, STAGES = "tf32x3", 4, 3
 
 
-@triton.jit(do_not_specialize=["steps", "clients", "classes"])
+@triton.jit(do_not_specialize=["longest", "batch", "classes"])
 def _descended(
-    w, x, y, rows, sizes, rates, steps, clients, classes, length, WEIGHT, BIAS, features,
-    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, B: tl.constexpr, O: tl.constexpr, D: tl.constexpr,
+    w, x, y, order, counts, steps, starts, each, rows, rates, longest, batch, classes, length, WEIGHT, BIAS, features,
+    ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    B: tl.constexpr, O: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(0).to(tl.int64)
     weight, bias = w + client * length + WEIGHT, w + client * length + BIAS
-    rate = tl.load(rates + client)
+    rate, start = tl.load(rates + client), tl.load(starts + client)
+    n, of_epoch = tl.load(counts + client).to(tl.int32), tl.load(each + client).to(tl.int32)
     b, o = tl.arange(0, B), tl.arange(0, O)
-    for step in range(steps):
-        at = step * clients + client
-        size = tl.load(sizes + at)
+    for step in range(tl.load(steps + client).to(tl.int32)):
+        epoch, at = step // of_epoch, step % of_epoch
+        size = tl.where(at == of_epoch - 1, n - at * batch, batch)  # as `Orders.at` has it
         if size > 0:
-            chosen = tl.load(rows + at * B + b).to(tl.int64)
+            begin = order + client * longest + epoch * n + at * batch
+            chosen = tl.load(begin + tl.where(b < size, b, 0)).to(tl.int64) + start
+            if ROWS:
+                chosen = tl.load(rows + chosen)
             label = tl.load(y + chosen)
             out = tl.zeros((B, O), dtype=tl.float32)
             for first in range(0, features, D):
@@ -65,12 +70,13 @@ def _descended(
             tl.debug_barrier()  # and they are written
 
 
-def descend(w: Tensor, layer: Any, x: Tensor, y: Tensor, rows: Tensor, sizes: Tensor, rates: Tensor) -> None:
+def descend(w: Tensor, layer: Any, x: Tensor, y: Tensor, orders: Any, rates: Tensor) -> None:
     """As `straight.descend`."""
     weight, bias, classes, features = layer
-    steps, clients, batch = rows.shape
-    _descended[(clients,)](
-        w, x, y, rows.int().contiguous(), sizes.int().contiguous(), rates, steps, clients, classes, w.shape[1],
-        weight, 0 if bias is None else bias, features, bias is not None, PRECISION, batch,
+    rows = orders.rows
+    _descended[(len(w),)](
+        w, x, y, orders.order, orders.examples, orders.steps, orders.starts, orders.each, y if rows is None else rows,
+        rates, orders.order.shape[1], orders.batch, classes, w.shape[1], weight, 0 if bias is None else bias, features,
+        rows is not None, bias is not None, PRECISION, max(16, triton.next_power_of_2(orders.batch)),
         max(16, triton.next_power_of_2(classes)), ACROSS, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip

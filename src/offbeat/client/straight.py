@@ -16,8 +16,7 @@ from offbeat.client.convolution import has_kernels
 from offbeat.client.orders import Orders
 from offbeat.client.training import Trainer
 
-SEGMENT = 64  # steps whose examples are looked up at once
-LEAST, MOST = 16, 128  # examples in a batch, as kernels take them
+MOST = 128  # examples in a batch, and classes, as kernels take them
 _BLOCK = 4096  # examples that pass the door together
 
 Layer = tuple[int, int | None, int, int]  # where its weights and its biases begin in a vector, its outputs and inputs
@@ -51,23 +50,21 @@ class Straight:
 
     def train(self, w: Tensor, rates: Tensor, orders: Orders) -> None:
         """Move each row of w, in place, at its own rate."""
-        width = max(LEAST, 1 << (orders.batch - 1).bit_length())
         move = descend
         if w.device.type == "cuda":
             from offbeat.client import softmax
 
             move = softmax.descend
-        for first in range(0, orders.most, SEGMENT):
-            rows, sizes = orders.at(first, min(SEGMENT, orders.most - first), width)
-            move(w, self.layer, self.x, self.y, rows, sizes, rates)
+        move(w, self.layer, self.x, self.y, orders, rates)
 
 
-def descend(w: Tensor, layer: Layer, x: Tensor, y: Tensor, rows: Tensor, sizes: Tensor, rates: Tensor) -> None:
-    """Steps of each client: `rows` (steps, clients, width) of x and y, of which the first `sizes` count."""
+def descend(w: Tensor, layer: Layer, x: Tensor, y: Tensor, orders: Orders, rates: Tensor) -> None:
+    """All steps of each client."""
     start, bias, outputs, inputs = layer
-    clients, width = rows.shape[1:]
+    clients, width = len(w), orders.batch
     weight = w[:, start : start + outputs * inputs].view(clients, outputs, inputs)
-    for chosen, size in zip(rows, sizes, strict=True):
+    for step in range(orders.most):
+        chosen, size = (of[0] for of in orders.at(step, 1, width))
         shown = x.index_select(0, chosen.reshape(-1)).view(clients, width, inputs)
         out = torch.bmm(shown, weight.transpose(1, 2))
         if bias is not None:
