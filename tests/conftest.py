@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, settings
 # no test talks to the outside: what is not on this machine is not downloaded; tests of downloads serve their own files
 os.environ["OFFBEAT_DOWNLOAD"] = "0"
 
+# with a GPU in sight autograd has threads from the first gradient on, and forks cannot train: tests see none
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # folders without a disk: what survives a power failure is asked by tests/torture, which keeps book of what was synced
 MEMORY, ROOM = Path("/dev/shm"), 2**30
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:

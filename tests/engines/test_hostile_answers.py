@@ -74,6 +74,10 @@ class Subclass(Result):
 
 
 def fake() -> torch.Tensor:
+    """In torch's CUDA build there seems to be a GPU from here on. Autograd looks for one at the first gradient only: by
+    then it has, or it would start a thread, and in tests that fork nobody could train.
+    """
+    torch.ones(1, requires_grad=True).backward()
     with FakeTensorMode():
         return torch.zeros(2)
 

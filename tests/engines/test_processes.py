@@ -330,6 +330,7 @@ def test_where_autograd_cannot_be_forked_it_trains_here_and_says_so(working, mon
     assert pids(worker) == []
     [said] = caplog.messages
     assert "fork-based" in said
+    assert "CUDA_VISIBLE_DEVICES=''" in said
     assert said.endswith("inline is used")
 
 

@@ -147,8 +147,15 @@ def test_side_by_side_on_one_device_they_agree(made, monkeypatch):
             torch.testing.assert_close(a.model, b.model, rtol=1e-3, atol=1e-5)
 
 
-def test_where_no_fork_can_train_they_go_one_after_the_other(made, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # a GPU in sight: autograd has threads
+def test_where_no_fork_can_train_they_go_one_after_the_other_which_is_said(made, monkeypatch, caplog):
+    monkeypatch.setattr("offbeat.experiment.crew.unfit", lambda: "autograd has threads")
+    done = compare(strategies=["fedavg"], jobs=2)
+    assert all(same(done["fedavg"][seed], made["fedavg"][seed]) for seed in (0, 1))
+    assert caplog.messages == ["forks cannot train here (autograd has threads): runs go one after the other"]
+
+
+def test_elsewhere_than_on_linux_they_go_one_after_the_other(made, monkeypatch):
+    monkeypatch.setattr("sys.platform", "darwin")
     monkeypatch.setattr("offbeat.experiment.crew.execute", lambda *_: pytest.fail("there was a fork"))
     assert same(compare(strategies=["fedavg"], jobs=2)["fedavg"][1], made["fedavg"][1])
 
@@ -275,16 +282,19 @@ def test_a_method_that_is_not_there_is_refused(made):
         made["smal"]
 
 
-def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(tmp_path):
+@pytest.mark.parametrize("reason", [None, "autograd has threads"], ids=["in forks", "one after the other"])
+def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(tmp_path, monkeypatch, caplog, reason):
     class Broken(FedAsync):
         def on_event(self, state: Any, event: Any) -> Any:
             if event.now > 50:
                 raise RuntimeError("it broke")
             return super().on_event(state, event)
 
+    monkeypatch.setattr("offbeat.experiment.crew.unfit", lambda: reason)
     with pytest.raises(RuntimeError, match="it broke"):
         compare(strategies={"broken": Broken(), "fedavg": "fedavg"}, seeds=1, out=tmp_path / "study", jobs=2)
     assert (tmp_path / "study" / "fedavg-seed0" / "model.safetensors").is_file()
+    assert "broken-seed0" in caplog.messages[-1]
 
 
 # ---------------------------------------------------------------- from a plain script

@@ -8,6 +8,7 @@ runs go side by side. A comparison that was stopped is finished by starting it a
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import nan
@@ -26,6 +27,8 @@ from offbeat.experiment.config import Experiment
 from offbeat.experiment.given import Given
 from offbeat.experiment.measures import Row, over_seeds, speed_up
 from offbeat.experiment.metrics import Summary
+
+log = logging.getLogger("offbeat")
 
 MANIFEST = runs.COMPARISON
 SWEEP = "sweep"  # in the manifest: what varies from label to label, where that is a grid of settings
@@ -251,11 +254,14 @@ def execute(
     other = next((choice for choice in usable if not workers.cores_of(choice)), None)
     if other is not None and jobs is not None and jobs > 1:
         raise ConfigError(f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline")
-    if other is not None or not crew.possible(several):
-        return _in_turn(several, on_progress, worker, memory)
-    at_once = max(1, min(jobs or max(map(workers.cores_of, usable)), len(todo)))
-    each = [str(workers.shared(choice, at_once)) for choice in chosen]
-    return crew.execute(several, at_once, on_progress, each, memory)
+    if other is None and crew.possible(several):
+        at_once = max(1, min(jobs or max(map(workers.cores_of, usable)), len(todo)))
+        each = [str(workers.shared(choice, at_once)) for choice in chosen]
+        try:
+            return crew.execute(several, at_once, on_progress, each, memory)
+        except crew.Unfit as reason:
+            log.warning("forks cannot train here (%s): runs go one after the other", reason)
+    return _in_turn(several, on_progress, worker, memory)
 
 
 def _settled(todo: list[runs.Run], cores: int) -> workers.Choice:
@@ -272,7 +278,9 @@ def _all_cores(choice: workers.Choice) -> workers.Choice:
 def _in_turn(
     several: list[runs.Run], on_progress: crew.Progress | None, worker: str | None, memory: str | None
 ) -> bool:
+    """A run that fails leaves the others going, and is told at the end."""
     shares, work = [float(run.complete) for run in several], Work()
+    failed: dict[Path, Exception] = {}
 
     def tell(index: int, share: float) -> None:
         shares[index] = share
@@ -283,8 +291,14 @@ def _in_turn(
         return lambda status: tell(index, status.share)
 
     for index, run in enumerate(several):
-        outcome = runs.execute(run, follow(index), worker=worker, memory=memory, work=work)
+        try:
+            outcome = runs.execute(run, follow(index), worker=worker, memory=memory, work=work)
+        except Exception as error:
+            log.warning("%s", runs.of_run(run.folder, error))
+            failed[run.folder] = error
+            continue
         if outcome is not None and outcome.reason == INTERRUPTED:
             return False
         tell(index, 1.0)
+    runs.tell_failed(failed)
     return True

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from offbeat.core.errors import OffbeatError, RunError
+from offbeat.core.threads import unfit
 from offbeat.engines.allocation import keep_freed
 from offbeat.engines.progress import Status
 from offbeat.engines.virtual import INTERRUPTED
@@ -60,10 +61,13 @@ class Board:
         return Work(*(sum(self.work[part::3]) for part in range(3)))
 
 
+class Unfit(Exception):
+    """Forks of this process cannot train. No run was touched."""
+
+
 def possible(several: Sequence[runs.Run]) -> bool:
-    """Can they go on in other processes? With a GPU in sight autograd has threads, which no fork has."""
-    forked = any(run.given is not None for run in several)
-    return not forked or (sys.platform == "linux" and not torch.cuda.is_available())
+    """Can they go on in other processes, as far as that can be said without one?"""
+    return sys.platform == "linux" or all(run.given is None for run in several)
 
 
 def execute(
@@ -74,7 +78,7 @@ def execute(
     memory: str | None = None,
 ) -> bool:
     """Finish every run that is not complete, so many at a time; False if they were interrupted. `workers`: of each run.
-    A run that fails leaves the others going, and is told at the end.
+    A run that fails leaves the others going, and is told at the end. Unfit where forks were needed and cannot train.
     """
     todo = [i for i, run in enumerate(several) if not run.complete]
     forked = any(run.given is not None for run in several)
@@ -104,6 +108,8 @@ def execute(
                     assert isinstance(heard, Connection)
                     pipe = heard
                     answer = _heard(pipe)
+                    if isinstance(answer, Unfit):
+                        raise answer
                     if isinstance(answer, Exception):
                         log.warning("%s", runs.of_run(several[at[pipe]].folder, answer))
                         failed[at[pipe]] = answer
@@ -201,11 +207,12 @@ def _work(
     if several:
         torch.set_num_threads(1)  # the threads of the parent are not here: who waited for them would wait for ever
         gc.freeze()  # garbage of the parent's stays: collected here, it would be closed here
+    reason = unfit() if several else None
     with contextlib.suppress(*GONE, KeyboardInterrupt):
         while True:
             index, folder, worker = pipe.recv()
             run = several[index] if several else runs.Run(Path(folder))
-            pipe.send(_answer(index, run, worker, board, parent, memory))
+            pipe.send(Unfit(reason) if reason else _answer(index, run, worker, board, parent, memory))
 
 
 def _answer(

@@ -19,11 +19,10 @@ from multiprocessing.connection import Connection
 from struct import Struct
 from typing import Any, NoReturn
 
-import torch
-
 from offbeat.core.errors import in_words
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
+from offbeat.core.threads import unfit
 from offbeat.engines.allocation import keep_freed
 from offbeat.engines.workers.blocks import Block
 from offbeat.engines.workers.inline import computed
@@ -109,10 +108,8 @@ def live(
 
 
 def _serve(train: Train, pipe: Connection, slots: Sequence[Slot], known: Sequence[Any]) -> None:
-    try:
-        torch.autograd.grad((x := torch.ones(1, requires_grad=True)).sum(), x)
-    except RuntimeError as error:  # with a GPU in sight autograd has threads, which no fork has
-        send(pipe, UNFIT, 0, Parcel(in_words(error).encode(), []))
+    if (reason := unfit()) is not None:
+        send(pipe, UNFIT, 0, Parcel(reason.encode(), []))
         return
     while True:
         number, ticket, body, apart = receive(pipe)

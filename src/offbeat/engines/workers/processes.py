@@ -135,8 +135,7 @@ class Processes(Queue[Member]):
 
     def _give_up(self, reason: str) -> None:
         """Forks cannot train here at all."""
-        hint = "if it is for a GPU in sight: CUDA_VISIBLE_DEVICES='' hides it"
-        log.warning("worker processes: forks cannot train here (%s; %s): inline is used", plain_text(reason), hint)
+        log.warning("worker processes: forks cannot train here (%s): inline is used", plain_text(reason))
         self._alone = True
         self._end_all()
 
