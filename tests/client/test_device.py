@@ -491,6 +491,34 @@ def test_what_follows_a_norm_is_computed_with_it(norm: Callable[[], nn.Module], 
     assert not caplog.records, caplog.text
 
 
+class Twice(nn.Module):
+    """One norm called twice, and what follows the second call before what follows the first; and what is added to a
+    norm is smaller than what comes out of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(1, 4, 3, padding=1) for _ in range(3))
+        self.norm, self.other, self.end = nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Linear(4, 4)
+        self.pool, self.flat = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.norm(self.a(x)), self.norm(self.b(x) * 3), self.c(x)
+        out = torch.relu(second)
+        out = out + torch.relu(first) + torch.relu(self.other(third) + self.pool(third))
+        end: Tensor = self.end(self.flat(self.pool(out)))
+        return end
+
+
+def test_a_norm_that_is_called_twice_moves_its_statistics_call_by_call() -> None:
+    module = Twice()
+    nodes = tuple(fx.symbolic_trace(module).graph.nodes)
+    assert {one.norm.name for one in followed(module, nodes, FOLLOWED).values() if one is not None} == {"other"}
+    trainer = trainer_of(Training(batch=8, epochs=2), module)
+    jobs = jobs_of(trainer, None)
+    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+
+
 def test_one_linear_layer_descended_plainly_needs_no_record(caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, steps=SEGMENT + 3), MODELS["linear"]())
     jobs = jobs_of(trainer, None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -295,6 +297,39 @@ def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(tmp_path, monk
         compare(strategies={"broken": Broken(), "fedavg": "fedavg"}, seeds=1, out=tmp_path / "study", jobs=2)
     assert (tmp_path / "study" / "fedavg-seed0" / "model.safetensors").is_file()
     assert "broken-seed0" in caplog.messages[-1]
+
+
+def test_a_run_that_failed_is_let_go_of_before_the_next_begins(monkeypatch):
+    """What its error remembers would keep a model, data and memory alive until the last run has ended."""
+    models: list[weakref.ref[Any]] = []
+    kept: list[int] = []
+
+    class Broken(FedAsync):
+        def on_event(self, state: Any, event: Any) -> Any:
+            if event.now > 50:
+                gc.collect()
+                kept.append(sum(one() is not None for one in models))
+                models.append(weakref.ref(state.model))
+                raise RuntimeError("it broke") from KeyError("of something else")
+            return super().on_event(state, event)
+
+    monkeypatch.setattr("offbeat.experiment.crew.unfit", lambda: "autograd has threads")
+    with pytest.raises(RuntimeError, match="it broke"):
+        compare(strategies={"broken": Broken()}, seeds=3, jobs=2)
+    assert kept == [0, 0, 0]
+
+
+def test_who_looks_on_and_fails_ends_it_though_no_run_did(monkeypatch):
+    looks: list[Any] = []
+
+    def look(*seen: Any) -> None:
+        looks.append(seen)
+        raise LookupError("nobody reads")
+
+    monkeypatch.setattr("offbeat.experiment.crew.unfit", lambda: "autograd has threads")
+    with pytest.raises(LookupError, match="nobody reads"):
+        compare(strategies=["fedavg"], seeds=2, jobs=2, progress=look)
+    assert len(looks) == 1
 
 
 # ---------------------------------------------------------------- from a plain script

@@ -53,7 +53,7 @@ def batch_norm(
     last = x.movedim(2, -1)  # as convolutions of stacks have it in memory
     number = (batch.sizes * prod(last.shape[2:-1])).to(x.dtype)  # (clients, 1): of values a channel
     pictures = x.dim() == 5 and x.dtype == torch.float32 and weight is not None and bias is not None
-    if pictures and has_kernels(x.device.type):
+    if pictures and (added is None or added.shape == x.shape) and has_kernels(x.device.type):
         from offbeat.client.norms import BatchNorm
 
         also = None if added is None else added.movedim(2, -1)

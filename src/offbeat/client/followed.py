@@ -5,6 +5,7 @@ together they are one pass over memory, where a device has a kernel for it (`cli
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -25,9 +26,12 @@ def followed(
 ) -> dict[str, Followed | None]:
     """By the name of a node: what to compute there; None: nothing, it comes later."""
     found: dict[str, Followed | None] = {}
+    times = Counter(node.target for node in nodes if node.op == "call_module")
     for norm in nodes:
         if norm.op != "call_module" or type(module.get_submodule(str(norm.target))) not in norms:
             continue
+        if times[norm.target] > 1:
+            continue  # its running statistics move call by call, in the order of the calls
         last, added = _only_user(norm), None
         if last is not None and last.target in (operator.add, torch.add) and len(last.all_input_nodes) == 2:
             (added,) = (node for node in last.all_input_nodes if node is not norm)

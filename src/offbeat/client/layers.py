@@ -211,7 +211,7 @@ def group_norm(
     out, and what is then below zero cut off.
     """
     pictures = x.dim() == 5 and x.dtype == torch.float32 and weight is not None and bias is not None
-    if pictures and has_kernels(x.device.type):
+    if pictures and (added is None or added.shape == x.shape) and has_kernels(x.device.type):
         from offbeat.client.norms import GroupNorm
 
         also = None if added is None else _channels_last(added)

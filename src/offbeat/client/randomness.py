@@ -1,31 +1,18 @@
 """torch's global generators, lent to one computation at a time and given back as they were.
 
 Layers such as dropout draw from global state. Within a job that state is set from the job's key, so nothing leaks in;
-afterwards it is what it was before, so nothing leaks out. Jobs of other threads wait meanwhile: they would draw each
-other's numbers (and torch may stop for ever where two threads ask for a generator's state at once).
+afterwards it is what it was before, so nothing leaks out. Other threads wait meanwhile.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-_lent = threading.RLock()
-
-
-def _given_back() -> None:
-    """In a fork: whichever thread had them is not there."""
-    global _lent
-    _lent = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_given_back)
+from offbeat.core.threads import drawing
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
@@ -51,7 +38,7 @@ def seeded(sources: Sequence[torch.Generator], seed: int) -> Iterator[None]:
     if len(sources) > 1 and torch.cuda.is_current_stream_capturing():
         yield  # what is recorded draws nothing: its generators cannot be set meanwhile
         return
-    with _lent:
+    with drawing():
         # torch.manual_seed would also reseed every other device: only these generators are touched
         saved = states(sources)
         for g in sources:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import nan
@@ -281,11 +282,15 @@ def _in_turn(
     """A run that fails leaves the others going, and is told at the end."""
     shares, work = [float(run.complete) for run in several], Work()
     failed: dict[Path, Exception] = {}
+    broken = False  # did somebody who looks on fail, and no run?
 
     def tell(index: int, share: float) -> None:
+        nonlocal broken
         shares[index] = share
         if on_progress is not None:
+            broken = True
             on_progress(list(shares), work)
+            broken = False
 
     def follow(index: int) -> Callable[[Status], None]:
         return lambda status: tell(index, status.share)
@@ -294,7 +299,10 @@ def _in_turn(
         try:
             outcome = runs.execute(run, follow(index), worker=worker, memory=memory, work=work)
         except Exception as error:
+            if broken:
+                raise
             log.warning("%s", runs.of_run(run.folder, error))
+            _let_go(error)
             failed[run.folder] = error
             continue
         if outcome is not None and outcome.reason == INTERRUPTED:
@@ -302,3 +310,10 @@ def _in_turn(
         tell(index, 1.0)
     runs.tell_failed(failed)
     return True
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of whatever its traceback holds: a run's model, data and memory would stay until the last run has ended."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -12,6 +12,7 @@ from torch import nn
 
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError, require
+from offbeat.core.threads import drawing
 
 Shape = tuple[int, ...]
 
@@ -23,7 +24,7 @@ class Model(Protocol):
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):  # puts the CPU generator back; layers are made on the CPU
+    with drawing(), torch.random.fork_rng(devices=[]):  # puts the CPU generator back; layers are made on the CPU
         torch.default_generator.manual_seed(draws.bits(seed, "weights") >> 1)
         return make()
 
