@@ -61,7 +61,8 @@ def workers(group: int) -> list[int]:
 def told(process: Popen[str]) -> tuple[str, str]:
     """What it printed, without the lines of progress that come every minute: a busy machine may take several."""
     out, err = process.communicate(timeout=PATIENCE)
-    return out, "".join(line for line in err.splitlines(keepends=True) if not re.match(r"\d+ of \d+ runs", line))
+    progress = re.compile(r"(\d+%.*: )?\d+ of \d+ runs")
+    return out, "".join(line for line in err.splitlines(keepends=True) if not progress.match(line))
 
 
 def begun() -> set[str]:

@@ -8,10 +8,8 @@ import threading
 
 import pytest
 import torch
-from torch.nn import Parameter
 
 from offbeat.client.randomness import generators, seeded
-from offbeat.scenario.models import Linear
 
 SOURCES = generators(torch.device("cpu"))
 
@@ -48,20 +46,6 @@ def test_another_thread_waits_until_they_are_given_back() -> None:
         assert torch.rand(3).tolist() == expected
     thread.join()
     assert drawn == alone
-
-
-def test_a_model_is_not_made_while_another_thread_draws() -> None:
-    """Its weights are drawn from the same generator."""
-    wanted, made = list(Linear().build((3,), 2, 5).parameters()), list[Parameter]()
-    thread = threading.Thread(target=lambda: made.extend(Linear().build((3,), 2, 5).parameters()))
-    expected = torch.rand(3, generator=torch.Generator().manual_seed(1)).tolist()
-    with seeded(SOURCES, 1):
-        thread.start()
-        thread.join(0.2)
-        assert not made
-        assert torch.rand(3).tolist() == expected
-    thread.join()
-    assert all(map(torch.equal, made, wanted))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")

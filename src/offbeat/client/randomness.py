@@ -1,18 +1,38 @@
 """torch's global generators, lent to one computation at a time and given back as they were.
 
 Layers such as dropout draw from global state. Within a job that state is set from the job's key, so nothing leaks in;
-afterwards it is what it was before, so nothing leaks out. Other threads wait meanwhile.
+afterwards it is what it was before, so nothing leaks out. Other threads wait meanwhile: two would draw each other's
+numbers (and torch may stop for ever where two ask for a generator's state at once).
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from offbeat.core.threads import drawing
+_lent = threading.RLock()
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Whoever sets the global generators, to train or to make a model, has them alone meanwhile."""
+    with _lent:
+        yield
+
+
+def _forked() -> None:
+    """In a fork: whichever thread had them is not there."""
+    global _lent
+    _lent = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def generators(device: torch.device) -> list[torch.Generator]:

@@ -1,14 +1,11 @@
 """One thread, whatever the machine: a sum of floats depends on how many share it, and so would every result.
 
 Autograd's own threads are another matter: they take no part in a CPU's gradients, but a fork of who has them cannot
-compute any. And where a program has several threads, torch's global generators are one's at a time: otherwise two would
-draw each other's numbers (and torch may stop for ever where two ask for a generator's state at once).
+compute any.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,25 +18,6 @@ REMEDY = (
     "CUDA_VISIBLE_DEVICES='' before Python starts hides a GPU; without one, "
     "loss.backward() once before torch.compile or torch.export helps"
 )
-
-_drawing = threading.RLock()
-
-
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Whoever sets the global generators has them alone meanwhile; the same thread may ask again."""
-    with _drawing:
-        yield
-
-
-def _forked() -> None:
-    """In a fork: whichever thread had them is not there."""
-    global _drawing
-    _drawing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offbeat.client.randomness import drawing
 from offbeat.client.task import Loss, Task
 from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError, plain_text, unknown
@@ -42,7 +43,8 @@ def modelled(given: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Mod
     if not callable(given):
         raise ConfigError(f"model = {shown(given)}: give a torch.nn.Module, or a function of the seed that makes one")
     try:
-        made = seeded(seed, lambda: given(seed))
+        with drawing():
+            made = seeded(seed, lambda: given(seed))
     except TypeError as error:
         if "argument" not in str(error):
             raise

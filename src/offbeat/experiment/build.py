@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from offbeat.client.data import ClientData
 from offbeat.client.evaluation import Evaluator
+from offbeat.client.randomness import drawing
 from offbeat.client.rehearsal import rehearse
 from offbeat.client.sensitivity import make_probe
 from offbeat.client.survey import OwnTests, Surveyor
@@ -98,7 +99,8 @@ def setup(experiment: Experiment, device: str = "cpu") -> Setup:
         on(device, tensor) for tensor in (data.x_train, data.y_train, data.x_test, data.y_test)
     )
     clients = ClientData.shared(x_train, y_train, rows, num_classes=data.num_classes)
-    module = experiment.model.build(data.input_shape, data.outputs, experiment.seed_of("model")).to(device)
+    with drawing():
+        module = experiment.model.build(data.input_shape, data.outputs, experiment.seed_of("model")).to(device)
     if data.pixels is not None:
         module.register_forward_pre_hook(data.pixels)  # images stay bytes until a model sees them
     task = experiment.loss.of(TASKS[data.task or "classification"](), data.num_classes)

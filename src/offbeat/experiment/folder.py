@@ -22,6 +22,7 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import nn
 
+from offbeat.client.randomness import drawing
 from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
 from offbeat.engines.checkpoint import Checkpoints, write_whole
@@ -225,7 +226,8 @@ class Run:
         experiment = self.experiment()
         identity.check(self.folder, identity.read(self.world_file), self.world(experiment))
         data = load(experiment.data)
-        return experiment.model.build(data.input_shape, data.outputs, experiment.seed)
+        with drawing():
+            return experiment.model.build(data.input_shape, data.outputs, experiment.seed)
 
 
 def create(

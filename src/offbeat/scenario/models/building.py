@@ -12,7 +12,6 @@ from torch import nn
 
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError, require
-from offbeat.core.threads import drawing
 
 Shape = tuple[int, ...]
 
@@ -24,7 +23,7 @@ class Model(Protocol):
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
-    with drawing(), torch.random.fork_rng(devices=[]):  # puts the CPU generator back; layers are made on the CPU
+    with torch.random.fork_rng(devices=[]):  # puts the CPU generator back; layers are made on the CPU
         torch.default_generator.manual_seed(draws.bits(seed, "weights") >> 1)
         return make()
 
