@@ -1,0 +1,25 @@
+"""Models are made by one thread at a time: their weights come from the generator that training draws from too."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from offbeat.client.randomness import generators, seeded
+from offbeat.experiment import build
+from offbeat.experiment.config import Experiment
+
+
+def test_a_model_is_not_made_while_another_thread_draws() -> None:
+    experiment, made = Experiment(clients=2), list[build.Setup]()
+    wanted = build.setup(experiment).trainer.binding.vector.clone()
+    thread = threading.Thread(target=lambda: made.append(build.setup(experiment)))
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(1)).tolist()
+    with seeded(generators(torch.device("cpu")), 1):
+        thread.start()
+        thread.join(0.5)
+        assert not made
+        assert torch.rand(3).tolist() == expected
+    thread.join()
+    assert torch.equal(made[0].trainer.binding.vector, wanted)
