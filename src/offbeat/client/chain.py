@@ -64,15 +64,13 @@ class Chain:
         door = partial(_through, hooks, module) if hooks else None
         sample = data.take(data.some(1)[0], torch.zeros(1, dtype=torch.int64))[0]
         sample = sample if door is None else door(sample)
-        links = _links(module, layout, tuple(sample.shape[1:]))
+        links = links_of(module, layout, tuple(sample.shape[1:]))
         if links is None or sample.dtype not in (torch.float32, torch.float64):
             return None
-        held = {p.dtype for p in module.parameters()}
-        dense = [link for link in links if isinstance(link, Dense)]
-        named = {s.name for link in dense for s in (link.weight, link.bias) if s is not None}
-        if held != {sample.dtype} or not layout.plain or named != {s.name for s in layout.slices}:
+        if {p.dtype for p in module.parameters()} != {sample.dtype}:
             return None
-        error = _error(task, dense[-1].weight.shape[0], data)
+        outputs = [link.weight.shape[0] for link in links if isinstance(link, Dense)][-1]
+        error = _error(task, outputs, data)
         return None if error is None else Chain(door, links, error)
 
     def views(self, vectors: Tensor) -> Views:
@@ -80,7 +78,7 @@ class Chain:
         place.
         """
         dense = (link for link in self.links if isinstance(link, Dense))
-        return [(_part(vectors, d.weight), None if d.bias is None else _part(vectors, d.bias)) for d in dense]
+        return [(part(vectors, d.weight), None if d.bias is None else part(vectors, d.bias)) for d in dense]
 
     def gradient(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None) -> Tensor:
         """Of each client's mean loss at its point. `sizes`: how many of its examples count, where not all do."""
@@ -145,8 +143,9 @@ def _through(hooks: tuple[Callable[..., Any], ...], module: nn.Module, x: Tensor
     return x
 
 
-def _part(vectors: Tensor, s: Slice) -> Tensor:
-    return vectors[:, s.start : s.stop].view(vectors.shape[0], *s.shape)
+def part(vectors: Tensor, s: Slice) -> Tensor:
+    """What lies there in a vector, or in each of several."""
+    return vectors[..., s.start : s.stop].view(*vectors.shape[:-1], *s.shape)
 
 
 def _shares(sizes: Tensor, examples: int, dtype: torch.dtype) -> Tensor:
@@ -155,8 +154,10 @@ def _shares(sizes: Tensor, examples: int, dtype: torch.dtype) -> Tensor:
     return (counts / sizes[:, None].to(dtype)).unsqueeze(1)
 
 
-def _links(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple[Link, ...] | None:
-    """The chain a module is, if it is one: exactly these classes, which nothing was hooked to."""
+def links_of(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple[Link, ...] | None:
+    """The chain a module is for examples of that shape, if it is one: exactly these classes, which nothing was hooked
+    to, and nothing else that is learned or counted.
+    """
     slices = {s.name: s for s in layout.slices}
     links: list[Link] = []
     flat = len(shape) == 1
@@ -176,7 +177,9 @@ def _links(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple[L
             links.append(type(m))
         elif type(m) is not nn.Identity:
             return None
-    return tuple(links) if any(isinstance(link, Dense) for link in links) else None
+    dense = [link for link in links if isinstance(link, Dense)]
+    named = {s.name for link in dense for s in (link.weight, link.bias) if s is not None}
+    return tuple(links) if dense and named == {s.name for s in layout.slices} else None
 
 
 def _flattened(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -189,7 +192,9 @@ def _flattened(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+    """Or given a forward of its own."""
+    hooks = module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks) or "forward" in vars(module)
 
 
 def _error(task: Task, outputs: int, data: ClientData) -> Error | None:

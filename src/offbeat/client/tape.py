@@ -1,0 +1,112 @@
+"""The gradient of one batch without autograd, for models that are a chain of fully connected layers: the same bits.
+
+For such a model autograd's bookkeeping costs more than its arithmetic: a module's call, a graph, a loss that nobody
+looks at, a copy of all gradients into one vector. Here the operations that it would run are called one after the other,
+and write where they belong. (`chain` has the same gradients for stacks, free in the order of its sums, so within
+rounding.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.client.chain import Dense, Link, links_of, part
+from offbeat.client.task import Classification, Task
+from offbeat.core.vector import Binding
+
+_aten = torch.ops.aten
+FLOATS = {torch.float32, torch.float64}
+_MEAN, _IGNORED = 1, -100  # as cross_entropy has them: how losses are reduced, the label that counts for nothing
+_ABOVE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.ReLU: torch.relu,
+    nn.Tanh: torch.tanh,
+    nn.Sigmoid: torch.sigmoid,
+}
+_BELOW: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {  # (gradient above, what came out) -> below
+    nn.ReLU: lambda g, out: _aten.threshold_backward.default(g, out, 0),
+    nn.Tanh: _aten.tanh_backward.default,
+    nn.Sigmoid: _aten.sigmoid_backward.default,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Views of one vector: of a model, or of a gradient."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+Step = Layer | type[nn.Module]
+
+
+class Tape:
+    """Of cross entropy at what the binding holds. None is made for any other model or loss."""
+
+    def __init__(self, binding: Binding, links: Sequence[Link], flattens: bool) -> None:
+        self._w, self._links, self._flattens = binding.w, links, flattens
+        self._steps = self._over(binding.w)
+        self._one = binding.w.new_ones(())
+        self._room = torch.empty_like(binding.w)
+        self._into = self._over(self._room)
+
+    @staticmethod
+    def of(binding: Binding, task: Task) -> Tape | None:
+        module, layout, w = binding.module, binding.layout, binding.w
+        usual = type(task) is Classification and task.criterion is None and not module._forward_pre_hooks
+        links = links_of(module, layout, (1,)) if usual else None
+        if links is None or not w.is_cpu or {p.dtype for p in module.parameters()} - FLOATS:
+            return None
+        return Tape(binding, links, flattens=links_of(module, layout, (1, 1)) is not None)
+
+    def reads(self, x: Tensor, y: Tensor) -> bool:
+        """Are these examples such as it knows?"""
+        rows = x.dim() == 2 or (self._flattens and x.dim() > 2)
+        return rows and x.dtype is self._w.dtype and y.dim() == 1 and y.dtype is torch.int64 and x.is_cpu and y.is_cpu
+
+    def __call__(self, x: Tensor, y: Tensor, keep: bool) -> Tensor:
+        """The gradient, as a vector; where nobody is to `keep` it, in memory that the next one takes again."""
+        steps, out = self._steps, x.flatten(1)
+        passed = [out]  # what went into each step, and what came out of the last
+        for step in steps:
+            if not isinstance(step, Layer):
+                out = _ABOVE[step](out)
+            elif step.bias is None:
+                out = out.mm(step.weight.t())
+            else:
+                out = torch.addmm(step.bias, out, step.weight.t())
+            passed.append(out)
+        g = self._error(out, y)
+        found = torch.empty_like(self._room) if keep else self._room
+        into = self._over(found) if keep else self._into
+        for i in range(len(steps) - 1, -1, -1):
+            step, place = steps[i], into[i]
+            if isinstance(step, Layer) and isinstance(place, Layer):
+                torch.mm(g.t(), passed[i], out=place.weight)
+                if place.bias is not None:
+                    torch.sum(g, 0, out=place.bias)
+                if i > 0:
+                    g = g.mm(step.weight)
+            elif not isinstance(step, Layer):
+                g = _BELOW[step](g, passed[i + 1])
+        return found
+
+    def _error(self, out: Tensor, y: Tensor) -> Tensor:
+        """The gradient of the loss by what the model says."""
+        logs = torch.log_softmax(out, 1)
+        _, counted = _aten.nll_loss_forward.default(logs, y, None, _MEAN, _IGNORED)
+        g = _aten.nll_loss_backward.default(self._one, logs, y, None, _MEAN, _IGNORED, counted)
+        found: Tensor = _aten._log_softmax_backward_data.default(g, logs, 1, logs.dtype)
+        return found
+
+    def _over(self, vector: Tensor) -> list[Step]:
+        return [
+            Layer(part(vector, link.weight), None if link.bias is None else part(vector, link.bias))
+            if isinstance(link, Dense)
+            else link
+            for link in self._links
+        ]
