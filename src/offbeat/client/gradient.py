@@ -47,7 +47,7 @@ class Gradients:
 
     @contextmanager
     def serve(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
-        # only a rule with a direction of its own can ask for a second evaluation
+        # only a rule with a direction of its own can keep a gradient, or ask for a second evaluation
         self.rewinds = overrides(rule, "direction")
         with self.masks.serve():
             yield from self._serve_loss(rule, job)
@@ -72,9 +72,10 @@ class Gradients:
         if not self._tried:
             self._tried = True
             found = self._by_graph(x, y)
-            self._tape = tape if torch.equal(found, tape(x, y, keep=True)) else None
+            self._tape = tape if torch.equal(found, tape(x, y)) else None
             return found
-        return tape(x, y, keep=self.rewinds)
+        found = tape(x, y)
+        return found.clone() if self.rewinds else found
 
     def _by_graph(self, x: Tensor, y: Tensor) -> Tensor:
         outputs = self._module(x)

@@ -35,24 +35,23 @@ _BELOW: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {  # (gradie
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Views of one vector: of a model, or of a gradient."""
+    """Views of the model's vector, and of the one that gradients are written to."""
 
+    turned: Tensor  # the weight, (inputs, outputs)
     weight: Tensor
     bias: Tensor | None
-
-
-Step = Layer | type[nn.Module]
+    weight_grad: Tensor
+    bias_grad: Tensor | None
 
 
 class Tape:
     """Of cross entropy at what the binding holds. None is made for any other model or loss."""
 
     def __init__(self, binding: Binding, links: Sequence[Link], flattens: bool) -> None:
-        self._w, self._links, self._flattens = binding.w, links, flattens
-        self._steps = self._over(binding.w)
+        self._flattens, self._dtype = flattens, binding.w.dtype
+        self._grad = torch.empty_like(binding.w)
         self._one = binding.w.new_ones(())
-        self._room = torch.empty_like(binding.w)
-        self._into = self._over(self._room)
+        self._steps = [_layer(link, binding.w, self._grad) if isinstance(link, Dense) else link for link in links]
 
     @staticmethod
     def of(binding: Binding, task: Task) -> Tape | None:
@@ -66,34 +65,32 @@ class Tape:
     def reads(self, x: Tensor, y: Tensor) -> bool:
         """Are these examples such as it knows?"""
         rows = x.dim() == 2 or (self._flattens and x.dim() > 2)
-        return rows and x.dtype is self._w.dtype and y.dim() == 1 and y.dtype is torch.int64 and x.is_cpu and y.is_cpu
+        return rows and x.dtype is self._dtype and y.dim() == 1 and y.dtype is torch.int64 and x.is_cpu and y.is_cpu
 
-    def __call__(self, x: Tensor, y: Tensor, keep: bool) -> Tensor:
-        """The gradient, as a vector; where nobody is to `keep` it, in memory that the next one takes again."""
-        steps, out = self._steps, x.flatten(1)
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """The gradient, as a vector that the next one overwrites."""
+        out = x.flatten(1)
         passed = [out]  # what went into each step, and what came out of the last
-        for step in steps:
+        for step in self._steps:
             if not isinstance(step, Layer):
                 out = _ABOVE[step](out)
             elif step.bias is None:
-                out = out.mm(step.weight.t())
+                out = out.mm(step.turned)
             else:
-                out = torch.addmm(step.bias, out, step.weight.t())
+                out = torch.addmm(step.bias, out, step.turned)
             passed.append(out)
         g = self._error(out, y)
-        found = torch.empty_like(self._room) if keep else self._room
-        into = self._over(found) if keep else self._into
-        for i in range(len(steps) - 1, -1, -1):
-            step, place = steps[i], into[i]
-            if isinstance(step, Layer) and isinstance(place, Layer):
-                torch.mm(g.t(), passed[i], out=place.weight)
-                if place.bias is not None:
-                    torch.sum(g, 0, out=place.bias)
-                if i > 0:
-                    g = g.mm(step.weight)
-            elif not isinstance(step, Layer):
+        for i in range(len(self._steps) - 1, -1, -1):
+            step = self._steps[i]
+            if not isinstance(step, Layer):
                 g = _BELOW[step](g, passed[i + 1])
-        return found
+                continue
+            torch.mm(g.t(), passed[i], out=step.weight_grad)
+            if step.bias_grad is not None:
+                torch.sum(g, 0, out=step.bias_grad)
+            if i > 0:
+                g = g.mm(step.weight)
+        return self._grad
 
     def _error(self, out: Tensor, y: Tensor) -> Tensor:
         """The gradient of the loss by what the model says."""
@@ -103,10 +100,13 @@ class Tape:
         found: Tensor = _aten._log_softmax_backward_data.default(g, logs, 1, logs.dtype)
         return found
 
-    def _over(self, vector: Tensor) -> list[Step]:
-        return [
-            Layer(part(vector, link.weight), None if link.bias is None else part(vector, link.bias))
-            if isinstance(link, Dense)
-            else link
-            for link in self._links
-        ]
+
+def _layer(link: Dense, w: Tensor, grad: Tensor) -> Layer:
+    weight, bias = link.weight, link.bias
+    return Layer(
+        part(w, weight).t(),
+        part(w, weight),
+        None if bias is None else part(w, bias),
+        part(grad, weight),
+        None if bias is None else part(grad, bias),
+    )
