@@ -28,6 +28,15 @@ def test_digits_are_divided_four_to_one_in_every_class(digits: Dataset) -> None:
     assert digits.summary == "digits: 1442 training and 355 test examples, inputs 1×8×8, 10 classes"
 
 
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offbeat.scenario.data.digits.find_spec", lambda name: None)  # so it is asked itself
+    asked = DATASETS["digits"]().load()
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        assert torch.equal(getattr(asked, name), getattr(digits, name))
+
+
 def test_digits_are_standardised_on_the_training_part(digits: Dataset) -> None:
     assert digits.x_train.dtype == torch.float32
     assert digits.x_train.mean().item() == pytest.approx(0, abs=1e-5)
