@@ -146,6 +146,8 @@ def test_examples_it_does_not_know_are_left_to_autograd() -> None:
     loss = nn.functional.cross_entropy(module(x), y)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
     assert torch.equal(gradients.here(x, y), expected)
+    learned = torch.randn(5, 12, requires_grad=True)  # examples somebody learns
+    assert torch.isfinite(gradients.here(learned, torch.zeros(5, dtype=torch.int64))).all()
     with pytest.raises(RuntimeError):  # as torch has it
         gradients.here(torch.randn(5, 12, dtype=torch.float64), torch.zeros(5, dtype=torch.int64))
     with pytest.raises(IndexError):

@@ -64,8 +64,9 @@ class Tape:
 
     def reads(self, x: Tensor, y: Tensor) -> bool:
         """Are these examples such as it knows?"""
+        plain = type(x) is type(y) is Tensor and x.is_cpu and y.is_cpu and not x.requires_grad
         rows = x.dim() == 2 or (self._flattens and x.dim() > 2)
-        return rows and x.dtype is self._dtype and y.dim() == 1 and y.dtype is torch.int64 and x.is_cpu and y.is_cpu
+        return plain and rows and x.dtype is self._dtype and y.dim() == 1 and y.dtype is torch.int64
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """The gradient, as a vector that the next one overwrites."""
