@@ -25,7 +25,7 @@ from offbeat.core.vector import Layout, Slice
 # of the summed loss, but for the mean over examples
 Error = Callable[[Tensor, Tensor], Tensor]
 Door = Callable[[Tensor], Tensor]  # what examples pass before the first layer
-_ABOVE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+ABOVE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: torch.relu,
     nn.Tanh: torch.tanh,
     nn.Sigmoid: torch.sigmoid,
@@ -118,7 +118,7 @@ class Chain:
                 out = torch.bmm(weight, out) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, out)
                 layer += 1
             else:
-                out = _ABOVE[link](out)
+                out = ABOVE[link](out)
             passed.append(out)
         y = y.unsqueeze(1) if y.dim() == 2 else y.transpose(1, 2)
         d = self.error(out, y).mul_(shares)
@@ -173,7 +173,7 @@ def links_of(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple
             if weight is None or (m.bias is not None and bias is None):
                 return None  # frozen, or another layer's too
             links.append(Dense(weight, bias))
-        elif type(m) in _ABOVE:
+        elif type(m) in ABOVE:
             links.append(type(m))
         elif type(m) is not nn.Identity:
             return None

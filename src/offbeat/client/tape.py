@@ -14,18 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offbeat.client.chain import Dense, Link, links_of, part
+from offbeat.client.chain import ABOVE, Dense, Link, links_of, part
 from offbeat.client.task import Classification, Task
 from offbeat.core.vector import Binding
 
 _aten = torch.ops.aten
-FLOATS = {torch.float32, torch.float64}
 _MEAN, _IGNORED = 1, -100  # as cross_entropy has them: how losses are reduced, the label that counts for nothing
-_ABOVE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
-    nn.ReLU: torch.relu,
-    nn.Tanh: torch.tanh,
-    nn.Sigmoid: torch.sigmoid,
-}
 _BELOW: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {  # (gradient above, what came out) -> below
     nn.ReLU: lambda g, out: _aten.threshold_backward.default(g, out, 0),
     nn.Tanh: _aten.tanh_backward.default,
@@ -57,8 +51,9 @@ class Tape:
     def of(binding: Binding, task: Task) -> Tape | None:
         module, layout, w = binding.module, binding.layout, binding.w
         usual = type(task) is Classification and task.criterion is None and not module._forward_pre_hooks
-        links = links_of(module, layout, (1,)) if usual else None
-        if links is None or not w.is_cpu or {p.dtype for p in module.parameters()} - FLOATS:
+        alike = {p.dtype for p in module.parameters()} == {w.dtype}
+        links = links_of(module, layout, (1,)) if usual and alike else None
+        if links is None or not w.is_cpu or w.dtype not in (torch.float32, torch.float64):
             return None
         return Tape(binding, links, flattens=links_of(module, layout, (1, 1)) is not None)
 
@@ -74,7 +69,7 @@ class Tape:
         passed = [out]  # what went into each step, and what came out of the last
         for step in self._steps:
             if not isinstance(step, Layer):
-                out = _ABOVE[step](out)
+                out = ABOVE[step](out)
             elif step.bias is None:
                 out = out.mm(step.turned)
             else:
