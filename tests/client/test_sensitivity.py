@@ -121,6 +121,16 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 5, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(45, 3)
     ),
+    "a layer": lambda: nn.Linear(4, 3),
+    "a chain": lambda: nn.Sequential(
+        nn.Linear(4, 6),
+        nn.Tanh(),
+        nn.Linear(6, 5, bias=False),
+        nn.ReLU(),
+        nn.Linear(5, 6),
+        nn.Sigmoid(),
+        nn.Linear(6, 3),
+    ),
     "statistics and dropout": normed,
     "branches on values": Branches,
     "counts its calls": Counts,
@@ -147,8 +157,9 @@ def test_any_module_is_measured_sample_by_sample_and_left_as_it_was(name: str) -
 
 def test_what_vmap_cannot_follow_is_taken_one_by_one() -> None:
     x, y = torch.randn(7, 4), torch.randint(0, 3, (7,))
-    plain, branching = Sensitivity(nn.Linear(4, 3), x, y), Sensitivity(Branches(), x, y)
-    plain(torch.ones(15))
+    module = MODULES["convolution"]()
+    plain, branching = Sensitivity(module, x, y), Sensitivity(Branches(), x, y)
+    plain(flatten(module))
     branching(torch.ones(15))
     assert (plain._one_by_one, branching._one_by_one) == (False, True)
 
@@ -163,9 +174,9 @@ def test_the_statistics_are_those_of_the_model_that_is_measured() -> None:
 
 
 def test_many_samples_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, x, y = nn.Linear(4, 3).double(), torch.randn(7, 4).double(), torch.randint(0, 3, (7,))
+    module, x, y = MODULES["convolution"]().double(), torch.randn(7, 4).double(), torch.randint(0, 3, (7,))
     whole = Sensitivity(module, x, y)(flatten(module))
-    monkeypatch.setattr(sensitivity, "_AT_ONCE", 15 * 3)  # three samples at once
+    monkeypatch.setattr(sensitivity, "_AT_ONCE", flatten(module).numel() * 3)  # three samples at once
     torch.testing.assert_close(Sensitivity(module, x, y)(flatten(module)), whole, rtol=1e-12, atol=1e-15)
 
 

@@ -69,8 +69,10 @@ class Chain:
             return None
         if {p.dtype for p in module.parameters()} != {sample.dtype}:
             return None
-        outputs = [link.weight.shape[0] for link in links if isinstance(link, Dense)][-1]
-        error = _error(task, outputs, data)
+        outputs, inputs = zip(*(link.weight.shape for link in links if isinstance(link, Dense)), strict=True)
+        if inputs != (sample[0].numel(), *outputs[:-1]):
+            return None  # the model says what is wrong
+        error = _error(task, outputs[-1], data)
         return None if error is None else Chain(door, links, error)
 
     def views(self, vectors: Tensor) -> Views:
@@ -100,6 +102,20 @@ class Chain:
             weight.baddbmm_(d, below, alpha=-1)
             if bias is not None:
                 bias.sub_(d.sum(2))
+
+    def moments(self, point: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Of one client: the sum of its examples' gradients, and of their squares. A weight's gradient by an example is
+        a product of two numbers, so its square is the product of theirs: no example's gradient is ever made.
+        """
+        sums = torch.empty((2, 1, *point.shape), dtype=point.dtype, device=point.device)
+        plain, squared = self.views(sums[0]), self.views(sums[1])
+        for layer, d, below in self._backward(self.views(point[None]), x[None], y[None], 1.0):
+            for into, error, entered in ((plain, d, below), (squared, d * d, below * below)):
+                weight, bias = into[layer]
+                weight.baddbmm_(error, entered, beta=0)
+                if bias is not None:
+                    torch.sum(error, 2, out=bias)
+        return sums[0, 0], sums[1, 0]
 
     def _backward(
         self, views: Views, x: Tensor, y: Tensor, shares: Tensor | float
