@@ -9,14 +9,16 @@ import torch
 from test_chain import classes, jobs_of, mlp, trainer_of
 from torch import Tensor, nn
 
+from offbeat.client.data import ClientData
 from offbeat.client.gradient import Gradients
 from offbeat.client.tape import Tape
 from offbeat.client.task import Classification, Regression
 from offbeat.client.training import Trainer, Training
+from offbeat.core.jobs import Job
 from offbeat.core.parts.proximal import Proximal
-from offbeat.core.protocol import LocalRule
+from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
-from offbeat.core.vector import Binding
+from offbeat.core.vector import Binding, flatten
 
 CHAINS = {
     "a linear layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4)),
@@ -77,15 +79,13 @@ def test_whole_jobs_have_the_bits_of_autograd(rule: LocalRule | None, training: 
     assert ours._gradients._tape is not None
 
 
-def test_a_gradient_that_a_rule_may_keep_is_its_own() -> None:
+def test_a_gradient_is_its_own() -> None:
     gradients = gradients_of(CHAINS["a linear layer"]())
     x, y = torch.randn(8, 12), torch.randint(0, 4, (8,))
     first = gradients.here(x, y)  # tried here, against autograd
-    gradients.rewinds = True
     kept = gradients.here(x, y)
     gradients.here(torch.randn(8, 12), y)
     assert torch.equal(kept, first)
-    assert kept.data_ptr() != gradients.here(x, y).data_ptr()
 
 
 def linear(**how: Any) -> nn.Sequential:
@@ -123,8 +123,16 @@ class Doubled(nn.Linear):
 
 @pytest.mark.parametrize(
     "module",
-    [frozen(), hooked(), before(), own_forward(), Doubled(12, 4), nn.Sequential(nn.Linear(12, 4), nn.Dropout())],
-    ids=["frozen", "hooked", "before", "own forward", "a class of its own", "dropout"],
+    [
+        frozen(),
+        hooked(),
+        before(),
+        own_forward(),
+        Doubled(12, 4),
+        nn.Sequential(nn.Linear(12, 4), nn.Dropout()),
+        nn.Sequential(nn.Linear(12, 1), nn.Tanh(), nn.Linear(1, 4)),  # which product autograd takes depends on strides
+    ],
+    ids=["frozen", "hooked", "before", "own forward", "a class of its own", "dropout", "of width one"],
 )
 def test_any_other_module_is_left_to_autograd(module: nn.Module) -> None:
     assert Tape.of(Binding(module), Classification()) is None
@@ -162,3 +170,56 @@ def test_where_its_bits_are_others_autograd_goes_on(monkeypatch: pytest.MonkeyPa
     first = gradients.here(x, y)
     assert gradients._tape is None
     assert torch.equal(gradients.here(x, y), first)
+
+
+def test_it_is_not_taken_for_tried_where_the_first_batch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = gradients_of(linear())
+    monkeypatch.setattr(Tape, "_error", lambda self, out, y: torch.zeros_like(out))
+    with pytest.raises(IndexError):
+        gradients.here(torch.randn(5, 12), torch.full((5,), 4))
+    x, y = torch.randn(8, 12), torch.randint(0, 4, (8,))
+    assert gradients.here(x, y).any()
+    assert gradients._tape is None
+
+
+def test_where_it_fails_itself_autograd_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Tape, out: Tensor, y: Tensor) -> Tensor:
+        raise RuntimeError
+
+    gradients = gradients_of(linear())
+    monkeypatch.setattr(Tape, "_error", fails)
+    x, y = torch.randn(8, 12), torch.randint(0, 4, (8,))
+    assert torch.equal(gradients.here(x, y), gradients.here(x, y))
+
+
+def test_a_hook_on_all_modules_is_called_at_every_step() -> None:
+    ours = trainer_of(linear(), classes)
+    ours(jobs_of(ours)[0])  # tried without it
+    called: list[object] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, inputs, out: called.append(m))
+    try:
+        steps = ours(jobs_of(ours)[0]).steps
+    finally:
+        handle.remove()
+    assert sum(isinstance(m, nn.Linear) for m in called) == steps
+
+
+def test_a_hook_on_a_parameter_is_called_at_every_step() -> None:
+    given = trainer_of(linear(), classes)
+    ours = Trainer(given.binding, given.data, Training(batch=8))  # a binding is taken over as it is
+    job = jobs_of(ours)[0]
+    ours(job)
+    given.binding.params[0].register_hook(lambda g: 0 * g)
+    weights = ours(job).local[:-4]
+    assert torch.equal(weights, job.base[:-4])
+
+
+def test_autocast_is_left_to_autograd() -> None:
+    x, y = torch.randn(20, 12), torch.randint(0, 4, (20,))
+    ours = Trainer(linear(), ClientData.own([(x, y)]), Training(batch=8))
+    job = Job(0, 0, 0, flatten(ours.binding.module), 0, LocalWork(), 20, {}, seed=3)
+    exact = ours(job).local
+    with torch.autocast("cpu", torch.bfloat16):
+        mine, theirs = ours(job).local, with_graph(ours)(job).local
+    assert torch.equal(mine, theirs)
+    assert not torch.equal(mine, exact)

@@ -80,7 +80,7 @@ class Chain:
         place.
         """
         dense = (link for link in self.links if isinstance(link, Dense))
-        return [(part(vectors, d.weight), None if d.bias is None else part(vectors, d.bias)) for d in dense]
+        return [(lying_at(vectors, d.weight), None if d.bias is None else lying_at(vectors, d.bias)) for d in dense]
 
     def gradient(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None) -> Tensor:
         """Of each client's mean loss at its point. `sizes`: how many of its examples count, where not all do."""
@@ -159,7 +159,7 @@ def _through(hooks: tuple[Callable[..., Any], ...], module: nn.Module, x: Tensor
     return x
 
 
-def part(vectors: Tensor, s: Slice) -> Tensor:
+def lying_at(vectors: Tensor, s: Slice) -> Tensor:
     """What lies there in a vector, or in each of several."""
     return vectors[..., s.start : s.stop].view(*vectors.shape[:-1], *s.shape)
 
@@ -178,7 +178,7 @@ def links_of(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple
     links: list[Link] = []
     flat = len(shape) == 1
     for name, m in _flattened("", module):
-        if _hooked(m) or (m is not module and m._forward_pre_hooks):
+        if _altered(m) or (m is not module and m._forward_pre_hooks):
             return None
         if type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1):
             flat = True
@@ -199,7 +199,7 @@ def links_of(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tuple
 
 
 def _flattened(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    if type(module) is nn.Sequential and not _hooked(module) and (not name or not module._forward_pre_hooks):
+    if type(module) is nn.Sequential and not _altered(module) and (not name or not module._forward_pre_hooks):
         for key, child in module._modules.items():  # also one that comes twice
             if child is not None:
                 yield from _flattened(f"{name}{key}.", child)
@@ -207,8 +207,8 @@ def _flattened(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
 
 
-def _hooked(module: nn.Module) -> bool:
-    """Or given a forward of its own."""
+def _altered(module: nn.Module) -> bool:
+    """Has it hooks, or a forward of its own?"""
     hooks = module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
     return bool(hooks) or "forward" in vars(module)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from offbeat.client.dropout import Masks
 from offbeat.client.randomness import generators, restore, states
-from offbeat.client.tape import Tape
+from offbeat.client.tape import Tape, watched
 from offbeat.client.task import Task
 from offbeat.core.errors import ProtocolError, unknown
 from offbeat.core.protocol import LocalJob, LocalRule
@@ -40,15 +40,17 @@ class Gradients:
         self._module = binding.module
         self._params = binding.params
         self._task_loss = task.loss
-        self._tape, self._tried = Tape.of(binding, task), False  # tried: is it known to give these bits here?
+        self._tape, self._tried = Tape.of(binding, task), False  # tried: did it give autograd's bits, once?
+        self._watched = False
         self._rule: LocalRule | None = None  # only a rule with a loss of its own
         self._job: LocalJob | None = None
         self._features: Tensor | None = None
 
     @contextmanager
     def serve(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
-        # only a rule with a direction of its own can keep a gradient, or ask for a second evaluation
+        # only a rule with a direction of its own can ask for a second evaluation
         self.rewinds = overrides(rule, "direction")
+        self._watched = watched(self._params)
         with self.masks.serve():
             yield from self._serve_loss(rule, job)
 
@@ -67,15 +69,19 @@ class Gradients:
     def here(self, x: Tensor, y: Tensor) -> Tensor:
         """The gradient at w; batch statistics move."""
         tape = self._tape
-        if tape is None or self._rule is not None or not tape.reads(x, y):
+        if tape is None or self._watched or self._rule is not None or not tape.reads(x, y):
             return self._by_graph(x, y)
-        if not self._tried:
-            self._tried = True
-            found = self._by_graph(x, y)
-            self._tape = tape if torch.equal(found, tape(x, y)) else None
-            return found
-        found = tape(x, y)
-        return found.clone() if self.rewinds else found
+        return tape(x, y) if self._tried else self._try(tape, x, y)
+
+    def _try(self, tape: Tape, x: Tensor, y: Tensor) -> Tensor:
+        """Both ways; where they differ, autograd's from now on."""
+        found = self._by_graph(x, y)
+        try:
+            self._tried = torch.equal(found, tape(x, y))
+        except RuntimeError:
+            self._tried = False
+        self._tape = tape if self._tried else None
+        return found
 
     def _by_graph(self, x: Tensor, y: Tensor) -> Tensor:
         outputs = self._module(x)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
+from torch.nn.modules.module import _has_any_global_hook
 
-from offbeat.client.chain import ABOVE, Dense, Link, links_of, part
+from offbeat.client.chain import ABOVE, Dense, Link, links_of, lying_at
 from offbeat.client.task import Classification, Task
 from offbeat.core.vector import Binding
 
@@ -39,35 +40,40 @@ class Layer:
 
 
 class Tape:
-    """Of cross entropy at what the binding holds. None is made for any other model or loss."""
+    """Of cross entropy at what the binding holds; None is made for any other model or loss. The module is looked at
+    once: it is the trainer's own.
+    """
 
     def __init__(self, binding: Binding, links: Sequence[Link], flattens: bool) -> None:
         self._flattens, self._dtype = flattens, binding.w.dtype
         self._grad = torch.empty_like(binding.w)
         self._one = binding.w.new_ones(())
         self._steps = [_layer(link, binding.w, self._grad) if isinstance(link, Dense) else link for link in links]
+        self._first = next(i for i, link in enumerate(links) if isinstance(link, Dense))
 
     @staticmethod
     def of(binding: Binding, task: Task) -> Tape | None:
         module, layout, w = binding.module, binding.layout, binding.w
         usual = type(task) is Classification and task.criterion is None and not module._forward_pre_hooks
-        alike = {p.dtype for p in module.parameters()} == {w.dtype}
-        links = links_of(module, layout, (1,)) if usual and alike else None
+        links = links_of(module, layout, (1,)) if usual else None  # of examples that are vectors
         if links is None or not w.is_cpu or w.dtype not in (torch.float32, torch.float64):
+            return None
+        # of a matrix of one row or column autograd may take the transposed product, which may round otherwise
+        if any(1 in link.weight.shape for link in links if isinstance(link, Dense)):
             return None
         return Tape(binding, links, flattens=links_of(module, layout, (1, 1)) is not None)
 
     def reads(self, x: Tensor, y: Tensor) -> bool:
         """Are these examples such as it knows?"""
-        plain = type(x) is type(y) is Tensor and x.is_cpu and y.is_cpu and not x.requires_grad
+        plain = type(x) is type(y) is Tensor and x.is_cpu and y.is_cpu and x.layout is strided and not x.requires_grad
         rows = x.dim() == 2 or (self._flattens and x.dim() > 2)
         return plain and rows and x.dtype is self._dtype and y.dim() == 1 and y.dtype is torch.int64
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """The gradient, as a vector that the next one overwrites."""
-        out = x.flatten(1)
+        """The gradient, as a vector of its own."""
+        steps, first, out = self._steps, self._first, x.flatten(1)
         passed = [out]  # what went into each step, and what came out of the last
-        for step in self._steps:
+        for step in steps:
             if not isinstance(step, Layer):
                 out = ABOVE[step](out)
             elif step.bias is None:
@@ -76,17 +82,17 @@ class Tape:
                 out = torch.addmm(step.bias, out, step.turned)
             passed.append(out)
         g = self._error(out, y)
-        for i in range(len(self._steps) - 1, -1, -1):
-            step = self._steps[i]
+        for i in range(len(steps) - 1, first - 1, -1):
+            step = steps[i]
             if not isinstance(step, Layer):
                 g = _BELOW[step](g, passed[i + 1])
                 continue
             torch.mm(g.t(), passed[i], out=step.weight_grad)
             if step.bias_grad is not None:
                 torch.sum(g, 0, out=step.bias_grad)
-            if i > 0:
+            if i > first:
                 g = g.mm(step.weight)
-        return self._grad
+        return self._grad.clone()
 
     def _error(self, out: Tensor, y: Tensor) -> Tensor:
         """The gradient of the loss by what the model says."""
@@ -100,9 +106,15 @@ class Tape:
 def _layer(link: Dense, w: Tensor, grad: Tensor) -> Layer:
     weight, bias = link.weight, link.bias
     return Layer(
-        part(w, weight).t(),
-        part(w, weight),
-        None if bias is None else part(w, bias),
-        part(grad, weight),
-        None if bias is None else part(grad, bias),
+        lying_at(w, weight).t(),
+        lying_at(w, weight),
+        None if bias is None else lying_at(w, bias),
+        lying_at(grad, weight),
+        None if bias is None else lying_at(grad, bias),
     )
+
+
+def watched(params: Sequence[nn.Parameter]) -> bool:
+    """Does anybody look at what autograd does, or change it? Then it has to do it."""
+    hooked = _has_any_global_hook() or any(p._backward_hooks for p in params)  # type: ignore[no-untyped-call]
+    return hooked or torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu")

@@ -38,9 +38,10 @@ def _table() -> np.ndarray[Any, np.dtype[np.float64]]:
     half, which every run would wait for.
     """
     found = find_spec("sklearn")
-    file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found is not None else None
-    if file is not None and file.is_file():
-        return np.loadtxt(file, delimiter=",")
+    if found is not None and found.origin is not None:
+        file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits  # another version may keep it elsewhere
 
     bunch = load_digits()
