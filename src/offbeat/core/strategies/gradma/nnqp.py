@@ -116,8 +116,8 @@ def solve_three(gram: Tensor, rho: float = 0.0) -> Tensor:
     u2 = (a02 * b0 - b2 - l21 * y1) / d2  # A_S u = -b_S
     u1 = y1 / d1 - l21 * u2
     u = torch.stack([-b0 - a01 * u1 - a02 * u2, u1, u2], dim=-1)
-    # a row of no length has A_ii = 0: along it u is -b_i = 0, and nothing changes. No matrix product: two supports may be
-    # equally good, and a library rounds products of many matrices otherwise than those of one
+    # a row of no length has A_ii = 0: along it u is -b_i = 0, and nothing changes. No matrix product: two supports may
+    # be equally good, and a library rounds products of many matrices otherwise than those of one
     first, second, third = ((0.5 * u[..., i, None]) * A[..., None, i, :] for i in range(3))
     objective = (u * (first + second + third + b.unsqueeze(-2))).sum(-1)
     feasible = independent & (u >= 0).all(-1)
