@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_chain import classes, jobs_of, mlp, trainer_of
+from test_chain import Doubled, classes, jobs_of, mlp, trainer_of
 from torch import Tensor, nn
 
 from offbeat.client.data import ClientData
@@ -114,11 +114,6 @@ def own_forward() -> nn.Module:
     module = linear()
     module[1].forward = lambda x: 2 * nn.functional.linear(x, module[1].weight, module[1].bias)
     return module
-
-
-class Doubled(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
 
 
 @pytest.mark.parametrize(
