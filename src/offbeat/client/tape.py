@@ -1,9 +1,11 @@
 """The gradient of one batch without autograd, for models that are a chain of fully connected layers: the same bits.
 
 For such a model autograd's bookkeeping costs more than its arithmetic: a module's call, a graph, a loss that nobody
-looks at, a copy of all gradients into one vector. Here the operations that it would run are called one after the other,
-and write where they belong. (`chain` has the same gradients for stacks, free in the order of its sums, so within
-rounding.)
+looks at. Here the operations that it would run are called one after the other. (`chain` has the same gradients for
+stacks, free in the order of its sums, so within rounding.)
+
+Each gradient is written to a tensor of its own, as autograd does, and copied from there: where in memory a matrix
+product may put its result decides, on some processors, in which order it sums.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _BELOW: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {  # (gradie
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Views of the model's vector, and of the one that gradients are written to."""
+    """Views of the model's vector, and what gradients are written to."""
 
     turned: Tensor  # the weight, (inputs, outputs)
     weight: Tensor
@@ -46,10 +48,16 @@ class Tape:
 
     def __init__(self, binding: Binding, links: Sequence[Link], flattens: bool) -> None:
         self._flattens, self._dtype = flattens, binding.w.dtype
-        self._grad = torch.empty_like(binding.w)
         self._one = binding.w.new_ones(())
-        self._steps = [_layer(link, binding.w, self._grad) if isinstance(link, Dense) else link for link in links]
+        self._steps = [_layer(link, binding.w) if isinstance(link, Dense) else link for link in links]
         self._first = next(i for i, link in enumerate(links) if isinstance(link, Dense))
+        found: dict[int, Tensor] = {}  # gradients, by where they begin in a vector
+        for link, step in zip(links, self._steps, strict=True):
+            if isinstance(link, Dense) and isinstance(step, Layer):
+                found[link.weight.start] = step.weight_grad.view(-1)
+                if link.bias is not None and step.bias_grad is not None:
+                    found[link.bias.start] = step.bias_grad
+        self._grads = [found[start] for start in sorted(found)]
 
     @staticmethod
     def of(binding: Binding, task: Task) -> Tape | None:
@@ -68,6 +76,13 @@ class Tape:
         plain = type(x) is type(y) is Tensor and x.is_cpu and y.is_cpu and x.layout is strided and not x.requires_grad
         rows = x.dim() == 2 or (self._flattens and x.dim() > 2)
         return plain and rows and x.dtype is self._dtype and y.dim() == 1 and y.dtype is torch.int64
+
+    def made_up(self, examples: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        """A batch such as it reads."""
+        layers = [step for step in self._steps if isinstance(step, Layer)]
+        inputs, outputs = layers[0].weight.shape[1], layers[-1].weight.shape[0]
+        x = torch.randn(examples, inputs, generator=draw, dtype=self._dtype)
+        return x, torch.randint(outputs, (examples,), generator=draw)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """The gradient, as a vector of its own."""
@@ -92,7 +107,7 @@ class Tape:
                 torch.sum(g, 0, out=step.bias_grad)
             if i > first:
                 g = g.mm(step.weight)
-        return self._grad.clone()
+        return torch.cat(self._grads)
 
     def _error(self, out: Tensor, y: Tensor) -> Tensor:
         """The gradient of the loss by what the model says."""
@@ -103,15 +118,9 @@ class Tape:
         return found
 
 
-def _layer(link: Dense, w: Tensor, grad: Tensor) -> Layer:
-    weight, bias = link.weight, link.bias
-    return Layer(
-        lying_at(w, weight).t(),
-        lying_at(w, weight),
-        None if bias is None else lying_at(w, bias),
-        lying_at(grad, weight),
-        None if bias is None else lying_at(grad, bias),
-    )
+def _layer(link: Dense, w: Tensor) -> Layer:
+    weight, bias = lying_at(w, link.weight), None if link.bias is None else lying_at(w, link.bias)
+    return Layer(weight.t(), weight, bias, torch.empty_like(weight), None if bias is None else torch.empty_like(bias))
 
 
 def watched(params: Sequence[nn.Parameter]) -> bool:
