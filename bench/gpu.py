@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 import offbeat
 from offbeat.client import batch_norm, convolution, layers, orders, straight
 from offbeat.client.data import ClientData
-from offbeat.client.device import DeviceTrainer, bases
+from offbeat.client.device import DeviceTrainer
 from offbeat.client.evaluation import Evaluator
 from offbeat.client.training import Trainer, Training
 from offbeat.core.jobs import Job, Result
@@ -121,11 +121,10 @@ def orders_agree() -> None:
     """Orders that the GPU draws are those torch draws, whatever the numbers of examples and steps."""
     trainer = trainer_of("linear", 40, 300, Training(batch=16, steps=50), torch.float32)
     jobs = [replace(job, num_examples=1 + 7 * i) for i, job in enumerate(jobs_of(trainer, 40, 300))]
-    plans = [trainer.plan(job) for job in jobs]
-    placed = [trainer.data.in_one_place()] * len(jobs)
-    drawn = orders.orders_of(plans, placed, 44)
-    told = orders.one_by_one([trainer.plan(job) for job in jobs], 44, drawn.order.shape[1]).to(DEVICE)
-    alone = replace(drawn, order=told)
+    taken, placed = [trainer.plan(job).steps for job in jobs], [trainer.data.in_one_place()] * len(jobs)
+    drawn = orders.orders_of(jobs, taken, placed, 44, batch=16, merge=False)
+    told = orders.one_by_one(jobs, taken, torch.zeros_like(drawn.order, device="cpu"), batch=16, merge=False)
+    alone = replace(drawn, order=told.to(DEVICE))
     for ours, theirs in zip(drawn.at(0, 50, 16), alone.at(0, 50, 16), strict=True):
         assert torch.equal(ours, theirs)
     print("orders drawn on the GPU are torch's")
@@ -209,10 +208,10 @@ def straight_agrees() -> None:
         starts, rows = torch.arange(0, 350, 50), torch.randperm(550)[:500].remainder(500) if scattered else None
         given = (part if part is None else part.to(DEVICE) for part in (order, counts, steps, starts, rows, each))
         drawn_by = orders.Orders(*given, batch=64, most=20)
-        exact, ours = w.clone(), w.float()
+        exact, ours = w.clone(), straight.copies(w.float().unbind(0))
         straight.descend(exact, layer, x, y, drawn_by, rates)
         softmax.descend(ours, layer, x.float(), y, drawn_by, rates.float())
-        apart = float((ours - exact).norm() / (exact - w).norm())
+        apart = float((torch.stack(ours) - exact).norm() / (exact - w).norm())
         print(f"a linear layer of {classes} classes, 20 steps in one kernel: float32 within {apart:.1e} of float64")
         assert apart < 1e-5
 
@@ -338,12 +337,15 @@ def eager(trainer: Trainer, jobs: list[Job]) -> None:
 def played(stacks: DeviceTrainer, jobs: list[Job]) -> float:
     """Steps a second of the recorded step, played and nothing else; or of the one kernel that has all of them."""
     if not stacks._programs:
+        from offbeat.client import softmax
+
         trainer, way = stacks._trainers[0], next(iter(stacks._straight.values()))
-        plans = [trainer.plan(job) for job in jobs]
-        drawn = orders.orders_of(plans, [stacks._placed[0]] * len(jobs), len(jobs))
-        w, rates = bases(jobs, range(len(jobs))), torch.full((len(jobs),), 0.01, device=DEVICE)
-        taken = seconds(lambda: [way.train(w, rates, drawn) for _ in range(20)])
-        return 20 * sum(plan.steps for plan in plans) / taken
+        steps, count = [trainer.plan(job).steps for job in jobs], len(jobs)
+        drawn = orders.orders_of(jobs, steps, [stacks._placed[0]] * count, count, trainer.training.batch, merge=False)
+        vectors, rates = straight.copies([job.base for job in jobs]), torch.full((count,), 0.01, device=DEVICE)
+        given = vectors, way.layer, way.x, way.y, drawn, rates
+        taken = seconds(lambda: [softmax.descend(*given) for _ in range(20)])
+        return 20 * sum(steps) / taken
     program = next(reversed(stacks._programs.values()))
     program._at.zero_()
     taken = seconds(lambda: [program._graph() for _ in range(60)] and program._at.zero_())

@@ -15,13 +15,13 @@ from torch import Tensor, fx, nn
 
 from offbeat.client.convolution import Geometry, avg_pool, convolve, max_pool
 from offbeat.client.data import ClientData
-from offbeat.client.device import DeviceTrainer, apart, rounded
+from offbeat.client.device import DeviceTrainer, rounded
 from offbeat.client.followed import followed
 from offbeat.client.gradient import overrides
 from offbeat.client.layers import FOLLOWED, NotStacked, stacked
 from offbeat.client.orders import Orders
 from offbeat.client.program import SEGMENT, CannotRecord, Program, short_of_memory
-from offbeat.client.straight import Straight
+from offbeat.client.straight import Straight, copies
 from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import DataError
 from offbeat.core.jobs import STATISTICS, Job, Result
@@ -530,6 +530,19 @@ def test_one_linear_layer_descended_plainly_needs_no_record(caplog: Any) -> None
     assert Straight.of(trainer_of(Training(), MODELS["pooled"]()), trainer.data.pooled()) is None
 
 
+def test_a_stack_that_fails_though_its_jobs_do_not_is_told_once(monkeypatch: Any, caplog: Any) -> None:
+    def fails(*given: Any) -> list[Tensor]:
+        raise RuntimeError("no compiler here\nand more of it")
+
+    monkeypatch.setattr(Straight, "train", fails)
+    trainer = trainer_of(Training(batch=8, steps=5), MODELS["linear"]())
+    jobs, found = jobs_of(trainer, None), DeviceTrainer([trainer])
+    agree(train(found, jobs), [trainer(job) for job in jobs])
+    train(found, jobs)
+    (said,) = caplog.messages
+    assert said == ("a stack failed on the device, its jobs were trained otherwise: RuntimeError: no compiler here")
+
+
 def test_examples_pass_the_door_once_on_the_straight_way() -> None:
     class Door:
         by_example = True
@@ -552,7 +565,7 @@ def test_examples_pass_the_door_once_on_the_straight_way() -> None:
 
 def test_rows_of_a_stack_become_tensors_of_their_own() -> None:
     w = torch.tensor([[1.0, -0.0], [float("nan"), float("inf")], [5.0, 6.0]])
-    ends = apart(w, 2)
+    ends = copies(w[:2].unbind(0))
     w.zero_()
     assert [repr(end.tolist()) for end in ends] == ["[1.0, -0.0]", "[nan, inf]"]
     assert all(end.untyped_storage().nbytes() == 8 for end in ends)

@@ -67,7 +67,8 @@ def test_each_step_looks_at_what_the_job_alone_would(training: Training, kind: s
     jobs = jobs_of(trainer, None)
     jobs[1] = replace(jobs[1], num_examples=1)  # the others have not arrived yet
     (placed,) = together([data.in_one_place()])
-    orders = orders_of([trainer.plan(job) for job in jobs], [placed] * len(jobs), len(jobs) + 2)
+    taken = [trainer.plan(job).steps for job in jobs]
+    orders = orders_of(jobs, taken, [placed] * len(jobs), len(jobs) + 2, batch=8, merge=False)
     chosen, sizes = orders.at(0, orders.most, 8)
     for i, job in enumerate(jobs):
         alone = rows_of(trainer.plan(job), placed.of(job.client))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from offbeat.client.batch_norm import NORMS
+from offbeat.client.data import Placed
 from offbeat.client.dropout import SERVED
 from offbeat.client.gradient import overrides
 from offbeat.client.layers import Forward, NotStacked, stacked
@@ -25,7 +26,7 @@ from offbeat.client.plan import Plan
 from offbeat.client.program import CannotRecord, Losses, Program
 from offbeat.client.randomness import generators, restore, seeded, states
 from offbeat.client.stack import StackTrainer, alike, named, unknown_words
-from offbeat.client.straight import Straight
+from offbeat.client.straight import Straight, copies
 from offbeat.client.task import Classification, Regression, Task
 from offbeat.client.training import Trainer
 from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back, stacked_carry, stacked_job
@@ -69,6 +70,7 @@ class DeviceTrainer:
         self._sources = generators(trainers[0].binding.vector.device)
         self._programs: dict[Any, Program] = {}
         self._refused: set[Any] = set()  # rules that cannot be recorded, each with a form
+        self._said: set[str] = set()
         self._pool = _memory()
 
     def _form(self, trainer: Trainer, pair: tuple[Tensor, Tensor]) -> Form | None:
@@ -135,10 +137,10 @@ class DeviceTrainer:
         return dict(zip((job.ticket for job in jobs), self._others[i].attempt(jobs), strict=True))
 
     def _recorded(self, jobs: list[Job]) -> dict[int, Result | Exception]:
-        rule = jobs[0].work.rule or PLAIN
+        rule, failed = jobs[0].work.rule or PLAIN, ""
+        found: dict[int, Result | Exception] = {}
         try:
             done = 0
-            found: dict[int, Result | Exception] = {}
             while done < len(jobs):
                 some = jobs[done : done + self.most]
                 if (results := self._fitting(rule, some)) is None:
@@ -152,12 +154,18 @@ class DeviceTrainer:
             log.warning("steps of %s are not recorded: %s", type(rule).__name__, why)
         except (MemoryError, torch.OutOfMemoryError):
             raise  # the machine's trouble, not these clients'
-        except Exception as error:  # a job that fails alone too says so itself
-            log.debug("a stack failed: %s", error)
+        except Exception as error:
+            failed = f"{type(error).__name__}: {error}".splitlines()[0]
         by_owner: dict[int, list[Job]] = {}
         for job in jobs:
             by_owner.setdefault(self._owner(job), []).append(job)
-        return {t: answer for i, some in by_owner.items() for t, answer in self._otherwise(i, some).items()}
+        for i, some in by_owner.items():
+            found |= self._otherwise(i, some)
+        # a job that fails alone too says so itself
+        if failed and failed not in self._said and not any(isinstance(a, Exception) for a in found.values()):
+            self._said.add(failed)
+            log.warning("a stack failed on the device, its jobs were trained otherwise: %s", failed)
+        return found
 
     def _fitting(self, rule: LocalRule, jobs: list[Job]) -> list[Result] | None:
         """None where there is no memory: whatever the attempt held is let go of with its frames."""
@@ -180,10 +188,11 @@ class DeviceTrainer:
     def _train(self, rule: LocalRule, jobs: list[Job]) -> list[Result]:
         owners = [self._owner(job) for job in jobs]
         own = [self._trainers[i] for i in owners]
-        plans = [trainer.plan(trainer.own(job)) for trainer, job in zip(own, jobs, strict=True)]
+        placed = [self._placed[i] for i in owners]
         straight = self._straight[id(self._forms[owners[0]])] if rule is PLAIN else None
         if straight is not None:
-            return self._straightly(straight, jobs, plans, owners)
+            return self._straightly(straight, jobs, own, placed)
+        plans = [trainer.plan(trainer.own(job)) for trainer, job in zip(own, jobs, strict=True)]
         quiet = not (overrides(rule, "begin") or overrides(rule, "end") or rule.memory or jobs[0].work.extras)
         local = [] if quiet else [t.local_job(j, plan.job, plan) for t, j, plan in zip(own, jobs, plans, strict=True)]
         batch = max(plan.largest for plan in plans)
@@ -201,9 +210,10 @@ class DeviceTrainer:
             whole = stacked_job([local[i] for i in filled])
             carry = None if begun[0][0] is None else stacked_carry([begun[i][0] for i in filled])
         noise = [plans[i].noise for i in filled] if form.draws else []
-        orders = orders_of(plans, [self._placed[i] for i in owners], program.clients)
+        taken, cut = [plan.counts[0] for plan in plans], (plans[0].batch, plans[0].merge)
+        orders = orders_of(jobs, taken, placed, program.clients, *cut)
         vectors, carry = program.run(whole, carry, rates, noise, orders)
-        ends, results = apart(vectors, len(jobs)), []
+        ends, results = copies(vectors[: len(jobs)].unbind(0)), []
         for i, (job, plan, end) in enumerate(zip(jobs, plans, ends, strict=True)):
             extras: Mapping[str, Tensor] = {}
             memory: Mapping[str, Tensor] = {}
@@ -220,13 +230,16 @@ class DeviceTrainer:
             return results
         return [handed_back(job, result, own[0].binding.layout) for job, result in zip(jobs, results, strict=True)]
 
-    def _straightly(self, straight: Straight, jobs: list[Job], plans: list[Plan], owners: list[int]) -> list[Result]:
-        orders = orders_of(plans, [self._placed[i] for i in owners], len(jobs))  # first: the device shuffles meanwhile
-        w = bases(jobs, range(len(jobs)))
-        straight.train(w, column([plan.rate(0) for plan in plans], w).squeeze(1), orders)
+    @staticmethod
+    def _straightly(straight: Straight, jobs: list[Job], own: list[Trainer], placed: list[Placed]) -> list[Result]:
+        paces = [trainer.pace(trainer.own(job)) for trainer, job in zip(own, jobs, strict=True)]
+        taken = [counts[0] for _, _, counts in paces]
+        orders = orders_of(jobs, taken, placed, len(jobs), own[0].training.batch, merge=False)
+        bases = [job.base for job in jobs]
+        rates = column([rate for rate, _, _ in paces], bases[0]).squeeze(1)
+        ends = straight.train(bases, rates, orders)
         return [
-            Result(job.ticket, end, job.num_examples, plan.counts[0])
-            for job, plan, end in zip(jobs, plans, apart(w, len(jobs)), strict=True)
+            Result(job.ticket, end, job.num_examples, steps) for job, end, steps in zip(jobs, ends, taken, strict=True)
         ]
 
     def _begin(self, rule: LocalRule, job: LocalJob, plan: Plan) -> tuple[Any, list[Tensor]]:
@@ -282,11 +295,6 @@ def rounded(clients: int) -> int:
     """The next of a few sizes, an eighth more at most: so that few programs do for stacks of every size."""
     unit = 1 << max(0, clients.bit_length() - 4)
     return -(-clients // unit) * unit
-
-
-def apart(w: Tensor, jobs: int) -> list[Tensor]:
-    """The first rows, each a tensor of its own: a view would keep the whole stack alive."""
-    return list(torch._foreach_mul(list(w[:jobs].unbind(0)), 1.0))  # in one call; times one is the same bits
 
 
 def bases(jobs: Sequence[Job], which: Sequence[int]) -> Tensor:

@@ -19,7 +19,8 @@ from torch import Tensor
 from offbeat.client import batches
 from offbeat.client.convolution import has_kernels
 from offbeat.client.data import Placed
-from offbeat.client.plan import Plan, order_seeds
+from offbeat.client.plan import order_seeds, order_source
+from offbeat.core.jobs import Job
 
 log = logging.getLogger("offbeat")
 
@@ -82,15 +83,16 @@ def _moved(start: Callable[[int], int], by: int, client: int) -> int:
     return start(client) + by
 
 
-def orders_of(plans: Sequence[Plan], placed: Sequence[Placed], jobs: int) -> Orders:
-    """For a stack with room for so many jobs; who is too few does nothing."""
+def orders_of(
+    jobs: Sequence[Job], taken: Sequence[int], placed: Sequence[Placed], room: int, batch: int, merge: bool
+) -> Orders:
+    """Of jobs that take so many steps each, in a stack with room for so many of them; who is too few does nothing."""
     device = placed[0].pair[0].device
-    batch, merge = plans[0].batch, plans[0].merge
-    starts, rows = _placed(plans, placed, device)
-    told = np.ones((5, jobs), dtype=np.int64)
-    told[1:4, len(plans) :] = 0
-    counts, steps, begins, epochs, each = told[:, : len(plans)]
-    counts[:], steps[:], begins[:] = [plan.job.num_examples for plan in plans], [p.counts[0] for p in plans], starts
+    starts, rows = _placed(jobs, placed, device)
+    told = np.ones((5, room), dtype=np.int64)
+    told[1:4, len(jobs) :] = 0
+    counts, steps, begins, epochs, each = told[:, : len(jobs)]
+    counts[:], steps[:], begins[:] = [job.num_examples for job in jobs], taken, starts
     different, which = np.unique(counts, return_inverse=True)
     each[:] = np.array([batches.count(count, batch, merge) for count in different.tolist()])[which]
     epochs[:] = -(-steps // each)
@@ -99,30 +101,28 @@ def orders_of(plans: Sequence[Plan], placed: Sequence[Placed], jobs: int) -> Ord
     if has_kernels(device.type) and _same_draws():
         from offbeat.client.shuffles import shuffled
 
-        seeds = order_seeds([plan.job for plan in plans])
-        order = shuffled(seeds, sent[0], sent[3], longest, (int(counts.max()), int(epochs.max())))
+        order = shuffled(order_seeds(jobs), sent[0], sent[3], longest, (int(counts.max()), int(epochs.max())))
     else:
-        order = one_by_one(plans, jobs, longest).to(device)
+        order = one_by_one(jobs, taken, torch.zeros((room, longest), dtype=torch.int32), batch, merge).to(device)
     return Orders(order, sent[0], sent[1], sent[2], rows, sent[4], batch, int(steps.max()))
 
 
-def one_by_one(plans: Sequence[Plan], jobs: int, longest: int) -> Tensor:
-    """(jobs, longest), drawn by torch."""
-    table = torch.zeros((jobs, longest), dtype=torch.int32)
-    for i, plan in enumerate(plans):
-        at, n = 0, plan.job.num_examples
-        for positions, _, _ in plan.epochs(0):
-            table[i, at : at + len(positions)] = positions
+def one_by_one(jobs: Sequence[Job], taken: Sequence[int], table: Tensor, batch: int, merge: bool) -> Tensor:
+    """The table, filled with what torch draws, a row each."""
+    for row, job, steps in zip(table, jobs, taken, strict=False):
+        at, n = 0, job.num_examples
+        for positions, _ in batches.epochs(n, batch, merge, steps, order_source(job)):
+            row[at : at + len(positions)] = positions
             at += n
     return table
 
 
-def _placed(plans: Sequence[Plan], placed: Sequence[Placed], device: torch.device) -> tuple[list[int], Tensor | None]:
+def _placed(jobs: Sequence[Job], placed: Sequence[Placed], device: torch.device) -> tuple[list[int], Tensor | None]:
     """Where the examples of each job begin, and in what."""
     first = placed[0]
     if all(one.start is not None and one.rows is first.rows for one in {id(one): one for one in placed}.values()):
-        return [one.start(plan.job.client) for one, plan in zip(placed, plans, strict=True) if one.start], first.rows
-    own = [one.of(plan.job.client)[: plan.job.num_examples] for one, plan in zip(placed, plans, strict=True)]
+        return [one.start(job.client) for one, job in zip(placed, jobs, strict=True) if one.start], first.rows
+    own = [one.of(job.client)[: job.num_examples] for one, job in zip(placed, jobs, strict=True)]
     starts = np.cumsum([0, *map(len, own[:-1])]).tolist()
     return starts, torch.cat(own).to(device)
 

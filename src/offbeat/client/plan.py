@@ -23,12 +23,18 @@ from offbeat.core.protocol import Phase
 # positions of examples, the sizes of its batches, and how each is shown
 Epoch = tuple[Tensor, list[int], Tensor | None]
 
+Pace = tuple[float, tuple[Phase, ...], tuple[int, ...]]  # the job's rate, its phases, the steps of each
+
 _ORDER = "batches"
 
 
 def order_seeds(jobs: Collection[Job]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Of the generator that each job's orders are drawn from: what `draws.generator` is seeded with."""
     return draws.bits_of(_ORDER, [(job.seed, job.client, job.index) for job in jobs]) >> np.uint64(1)
+
+
+def order_source(job: Job) -> torch.Generator:
+    return draws.generator(job.seed, _ORDER, job.client, job.index)
 
 
 @dataclass(slots=True)  # one is made for every job: freezing them would take as long as all the rest of it

@@ -7,8 +7,10 @@ waiting. `client/straight.py` has the same in torch, and says when it may be use
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,12 +23,13 @@ PRECISION, WARPS, STAGES = "tf32x3", 4, 3
 
 @triton.jit(do_not_specialize=["longest", "batch", "classes"])
 def _descended(
-    w, x, y, order, counts, steps, starts, each, rows, rates, longest, batch, classes, length, WEIGHT, BIAS, features,
+    vectors, x, y, order, counts, steps, starts, each, rows, rates, longest, batch, classes, WEIGHT, BIAS, features,
     ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
     B: tl.constexpr, O: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(0).to(tl.int64)
-    weight, bias = w + client * length + WEIGHT, w + client * length + BIAS
+    vector = tl.multiple_of(tl.load(vectors + client).to(tl.pointer_type(tl.float32)), 16)
+    weight, bias = vector + WEIGHT, vector + BIAS
     rate, start = tl.load(rates + client), tl.load(starts + client)
     n, of_epoch = tl.load(counts + client).to(tl.int32), tl.load(each + client).to(tl.int32)
     b, o = tl.arange(0, B), tl.arange(0, O)
@@ -70,13 +73,15 @@ def _descended(
             tl.debug_barrier()  # and they are written
 
 
-def descend(w: Tensor, layer: Any, x: Tensor, y: Tensor, orders: Any, rates: Tensor) -> None:
-    """As `straight.descend`."""
+def descend(vectors: Sequence[Tensor], layer: Any, x: Tensor, y: Tensor, orders: Any, rates: Tensor) -> None:
+    """As `straight.descend`, of vectors that lie where they like: nothing is stacked, and nothing taken apart."""
     weight, bias, classes, features = layer
     rows = orders.rows
-    _descended[(len(w),)](
-        w, x, y, orders.order, orders.examples, orders.steps, orders.starts, orders.each, y if rows is None else rows,
-        rates, orders.order.shape[1], orders.batch, classes, w.shape[1], weight, 0 if bias is None else bias, features,
+    addresses = torch.tensor([vector.data_ptr() for vector in vectors]).to(x.device, non_blocking=True)
+    _descended[(len(vectors),)](
+        addresses, x, y, orders.order, orders.examples, orders.steps, orders.starts, orders.each,
+        y if rows is None else rows, rates, orders.order.shape[1], orders.batch, classes, weight,
+        0 if bias is None else bias, features,
         rows is not None, bias is not None, PRECISION, max(16, triton.next_power_of_2(orders.batch)),
         max(16, triton.next_power_of_2(classes)), ACROSS, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip

@@ -6,6 +6,7 @@ every step. On a GPU all steps are one kernel (`client/softmax.py`); elsewhere t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,14 +49,24 @@ class Straight:
         bias = None if dense.bias is None else dense.bias.start
         return Straight((dense.weight.start, bias, outputs, inputs), x.reshape(len(x), -1).contiguous(), pair[1])
 
-    def train(self, w: Tensor, rates: Tensor, orders: Orders) -> None:
-        """Move each row of w, in place, at its own rate."""
-        move = descend
-        if w.device.type == "cuda":
-            from offbeat.client import softmax
+    def train(self, bases: Sequence[Tensor], rates: Tensor, orders: Orders) -> list[Tensor]:
+        """Where each client ends that begins at its base and goes on at its own rate."""
+        if not bases[0].is_cuda:
+            w = torch.stack(list(bases))
+            descend(w, self.layer, self.x, self.y, orders, rates)
+            return copies(w.unbind(0))
+        from offbeat.client import softmax
 
-            move = softmax.descend
-        move(w, self.layer, self.x, self.y, orders, rates)
+        ends = copies(bases)
+        softmax.descend(ends, self.layer, self.x, self.y, orders, rates)
+        return ends
+
+
+def copies(vectors: Sequence[Tensor]) -> list[Tensor]:
+    """Each a tensor of its own (a view of a stack would keep all of it alive), in one call: times one is the same
+    bits.
+    """
+    return list(torch._foreach_mul(list(vectors), 1.0))
 
 
 def descend(w: Tensor, layer: Layer, x: Tensor, y: Tensor, orders: Orders, rates: Tensor) -> None:

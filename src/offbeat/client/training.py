@@ -24,7 +24,7 @@ from offbeat.client.dropout import step_keys
 from offbeat.client.features import features
 from offbeat.client.gradient import BatchGradient, Gradients, borrowed
 from offbeat.client.optimizers import SGD, Adam, AdamW
-from offbeat.client.plan import Plan
+from offbeat.client.plan import Pace, Plan
 from offbeat.client.pooling import quick
 from offbeat.client.randomness import seeded
 from offbeat.client.task import Loss, Task, as_task
@@ -124,7 +124,8 @@ class Trainer:
         self._augment = None if self.training.augment is None else CropFlip(data)
         self._merge = batches.needs_two(self.binding.module)
         self._gradients = Gradients(self.binding, self.task)
-        self._known: dict[Any, tuple[tuple[Phase, ...], tuple[int, ...]]] = {}
+        self._known: dict[Any, Pace] = {}
+        self._decays = self.training.lr_decay != 1
         # what does not travel must be the same before every job, or one job would see traces of another
         self._resident = [
             (m, name, b, b.clone())
@@ -166,22 +167,25 @@ class Trainer:
         return with_own_statistics(job, self.binding.layout) if self.training.bn == "local" else job
 
     def plan(self, job: Job) -> Plan:
-        training, work = self.training, job.work
-        lr = training.rate(job.base_version) if work.lr is None else work.lr
-        phases, counts = self._stretches(work, job.num_examples)
-        return Plan(job, lr, phases, counts, training.batch, self._merge, self._augment)
+        return Plan(job, *self.pace(job), self.training.batch, self._merge, self._augment)
 
-    def _stretches(self, work: LocalWork, examples: int) -> tuple[tuple[Phase, ...], tuple[int, ...]]:
-        """The phases of this work, and how many steps each takes."""
-        key = (work.steps, work.epochs, work.lr, examples) if work.rule is None else None
-        known = self._known.get(key)  # many jobs are alike
-        if known is not None:
-            return known
+    def pace(self, job: Job) -> Pace:
+        """What a plan says of rates and steps, without one: a stack may need no more."""
+        work, examples = job.work, job.num_examples
+        key = None
+        if work.rule is None:  # many jobs are alike
+            key = work.steps, work.epochs, work.lr, examples, job.base_version if self._decays else 0
+            known = self._known.get(key)
+            if known is not None:
+                return known
         phases = (work.rule or PLAIN).phases(work)
-        found = phases, tuple(self.training.count(phase, examples, self._merge) for phase in phases)
-        if key is not None and len(self._known) < _KNOWN:
-            self._known[key] = found
-        return found
+        counts = tuple(self.training.count(phase, examples, self._merge) for phase in phases)
+        pace = self.training.rate(job.base_version) if work.lr is None else work.lr, phases, counts
+        if key is not None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[key] = pace
+        return pace
 
     def local_job(self, sent: Job, own: Job, plan: Plan) -> LocalJob:
         """As its rule sees it."""

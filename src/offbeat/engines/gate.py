@@ -183,15 +183,16 @@ class Gate:
         return Result(result.ticket, result.local, result.num_examples, result.steps, extras, memory)
 
     def _squared_norms(self, vectors: list[Tensor]) -> list[float]:
-        if vectors and vectors[0].device.type != "cpu":  # one transfer for all of them: waiting is what costs there
-            squares: list[float] = torch.stack([_square(v) for v in vectors]).tolist()
-            return squares
-        if not vectors or vectors[0].numel() > TOGETHER:
+        near = not vectors or vectors[0].is_cpu
+        if near and (not vectors or vectors[0].numel() > TOGETHER):
             return [_square(v).item() for v in vectors]
-        stacked = torch.stack(vectors)
-        norms: list[float] = torch.linalg.vector_norm(stacked, dim=1, dtype=_wide(stacked.dtype)).square().tolist()
+        if near:
+            norms = torch.linalg.vector_norm(torch.stack(vectors), dim=1, dtype=_wide(self.dtype))
+        else:  # where calls cost more than reading does, and waiting more than both
+            norms = torch.stack(torch._foreach_norm(vectors, 2, dtype=_wide(self.dtype)))
+        squares: list[float] = norms.square().tolist()
         # the same verdict as alone: near the bound the two sums may round to either side of it
-        return [norm if norm <= self._most / 2 else _square(v).item() for v, norm in zip(vectors, norms, strict=True)]
+        return [s if s <= self._most / 2 else _square(v).item() for v, s in zip(vectors, squares, strict=True)]
 
 
 def _read(held: object, name: str) -> object:
