@@ -19,7 +19,6 @@ from offbeat.core.rows import Rows, evenly
 
 Pair = tuple[Tensor, Tensor]
 T = TypeVar("T")
-AHEAD = (torch.float32, torch.float64)  # inputs that are read sooner than gathered: others are added up more slowly
 
 
 class Placed(NamedTuple):
@@ -163,10 +162,7 @@ class ClientData:
             for client, p, *parts in zip(
                 clients, places, torch.split_with_sizes(x, counts), torch.split_with_sizes(y, counts), strict=True
             ):
-                pair = self._pairs[self._at(client)]
-                if 2 * p.shape[0] >= pair[0].shape[0] and pair[0].is_cpu and pair[0].dtype in AHEAD:
-                    pair[0].sum()  # read in order a core fetches ahead, in any other it waits for every row
-                for held, part in zip(pair, parts, strict=True):
+                for held, part in zip(self._pairs[self._at(client)], parts, strict=True):
                     torch.index_select(held, 0, p, out=part)
             return x, y
         index = places[0] if len(places) == 1 else torch.cat(list(places))

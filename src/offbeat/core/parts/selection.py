@@ -148,7 +148,7 @@ def stalled(seats: Seats) -> bool:
 
 def must_step(seats: Seats, event: Event, *, full: bool) -> bool:
     """Must a buffered method step? Its buffer is full, or an instant is over that left only held clients."""
-    return full or (event == TimerFired(event.now, STALLED) and stalled(seats))
+    return full or (isinstance(event, TimerFired) and event.key == STALLED and stalled(seats))
 
 
 def stall_timer(seats: Seats, event: Event) -> list[Action]:
