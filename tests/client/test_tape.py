@@ -29,6 +29,11 @@ CHAINS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def nothing_tried_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.client.gradient._AGREED", {})
+
+
 def gradients_of(module: nn.Module, task: Any = None) -> Gradients:
     return Gradients(Binding(module), Classification() if task is None else task)
 
@@ -181,6 +186,20 @@ def test_the_answer_is_the_same_whatever_comes_first(monkeypatch: pytest.MonkeyP
         gradients.here(torch.randn(first, 12), torch.randint(0, 4, (first,)))
         assert gradients._tape is None
         assert torch.equal(gradients.w, before)
+
+
+def test_the_answer_is_the_same_without_gradients_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule may ask for its gradient where torch keeps no graph, in one process before anything else."""
+    x, y = torch.randn(8, 12), torch.randint(0, 4, (8,))
+    gradients = gradients_of(mlp())
+    expected = gradients._by_graph(x, y)
+    with torch.no_grad():
+        assert torch.equal(gradients.here(x, y), expected)
+    assert gradients._tape is not None
+    tried: list[int] = []
+    monkeypatch.setattr(Gradients, "_agrees", lambda self, tape: tried.append(1))
+    gradients_of(mlp()).here(x, y)
+    assert not tried  # one of its form was
 
 
 def test_a_product_is_never_put_where_a_processor_might_sum_it_otherwise() -> None:

@@ -22,7 +22,9 @@ from offbeat.core.errors import ProtocolError, unknown
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.core.vector import Binding
 
-TRIED = (1, 7, 8, 31, 64)  # examples of the batches on which a tape is compared with autograd
+TRIED = (1, 8, 31, 64, 128, 300)  # examples of the batches on which a tape is compared with autograd,
+FEW, WORK = 31, 2**26  # of large models only so many, or as many as make so many products
+_AGREED: dict[Any, bool] = {}  # of this process: forms of tapes that were tried, and whether they have autograd's bits
 
 
 def overrides(rule: LocalRule, name: str) -> bool:
@@ -74,7 +76,10 @@ class Gradients:
         if tape is None or self._watched or self._rule is not None or not tape.reads(x, y):
             return self._by_graph(x, y)
         if not self._tried:
-            self._tape, self._tried = tape if self._agrees(tape) else None, True
+            key = tape.form, torch.get_num_threads()
+            if key not in _AGREED:
+                _AGREED[key] = self._agrees(tape)
+            self._tape, self._tried = tape if _AGREED[key] else None, True
             return self.here(x, y)
         return tape(x, y)
 
@@ -82,13 +87,15 @@ class Gradients:
         """Has it autograd's bits? Tried at a made-up point, on made-up batches: every process that trains has to come
         to the same answer, whatever its first job is.
         """
-        draw = torch.Generator().manual_seed(0)
-        with borrowed(self._module, self.w):
-            self.w.copy_(torch.randn(self.w.shape, generator=draw, dtype=self.w.dtype) / 8)
-            batches = (tape.made_up(examples, draw) for examples in TRIED)
+        draw, sizes = torch.Generator().manual_seed(0), [n for n in TRIED if n <= FEW or n * self.w.numel() <= WORK]
+        with torch.inference_mode(False), torch.enable_grad(), borrowed(self._module, self.w):
+            for p in self._params:  # biases above zero: a unit that gives nothing hides how it was summed
+                made = torch.randn(p.shape, generator=draw, dtype=p.dtype)
+                p.detach().copy_(made / 8 if p.dim() > 1 else made.abs())
+            batches = (tape.made_up(examples, draw) for examples in sizes)
             try:
                 return all(torch.equal(self._by_graph(x, y), tape(x, y)) for x, y in batches)
-            except RuntimeError:  # another version of torch may not have these operations
+            except (RuntimeError, AttributeError):  # another version of torch may not have these operations
                 return False
 
     def _by_graph(self, x: Tensor, y: Tensor) -> Tensor:

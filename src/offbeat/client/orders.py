@@ -109,7 +109,7 @@ def orders_of(
 
 def one_by_one(jobs: Sequence[Job], taken: Sequence[int], table: Tensor, batch: int, merge: bool) -> Tensor:
     """The table, filled with what torch draws, a row each."""
-    for row, job, steps in zip(table, jobs, taken, strict=False):
+    for row, job, steps in zip(table[: len(jobs)], jobs, taken, strict=True):
         at, n = 0, job.num_examples
         for positions, _ in batches.epochs(n, batch, merge, steps, order_source(job)):
             row[at : at + len(positions)] = positions

@@ -74,7 +74,9 @@ def _descended(
 
 
 def descend(vectors: Sequence[Tensor], layer: Any, x: Tensor, y: Tensor, orders: Any, rates: Tensor) -> None:
-    """As `straight.descend`, of vectors that lie where they like: nothing is stacked, and nothing taken apart."""
+    """As `straight.descend`, of vectors that need not lie together: nothing is stacked, and nothing taken apart. Each
+    begins at a multiple of 16 bytes, as tensors of their own do.
+    """
     weight, bias, classes, features = layer
     rows = orders.rows
     addresses = torch.tensor([vector.data_ptr() for vector in vectors]).to(x.device, non_blocking=True)

@@ -48,6 +48,7 @@ class Tape:
 
     def __init__(self, binding: Binding, links: Sequence[Link], flattens: bool) -> None:
         self._flattens, self._dtype = flattens, binding.w.dtype
+        self.form = tuple(links), self._dtype  # two tapes of one form do the same
         self._one = binding.w.new_ones(())
         self._steps = [_layer(link, binding.w) if isinstance(link, Dense) else link for link in links]
         self._first = next(i for i, link in enumerate(links) if isinstance(link, Dense))

@@ -124,8 +124,7 @@ class Trainer:
         self._augment = None if self.training.augment is None else CropFlip(data)
         self._merge = batches.needs_two(self.binding.module)
         self._gradients = Gradients(self.binding, self.task)
-        self._known: dict[Any, Pace] = {}
-        self._decays = self.training.lr_decay != 1
+        self._known: dict[Any, tuple[tuple[Phase, ...], tuple[int, ...]]] = {}
         # what does not travel must be the same before every job, or one job would see traces of another
         self._resident = [
             (m, name, b, b.clone())
@@ -171,21 +170,18 @@ class Trainer:
 
     def pace(self, job: Job) -> Pace:
         """What a plan says of rates and steps, without one: a stack may need no more."""
-        work, examples = job.work, job.num_examples
-        key = None
+        work, examples, key = job.work, job.num_examples, None
+        lr = self.training.rate(job.base_version) if work.lr is None else work.lr
         if work.rule is None:  # many jobs are alike
-            key = work.steps, work.epochs, work.lr, examples, job.base_version if self._decays else 0
+            key = work.steps, work.epochs, work.lr, examples
             known = self._known.get(key)
             if known is not None:
-                return known
+                return lr, *known
         phases = (work.rule or PLAIN).phases(work)
         counts = tuple(self.training.count(phase, examples, self._merge) for phase in phases)
-        pace = self.training.rate(job.base_version) if work.lr is None else work.lr, phases, counts
-        if key is not None:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[key] = pace
-        return pace
+        if key is not None and len(self._known) < _KNOWN:
+            self._known[key] = phases, counts
+        return lr, phases, counts
 
     def local_job(self, sent: Job, own: Job, plan: Plan) -> LocalJob:
         """As its rule sees it."""
