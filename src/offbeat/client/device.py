@@ -137,8 +137,7 @@ class DeviceTrainer:
         return dict(zip((job.ticket for job in jobs), self._others[i].attempt(jobs), strict=True))
 
     def _recorded(self, jobs: list[Job]) -> dict[int, Result | Exception]:
-        rule = jobs[0].work.rule or PLAIN
-        failed: Exception | None = None
+        rule, failed = jobs[0].work.rule or PLAIN, ""
         found: dict[int, Result | Exception] = {}
         try:
             done = 0
@@ -156,22 +155,18 @@ class DeviceTrainer:
         except (MemoryError, torch.OutOfMemoryError):
             raise  # the machine's trouble, not these clients'
         except Exception as error:
-            failed = error
+            failed = f"{type(error).__name__}: {error}".splitlines()[0]  # not the error, which holds what it held
         by_owner: dict[int, list[Job]] = {}
         for job in jobs:
             by_owner.setdefault(self._owner(job), []).append(job)
         for i, some in by_owner.items():
             found |= self._otherwise(i, some)
-        if failed is not None and not any(isinstance(answer, Exception) for answer in found.values()):
-            self._say(failed)  # a job that fails alone too says so itself
-        return found
-
-    def _say(self, failed: Exception) -> None:
-        kind = type(failed).__name__
-        if kind not in self._said:
+        kind = failed.partition(":")[0]
+        # a job that fails alone too says so itself
+        if failed and kind not in self._said and not any(isinstance(answer, Exception) for answer in found.values()):
             self._said.add(kind)
-            why = f"{kind}: {failed}".splitlines()[0]
-            log.warning("a stack failed on the device, its jobs were trained otherwise: %s", why)
+            log.warning("a stack failed on the device, its jobs were trained otherwise: %s", failed)
+        return found
 
     def _fitting(self, rule: LocalRule, jobs: list[Job]) -> list[Result] | None:
         """None where there is no memory: whatever the attempt held is let go of with its frames."""
