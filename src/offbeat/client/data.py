@@ -20,6 +20,8 @@ from offbeat.core.rows import Rows, evenly
 Pair = tuple[Tensor, Tensor]
 T = TypeVar("T")
 
+_BLOCK = 4096  # inputs that pass a door together
+
 
 class Placed(NamedTuple):
     """One pair of tensors with everything, and where in it the examples of each client are."""
@@ -144,6 +146,22 @@ class ClientData:
             *(part for pair in self._pairs for part in pair),
             *([self._rows] if isinstance(self._rows, Tensor) else []),
         ]
+
+    def inputs_lying(self) -> list[Tensor]:
+        """The inputs of everybody, in the tensors they lie in."""
+        return [x for x, _ in self._pairs]
+
+    def lying(self, client: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The tensors that a client's examples lie in, and which rows of them are its own; None: all of them."""
+        at = self._at(client)
+        return (
+            (*self._pairs[at], None) if self._rows is None else (*self._pairs[0], self._rows_of(at).long().contiguous())
+        )
+
+    def passed(self, door: Callable[[Tensor], Tensor]) -> ClientData:
+        """The same with inputs as they are beyond this door, some at a time: they may take more memory."""
+        pairs = [(torch.cat([door(some) for some in torch.split(x, _BLOCK)]).contiguous(), y) for x, y in self._pairs]
+        return ClientData(self._clients, pairs, self._counts, self._rows)
 
     def places(self, client: int, positions: Tensor) -> Tensor:
         """Where these examples of the client lie, for `gather`."""

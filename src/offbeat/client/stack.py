@@ -2,7 +2,7 @@
 
 Models that cannot be mapped (a kernel that draws by itself, control flow on values) and rules that say so train one by
 one, which is said once. Chains of fully connected layers without a rule take the shortest path (`plain`), all others
-that of `stacked`.
+that of `stacked`; a single layer is descended by a compiled loop where there is a compiler (`compiled`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from offbeat.client.chain import Chain
+from offbeat.client.compiled import Compiled
 from offbeat.client.gather import Room
 from offbeat.client.gradient import overrides
 from offbeat.client.plain import is_plain, train_plain
@@ -49,6 +50,7 @@ class StackTrainer:
         self.most = self._fit(memory)
         self.light = self._chain is not None  # a step is a few products: calls weigh little
         self._least = 2 if self.light or binding.vector.is_cuda else FEW
+        self._compiled = None if self._chain is None else Compiled.of(trainer)
         self._sources = generators(binding.vector.device)
         self._rooms: list[Room] = []  # for the examples of one stack after the other
         self._said: set[str] = set()
@@ -73,6 +75,12 @@ class StackTrainer:
         work = steps * trainer.training.batch * trainer.binding.layout.size
         return 1 if self.light and work < WORTH else cores
 
+    def spread(self, cores: int) -> bool:
+        """Over so many cores, within this process: can it be?"""
+        if self._compiled is not None:
+            self._compiled.spread(cores)
+        return self._compiled is not None
+
     def __call__(self, jobs: Sequence[Job]) -> list[Result]:
         results = []
         for answer in self.attempt(jobs):
@@ -90,12 +98,14 @@ class StackTrainer:
 
     def close(self) -> None:
         self._rooms.clear()
+        if self._compiled is not None:
+            self._compiled.close()
 
     def _train(self, jobs: list[Job]) -> list[Result | Exception]:
         rule = jobs[0].work.rule or PLAIN
         if not rule.stacks:
             self._say(f"{type(rule).__name__} says so")
-        if self._one_by_one or not rule.stacks or (len(jobs) < self._least and not self._plain(jobs[0])):
+        if self._one_by_one or not rule.stacks or (len(jobs) < self._least and not self._short(jobs[0])):
             return [self._alone(job) for job in jobs]
         try:
             return [*self._stacked(jobs)]
@@ -112,9 +122,15 @@ class StackTrainer:
                 self._say(f"{type(error).__name__}: {error}".splitlines()[0])
             return answers
 
+    def _short(self, job: Job) -> bool:
+        """Is a path open that pays for one job too?"""
+        return self._plain(job) or self._loop_for(job) is not None
+
     def _plain(self, job: Job) -> bool:
-        """Is the shortest path open? It pays for one job too."""
         return self._chain is not None and is_plain(job, self._trainer.training)
+
+    def _loop_for(self, job: Job) -> Compiled | None:
+        return self._compiled if self._compiled is not None and self._compiled.takes(job.work.rule or PLAIN) else None
 
     def _alone(self, job: Job) -> Result | Exception:
         try:
@@ -130,11 +146,14 @@ class StackTrainer:
             log.warning("clients are trained one by one: they cannot be stacked (%s)", why)
 
     def _stacked(self, jobs: list[Job]) -> list[Result]:
+        loop = self._loop_for(jobs[0])
+        if loop is not None and jobs[0].work.rule is None:
+            return loop.train(jobs)
         if self._chain is not None and self._plain(jobs[0]):
             return train_plain(self._trainer, self._chain, jobs, self._rooms)
         # a loss of the rule's own looks at what enters the head, which a closed form does not have
         closed = None if overrides(jobs[0].work.rule or PLAIN, "loss") else self._chain
-        stack = Stack(self._trainer, jobs, closed or self._trainer.binding.module, self._rooms)
+        stack = Stack(self._trainer, jobs, closed or self._trainer.binding.module, self._rooms, loop)
         with torch.enable_grad(), seeded(self._sources, 0):
             stack.begin()
             before = states(self._sources)

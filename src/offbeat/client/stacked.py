@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.client.chain import Chain
+from offbeat.client.compiled import Compiled
 from offbeat.client.dropout import step_keys
 from offbeat.client.gather import Group, Room, steps
 from offbeat.client.gradient import overrides
@@ -40,10 +41,18 @@ class Stack:
     `descend` is all of them at once, and draws nothing.
     """
 
-    def __init__(self, trainer: Trainer, jobs: list[Job], model: Chain | nn.Module, rooms: list[Room]) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        jobs: list[Job],
+        model: Chain | nn.Module,
+        rooms: list[Room],
+        loop: Compiled | None = None,  # that takes all steps of this rule
+    ) -> None:
         self._trainer, self._layout, self._rooms = trainer, trainer.binding.layout, rooms
         self._planned = planned = [Planned(trainer, job) for job in jobs]
         self._rule: LocalRule = jobs[0].work.rule or PLAIN
+        self._loop = loop
         self._plans = [one.plan for one in planned]
         self._job = stacked_job([one.local for one in planned])
         self._vectors = self._job.base.clone()
@@ -71,6 +80,10 @@ class Stack:
         self._carry = stacked_carry(carries)
 
     def descend(self) -> None:
+        if self._loop is not None:
+            paces = [(plan.lr, plan.phases, plan.counts) for plan in self._plans]
+            self._loop.descend([one.job for one in self._planned], paces, self._vectors.unbind(0), self._rule)
+            return
         with torch.enable_grad(), self.kernel.serve():
             for number, phase in enumerate(self._plans[0].phases):
                 lr = column([plan.rate(number) for plan in self._plans], self.w)

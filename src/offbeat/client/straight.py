@@ -32,22 +32,15 @@ class Straight:
     @staticmethod
     def of(trainer: Trainer, pair: tuple[Tensor, Tensor]) -> Straight | None:
         """None for any other model or training."""
-        training, binding, device = trainer.training, trainer.binding, pair[0].device.type
-        if training.optimizer != "sgd" or training.momentum or training.weight_decay or training.batch > MOST:
+        found, device = one_layer(trainer), pair[0].device.type
+        if found is None or trainer.training.batch > MOST:
             return None
-        if training.bn != "shared":
-            return None  # clients hand statistics back, be there any or not
-        chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
-        if chain is None or len(chain.links) != 1 or chain.error is not classes:
-            return None
-        dense = chain.links[0]
-        assert isinstance(dense, Dense)
-        outputs, inputs = dense.weight.shape
-        if device != "cpu" and not (has_kernels(device) and binding.w.dtype == torch.float32 and outputs <= MOST):
+        chain, layer = found
+        dtype = trainer.binding.w.dtype
+        if device != "cpu" and not (has_kernels(device) and dtype == torch.float32 and layer[2] <= MOST):
             return None
         x = pair[0] if chain.door is None else torch.cat([chain.door(some) for some in torch.split(pair[0], _BLOCK)])
-        bias = None if dense.bias is None else dense.bias.start
-        return Straight((dense.weight.start, bias, outputs, inputs), x.reshape(len(x), -1).contiguous(), pair[1])
+        return Straight(layer, x.reshape(len(x), -1).contiguous(), pair[1])
 
     def train(self, bases: Sequence[Tensor], rates: Tensor, orders: Orders) -> list[Tensor]:
         """Where each client ends that begins at its base and goes on at its own rate."""
@@ -65,6 +58,22 @@ class Straight:
         ends = copies(bases)
         softmax.descend(ends, self.layer, self.x, self.y, orders, rates)
         return ends
+
+
+def one_layer(trainer: Trainer) -> tuple[Chain, Layer] | None:
+    """The layer, of a model that is no more than one, in a training that is descent by the gradient alone."""
+    training, binding = trainer.training, trainer.binding
+    if training.optimizer != "sgd" or training.momentum or training.weight_decay or training.augment is not None:
+        return None
+    if training.bn != "shared":
+        return None  # clients hand statistics back, be there any or not
+    chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
+    if chain is None or len(chain.links) != 1 or chain.error is not classes:
+        return None
+    dense = chain.links[0]
+    assert isinstance(dense, Dense)
+    outputs, inputs = dense.weight.shape
+    return chain, (dense.weight.start, None if dense.bias is None else dense.bias.start, outputs, inputs)
 
 
 def copies(vectors: Sequence[Tensor]) -> list[Tensor]:

@@ -67,6 +67,8 @@ def _batched(trainer: Trainer, count: int | None) -> Worker:
 
 def batched(stacked: StackTrainer, hands: int) -> Worker:
     """So many stacks at a time; where there are no processes the same ones, one after the other."""
+    if stacked.spread(hands):
+        return Batched(stacked)
     if hands == 1 or _no_processes() is not None:
         return Batched(stacked, hands)
     from offbeat.engines.workers.processes import Processes

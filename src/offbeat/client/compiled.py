@@ -1,0 +1,140 @@
+"""Clients of one fully connected layer, each trained by a compiled loop (`client/loops.py`), on several cores at once.
+
+It takes Numba (the extra `fast`); without it such clients are stacked as all chains are. Threads do for several cores,
+since a loop holds no lock of Python's: nothing is sent anywhere. What a client comes to depends on its own job alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.client.gradient import overrides
+from offbeat.client.plan import Pace, order_seeds
+from offbeat.client.straight import one_layer
+from offbeat.client.training import Trainer
+from offbeat.core.jobs import PLAIN, Job, Result
+from offbeat.core.parts.proximal import Proximal
+from offbeat.core.protocol import LocalRule
+
+log = logging.getLogger("offbeat")
+
+PASSED = 2**30  # bytes of examples that are kept as they are beyond the model's door
+
+
+class Compiled:
+    def __init__(self, trainer: Trainer, loops: ModuleType) -> None:
+        found = one_layer(trainer)
+        assert found is not None
+        chain, (weight, bias, *sides) = found
+        self._trainer, self._loops = trainer, loops
+        self._data = trainer.data if chain.door is None else trainer.data.passed(chain.door)
+        self._layer = (weight, -1 if bias is None else bias, *sides)
+        self._like = np.empty(0, np.float64 if trainer.binding.w.dtype == torch.float64 else np.float32)
+        self._cores, self._threads = 1, None  # type: int, ThreadPoolExecutor | None
+
+    @staticmethod
+    def of(trainer: Trainer) -> Compiled | None:
+        """None for any other model or training, and where there is no compiler."""
+        if trainer.binding.vector.device.type != "cpu" or (found := one_layer(trainer)) is None:
+            return None
+        data, door = trainer.data, found[0].door
+        kept = sum(x.numel() for x in data.inputs_lying()) * trainer.binding.vector.element_size()
+        if (kept > PASSED) if door is not None else not all(x.is_contiguous() for x in data.inputs_lying()):
+            return None
+        made = _loops()
+        return None if made is None else Compiled(trainer, made)
+
+    def spread(self, cores: int) -> None:
+        """Over so many cores from now on."""
+        self.close()
+        self._cores = cores
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+        self._threads = None
+
+    @staticmethod
+    def takes(rule: LocalRule) -> bool:
+        """Is such a client's descent plain, but for a pull back to where it began? `begin` and `end` are the rule's."""
+        own = overrides(rule, "direction") and type(rule) is not Proximal
+        return not (own or overrides(rule, "loss") or overrides(rule, "phases"))
+
+    def train(self, jobs: Sequence[Job]) -> list[Result]:
+        """Of jobs without a rule."""
+        paces = [self._trainer.pace(self._trainer.own(job)) for job in jobs]
+        ends = [torch.empty_like(job.base, memory_format=torch.contiguous_format).copy_(job.base) for job in jobs]
+        self.descend(jobs, paces, ends, PLAIN)
+        return [
+            Result(job.ticket, end, job.num_examples, counts[0])
+            for job, end, (_, _, counts) in zip(jobs, ends, paces, strict=True)
+        ]
+
+    def descend(self, jobs: Sequence[Job], paces: Sequence[Pace], vectors: Sequence[Tensor], rule: LocalRule) -> None:
+        """Move each vector in place, from the base that it holds to where its job ends."""
+        bases = {id(job.base): self._checked(job.base) for job in jobs}
+        told = np.empty((len(jobs), 9), np.int64)
+        kept = [self._data.lying(job.client) for job in jobs]  # rows may be computed: nobody else holds those
+        told[:, 6] = order_seeds(jobs).view(np.int64)
+        told[:, :6] = [
+            (x.data_ptr(), y.data_ptr(), 0 if rows is None else rows.data_ptr(), len(x), job.num_examples, counts[0])
+            for job, (_, _, counts), (x, y, rows) in zip(jobs, paces, kept, strict=True)
+        ]
+        told[:, 7] = [vector.data_ptr() for vector in vectors]
+        told[:, 8] = [bases[id(job.base)].data_ptr() for job in jobs]
+        rates = np.array([rate if phases[0].lr is None else phases[0].lr for rate, phases, _ in paces])
+        pull = rule.mu if isinstance(rule, Proximal) else 0.0
+        batch, hands = self._trainer.training.batch, min(self._cores, len(jobs))
+        parts = [np.arange(first, len(jobs), hands) for first in range(hands)]
+        cut: list[Any] = [(told[some], rates[some], pull, batch, self._layer, self._like) for some in parts]
+        if len(cut) > 1 and self._threads is None:
+            self._threads = ThreadPoolExecutor(self._cores - 1, "offbeat-clients")
+        others = [self._threads.submit(self._loops.descend, *part) for part in cut[1:] if self._threads is not None]
+        found = [self._loops.descend(*cut[0]), *(other.result() for other in others)]
+        for part, wrong in zip(parts, found, strict=True):
+            if wrong >= 0:
+                raise IndexError(f"examples or labels of client {jobs[part[wrong]].client} are not there")
+
+    def _checked(self, base: Tensor) -> Tensor:
+        """A loop would not notice."""
+        like = self._trainer.binding.vector
+        if base.shape != like.shape or base.dtype != like.dtype or base.device != like.device:
+            raise ValueError(
+                f"a base of {tuple(base.shape)}, {base.dtype} on {base.device} instead of {tuple(like.shape)}, "
+                f"{like.dtype} on {like.device}"
+            )
+        return base.contiguous()
+
+
+@cache
+def _loops() -> ModuleType | None:
+    """None where there is no Numba, or none that can be used here, which is said."""
+    if find_spec("numba") is None:
+        return None
+    try:
+        from numba import config
+
+        if config.DISABLE_JIT:
+            return None
+        from offbeat.client import loops
+
+        seeds = (1, 2**62 + 12345)
+        torchs = [torch.Generator().manual_seed(seed) for seed in seeds]
+        own = [loops.permutations(seed, 777, 3) for seed in seeds]
+        drawn = [torch.cat([torch.randperm(777, generator=g) for _ in range(3)]) for g in torchs]
+        if not all(np.array_equal(a, b.numpy()) for a, b in zip(own, drawn, strict=True)):
+            raise RuntimeError("this version of torch shuffles in another way")
+        return loops
+    except Exception as error:
+        log.warning("loops are not compiled, clients are stacked instead (%s: %s)", type(error).__name__, error)
+        return None
