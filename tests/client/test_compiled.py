@@ -77,7 +77,7 @@ def test_every_rule_that_leaves_the_descent_alone(rule: str) -> None:
     agree(looped(trainer, jobs), [trainer(job) for job in jobs])
 
 
-@pytest.mark.parametrize("rule", RULES.keys() - DESCENDED.keys() - {"head, then body"})
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in DESCENDED and rule != "head, then body"])
 def test_another_rule_has_steps_of_its_own(rule: str) -> None:
     trainer = trainer_of()
     jobs = jobs_of(trainer, *RULES[rule])

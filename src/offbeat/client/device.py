@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from offbeat.client.batch_norm import NORMS
-from offbeat.client.data import Placed
 from offbeat.client.dropout import SERVED
 from offbeat.client.gradient import overrides
 from offbeat.client.layers import Forward, NotStacked, stacked
@@ -54,7 +53,7 @@ class DeviceTrainer:
     """attempt(jobs) -> results, in order. `owner` says which trainer is a job's, where there are several."""
 
     def __init__(
-        self, trainers: Sequence[Trainer], owner: Callable[[Job], int] = lambda job: 0, most: int = MOST
+        self, trainers: Sequence[Trainer], owner: Callable[[Job], int] | None = None, most: int = MOST
     ) -> None:
         self._trainers, self._owner, self.most = trainers, owner, most
         self._placed = together([trainer.data.in_one_place() for trainer in trainers])
@@ -99,74 +98,90 @@ class DeviceTrainer:
 
     def attempt(self, jobs: Sequence[Job]) -> list[Result | Exception]:
         """A result for each, or what went wrong with it."""
-        found: dict[int, Result | Exception] = {}
         recorded: dict[int, list[Job]] = {}
         others: dict[int, list[Job]] = {}
-        for job in jobs:
-            owner = self._owner(job)
+        works = self._by_work(jobs)
+        for (owner, _), some in works.items():
             form = self._forms[owner]
-            if form is not None and self._can(job, form):
-                recorded.setdefault(id(form), []).append(job)
-            else:
-                others.setdefault(owner, []).append(job)
-        for some in recorded.values():
-            for group in alike(some):
-                found |= self._recorded(group)
+            can = [] if form is None else self._those(some, form)
+            if can:
+                recorded.setdefault(id(form), []).extend(can)
+            if len(can) < len(some):
+                playable = {job.ticket for job in can}
+                others.setdefault(owner, []).extend(job for job in some if job.ticket not in playable)
+        if len(works) == 1 and not others:  # they are alike, and in order
+            return self._recorded(list(jobs))
+        found: dict[int, Result | Exception] = {}
+        for group in (group for some in recorded.values() for group in alike(some)):
+            found |= zip((job.ticket for job in group), self._recorded(group), strict=True)
         for i, some in others.items():
-            found |= self._otherwise(i, some)
+            found |= zip((job.ticket for job in some), self._otherwise(i, some), strict=True)
         return [found[job.ticket] for job in jobs]
+
+    def _by_work(self, jobs: Sequence[Job]) -> dict[tuple[int, int], list[Job]]:
+        """Those of one run that are asked for the same: what holds of one of them holds of all."""
+        first = jobs[0].work
+        if self._owner is None and all(job.work is first for job in jobs):  # as a rule
+            return {(0, id(first)): list(jobs)}
+        found: dict[tuple[int, int], list[Job]] = {}
+        for job, owner in zip(jobs, self._owners(jobs), strict=True):
+            found.setdefault((owner, id(job.work)), []).append(job)
+        return found
+
+    def _owners(self, jobs: Sequence[Job]) -> list[int]:
+        return [0] * len(jobs) if self._owner is None else [self._owner(job) for job in jobs]
 
     def close(self) -> None:
         self._programs.clear()
 
-    def _can(self, job: Job, form: Form) -> bool:
-        """May this job be played from a record?"""
-        rule = job.work.rule
-        if form.norms and job.num_examples == 1:
-            return False  # one example may have no statistics, which torch says
+    def _those(self, jobs: list[Job], form: Form) -> list[Job]:
+        """Of jobs that are asked for the same, those that may be played from a record."""
+        work = jobs[0].work
+        rule = work.rule
         if self._refused and (id(form), named(rule or PLAIN)) in self._refused:
-            return False
-        if rule is None:
-            return True
-        phases = rule.phases(job.work)
-        return rule.stacks and not overrides(rule, "loss") and len(phases) == 1 and phases[0].slices is None
+            return []
+        if rule is not None:
+            phases = rule.phases(work)
+            if not rule.stacks or overrides(rule, "loss") or len(phases) != 1 or phases[0].slices is not None:
+                return []
+        # one example may have no statistics, which torch says
+        return [job for job in jobs if job.num_examples > 1] if form.norms else jobs
 
-    def _otherwise(self, i: int, jobs: list[Job]) -> dict[int, Result | Exception]:
+    def _otherwise(self, i: int, jobs: list[Job]) -> list[Result | Exception]:
         if i not in self._others:
             self._others[i] = StackTrainer(self._trainers[i])
-        return dict(zip((job.ticket for job in jobs), self._others[i].attempt(jobs), strict=True))
+        return self._others[i].attempt(jobs)
 
-    def _recorded(self, jobs: list[Job]) -> dict[int, Result | Exception]:
+    def _recorded(self, jobs: list[Job]) -> list[Result | Exception]:
         rule, failed = jobs[0].work.rule or PLAIN, ""
-        found: dict[int, Result | Exception] = {}
+        done: list[Result | Exception] = []
         try:
-            done = 0
-            while done < len(jobs):
-                some = jobs[done : done + self.most]
+            while len(done) < len(jobs):
+                some = jobs[len(done) : len(done) + self.most]
                 if (results := self._fitting(rule, some)) is None:
                     self._fewer(len(some))
                     continue
-                found |= zip((job.ticket for job in some), results, strict=True)
-                done += len(some)
-            return found
+                done += results
+            return done
         except CannotRecord as why:
-            self._refused.add((id(self._forms[self._owner(jobs[0])]), named(rule)))
+            self._refused.add((id(self._forms[self._owners(jobs)[0]]), named(rule)))
             log.warning("steps of %s are not recorded: %s", type(rule).__name__, why)
         except (MemoryError, torch.OutOfMemoryError):
             raise  # the machine's trouble, not these clients'
         except Exception as error:
             failed = f"{type(error).__name__}: {error}".splitlines()[0]  # not the error, which holds what it held
         by_owner: dict[int, list[Job]] = {}
-        for job in jobs:
-            by_owner.setdefault(self._owner(job), []).append(job)
+        for job, owner in zip(jobs, self._owners(jobs), strict=True):
+            by_owner.setdefault(owner, []).append(job)
+        found: dict[int, Result | Exception] = {}
         for i, some in by_owner.items():
-            found |= self._otherwise(i, some)
+            found |= zip((job.ticket for job in some), self._otherwise(i, some), strict=True)
         kind = failed.partition(":")[0]
         # a job that fails alone too says so itself
         if failed and kind not in self._said and not any(isinstance(answer, Exception) for answer in found.values()):
             self._said.add(kind)
             log.warning("a stack failed on the device, its jobs were trained otherwise: %s", failed)
-        return found
+        return [found[job.ticket] for job in jobs]
 
     def _fitting(self, rule: LocalRule, jobs: list[Job]) -> list[Result] | None:
         """None where there is no memory: whatever the attempt held is let go of with its frames."""
@@ -187,12 +202,12 @@ class DeviceTrainer:
         log.warning("no memory for stacks of %d clients: %d are trained at a time", clients, self.most)
 
     def _train(self, rule: LocalRule, jobs: list[Job]) -> list[Result]:
-        owners = [self._owner(job) for job in jobs]
-        own = [self._trainers[i] for i in owners]
-        placed = [self._placed[i] for i in owners]
+        owners = self._owners(jobs)
         straight = self._straight[id(self._forms[owners[0]])] if rule is PLAIN else None
         if straight is not None:
-            return self._straightly(straight, jobs, own, placed)
+            return self._straightly(straight, jobs, owners)
+        own = [self._trainers[i] for i in owners]
+        placed = [self._placed[i] for i in owners]
         plans = [trainer.plan(trainer.own(job)) for trainer, job in zip(own, jobs, strict=True)]
         quiet = not (overrides(rule, "begin") or overrides(rule, "end") or rule.memory or jobs[0].work.extras)
         local = [] if quiet else [t.local_job(j, plan.job, plan) for t, j, plan in zip(own, jobs, plans, strict=True)]
@@ -231,16 +246,23 @@ class DeviceTrainer:
             return results
         return [handed_back(job, result, own[0].binding.layout) for job, result in zip(jobs, results, strict=True)]
 
-    @staticmethod
-    def _straightly(straight: Straight, jobs: list[Job], own: list[Trainer], placed: list[Placed]) -> list[Result]:
-        paces = [trainer.pace(trainer.own(job)) for trainer, job in zip(own, jobs, strict=True)]
-        taken = [counts[0] for _, _, counts in paces]
-        orders = orders_of(jobs, taken, placed, len(jobs), own[0].training.batch, merge=False)
-        bases = [job.base for job in jobs]
-        rates = column([rate for rate, _, _ in paces], bases[0]).squeeze(1)
-        ends = straight.train(bases, rates, orders)
+    def _straightly(self, straight: Straight, jobs: list[Job], owners: list[int]) -> list[Result]:
+        first = self._trainers[owners[0]]
+        placed = [self._placed[i] for i in owners]
+        works = self._by_work(jobs)
+        if len(works) == 1:
+            paces = first.paces(jobs)
+        else:
+            found: dict[int, tuple[float, int]] = {}
+            for (owner, _), some in works.items():
+                found |= zip((job.ticket for job in some), self._trainers[owner].paces(some), strict=True)
+            paces = [found[job.ticket] for job in jobs]
+        rates, taken = zip(*paces, strict=True)
+        orders = orders_of(jobs, taken, placed, len(jobs), first.training.batch, merge=False)
+        ends = straight.train([job.base for job in jobs], rates, orders)
         return [
-            Result(job.ticket, end, job.num_examples, steps) for job, end, steps in zip(jobs, ends, taken, strict=True)
+            Result(job.ticket, end, job.num_examples, steps, {}, {})
+            for job, end, steps in zip(jobs, ends, taken, strict=True)
         ]
 
     def _begin(self, rule: LocalRule, job: LocalJob, plan: Plan) -> tuple[Any, list[Tensor]]:

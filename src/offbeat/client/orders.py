@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,22 +90,30 @@ def orders_of(
     """Of jobs that take so many steps each, in a stack with room for so many of them; who is too few does nothing."""
     device = placed[0].pair[0].device
     starts, rows = _placed(jobs, placed, device)
-    told = np.ones((5, room), dtype=np.int64)
+    told = np.ones((6, room), dtype=np.int64)
     told[1:4, len(jobs) :] = 0
-    counts, steps, begins, epochs, each = told[:, : len(jobs)]
+    counts, steps, begins, epochs, each, seeds = told[:, : len(jobs)]
     counts[:], steps[:], begins[:] = [job.num_examples for job in jobs], taken, starts
     different, which = np.unique(counts, return_inverse=True)
     each[:] = np.array([batches.count(count, batch, merge) for count in different.tolist()])[which]
     epochs[:] = -(-steps // each)
-    sent = torch.from_numpy(told).to(device, non_blocking=True)
-    longest = int((counts * epochs).max())
-    if has_kernels(device.type) and _same_draws():
+    drawn_there = has_kernels(device.type) and _same_draws()
+    if drawn_there:
+        seeds[:] = order_seeds(jobs)
+    there, longest = sent(told, device), int((counts * epochs).max())
+    if drawn_there:
         from offbeat.client.shuffles import shuffled
 
-        order = shuffled(order_seeds(jobs), sent[0], sent[3], longest, (int(counts.max()), int(epochs.max())))
+        order = shuffled(there[5], there[0], there[3], longest, (int(counts.max()), int(epochs.max())))
     else:
         order = one_by_one(jobs, taken, torch.zeros((room, longest), dtype=torch.int32), batch, merge).to(device)
-    return Orders(order, sent[0], sent[1], sent[2], rows, sent[4], batch, int(steps.max()))
+    return Orders(order, there[0], there[1], there[2], rows, there[4], batch, int(steps.max()))
+
+
+def sent(numbers: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    """To a device, without waiting for what it does: memory that may be moved is only taken when it is at rest."""
+    held = torch.from_numpy(numbers)
+    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held.to(device)
 
 
 def one_by_one(jobs: Sequence[Job], taken: Sequence[int], table: Tensor, batch: int, merge: bool) -> Tensor:
@@ -138,7 +147,7 @@ def _same_draws() -> bool:
         g.manual_seed(seed)
         found.append(torch.cat([torch.randperm(777, generator=g) for _ in range(3)]))
     counts, epochs = torch.tensor([777, 777], device="cuda"), torch.tensor([3, 3], device="cuda")
-    ours = shuffled(np.array(seeds, dtype=np.uint64), counts, epochs, 3 * 777, (777, 3))
+    ours = shuffled(torch.tensor(seeds, device="cuda"), counts, epochs, 3 * 777, (777, 3))
     same = torch.equal(ours.cpu().long(), torch.stack(found))
     if not same:
         log.warning("this version of torch shuffles in another way: orders of examples are drawn on the host")

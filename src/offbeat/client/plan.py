@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ Epoch = tuple[Tensor, list[int], Tensor | None]
 Pace = tuple[float, tuple[Phase, ...], tuple[int, ...]]  # the job's rate, its phases, the steps of each
 
 _ORDER = "batches"
+_KEY = attrgetter("seed", "client", "index")
 
 
 def order_seeds(jobs: Collection[Job]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Of the generator that each job's orders are drawn from: what `draws.generator` is seeded with."""
-    return draws.bits_of(_ORDER, [(job.seed, job.client, job.index) for job in jobs]) >> np.uint64(1)
+    return draws.bits_of(_ORDER, map(_KEY, jobs)) >> np.uint64(1)
 
 
 def order_source(job: Job) -> torch.Generator:

@@ -7,7 +7,6 @@ Fisher and Yates with one draw for each place but the last. `tests/client/test_o
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -80,18 +79,15 @@ def _swaps(draws, counts, epochs, order, jobs, longest, width, most, EPOCHS, LAN
         tl.store(own + i + z, here, mask=mask)
 
 
-def shuffled(seeds: np.ndarray, counts: Tensor, epochs: Tensor, longest: int, most: tuple[int, int]) -> Tensor:
+def shuffled(seeds: Tensor, counts: Tensor, epochs: Tensor, longest: int, most: tuple[int, int]) -> Tensor:
     """(jobs, longest): of each job as many permutations of its count as it has epochs, one after the other, by its seed
-    (whole numbers of numpy's; who has none does nothing). `most`: of all counts and of all epochs.
+    (of which torch takes the lower 32 bits). `most`: of all counts and of all epochs.
     """
     device, jobs = counts.device, len(counts)
-    short = torch.zeros(jobs, dtype=torch.int64)
-    short[: len(seeds)] = torch.from_numpy((seeds & 0xFFFFFFFF).astype(np.int64))
-    short = short.to(device, non_blocking=True)
     states = torch.empty((jobs, 624), dtype=torch.uint32, device=device)
     drawn = torch.empty((jobs, longest), dtype=torch.uint32, device=device)
     order = torch.zeros((jobs, longest), dtype=torch.int32, device=device)
-    _draws[(jobs,)](short, counts, epochs, states, drawn, longest, num_warps=4)
+    _draws[(jobs,)](seeds, counts, epochs, states, drawn, longest, num_warps=4)
     _swaps[(triton.cdiv(jobs * most[1], LANES),)](
         drawn, counts, epochs, order, jobs, longest, longest, *most, LANES=LANES, num_warps=1
     )

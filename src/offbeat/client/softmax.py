@@ -10,27 +10,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import numpy as np
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from offbeat.client.orders import sent
 
 # mypy: ignore-errors
 
 ACROSS = 64  # features that are looked at together
 PRECISION, WARPS, STAGES = "tf32x3", 4, 3
+BLOCK = 2**18  # numbers of clients' vectors that lie together: a megabyte
+LINE = 32  # numbers that are read together, so a vector begins at a multiple of these
 
 
-@triton.jit(do_not_specialize=["longest", "batch", "classes"])
+@triton.jit(do_not_specialize=["longest", "batch", "classes", "length"])
 def _descended(
-    vectors, x, y, order, counts, steps, starts, each, rows, rates, longest, batch, classes, WEIGHT, BIAS, features,
+    told, x, y, order, counts, steps, starts, each, rows, longest, batch, classes, WEIGHT, BIAS, features, length,
     ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
     B: tl.constexpr, O: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(0).to(tl.int64)
-    vector = tl.multiple_of(tl.load(vectors + client).to(tl.pointer_type(tl.float32)), 16)
+    base = tl.multiple_of(tl.load(told + client).to(tl.pointer_type(tl.float32)), 16)
+    vector = tl.multiple_of(tl.load(told + tl.num_programs(0) + client).to(tl.pointer_type(tl.float32)), 16)
+    rate = tl.load(told + 2 * tl.num_programs(0) + client).to(tl.float64, bitcast=True).to(tl.float32)
+    for first in range(0, length, 1024):
+        k = first + tl.arange(0, 1024)
+        tl.store(vector + k, tl.load(base + k, mask=k < length), mask=k < length)
+    tl.debug_barrier()
     weight, bias = vector + WEIGHT, vector + BIAS
-    rate, start = tl.load(rates + client), tl.load(starts + client)
+    start = tl.load(starts + client)
     n, of_epoch = tl.load(counts + client).to(tl.int32), tl.load(each + client).to(tl.int32)
     b, o = tl.arange(0, B), tl.arange(0, O)
     for step in range(tl.load(steps + client).to(tl.int32)):
@@ -73,17 +83,40 @@ def _descended(
             tl.debug_barrier()  # and they are written
 
 
-def descend(vectors: Sequence[Tensor], layer: Any, x: Tensor, y: Tensor, orders: Any, rates: Tensor) -> None:
-    """As `straight.descend`, of vectors that need not lie together: nothing is stacked, and nothing taken apart. Each
-    begins at a multiple of 16 bytes, as tensors of their own do.
+def descended(
+    bases: Sequence[Tensor], layer: Any, x: Tensor, y: Tensor, orders: Any, rates: Sequence[float]
+) -> list[Tensor]:
+    """Where each ends that begins at its base. Nothing is stacked, and nothing taken apart: a kernel is told addresses,
+    which are multiples of 16 bytes, as those of tensors are.
     """
     weight, bias, classes, features = layer
-    rows = orders.rows
-    addresses = torch.tensor([vector.data_ptr() for vector in vectors]).to(x.device, non_blocking=True)
-    _descended[(len(vectors),)](
-        addresses, x, y, orders.order, orders.examples, orders.steps, orders.starts, orders.each,
-        y if rows is None else rows, rates, orders.order.shape[1], orders.batch, classes, weight,
-        0 if bias is None else bias, features,
+    rows, length, count = orders.rows, bases[0].numel(), len(bases)
+    told = np.empty((3, count), np.int64)
+    lying = {key: base.data_ptr() for key, base in {id(base): base for base in bases}.items()}  # most are the same
+    told[0] = [lying[id(base)] for base in bases]
+    ends, told[1] = _rooms(count, bases[0])
+    told[2] = np.array(rates).view(np.int64)
+    _descended[(count,)](
+        sent(told, x.device), x, y, orders.order, orders.examples, orders.steps, orders.starts, orders.each,
+        y if rows is None else rows, orders.order.shape[1], orders.batch, classes, weight,
+        0 if bias is None else bias, features, length,
         rows is not None, bias is not None, PRECISION, max(16, triton.next_power_of_2(orders.batch)),
         max(16, triton.next_power_of_2(classes)), ACROSS, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
+    return ends
+
+
+def _rooms(count: int, like: Tensor) -> tuple[list[Tensor], np.ndarray]:
+    """Of small vectors some lie in one block: to ask for each takes as long as all else that a host does for a client.
+    One that somebody keeps keeps its neighbours, so blocks are small. With them go the addresses.
+    """
+    length = like.numel()
+    apart = -(-length // LINE) * LINE
+    each = max(1, BLOCK // apart)
+    found: list[Tensor] = []
+    addresses = np.arange(count) % each * (apart * like.element_size())
+    for first in range(0, count, each):
+        block = like.new_empty((min(each, count - first), apart))
+        found += block[:, :length].unbind(0)
+        addresses[first : first + each] += block.data_ptr()
+    return found, addresses

@@ -42,11 +42,11 @@ class Straight:
         x = pair[0] if chain.door is None else torch.cat([chain.door(some) for some in torch.split(pair[0], _BLOCK)])
         return Straight(layer, x.reshape(len(x), -1).contiguous(), pair[1])
 
-    def train(self, bases: Sequence[Tensor], rates: Tensor, orders: Orders) -> list[Tensor]:
+    def train(self, bases: Sequence[Tensor], rates: Sequence[float], orders: Orders) -> list[Tensor]:
         """Where each client ends that begins at its base and goes on at its own rate."""
         if not bases[0].is_cuda:
             w = torch.stack(list(bases))
-            descend(w, self.layer, self.x, self.y, orders, rates)
+            descend(w, self.layer, self.x, self.y, orders, torch.tensor(rates, dtype=w.dtype))
             return copies(w.unbind(0))
         from offbeat.client import softmax
 
@@ -55,9 +55,9 @@ class Straight:
                 raise ValueError(
                     f"a base of {base.dtype} on {base.device}, examples of {self.x.dtype} on {self.x.device}"
                 )
-        ends = copies(bases)
-        softmax.descend(ends, self.layer, self.x, self.y, orders, rates)
-        return ends
+            if base.data_ptr() % 16 or not base.is_contiguous():
+                raise ValueError("a base that does not lie as tensors do")
+        return softmax.descended(bases, self.layer, self.x, self.y, orders, rates)
 
 
 def one_layer(trainer: Trainer) -> tuple[Chain, Layer] | None:

@@ -7,11 +7,12 @@ by copying out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
 from math import isfinite
+from operator import le
 from typing import Any, Literal, get_args
 
 import torch
@@ -162,7 +163,7 @@ class Trainer:
 
     def own(self, job: Job) -> Job:
         """The job with the client's own statistics, where it keeps such."""
-        self._check(job.client, job.num_examples)
+        self.check(job.client, job.num_examples)
         return with_own_statistics(job, self.binding.layout) if self.training.bn == "local" else job
 
     def plan(self, job: Job) -> Plan:
@@ -182,6 +183,19 @@ class Trainer:
         if key is not None and len(self._known) < _KNOWN:
             self._known[key] = phases, counts
         return lr, phases, counts
+
+    def paces(self, jobs: Sequence[Job]) -> list[tuple[float, int]]:
+        """Rate and steps of each job, of many that have one and the same work, in one phase."""
+        counts = [job.num_examples for job in jobs]
+        held = map(self.data.size, [job.client for job in jobs])
+        for job in () if all(map(le, counts, held)) and min(counts) >= 1 else jobs:
+            self.check(job.client, job.num_examples)  # says whose
+        work = jobs[0].work
+        (phase,) = (work.rule or PLAIN).phases(work)
+        steps = {count: self.training.count(phase, count, self._merge) for count in set(counts)}
+        versions = [job.base_version for job in jobs]
+        rates = {v: self.training.rate(v) if work.lr is None else work.lr for v in set(versions)}
+        return [(rates[version], steps[count]) for version, count in zip(versions, counts, strict=True)]
 
     def local_job(self, sent: Job, own: Job, plan: Plan) -> LocalJob:
         """As its rule sees it."""
@@ -221,7 +235,7 @@ class Trainer:
 
     def steps(self, client: int, work: LocalWork, num_examples: int) -> int:
         """How many steps that work will take, without doing it."""
-        self._check(client, num_examples)
+        self.check(client, num_examples)
         rule = work.rule or PLAIN
         return sum(self.training.count(phase, num_examples, self._merge) for phase in rule.phases(work))
 
@@ -243,7 +257,8 @@ class Trainer:
                 wrong = f"{who} one example, on which a model with BatchNorm cannot train ({error})"
                 raise DataError(f"{wrong}: leave such clients out or partition differently") from error
 
-    def _check(self, client: int, num_examples: int) -> None:
+    def check(self, client: int, num_examples: int) -> None:
+        """Has the client so many?"""
         held = self.data.size(client)
         if not 1 <= num_examples <= held:
             raise DataError(f"client {client} cannot train on {num_examples} examples: it holds {held}")

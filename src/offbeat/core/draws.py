@@ -6,7 +6,7 @@ same delays for a seed. The hash is BLAKE2b: the same bits on every machine and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from math import log
 from statistics import NormalDist
@@ -29,16 +29,19 @@ def bits(seed: int, purpose: str, *counters: int) -> int:
     return int.from_bytes(hashed.digest(), "little")
 
 
-def bits_of(purpose: str, keys: Collection[tuple[int, int, int]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def bits_of(purpose: str, keys: Iterable[tuple[int, int, int]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """The same of many keys (seed, and two counters) of one purpose: what they begin with is hashed once a seed."""
-    begun = {}
-    for seed in {key[0] for key in keys}:
-        hashed = _fresh()
-        hashed.update(f"{int(seed)}/{purpose}/".encode())
-        begun[seed] = hashed.copy
+    begun: dict[int, Callable[[], Any]] = {}
     found = []
+    last, begin = None, _fresh
     for seed, first, second in keys:
-        hashed = begun[seed]()
+        if seed != last:  # as a rule there is one
+            if seed not in begun:
+                hashed = _fresh()
+                hashed.update(f"{int(seed)}/{purpose}/".encode())
+                begun[seed] = hashed.copy
+            last, begin = seed, begun[seed]
+        hashed = begin()
         hashed.update(b"%d/%d" % (first, second))
         found.append(hashed.digest())
     return np.frombuffer(b"".join(found), dtype="<u8")

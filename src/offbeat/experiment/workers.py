@@ -76,7 +76,7 @@ def batched(stacked: StackTrainer, hands: int) -> Worker:
     return Batched(stacked, hands, lambda train: Processes(train, hands - 1, stacked.most, helps=True))
 
 
-def pooled(trainers: Sequence[Trainer], owner: Callable[[Job], int]) -> Worker:
+def pooled(trainers: Sequence[Trainer], owner: Callable[[Job], int] | None = None) -> Worker:
     """One worker for the jobs of many runs, on the device of their trainers."""
     return Batched(DeviceTrainer(trainers, owner))
 
@@ -100,7 +100,7 @@ WORKERS: dict[str, Kind] = {
     "processes": Kind(_processes, counts="processes", missing=_no_processes, cores=True),
     "batched": Kind(_batched, counts="cores", cores=True),
     "cuda": Kind(
-        lambda trainer, _: pooled([trainer], lambda job: 0),
+        lambda trainer, _: pooled([trainer]),
         missing=_no_gpu,
         instead="use processes, which fills the cores",
         device="cuda",
