@@ -64,6 +64,8 @@ def measure(name: str, chosen: tuple[str, ...] = WORKERS) -> None:
     jobs = [pairs[client] for client in order]
     loop: Callable[[], object] = lambda: plain_loop(copy.deepcopy(module), jobs, TRAINING, average=K)  # noqa: E731
     plain_loop(copy.deepcopy(module), jobs[:K], TRAINING, average=K)  # warm
+    for worker in chosen:
+        with_(worker, first)()  # whatever is made once is made before, as a loop may have to be compiled
     found, least = ratios({worker: with_(worker) for worker in chosen}, loop, ROUNDS)
     print(f"{name}: {size(module):,} parameters, {len(jobs)} jobs; the plain loop takes {least:.2f} s at best")
     for worker, values in found.items():

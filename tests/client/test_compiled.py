@@ -143,20 +143,23 @@ def test_bytes_pass_the_door_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Compiled.of(trainer) is None  # more than may be kept: they pass it at every step
 
 
-def test_what_a_client_comes_to_depends_neither_on_its_stack_nor_on_cores() -> None:
+def test_what_a_client_comes_to_depends_neither_on_its_stack_nor_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "ENOUGH", 1)
     trainer = trainer_of(10, dtype=torch.float32)
     jobs = jobs_of(trainer, None)
     alone = [looped(trainer, [job])[0].local for job in jobs]
     for cores in (1, 2, 3, 8):
         stack = StackTrainer(trainer)
         assert stack.spread(cores)
+        assert stack.hands(cores) == cores
         for result, other in zip(stack(jobs), alone, strict=True):
             assert torch.equal(result.local, other)
         stack.close()
         stack.close()
 
 
-def test_the_worker_spreads_over_threads_and_ends_them() -> None:
+def test_the_worker_spreads_over_threads_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "ENOUGH", 1)  # jobs as small as these are not worth a thread
     trainer = trainer_of()
     worker = workers.make(workers.parse("batched:2"), trainer)
     jobs = jobs_of(trainer, None)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from offbeat.client.gradient import overrides
-from offbeat.client.plan import Pace, order_seeds
+from offbeat.client.plan import order_seeds
 from offbeat.client.straight import one_layer
 from offbeat.client.training import Trainer
 from offbeat.core.jobs import PLAIN, Job, Result
@@ -28,6 +28,7 @@ from offbeat.core.protocol import LocalRule
 
 log = logging.getLogger("offbeat")
 
+ENOUGH = 2**22  # products of a weight and an example that are worth a thread: a tenth of a millisecond
 PASSED = 2**30  # bytes of examples that are kept as they are beyond the model's door
 
 
@@ -55,7 +56,7 @@ class Compiled:
         return None if made is None else Compiled(trainer, made)
 
     def spread(self, cores: int) -> None:
-        """Over so many cores from now on."""
+        """Over so many cores at most from now on."""
         self.close()
         self._cores = cores
 
@@ -72,31 +73,37 @@ class Compiled:
 
     def train(self, jobs: Sequence[Job]) -> list[Result]:
         """Of jobs without a rule."""
-        paces = [self._trainer.pace(self._trainer.own(job)) for job in jobs]
+        first, trainer = jobs[0].work, self._trainer
+        one_work = all(job.work is first for job in jobs)  # as a rule
+        paces = trainer.paces(jobs) if one_work else [pace for job in jobs for pace in trainer.paces([job])]
         ends = [torch.empty_like(job.base, memory_format=torch.contiguous_format).copy_(job.base) for job in jobs]
         self.descend(jobs, paces, ends, PLAIN)
         return [
-            Result(job.ticket, end, job.num_examples, counts[0])
-            for job, end, (_, _, counts) in zip(jobs, ends, paces, strict=True)
+            Result(job.ticket, end, job.num_examples, steps)
+            for job, end, (_, steps) in zip(jobs, ends, paces, strict=True)
         ]
 
-    def descend(self, jobs: Sequence[Job], paces: Sequence[Pace], vectors: Sequence[Tensor], rule: LocalRule) -> None:
-        """Move each vector in place, from the base that it holds to where its job ends."""
-        bases = {id(job.base): self._checked(job.base) for job in jobs}
+    def descend(
+        self, jobs: Sequence[Job], paces: Sequence[tuple[float, int]], vectors: Sequence[Tensor], rule: LocalRule
+    ) -> None:
+        """Move each vector in place, from the base that it holds to where its job ends; `paces`: rates and steps."""
+        bases = {key: self._checked(base) for key, base in {id(job.base): job.base for job in jobs}.items()}
         told = np.empty((len(jobs), 9), np.int64)
         kept = [self._data.lying(job.client) for job in jobs]  # rows may be computed: nobody else holds those
+        rates, told[:, 5] = zip(*paces, strict=True)
         told[:, 6] = order_seeds(jobs).view(np.int64)
-        told[:, :6] = [
-            (x.data_ptr(), y.data_ptr(), 0 if rows is None else rows.data_ptr(), len(x), job.num_examples, counts[0])
-            for job, (_, _, counts), (x, y, rows) in zip(jobs, paces, kept, strict=True)
+        told[:, :5] = [
+            (x.data_ptr(), y.data_ptr(), 0 if rows is None else rows.data_ptr(), len(x), job.num_examples)
+            for job, (x, y, rows) in zip(jobs, kept, strict=True)
         ]
         told[:, 7] = [vector.data_ptr() for vector in vectors]
         told[:, 8] = [bases[id(job.base)].data_ptr() for job in jobs]
-        rates = np.array([rate if phases[0].lr is None else phases[0].lr for rate, phases, _ in paces])
         pull = rule.mu if isinstance(rule, Proximal) else 0.0
-        batch, hands = self._trainer.training.batch, min(self._cores, len(jobs))
+        batch, size = self._trainer.training.batch, self._trainer.binding.layout.size
+        hands = max(1, min(self._cores, len(jobs), int(told[:, 5].sum()) * batch * size // ENOUGH))
         parts = [np.arange(first, len(jobs), hands) for first in range(hands)]
-        cut: list[Any] = [(told[some], rates[some], pull, batch, self._layer, self._like) for some in parts]
+        rate = np.array(rates)
+        cut: list[Any] = [(told[some], rate[some], pull, batch, self._layer, self._like) for some in parts]
         if len(cut) > 1 and self._threads is None:
             self._threads = ThreadPoolExecutor(self._cores - 1, "offbeat-clients")
         others = [self._threads.submit(self._loops.descend, *part) for part in cut[1:] if self._threads is not None]

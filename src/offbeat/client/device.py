@@ -120,8 +120,8 @@ class DeviceTrainer:
 
     def _by_work(self, jobs: Sequence[Job]) -> dict[tuple[int, int], list[Job]]:
         """Those of one run that are asked for the same: what holds of one of them holds of all."""
-        first = jobs[0].work
-        if self._owner is None and all(job.work is first for job in jobs):  # as a rule
+        first = jobs[0].work if jobs else None
+        if self._owner is None and jobs and all(job.work is first for job in jobs):  # as a rule
             return {(0, id(first)): list(jobs)}
         found: dict[tuple[int, int], list[Job]] = {}
         for job, owner in zip(jobs, self._owners(jobs), strict=True):

@@ -69,6 +69,8 @@ class StackTrainer:
         """On how many of these cores stacks are trained soonest: a number of this model, its training and its data,
         never of how fast a machine is, so that it is the same everywhere.
         """
+        if self._compiled is not None:
+            return cores  # threads cost next to nothing
         trainer, data = self._trainer, self._trainer.data
         some = data.some(SOME)
         steps = sum(trainer.steps(client, LocalWork(), data.size(client)) for client in some) / len(some)

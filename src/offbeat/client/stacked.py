@@ -81,7 +81,7 @@ class Stack:
 
     def descend(self) -> None:
         if self._loop is not None:
-            paces = [(plan.lr, plan.phases, plan.counts) for plan in self._plans]
+            paces = [(plan.rate(0), plan.steps) for plan in self._plans]
             self._loop.descend([one.job for one in self._planned], paces, self._vectors.unbind(0), self._rule)
             return
         with torch.enable_grad(), self.kernel.serve():
