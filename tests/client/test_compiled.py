@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import nan
@@ -46,6 +47,10 @@ def trainer_of(
     pairs = [(torch.randn(n, 1, 6, 6, dtype=dtype), torch.randint(0, classes, (n,))) for n in SIZES]
     matrix = torch.randn(5, flatten(module).numel(), dtype=dtype)
     return Trainer(module, data(pairs), training or Training(batch=8, epochs=2), probe=lambda vector: matrix @ vector)
+
+
+def loop_of(trainer: Trainer) -> Compiled | None:
+    return StackTrainer(trainer)._compiled
 
 
 def looped(trainer: Trainer, jobs: list[Job]) -> list[Result]:
@@ -140,7 +145,7 @@ def test_bytes_pass_the_door_once(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = jobs_of(trainer, None)
     agree(looped(trainer, jobs), [trainer(job) for job in jobs])
     monkeypatch.setattr(compiled, "PASSED", 8 * 12 * sum(SIZES) - 1)
-    assert Compiled.of(trainer) is None  # more than may be kept: they pass it at every step
+    assert loop_of(trainer) is None  # more than may be kept: they pass it at every step
 
 
 def test_what_a_client_comes_to_depends_neither_on_its_stack_nor_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,10 +199,10 @@ def test_a_base_that_does_not_fit_is_refused_before_a_loop_sees_it() -> None:
     job = jobs_of(trainer, None)[0]
     (answer,) = StackTrainer(trainer).attempt([replace(job, base=job.base[:-1])])
     assert isinstance(answer, Exception)
-    loop = Compiled.of(trainer)
+    loop = loop_of(trainer)
     assert loop is not None
     for base in (job.base[:-1], job.base.float()):
-        with pytest.raises(ValueError, match="instead of"):
+        with pytest.raises(ValueError, match="where models are of 148 entries"):
             loop.train([replace(job, base=base)])
     (spread,) = StackTrainer(trainer)([replace(job, base=job.base.repeat_interleave(2)[::2])])
     agree([spread], [trainer(job)])  # not contiguous, but all there
@@ -216,11 +221,138 @@ def test_rows_and_labels_that_are_not_there_are_noticed() -> None:
     answers = StackTrainer(wrong).attempt(jobs)
     assert [isinstance(answer, IndexError) for answer in answers] == [False, True, True]
     trainer = Trainer(module, ClientData.own([(x, y)]), Training(batch=2))
-    loop = Compiled.of(trainer)
+    loop = loop_of(trainer)
     assert loop is not None
     y[7] = 4
     with pytest.raises(IndexError, match="client 0"):
         loop.train([replace(jobs[0], num_examples=20)])
+
+
+def test_labels_need_not_lie_together() -> None:
+    """The last column of a table, one label for everybody."""
+    table = torch.randint(0, 4, (40, 3))
+    x, module = torch.randn(40, 36).double(), nn.Linear(36, 4).double()
+    for y in (table[:, -1], torch.tensor([1]).expand(40)):
+        trainer = Trainer(module, ClientData.own([(x, y)], num_classes=4), Training(batch=8))
+        job = Job(0, 0, 0, flatten(module), 0, LocalWork(), 40, {}, seed=0)
+        agree(looped(trainer, [job]), [trainer(job)])
+
+
+def test_inputs_that_lie_in_another_way_are_stacked() -> None:
+    module = nn.Linear(36, 4).double()
+    for x in (
+        torch.randn(36, 40).double().T,
+        torch.randn(40, 72).double()[:, ::2],
+        torch.randn(1, 36).double().expand(40, 36),
+    ):
+        trainer = Trainer(module, ClientData.own([(x, torch.arange(40) % 4)]), Training(batch=8))
+        job = Job(0, 0, 0, flatten(module), 0, LocalWork(), 40, {}, seed=0)
+        assert loop_of(trainer) is None
+        agree(StackTrainer(trainer)([job]), [trainer(job)])
+
+
+def test_examples_that_went_away_are_noticed() -> None:
+    x, y, module = torch.randn(40, 36).double(), torch.arange(40) % 4, nn.Linear(36, 4).double()
+    trainer = Trainer(module, ClientData.own([(x, y)]), Training(batch=8))
+    loop = loop_of(trainer)
+    assert loop is not None
+    x.resize_(30, 36)
+    with pytest.raises(IndexError, match="client 0"):
+        loop.train([Job(0, 0, 0, flatten(module), 0, LocalWork(), 40, {}, seed=0)])
+
+
+@pytest.mark.parametrize("batch", [512, 4096])
+def test_a_large_batch_is_rounded_once_a_step(batch: int) -> None:
+    """Weights of size one and small steps: in float32 a gradient that is added to them four examples at a time would be
+    off by a hundredth of itself.
+    """
+    torch.manual_seed(0)
+    module = nn.Linear(50, 10)
+    x, y = torch.randn(4096, 50), torch.randint(0, 10, (4096,))
+    base, ends = torch.randn(510), []
+    for dtype in (torch.float64, torch.float32):
+        trainer = Trainer(
+            module.to(dtype), ClientData.own([(x.to(dtype), y)]), Training(lr=0.01, batch=batch, steps=10)
+        )
+        job = Job(0, 0, 0, base.to(dtype), 0, LocalWork(), 4096, {}, seed=0)
+        ends += [looped(trainer, [job])[0].local.double(), trainer(job).local.double()]
+    exact, exact_alone, ours, alone = ends
+    torch.testing.assert_close(exact, exact_alone)
+    moved = (exact - base).norm()
+    assert (ours - exact).norm() / moved < max(2 * (alone - exact).norm() / moved, 1e-5)
+
+
+def test_a_batch_without_end_is_all_of_a_clients_examples() -> None:
+    trainer = trainer_of(training=Training(batch=2**62, epochs=2))
+    jobs = jobs_of(trainer, None)
+    agree(looped(trainer, jobs), [trainer(job) for job in jobs])
+
+
+@pytest.mark.parametrize("lr", [1, 0.5])
+def test_a_rate_may_be_a_whole_number(lr: float) -> None:
+    trainer = trainer_of(training=Training(batch=8, lr=lr))
+    jobs = [replace(job, work=LocalWork(rule=job.work.rule)) for job in jobs_of(trainer, Proximal(mu=1))]
+    agree(looped(trainer, jobs), [trainer(job) for job in jobs])
+
+
+def test_rates_and_steps_of_many_are_those_of_each() -> None:
+    trainer = trainer_of(training=Training(batch=8, lr=0.3, lr_decay=0.9, epochs=2))
+    for work in (LocalWork(), LocalWork(steps=5), LocalWork(epochs=3, lr=0.7)):
+        jobs = [replace(job, work=work) for job in jobs_of(trainer, None)]
+        plans = [trainer.plan(job) for job in jobs]
+        assert trainer.paces(jobs) == [(plan.rate(0), plan.steps) for plan in plans]
+
+
+def test_no_thread_is_at_it_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are told addresses: what lies there goes with the call that was interrupted."""
+    monkeypatch.setattr(compiled, "ENOUGH", 1)
+    trainer = trainer_of()
+    loop = loop_of(trainer)
+    assert loop is not None
+    loop.spread(2)
+    ended: list[int] = []
+
+    class Slow:
+        calls = 0
+
+        def descend(self, *told: Any) -> int:
+            self.calls += 1
+            if self.calls == 1:
+                time.sleep(0.05)  # in the other thread: it was begun first
+                ended.append(1)
+                return -1
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "_loops", Slow())
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(jobs_of(trainer, None))
+    assert ended == [1]
+
+
+def test_a_loop_that_cannot_be_had_is_a_stack(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full:
+        def descend(self, *told: Any) -> int:
+            raise OSError("No space left on device")
+
+    trainer = trainer_of()
+    jobs = jobs_of(trainer, None)
+    stack = StackTrainer(trainer)
+    monkeypatch.setattr(stack._compiled, "_loops", Full())
+    for _ in range(2):
+        agree(stack(jobs), [trainer(job) for job in jobs])
+    (record,) = caplog.records
+    assert record.getMessage().endswith("stacked instead (OSError: No space left on device)")
+
+
+def test_other_rules_are_stacked_in_stacks_of_their_size() -> None:
+    trainer = trainer_of()
+    stack = StackTrainer(trainer)
+    assert stack.most > stack._stack > 0
+    jobs = jobs_of(trainer, *RULES["decayed gradients"])
+    stack._stack = 2
+    agree(stack(jobs), [trainer(job) for job in jobs])
 
 
 def test_more_examples_than_a_client_has_are_refused() -> None:
@@ -241,12 +373,12 @@ def test_more_examples_than_a_client_has_are_refused() -> None:
 )
 def test_other_trainings_are_stacked_as_before(training: Training) -> None:
     trainer = trainer_of(training=training)
-    assert Compiled.of(trainer) is None
+    assert loop_of(trainer) is None
 
 
 def test_other_models_are_stacked_as_before() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 4)).double()
-    assert Compiled.of(Trainer(module, trainer_of().data, Training(batch=8))) is None
+    assert loop_of(Trainer(module, trainer_of().data, Training(batch=8))) is None
 
 
 def test_without_numba_clients_are_stacked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -271,7 +403,7 @@ def test_a_numba_that_cannot_be_used_is_told_of_once(
     compiled._loops.cache_clear()
     try:
         for _ in range(2):
-            assert Compiled.of(trainer_of()) is None
+            assert loop_of(trainer_of()) is None
         (record,) = caplog.records
         assert "loops are not compiled" in record.getMessage()
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offbeat.client.chain import Chain
+from offbeat.client.data import ClientData
 from offbeat.client.gradient import overrides
 from offbeat.client.plan import order_seeds
-from offbeat.client.straight import one_layer
+from offbeat.client.straight import Layer, lying_plainly, one_layer
 from offbeat.client.training import Trainer
 from offbeat.core.jobs import PLAIN, Job, Result
 from offbeat.core.parts.proximal import Proximal
@@ -31,29 +33,37 @@ log = logging.getLogger("offbeat")
 ENOUGH = 2**22  # products of a weight and an example that are worth a thread: a tenth of a millisecond
 PASSED = 2**30  # bytes of examples that are kept as they are beyond the model's door
 
+Table = np.ndarray[Any, Any]
+
+
+class Unusable(Exception):
+    """The loop cannot be had here."""
+
 
 class Compiled:
-    def __init__(self, trainer: Trainer, loops: ModuleType) -> None:
-        found = one_layer(trainer)
-        assert found is not None
-        chain, (weight, bias, *sides) = found
-        self._trainer, self._loops = trainer, loops
-        self._data = trainer.data if chain.door is None else trainer.data.passed(chain.door)
-        self._layer = (weight, -1 if bias is None else bias, *sides)
+    def __init__(self, trainer: Trainer, data: ClientData, layer: Layer, loops: ModuleType) -> None:
+        weight, bias, outputs, inputs = layer
+        self._trainer, self._data, self._loops = trainer, data, loops
+        self._layer = weight, -1 if bias is None else bias, outputs, inputs
         self._like = np.empty(0, np.float64 if trainer.binding.w.dtype == torch.float64 else np.float32)
         self._cores, self._threads = 1, None  # type: int, ThreadPoolExecutor | None
 
     @staticmethod
-    def of(trainer: Trainer) -> Compiled | None:
-        """None for any other model or training, and where there is no compiler."""
-        if trainer.binding.vector.device.type != "cpu" or (found := one_layer(trainer)) is None:
+    def of(trainer: Trainer, chain: Chain | None) -> Compiled | None:
+        """None for any other model or training, data that lies in another way, and where there is no compiler."""
+        layer = None if trainer.binding.vector.device.type != "cpu" else one_layer(trainer, chain)
+        if layer is None or chain is None or (loops := _loops()) is None:
             return None
-        data, door = trainer.data, found[0].door
-        kept = sum(x.numel() for x in data.inputs_lying()) * trainer.binding.vector.element_size()
-        if (kept > PASSED) if door is not None else not all(x.is_contiguous() for x in data.inputs_lying()):
-            return None
-        made = _loops()
-        return None if made is None else Compiled(trainer, made)
+        data, dtype, inputs = trainer.data, trainer.binding.w.dtype, layer[3]
+        if chain.door is not None:
+            if sum(map(len, data.inputs_lying())) * inputs * dtype.itemsize > PASSED:
+                return None
+            data = data.passed(chain.door)
+        for x in data.inputs_lying():
+            plain = x.is_contiguous() and not x.is_neg() and x.device.type == "cpu" and x.dtype == dtype
+            if not plain or x.numel() != len(x) * inputs:
+                return None
+        return Compiled(trainer, data, layer, loops)
 
     def spread(self, cores: int) -> None:
         """Over so many cores at most from now on."""
@@ -74,8 +84,10 @@ class Compiled:
     def train(self, jobs: Sequence[Job]) -> list[Result]:
         """Of jobs without a rule."""
         first, trainer = jobs[0].work, self._trainer
-        one_work = all(job.work is first for job in jobs)  # as a rule
-        paces = trainer.paces(jobs) if one_work else [pace for job in jobs for pace in trainer.paces([job])]
+        if all(job.work is first for job in jobs):  # as a rule
+            paces = trainer.paces(jobs)
+        else:
+            paces = [trainer.paces([job])[0] for job in jobs]
         ends = [torch.empty_like(job.base, memory_format=torch.contiguous_format).copy_(job.base) for job in jobs]
         self.descend(jobs, paces, ends, PLAIN)
         return [
@@ -87,40 +99,44 @@ class Compiled:
         self, jobs: Sequence[Job], paces: Sequence[tuple[float, int]], vectors: Sequence[Tensor], rule: LocalRule
     ) -> None:
         """Move each vector in place, from the base that it holds to where its job ends; `paces`: rates and steps."""
-        bases = {key: self._checked(base) for key, base in {id(job.base): job.base for job in jobs}.items()}
+        like = self._trainer.binding.vector
+        bases = {
+            key: lying_plainly(base, like, like.numel())
+            for key, base in {id(job.base): job.base for job in jobs}.items()
+        }
         told = np.empty((len(jobs), 9), np.int64)
         kept = [self._data.lying(job.client) for job in jobs]  # rows may be computed: nobody else holds those
         rates, told[:, 5] = zip(*paces, strict=True)
         told[:, 6] = order_seeds(jobs).view(np.int64)
         told[:, :5] = [
-            (x.data_ptr(), y.data_ptr(), 0 if rows is None else rows.data_ptr(), len(x), job.num_examples)
+            (x.data_ptr(), y.data_ptr(), 0 if rows is None else rows.data_ptr(), min(len(x), len(y)), job.num_examples)
             for job, (x, y, rows) in zip(jobs, kept, strict=True)
         ]
         told[:, 7] = [vector.data_ptr() for vector in vectors]
         told[:, 8] = [bases[id(job.base)].data_ptr() for job in jobs]
-        pull = rule.mu if isinstance(rule, Proximal) else 0.0
-        batch, size = self._trainer.training.batch, self._trainer.binding.layout.size
-        hands = max(1, min(self._cores, len(jobs), int(told[:, 5].sum()) * batch * size // ENOUGH))
+        self._spread_out(told, np.array(rates, np.float64), float(rule.mu) if isinstance(rule, Proximal) else 0.0, jobs)
+
+    def _spread_out(self, told: Table, rates: Table, pull: float, jobs: Sequence[Job]) -> None:
+        """Whoever calls holds what the table tells the addresses of: no thread may be at it when this ends."""
+        batch = min(self._trainer.training.batch, int(told[:, 4].max()))  # no more room than somebody needs
+        work = int(told[:, 5].sum()) * batch * self._trainer.binding.layout.size
+        hands = max(1, min(self._cores, len(jobs), work // ENOUGH))
         parts = [np.arange(first, len(jobs), hands) for first in range(hands)]
-        rate = np.array(rates)
-        cut: list[Any] = [(told[some], rate[some], pull, batch, self._layer, self._like) for some in parts]
-        if len(cut) > 1 and self._threads is None:
+        cut: list[Any] = [(told[some], rates[some], pull, batch, self._layer, self._like) for some in parts]
+        if hands > 1 and self._threads is None:
             self._threads = ThreadPoolExecutor(self._cores - 1, "offbeat-clients")
         others = [self._threads.submit(self._loops.descend, *part) for part in cut[1:] if self._threads is not None]
-        found = [self._loops.descend(*cut[0]), *(other.result() for other in others)]
+        try:
+            found = [self._loops.descend(*cut[0]), *(other.result() for other in others)]
+        except MemoryError:
+            raise
+        except Exception as error:  # of the compiler, or of where it keeps what it made: a loop itself raises none
+            raise Unusable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        finally:
+            wait(others)
         for part, wrong in zip(parts, found, strict=True):
             if wrong >= 0:
                 raise IndexError(f"examples or labels of client {jobs[part[wrong]].client} are not there")
-
-    def _checked(self, base: Tensor) -> Tensor:
-        """A loop would not notice."""
-        like = self._trainer.binding.vector
-        if base.shape != like.shape or base.dtype != like.dtype or base.device != like.device:
-            raise ValueError(
-                f"a base of {tuple(base.shape)}, {base.dtype} on {base.device} instead of {tuple(like.shape)}, "
-                f"{like.dtype} on {like.device}"
-            )
-        return base.contiguous()
 
 
 @cache
@@ -143,5 +159,9 @@ def _loops() -> ModuleType | None:
             raise RuntimeError("this version of torch shuffles in another way")
         return loops
     except Exception as error:
-        log.warning("loops are not compiled, clients are stacked instead (%s: %s)", type(error).__name__, error)
+        say_stacked(f"{type(error).__name__}: {error}")
         return None
+
+
+def say_stacked(why: str) -> None:
+    log.warning("loops are not compiled, clients are stacked instead (%s)", why)

@@ -159,9 +159,8 @@ class ClientData:
         )
 
     def passed(self, door: Callable[[Tensor], Tensor]) -> ClientData:
-        """The same with inputs as they are beyond this door, some at a time: they may take more memory."""
-        pairs = [(torch.cat([door(some) for some in torch.split(x, _BLOCK)]).contiguous(), y) for x, y in self._pairs]
-        return ClientData(self._clients, pairs, self._counts, self._rows)
+        """The same with inputs as they are beyond this door."""
+        return ClientData(self._clients, [(passed(door, x), y) for x, y in self._pairs], self._counts, self._rows)
 
     def places(self, client: int, positions: Tensor) -> Tensor:
         """Where these examples of the client lie, for `gather`."""
@@ -267,7 +266,7 @@ def checked(x: Tensor, y: Tensor, num_classes: int | None = None, where: str = "
     if y.is_floating_point():
         _finite(y, "labels", where)
         return x, y
-    y = y.to(torch.int64)  # what cross entropy takes
+    y = y.to(torch.int64).contiguous()  # what cross entropy takes, and a loop that is told where they lie
     low, high = int(y.min()), int(y.max())
     if low < 0 or (num_classes is not None and high >= num_classes):
         bad = low if low < 0 else high
@@ -275,6 +274,11 @@ def checked(x: Tensor, y: Tensor, num_classes: int | None = None, where: str = "
         example = int((y == bad).reshape(len(y), -1).any(1).nonzero()[0, 0])
         raise DataError(f"{where}label {bad} in example {example}: class labels must be {span}")
     return x, y
+
+
+def passed(door: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Inputs as they are beyond a door, which takes some at a time: they may be larger there."""
+    return torch.cat([door(some) for some in torch.split(x, _BLOCK)]).contiguous()
 
 
 def _finite(values: Tensor, what: str, where: str) -> None:

@@ -24,6 +24,7 @@ compiled = partial(njit, fastmath=LOOSE, nogil=True, error_model="numpy")
 # all of it compiled already, and so are its last bits.
 part = compiled(forceinline=True)
 
+LINE = 64  # bytes that a core reads and writes together
 M32 = np.uint64(0xFFFFFFFF)
 
 
@@ -151,7 +152,7 @@ def errors(out, bias, y, chosen, size, rate):
     False if there is a label that is no class.
     """
     classes = len(bias)
-    share = rate / size
+    share = rate / out.dtype.type(size)
     for i in range(size):
         own = out[i]
         most = own[0] + bias[0]
@@ -173,9 +174,10 @@ def errors(out, bias, y, chosen, size, rate):
 
 
 @part
-def moved(x, chosen, size, w, g):
-    """w[c] -= sum_i g[i, c] x[chosen[i]], by the same four and five."""
+def summed(x, chosen, size, g, w):
+    """w[c] = sum_i g[i, c] x[chosen[i]], by the same four and five."""
     classes, features = w.shape
+    w[:] = 0
     for i in range(0, size, 4):
         x0, x1 = x[chosen[i]], x[chosen[min(i + 1, size - 1)]]
         x2, x3 = x[chosen[min(i + 2, size - 1)]], x[chosen[min(i + 3, size - 1)]]
@@ -189,22 +191,29 @@ def moved(x, chosen, size, w, g):
             g30, g31, g32, g33, g34 = g3[c], g3[c + 1], g3[c + 2], g3[c + 3], g3[c + 4]
             for k in range(features):
                 v0, v1, v2, v3 = x0[k], x1[k], x2[k], x3[k]
-                w0[k] -= g00 * v0 + g10 * v1 + g20 * v2 + g30 * v3
-                w1[k] -= g01 * v0 + g11 * v1 + g21 * v2 + g31 * v3
-                w2[k] -= g02 * v0 + g12 * v1 + g22 * v2 + g32 * v3
-                w3[k] -= g03 * v0 + g13 * v1 + g23 * v2 + g33 * v3
-                w4[k] -= g04 * v0 + g14 * v1 + g24 * v2 + g34 * v3
+                w0[k] += g00 * v0 + g10 * v1 + g20 * v2 + g30 * v3
+                w1[k] += g01 * v0 + g11 * v1 + g21 * v2 + g31 * v3
+                w2[k] += g02 * v0 + g12 * v1 + g22 * v2 + g32 * v3
+                w3[k] += g03 * v0 + g13 * v1 + g23 * v2 + g33 * v3
+                w4[k] += g04 * v0 + g14 * v1 + g24 * v2 + g34 * v3
         for c in range(fives, classes):
             own, p0, p1, p2, p3 = w[c], g0[c], g1[c], g2[c], g3[c]
             for k in range(features):
-                own[k] -= p0 * x0[k] + p1 * x1[k] + p2 * x2[k] + p3 * x3[k]
+                own[k] += p0 * x0[k] + p1 * x1[k] + p2 * x2[k] + p3 * x3[k]
 
 
 @part
-def trained(x, y, rows, n, steps, batch, seed, vector, base, w, bias, has_bias, rate, pull, out):
-    """All steps of one client, in place. `rows`: where its examples lie; none: one after the other. `w` and `bias` lie
-    in the vector, which `pull` draws back to its base. False if a row or a label is none.
+def trained(x, y, rows, n, steps, batch, seed, vector, base, layer, rate, pull, out, grad):
+    """All steps of one client, in place. `rows`: where its examples lie; none: one after the other. `pull` draws the
+    vector back to its base. `grad` is as long as the vector: a step is summed there and taken at once, as what is
+    added to a weight in many parts is rounded as often. False if an example, a row or a label is not there.
     """
+    weight, biased, classes, features = layer
+    end, after = weight + classes * features, biased + classes
+    w, step_of_w = vector[weight:end].reshape((classes, features)), grad[weight:end].reshape((classes, features))
+    bias = vector[biased:after] if biased >= 0 else np.zeros(classes, vector.dtype)
+    if not len(rows) and n > len(x):
+        return False
     state, used = np.empty(624, np.uint32), 624
     order = np.empty(n, np.int64)
     each = (n + batch - 1) // batch  # steps of an epoch
@@ -223,14 +232,17 @@ def trained(x, y, rows, n, steps, batch, seed, vector, base, w, bias, has_bias, 
         outputs(x, chosen, size, w, out)
         if not errors(out, bias, y, chosen, size, rate):
             return False
+        summed(x, chosen, size, out, step_of_w)
+        if biased >= 0:
+            grad[biased:after] = 0
+            for i in range(size):
+                for c in range(classes):
+                    grad[biased + c] += out[i, c]
         if pull:
             for k in range(len(vector)):
-                vector[k] -= rate * pull * (vector[k] - base[k])
-        moved(x, chosen, size, w, out)
-        if has_bias:
-            for i in range(size):
-                for c in range(len(bias)):
-                    bias[c] -= out[i, c]
+                grad[k] += rate * pull * (vector[k] - base[k])
+        for k in range(len(vector)):
+            vector[k] -= grad[k]
     return True
 
 
@@ -238,14 +250,15 @@ def trained(x, y, rows, n, steps, batch, seed, vector, base, w, bias, has_bias, 
 def descend(told, rates, pull, batch, layer, like):
     """Every job of a table, a row each: the addresses of its examples, labels and rows (or 0), how many examples lie
     there and how many are its own, its steps, its seed, and the addresses of its vector and of its base. Returns -1, or
-    the first job whose rows or labels are not there.
+    the first job whose examples, rows or labels are not there.
 
     `layer`: where weights and biases (-1: none) begin in a vector, outputs, inputs; `like`: of the kind of the vectors.
     """
-    weight, biased, classes, features = layer
+    _, biased, classes, features = layer
     length = classes * features + (classes if biased >= 0 else 0)
-    out = np.empty((batch + 3, classes), like.dtype)
-    none, rows = np.empty(0, np.int64), np.empty(0, np.int64)
+    out, grad = np.empty((batch + 3, classes), like.dtype), np.empty(length + LINE // like.itemsize, like.dtype)
+    grad = grad[-grad.ctypes.data % LINE // like.itemsize :][:length]  # as vectors lie: within lines of memory
+    none = np.empty(0, np.int64)
     for i in range(len(told)):
         there, n = told[i, 3], told[i, 4]
         x = carray(_pointer(told[i, 0], like), (there, features))
@@ -253,11 +266,9 @@ def descend(told, rates, pull, batch, layer, like):
         rows = carray(_pointer(told[i, 2], none), (n,)) if told[i, 2] else none
         vector = carray(_pointer(told[i, 7], like), (length,))
         base = carray(_pointer(told[i, 8], like), (length,))
-        w = vector[weight : weight + classes * features].reshape((classes, features))
-        bias = vector[biased : biased + classes] if biased >= 0 else np.zeros(classes, like.dtype)
         sound = trained(
-            x, y, rows, n, told[i, 5], batch, told[i, 6], vector, base, w, bias, biased >= 0,
-            like.dtype.type(rates[i]), like.dtype.type(pull), out,
+            x, y, rows, n, told[i, 5], batch, told[i, 6], vector, base, layer,
+            like.dtype.type(rates[i]), like.dtype.type(pull), out, grad,
         )  # fmt: skip
         if not sound:
             return i

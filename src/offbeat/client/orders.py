@@ -111,7 +111,7 @@ def orders_of(
 
 
 def sent(numbers: np.ndarray[Any, Any], device: torch.device) -> Tensor:
-    """To a device, without waiting for what it does: memory that may be moved is only taken when it is at rest."""
+    """To a device, from pinned memory: from any other the host would have to wait."""
     held = torch.from_numpy(numbers)
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held.to(device)
 

@@ -21,7 +21,7 @@ from offbeat.client.orders import sent
 
 ACROSS = 64  # features that are looked at together
 PRECISION, WARPS, STAGES = "tf32x3", 4, 3
-BLOCK = 2**18  # numbers of clients' vectors that lie together: a megabyte
+BLOCK = 2**17  # numbers of clients' vectors that lie together: half a megabyte
 LINE = 32  # numbers that are read together, so a vector begins at a multiple of these
 
 
@@ -95,7 +95,7 @@ def descended(
     lying = {key: base.data_ptr() for key, base in {id(base): base for base in bases}.items()}  # most are the same
     told[0] = [lying[id(base)] for base in bases]
     ends, told[1] = _rooms(count, bases[0])
-    told[2] = np.array(rates).view(np.int64)
+    told[2] = np.array(rates, np.float64).view(np.int64)
     _descended[(count,)](
         sent(told, x.device), x, y, orders.order, orders.examples, orders.steps, orders.starts, orders.each,
         y if rows is None else rows, orders.order.shape[1], orders.batch, classes, weight,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from offbeat.client.chain import Chain
-from offbeat.client.compiled import Compiled
+from offbeat.client.compiled import Compiled, Unusable, say_stacked
 from offbeat.client.gather import Room
 from offbeat.client.gradient import overrides
 from offbeat.client.plain import is_plain, train_plain
@@ -47,10 +47,11 @@ class StackTrainer:
         self._trainer = trainer
         binding = trainer.binding
         self._chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
-        self.most = self._fit(memory)
+        self._compiled = Compiled.of(trainer, self._chain)
+        self._stack, whole = self._fit(memory)
+        self.most = whole if self._compiled is not None else self._stack  # a loop does not mind how many there are
         self.light = self._chain is not None  # a step is a few products: calls weigh little
         self._least = 2 if self.light or binding.vector.is_cuda else FEW
-        self._compiled = None if self._chain is None else Compiled.of(trainer)
         self._sources = generators(binding.vector.device)
         self._rooms: list[Room] = []  # for the examples of one stack after the other
         self._said: set[str] = set()
@@ -58,12 +59,12 @@ class StackTrainer:
         if self._one_by_one:
             self._say("the data has words that an embedding does not know")
 
-    def _fit(self, memory: int) -> int:
-        """How many jobs make up a stack."""
+    def _fit(self, memory: int) -> tuple[int, int]:
+        """How many jobs make up a stack, and how many there would be memory for."""
         binding, examples = self._trainer.binding, self._trainer.training.batch * self._trainer.data.width
         size = binding.vector.element_size()
         most = memory // (size * (_VECTORS * binding.layout.size + _COPIES * examples))
-        return max(1, most if self._chain is None else min(most, max(8, _NEAR // (size * examples))))
+        return max(1, most if self._chain is None else min(most, max(8, _NEAR // (size * examples)))), max(1, most)
 
     def hands(self, cores: int) -> int:
         """On how many of these cores stacks are trained soonest: a number of this model, its training and its data,
@@ -95,7 +96,10 @@ class StackTrainer:
         """The same, with what went wrong in place of a result: a job that fails fails alone."""
         found: dict[int, Result | Exception] = {}
         for group in alike(jobs):
-            found |= zip((job.ticket for job in group), self._train(group), strict=True)
+            size = self._stack if self._loop_for(group[0]) is None else len(group)
+            for first in range(0, len(group), size):
+                some = group[first : first + size]
+                found |= zip((job.ticket for job in some), self._train(some), strict=True)
         return [found[job.ticket] for job in jobs]
 
     def close(self) -> None:
@@ -116,6 +120,11 @@ class StackTrainer:
                 raise  # the machine's trouble, not this client's
             half = len(jobs) // 2
             return [*self._train(jobs[:half]), *self._train(jobs[half:])]
+        except Unusable as why:
+            say_stacked(str(why))
+            self.close()
+            self._compiled, self.most = None, self._stack
+            return self.attempt(jobs)
         # an operation vmap cannot map; or a job that fails alone too, which then says so itself
         except Exception as error:
             answers = [self._alone(job) for job in jobs]

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from offbeat.client.chain import Chain, Dense, classes
 from offbeat.client.convolution import has_kernels
+from offbeat.client.data import passed
 from offbeat.client.orders import Orders
 from offbeat.client.training import Trainer
 
 MOST = 128  # examples in a batch, and classes, as kernels take them
-_BLOCK = 4096  # examples that pass the door together
 
 Layer = tuple[int, int | None, int, int]  # where its weights and its biases begin in a vector, its outputs and inputs
 
@@ -32,15 +32,16 @@ class Straight:
     @staticmethod
     def of(trainer: Trainer, pair: tuple[Tensor, Tensor]) -> Straight | None:
         """None for any other model or training."""
-        found, device = one_layer(trainer), pair[0].device.type
-        if found is None or trainer.training.batch > MOST:
+        device, binding = pair[0].device.type, trainer.binding
+        chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
+        layer = one_layer(trainer, chain)
+        if layer is None or chain is None or trainer.training.batch > MOST:
             return None
-        chain, layer = found
-        dtype = trainer.binding.w.dtype
+        dtype = binding.w.dtype
         if device != "cpu" and not (has_kernels(device) and dtype == torch.float32 and layer[2] <= MOST):
             return None
-        x = pair[0] if chain.door is None else torch.cat([chain.door(some) for some in torch.split(pair[0], _BLOCK)])
-        return Straight(layer, x.reshape(len(x), -1).contiguous(), pair[1])
+        x = pair[0] if chain.door is None else passed(chain.door, pair[0])
+        return Straight(layer, x.reshape(len(x), -1).contiguous(), pair[1].contiguous())
 
     def train(self, bases: Sequence[Tensor], rates: Sequence[float], orders: Orders) -> list[Tensor]:
         """Where each client ends that begins at its base and goes on at its own rate."""
@@ -50,30 +51,38 @@ class Straight:
             return copies(w.unbind(0))
         from offbeat.client import softmax
 
-        for base in {id(base): base for base in bases}.values():  # a kernel would not notice
-            if base.device != self.x.device or base.dtype != self.x.dtype:
-                raise ValueError(
-                    f"a base of {base.dtype} on {base.device}, examples of {self.x.dtype} on {self.x.device}"
-                )
-            if base.data_ptr() % 16 or not base.is_contiguous():
-                raise ValueError("a base that does not lie as tensors do")
-        return softmax.descended(bases, self.layer, self.x, self.y, orders, rates)
+        outputs, inputs = self.layer[2:]
+        length = outputs * inputs + (outputs if self.layer[1] is not None else 0)
+        lying = {key: lying_plainly(base, self.x, length) for key, base in {id(base): base for base in bases}.items()}
+        return softmax.descended([lying[id(base)] for base in bases], self.layer, self.x, self.y, orders, rates)
 
 
-def one_layer(trainer: Trainer) -> tuple[Chain, Layer] | None:
+def one_layer(trainer: Trainer, chain: Chain | None) -> Layer | None:
     """The layer, of a model that is no more than one, in a training that is descent by the gradient alone."""
-    training, binding = trainer.training, trainer.binding
+    training = trainer.training
     if training.optimizer != "sgd" or training.momentum or training.weight_decay or training.augment is not None:
         return None
     if training.bn != "shared":
         return None  # clients hand statistics back, be there any or not
-    chain = Chain.of(binding.module, binding.layout, trainer.task, trainer.data)
     if chain is None or len(chain.links) != 1 or chain.error is not classes:
         return None
     dense = chain.links[0]
     assert isinstance(dense, Dense)
     outputs, inputs = dense.weight.shape
-    return chain, (dense.weight.start, None if dense.bias is None else dense.bias.start, outputs, inputs)
+    return dense.weight.start, None if dense.bias is None else dense.bias.start, outputs, inputs
+
+
+def lying_plainly(base: Tensor, like: Tensor, length: int) -> Tensor:
+    """Itself, or a copy where it does not lie as tensors do. Whatever else is wrong with it, a loop or a kernel that is
+    told an address would not notice.
+    """
+    if base.shape != (length,) or base.dtype != like.dtype or base.device != like.device:
+        raise ValueError(
+            f"a base of {tuple(base.shape)}, {base.dtype} on {base.device}, where models are of {length} entries and "
+            f"examples of {like.dtype} on {like.device}"
+        )
+    plain = base.contiguous().resolve_neg()
+    return plain if plain.data_ptr() % 16 == 0 else plain.clone()
 
 
 def copies(vectors: Sequence[Tensor]) -> list[Tensor]:

@@ -188,8 +188,9 @@ class Trainer:
         """Rate and steps of each job, of many that have one and the same work, in one phase."""
         counts = [job.num_examples for job in jobs]
         held = map(self.data.size, [job.client for job in jobs])
-        for job in () if all(map(le, counts, held)) and min(counts) >= 1 else jobs:
-            self.check(job.client, job.num_examples)  # says whose
+        if min(counts) < 1 or not all(map(le, counts, held)):
+            for job in jobs:
+                self.check(job.client, job.num_examples)  # says whose
         work = jobs[0].work
         (phase,) = (work.rule or PLAIN).phases(work)
         steps = {count: self.training.count(phase, count, self._merge) for count in set(counts)}

@@ -33,15 +33,16 @@ def settle(made: Setup, cores: int | None = None) -> tuple[Choice, str]:
             made.trainer(jobs[0])  # whatever is made once is made before
             alone = _seconds(lambda: [made.trainer(job) for job in jobs[:ALONE]]) / min(ALONE, len(jobs))
             stack = StackTrainer(made.trainer)
-            stack.attempt(jobs)
-            together = _seconds(lambda: stack.attempt(jobs)) / len(jobs)
-            stack.close()
             hands = stack.hands(cores)
+            alike = 1 if stack.spread(hands) else hands  # stacks that are trained at the same time
+            stack.attempt(jobs)
+            together = _seconds(lambda: stack.attempt(jobs)) / len(jobs) / alike
+            stack.close()
     except MemoryError:
         raise
     except Exception as error:  # of a client's job: the run will say so of that client
         return INLINE, f"a job that was tried failed: {in_words(error)}"
-    costs = {INLINE: alone, Choice("batched", hands): together / hands}
+    costs = {INLINE: alone, Choice("batched", hands): together}
     if cores > 1 and WORKERS["processes"].missing() is None:
         costs[Choice("processes", cores)] = max(alone / cores, SENT)
     best = min(costs, key=lambda choice: costs[choice])
