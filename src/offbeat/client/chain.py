@@ -4,7 +4,7 @@ Without autograd and without vmap a step of a stack is two or three batched matr
 columns, (clients, features, examples): so weights are multiplied as they lie in the flat vectors, gradients are written
 where they belong in them, and a softmax runs along memory. A batch that is shorter than its neighbours may be filled
 up: what fills it weighs nothing. A hook before the model may stand at the door if it says `by_example = True`: it makes
-of each example what it would make of it alone, and the same each time (a loop, or a GPU, has it look at all of them once).
+of each example what it would make of it alone, and the same each time (for a loop, or a GPU, all pass it once).
 """
 
 from __future__ import annotations
