@@ -67,21 +67,26 @@ class FedAsync(Settings):
     def _pulled(self) -> LocalWork:
         return with_proximal(self.work, self.rho)
 
+    @cached_property
+    def _s(self) -> Staleness:
+        return as_staleness(self.staleness)
+
     def init(self, world: World) -> State:
         return State.of(world, census=Census.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         if self.client_weight is not None:
             state.census.hear(event, self.client_weight)
-        actions = self._absorb(state, event) if isinstance(event, UpdateArrived) else []
-        return actions + serve(state, event, self.concurrency, self._pulled)
+        if isinstance(event, UpdateArrived):
+            return self._absorb(state, event) + serve(state, event, self.concurrency, self._pulled)
+        return serve(state, event, self.concurrency, self._pulled)
 
     def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
         u = state.version - event.base_version
-        if refused := too_old(event, u, self.max_staleness):
+        if self.max_staleness is not None and (refused := too_old(event, u, self.max_staleness)):
             return refused
         # alpha itself is never overwritten: each update is discounted for its own age only
-        alpha_t = self.alpha * as_staleness(self.staleness)(u)
+        alpha_t = self.alpha * self._s(u)
         if self.mode == "mix":
             # x_t = (1 - a_t) x_{t-1} + a_t x_new
             model = torch.lerp(state.model, event.local, alpha_t, out=room(state.model))
@@ -89,5 +94,7 @@ class FedAsync(Settings):
             alpha_t *= state.census.weight(event.client, self.client_weight)
             model = torch.sub(event.local, event.base, out=room(state.model))
             model.mul_(alpha_t).add_(state.model)  # w + a_t p_k (local - base)
-        statistics.mix(state.layout, model, state.model, event.local, 1.0 if self.statistics == "replace" else alpha_t)
+        if not state.layout.plain:
+            omega = 1.0 if self.statistics == "replace" else alpha_t
+            statistics.mix(state.layout, model, state.model, event.local, omega)
         return [state.publish(model)]
