@@ -41,6 +41,7 @@ class SimulatedWorld:
     _per_step: bool = field(init=False, repr=False, compare=False)  # a job takes so long for each of its steps
     _fixed: bool = field(init=False, repr=False, compare=False)  # a job takes its time whatever its rule costs
     _always: bool = field(init=False, repr=False, compare=False)  # everyone is there all the time
+    _static: bool = field(init=False, repr=False, compare=False)  # all data are there from the start
     # nothing but steady delays: most worlds, and the fastest
     _simple: bool = field(init=False, repr=False, compare=False)
     # of clients met so far
@@ -55,6 +56,7 @@ class SimulatedWorld:
         object.__setattr__(self, "_fixed", self.delays.unit == "response")
         plain_way = isinstance(self.network, Instant) and not isinstance(self.delays, Paced)
         object.__setattr__(self, "_always", isinstance(self.availability, Always))
+        object.__setattr__(self, "_static", type(self.streaming) is Static)
         object.__setattr__(self, "_simple", plain_way and self._always and not self.faults)
 
     def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
@@ -112,6 +114,7 @@ class SimulatedWorld:
 
     def num_examples(self, client: int, index: int, now: float) -> int:
         try:
-            return self.streaming.arrived(self.seed, client, self.counts[client], index, now)
+            count = self.counts[client]
+            return count if self._static else self.streaming.arrived(self.seed, client, count, index, now)
         except KeyError:
             raise DataError(f"no data for client {client}: there are {len(self.counts)} clients") from None
