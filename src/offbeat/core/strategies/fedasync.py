@@ -16,8 +16,7 @@ Checked:  tests/strategies/test_fedasync.py (hand-worked), the laws, FedBuff(k=1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -54,22 +53,19 @@ class FedAsync(Settings):
     max_staleness: MaxStaleness = None
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()
+    # not cached properties: after the first of these Python finds none of an object's attributes as quickly
+    _s: Staleness = field(init=False, repr=False, compare=False)
+    _pulled: LocalWork = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.mode == "delta" or self.client_weight is None, "client_weight counts only with mode='delta'")
         only = "counts only with mode='delta': where the client's model is mixed in, so are they"
         require(self.mode == "delta" or self.statistics == "mix", f"statistics = {self.statistics!r} {only}")
-        object.__setattr__(self, "staleness", as_staleness(self.staleness))
-        _ = self._pulled  # refuses a pull that cannot be meant now, not at the first client
-
-    @cached_property
-    def _pulled(self) -> LocalWork:
-        return with_proximal(self.work, self.rho)
-
-    @cached_property
-    def _s(self) -> Staleness:
-        return as_staleness(self.staleness)
+        staleness = as_staleness(self.staleness)
+        object.__setattr__(self, "staleness", staleness)
+        object.__setattr__(self, "_s", staleness.__call__)
+        object.__setattr__(self, "_pulled", with_proximal(self.work, self.rho))
 
     def init(self, world: World) -> State:
         return State.of(world, census=Census.of(world.clients, self.client_weight))
