@@ -173,7 +173,7 @@ class Coordinator:
         self._tell(now, event, orders, job, verdict)
         if self.until is not None and progress.updates == self.until.updates:
             self.end("updates")
-        if self.reason is None and ledger.idle(client):
+        if self.reason is None and client not in ledger.busy and client not in ledger.absent:  # idle: it is known
             if back <= now:
                 count = self._num_examples  # not a method: Python calls what is in a local name more quickly
                 examples = count(client, ledger.jobs[client], now)

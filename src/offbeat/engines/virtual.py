@@ -284,7 +284,7 @@ class VirtualEngine:
             client, ticket, now = order.client, order.ticket, order.started
             trip = world.trip(client, order.index, order.work, order.num_examples, now)
             duration, expected, crashes, _, again = trip
-            if not 0 <= duration < inf:
+            if not 0.0 <= duration < inf:
                 raise RunError(
                     f"client {client} would take {duration} s for its job {order.index}: durations are finite, 0 or "
                     "more"

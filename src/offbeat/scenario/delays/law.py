@@ -74,7 +74,7 @@ class Varying(Delays, ABC):
 
     def factor(self, seed: int, client: int, index: int) -> float:
         jitter = self.jitter
-        if jitter == 0:
+        if jitter == 0.0:
             return 1.0
         factor = 1.0 + jitter * draws.normal(seed, "jitter", client, index)
         return factor if factor > SHORTEST else SHORTEST
