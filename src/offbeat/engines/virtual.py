@@ -10,7 +10,6 @@ a job takes, who is there, when the model is evaluated.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite
 
 from torch import Tensor
@@ -25,7 +24,6 @@ from offbeat.core.threads import one_thread
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock, Due
-from offbeat.engines.conversation import Conversation
 from offbeat.engines.coordinator import Coordinator, Offer, Order
 from offbeat.engines.evaluation import Evaluation, Measured
 from offbeat.engines.finite import finite
@@ -34,7 +32,7 @@ from offbeat.engines.gate import Gate, Verdict, ticket_of
 from offbeat.engines.judge import ClientSurvey, Judge, Own
 from offbeat.engines.presence import Presence
 from offbeat.engines.progress import Outcome, Status, rare_collection
-from offbeat.engines.tally import Tally
+from offbeat.engines.saved import Saved
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.workers import Answer, Worker
@@ -136,13 +134,20 @@ class VirtualEngine:
 
     def provide(self, answers: Sequence[Answer]) -> None:
         """Results of the worker, of the ticket that was needed and of any others."""
-        verdicts, waited_for = self._verdicts, self.coordinator.ledger.open
-        for i, verdict in enumerate(self.coordinator.judge(answers)):
+        verdicts, waiting = self._verdicts, self._waiting
+        judged = self.coordinator.judge(answers)
+        if waiting is not None and len(judged) == 1:
+            only = judged[0]
+            if type(only) is Result and only.ticket == waiting[3]:  # as a rule: what was needed, and no more
+                verdicts[only.ticket] = only
+                return
+        waited_for = self.coordinator.ledger.open
+        for i, verdict in enumerate(judged):
             number = verdict.ticket if type(verdict) is Result else ticket_of(answers[i])
             if number in waited_for:  # nobody's ticket is nobody's answer
                 verdicts.setdefault(number, verdict)
-        if self._waiting is not None and self._waiting[3] not in verdicts:
-            verdicts[self._waiting[3]] = "failed: the worker gave no answer"
+        if waiting is not None and waiting[3] not in verdicts:
+            verdicts[waiting[3]] = "failed: the worker gave no answer"
 
     def finish(self) -> Outcome:
         """After the last event: the end is evaluated too, or a checkpoint written if the run is to go on later."""
@@ -358,15 +363,3 @@ class VirtualEngine:
             seq=seq,
             tally=self.trace.check(seq, tree.get("rows")),
         )
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint, read and found to be of this run."""
-
-    conversation: Conversation
-    measured: Measured
-    clock: Clock
-    verdicts: dict[int, Verdict]
-    seq: int
-    tally: Tally
