@@ -221,7 +221,7 @@ class VirtualEngine:
             if ticket not in run.ledger.open:  # each ticket is consumed once
                 run.strayed(now, who, ticket, "duplicate")
                 return
-            back = self.presence.surroundings.next_available(who, now)
+            back = self.presence.back(who, now)
             self._carry_out(run.answered(now, ticket, self._verdicts.pop(ticket), back))
             if who not in run.ledger.busy:  # as a rule it has its next job already
                 self.presence.watch(who)

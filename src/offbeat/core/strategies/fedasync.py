@@ -64,7 +64,8 @@ class FedAsync(Settings):
         require(self.mode == "delta" or self.statistics == "mix", f"statistics = {self.statistics!r} {only}")
         staleness = as_staleness(self.staleness)
         object.__setattr__(self, "staleness", staleness)
-        object.__setattr__(self, "_s", staleness.__call__)
+        object.__setattr__(self, "_s", staleness.__call__)  # bound: to call an object, Python looks for this each time
+        # refuses a pull that cannot be meant now, not at the first client
         object.__setattr__(self, "_pulled", with_proximal(self.work, self.rho))
 
     def init(self, world: World) -> State:
