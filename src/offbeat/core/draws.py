@@ -7,6 +7,7 @@ same delays for a seed. The hash is BLAKE2b: the same bits on every machine and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from math import log
 from statistics import NormalDist
@@ -18,31 +19,31 @@ import torch
 _NORMAL = NormalDist()
 _SCALE = 2.0**-53
 MANY = 10_000  # items from which on a sample does not hash each of them
-_fresh = blake2b(digest_size=8).copy  # cheaper than reading its arguments for each draw
-_KEYS = ["%d/%s" + "/%d" * counters for counters in range(16)]
+_whole = int.from_bytes
+_COUNTERS = [b"/%d" * counters for counters in range(16)]  # %d: so that numpy's draw the same
+
+
+@lru_cache(maxsize=1024)
+def _begun(seed: int, purpose: str) -> Callable[[], blake2b]:
+    """Makes hashes of what all keys of a purpose begin with, which is read once and not for each draw."""
+    hashed = blake2b(b"%d/" % seed, digest_size=8)
+    hashed.update(purpose.encode())
+    return hashed.copy
 
 
 def bits(seed: int, purpose: str, *counters: int) -> int:
     """64 random bits for this key."""
-    hashed = _fresh()
-    hashed.update((_KEYS[len(counters)] % (seed, purpose, *counters)).encode())  # %d: so that numpy's draw the same
-    return int.from_bytes(hashed.digest(), "little")
+    hashed = _begun(seed, purpose)()
+    hashed.update(_COUNTERS[len(counters)] % counters)
+    return _whole(hashed.digest(), "little")
 
 
 def bits_of(purpose: str, keys: Iterable[tuple[int, int, int]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The same of many keys (seed, and two counters) of one purpose: what they begin with is hashed once a seed."""
-    begun: dict[int, Callable[[], Any]] = {}
+    """The same of many keys (seed, and two counters) of one purpose."""
     found = []
-    last, begin = None, _fresh
     for seed, first, second in keys:
-        if seed != last:  # as a rule there is one
-            if seed not in begun:
-                hashed = _fresh()
-                hashed.update(f"{int(seed)}/{purpose}/".encode())
-                begun[seed] = hashed.copy
-            last, begin = seed, begun[seed]
-        hashed = begin()
-        hashed.update(b"%d/%d" % (first, second))
+        hashed = _begun(seed, purpose)()
+        hashed.update(b"/%d/%d" % (first, second))
         found.append(hashed.digest())
     return np.frombuffer(b"".join(found), dtype="<u8")
 
@@ -53,8 +54,10 @@ def uniform(seed: int, purpose: str, *counters: int) -> float:
 
 
 def normal(seed: int, purpose: str, *counters: int) -> float:
-    # uniform, without a call more for every job
-    return _NORMAL.inv_cdf(((bits(seed, purpose, *counters) >> 11) + 0.5) * _SCALE)
+    # uniform, without two calls more for every job
+    hashed = _begun(seed, purpose)()
+    hashed.update(_COUNTERS[len(counters)] % counters)
+    return _NORMAL.inv_cdf(((_whole(hashed.digest(), "little") >> 11) + 0.5) * _SCALE)
 
 
 def exponential(seed: int, purpose: str, *counters: int, mean: float) -> float:

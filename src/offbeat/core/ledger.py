@@ -71,6 +71,15 @@ class Ledger:
         """
         if not isinstance(actions, list):
             raise ProtocolError(f"on_event returned a {type(actions).__name__}: it returns a list of actions")
+        if len(actions) == 1:  # as a rule; and then nobody can be sent two jobs at once
+            only = actions[0]
+            if type(only) is Dispatch and only.model is like:
+                client = only.client
+                if client in self.jobs and client not in self.busy and client not in self.absent:  # idle, and known
+                    return False
+            elif type(only) is Commit:
+                _check_model("Commit", only.model, like)
+                return False
         sent: set[int] = set()
         rejects = False
         for action in actions:

@@ -39,11 +39,12 @@ class Clock:
         """What is due next; None if that lies beyond the horizon or, without one, only evaluation is left."""
         if self.dead:
             self._bury()
-        if not (heap := self.heap):
+        if not self.heap:
             return None
-        due = heap[0]
-        over = due[0] > horizon or (due[1] == EVALUATE and horizon == inf and len(heap) - self.dead == 1)
-        return None if over else due
+        due = self.heap[0]
+        if due[0] > horizon or (due[1] == EVALUATE and horizon == inf and len(self.heap) - self.dead == 1):
+            return None
+        return due
 
     def pop(self) -> None:
         """Advance to what is due next."""

@@ -101,7 +101,6 @@ class Coordinator:
         # what clients said they have, if nobody else knows
         self._claimed: dict[int, int] | None = {} if num_examples is None else None
         self._journal, self._heard, self._gives_up = journal, heard, gives_up
-        self._asked = (-1, -1, -1.0), 0  # the last question for a client's examples, and its answer
         self._fired = (-1.0, 0)  # timers fired at this instant
 
     # ------------------------------------------------------------ facts
@@ -127,9 +126,8 @@ class Coordinator:
         self.ledger.join(client, num_examples)
         if self._claimed is not None:
             self._claimed[client] = num_examples
-        self._asked = (client, self.ledger.jobs.get(client, 0), now), num_examples
         self.trace.add(now, "back", self.ledger.version, client, examples=num_examples)
-        self._tell(ClientReady(now, client, num_examples), orders)
+        self._tell(now, ClientReady(now, client, num_examples), orders)
         return orders
 
     def claims(self, now: float, client: int, num_examples: int) -> list[Order]:
@@ -138,7 +136,6 @@ class Coordinator:
             if self._journal is not None:
                 self._journal(("claims", (now, client, num_examples)))
             self._claimed[client] = num_examples
-            self._asked = (-1, -1, -1.0), 0
             self.trace.add(now, "examples", self.ledger.version, client, examples=num_examples)
         return []
 
@@ -160,42 +157,27 @@ class Coordinator:
         """
         if self._journal is not None:
             self._journal(("answered", (now, ticket, verdict, back, size)))
-        job = self.ledger.close(ticket)
+        ledger, progress = self.ledger, self.progress
+        job = ledger.close(ticket)
         if isinstance(verdict, str):
             return self._refused(now, job, verdict, back, size)
         orders: list[Order] = []
-        client = job.client
-        self.progress.refusals.pop(client, None)
-        counted = self.traffic.up(client, verdict.local, verdict.extras)
-        self.trace.add(
-            now,
-            "arrive",
-            self.ledger.version,
-            client,
-            ticket,
-            job.base_version,
-            verdict.steps,
-            verdict.num_examples,
-            counted if size is None else size,
-        )
-        event = UpdateArrived(
-            now,
-            client,
-            ticket,
-            job.base_version,
-            job.base,
-            verdict.local,
-            verdict.num_examples,
-            verdict.steps,
-            job.started,
-            verdict.extras,
-        )
-        self._tell(event, orders, job, verdict)
-        if self.until is not None and self.progress.updates == self.until.updates:
+        client, version, base, started = job.client, job.base_version, job.base, job.started
+        local, examples, steps, extras = verdict.local, verdict.num_examples, verdict.steps, verdict.extras
+        if progress.refusals:
+            progress.refusals.pop(client, None)
+        counted = self.traffic.up(client, local, extras)
+        arrived = counted if size is None else size
+        self.trace.add(now, "arrive", ledger.version, client, ticket, version, steps, examples, arrived)
+        event = UpdateArrived(now, client, ticket, version, base, local, examples, steps, started, extras)
+        self._tell(now, event, orders, job, verdict)
+        if self.until is not None and progress.updates == self.until.updates:
             self.end("updates")
-        if self.reason is None and self.ledger.idle(client):
+        if self.reason is None and client not in ledger.busy and client not in ledger.absent:  # idle: it is known
             if back <= now:
-                self._ready(now, client, orders)
+                count = self._num_examples  # not a method: Python calls what is in a local name more quickly
+                examples = count(client, ledger.jobs[client], now)
+                self._tell(now, ClientReady(now, client, examples), orders)
             else:
                 self._leave(now, client, orders)
                 orders.append(Offer(client, back))
@@ -226,7 +208,7 @@ class Coordinator:
             raise ProtocolError(f"timer {key!r} is set for now, {now}, again and again: this instant never ends")
         orders: list[Order] = []
         self.trace.add(now, "timer", self.ledger.version, detail=key)
-        self._tell(TimerFired(now, key), orders)
+        self._tell(now, TimerFired(now, key), orders)
         return orders
 
     def finish(self, now: float) -> list[Action]:
@@ -238,7 +220,7 @@ class Coordinator:
         actions = last(self.state, now)
         self.progress.server_seconds += perf_counter() - began
         self.ledger.check_last(actions, self.model, now)
-        self._book(now, actions, [])
+        self._book(now, actions, [], None)
         self._compare_versions()
         return actions
 
@@ -305,7 +287,7 @@ class Coordinator:
         if back > now:  # before the strategy hears of it: nobody can be sent work who is known to be away
             self.ledger.leave(client)
             orders.append(Offer(client, back))
-        self._tell(ClientLost(now, client, job.ticket), orders)
+        self._tell(now, ClientLost(now, client, job.ticket), orders)
         if self.reason is None and self.ledger.idle(client):
             self._ready(now, client, orders)
         return orders
@@ -313,10 +295,11 @@ class Coordinator:
     def _leave(self, now: float, client: int, orders: list[Order]) -> None:
         self.trace.add(now, "left", self.ledger.version, client)
         self.ledger.leave(client)
-        self._tell(ClientLost(now, client, None), orders)
+        self._tell(now, ClientLost(now, client, None), orders)
 
     def _ready(self, now: float, client: int, orders: list[Order]) -> None:
-        self._tell(ClientReady(now, client, self._examples(now, client)), orders)
+        examples = self._num_examples(client, self.ledger.jobs.get(client, 0), now)
+        self._tell(now, ClientReady(now, client, examples), orders)
 
     def _in_vain(self, what: str) -> None:
         """A job more that came to nothing: without an end in time the run might have none."""
@@ -328,7 +311,12 @@ class Coordinator:
     # ------------------------------------------------------------ the strategy
 
     def _tell(
-        self, event: Event, orders: list[Order], arrived: Job | None = None, result: Result | None = None
+        self,
+        now: float,  # the event's
+        event: Event,
+        orders: list[Order],
+        arrived: Job | None = None,
+        result: Result | None = None,
     ) -> None:
         """Hand an event to the strategy and book its answer; an update comes with its job and result."""
         ledger, progress, footing = self.ledger, self.progress, self.footing
@@ -336,7 +324,7 @@ class Coordinator:
         try:
             actions = self.strategy.on_event(self.state, event)
             progress.server_seconds += perf_counter() - began
-            rejects = ledger.check(actions, self.model, arrived, event.now)
+            rejects = ledger.check(actions, self.model, arrived, now)
         except Exception as error:
             error.add_note(f"while answering: {tell(event)}")
             raise
@@ -349,10 +337,13 @@ class Coordinator:
             # before the answer is booked: it may send the client its next job
             progress.updates = updates + 1
             progress.since_accepted = 0
-            footing.accepted(arrived.ticket)
+            if footing.more:  # enough are named
+                footing.more += 1
+            else:
+                footing.accepted(arrived.ticket)
             if result.memory:
                 self.memories[arrived.client] = result.memory
-        self._book(event.now, actions, orders)
+        self._book(now, actions, orders, event)
         if looked:
             footing.keep(self.model, ledger.version, updates)
         if self._heard is not None:
@@ -365,11 +356,19 @@ class Coordinator:
         if counted != version:
             raise ProtocolError(f"state.version is {counted} after {version} commits: a strategy counts them too")
 
-    def _book(self, now: float, actions: list[Action], orders: list[Order]) -> None:
+    def _book(self, now: float, actions: list[Action], orders: list[Order], event: Event | None) -> None:
         ledger = self.ledger
         for action in actions:
             if isinstance(action, Dispatch):
-                orders.append(self._dispatch(now, action))
+                client = action.client
+                if isinstance(event, ClientReady) and event.client == client:
+                    examples = event.num_examples
+                else:
+                    examples = self._num_examples(client, ledger.jobs.get(client, 0), now)
+                job = ledger.dispatch(action, now, examples, self.memories.get(client, NOTHING))
+                size = self.traffic.down(action)
+                self.trace.add(now, "dispatch", ledger.version, client, job.ticket, None, None, None, size)
+                orders.append(job)
             elif isinstance(action, Commit):
                 ledger.version += 1
                 self.model = action.model
@@ -393,19 +392,6 @@ class Coordinator:
             self.footing.accepted(arrived.ticket)
         self.reason = self.footing.reason(fault)
         self.model, self.ledger.version = self.footing.model, self.footing.version
-
-    def _dispatch(self, now: float, action: Dispatch) -> Job:
-        client = action.client
-        job = self.ledger.dispatch(action, now, self._examples(now, client), self.memories.get(client, NOTHING))
-        self.trace.add(now, "dispatch", self.ledger.version, client, job.ticket, size=self.traffic.down(action))
-        return job
-
-    def _examples(self, now: float, client: int) -> int:
-        """Asked twice as a rule: for ClientReady, and for the Dispatch that answers it."""
-        question = client, self.ledger.jobs.get(client, 0), now
-        if question != self._asked[0]:
-            self._asked = question, self._num_examples(*question)
-        return self._asked[1]
 
     def _as_told(self, client: int, index: int, now: float) -> int:
         claimed = self._claimed or {}

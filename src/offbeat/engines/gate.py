@@ -51,12 +51,18 @@ class Gate:
     dtype: torch.dtype
     max_norm: float | None = None  # of local - base, over the trainable entries
     local_statistics: bool = False  # do clients keep their buffers and counters, as memory?
+    _shape: torch.Size = field(init=False, repr=False, compare=False)  # of a model
     _most: float = field(init=False, repr=False, compare=False)  # the largest squared norm
+    # is that the last that is asked of a model, and its square summed as it is?
+    _simple: bool = field(init=False, repr=False, compare=False)
     _rules: dict[int, Named] = field(init=False, repr=False, compare=False, default_factory=dict)  # by id
 
     def __post_init__(self) -> None:
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
+        object.__setattr__(self, "_shape", torch.Size((self.layout.size,)))
         object.__setattr__(self, "_most", largest_norm(self.dtype) ** 2)
+        simple = self.dtype in WIDE and not self.layout.counters and self.max_norm is None
+        object.__setattr__(self, "_simple", simple)
 
     def inspect(self, answers: Sequence[object], jobs: Mapping[int, Job]) -> list[Verdict]:
         """A verdict for each answer, in order, given the open jobs. Nothing raises, whatever was sent."""
@@ -73,9 +79,12 @@ class Gate:
 
     def _alone(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         verdict = self._shape_of(answer, jobs)
-        if isinstance(verdict, str):
+        if type(verdict) is not Result:
             return plain_text(verdict)
-        return self._number_of(verdict, jobs, _square(verdict.local).item())
+        local = verdict.local
+        if self._simple and local.dot(local).item() <= self._most:
+            return verdict
+        return self._number_of(verdict, jobs, _square(local).item())
 
     def _spared(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         """A verdict also where looking at what was sent raises: a kind of tensor, or of mapping, nobody thought of."""
@@ -119,7 +128,7 @@ class Gate:
             return "unknown ticket"
         if not dense(local):
             return "not a dense vector"
-        if local.shape != (self.layout.size,):
+        if local.shape != self._shape:
             return f"shape {tuple(local.shape)} instead of ({self.layout.size},)"
         if local.dtype is not self.dtype:
             return f"{local.dtype} instead of {self.dtype}"
@@ -135,12 +144,12 @@ class Gate:
         known = self._rules.get(id(rule))
         if known is None or known[0] is not rule:
             known = self._ask(rule)
-        _, uploads, kept = known
-        if uploads or kept:
-            return self._with_rule(answer, uploads, kept, job.base.device)
+        if known[1] or known[2]:
+            return self._with_rule(answer, known[1], known[2], job.base.device)
         extras, memory = answer.extras, answer.memory
-        nothing = type(extras) is type(memory) is dict and not extras and not memory
-        return answer if nothing else Result(answer.ticket, answer.local, answer.num_examples, answer.steps)
+        if type(extras) is type(memory) is dict and not extras and not memory:
+            return answer
+        return Result(ticket, answer.local, examples, steps)
 
     def _failure(self, answer: object, jobs: Mapping[int, Job]) -> str:
         if type(answer) is not Failure:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 
-from offbeat.core.jobs import Job
 from offbeat.core.ledger import Ledger
-from offbeat.core.surroundings import Surroundings, Trip
+from offbeat.core.surroundings import Surroundings
 from offbeat.engines.clock import LOST, NOBODY, READY, Clock
 
 
@@ -26,9 +25,6 @@ class Presence:
         presence = Presence(self.surroundings, clock, ledger)
         presence._leaving = {who: at for at, kind, who, ticket in clock.heap if kind == LOST and ticket == NOBODY}
         return presence
-
-    def trip(self, job: Job) -> Trip:
-        return self.surroundings.trip(job.client, job.index, job.work, job.num_examples, job.started)
 
     def num_examples(self, client: int) -> int:
         """What the client has now, for its next job."""

@@ -120,8 +120,9 @@ class Trace:
             self._look()
 
     def commit(self, now: float, version: int) -> None:
-        self._commits.append((self.seq, now + 0.0, version))
-        self.seq += 1
+        seq = self.seq
+        self._commits.append((seq, now + 0.0, version))
+        self.seq = seq + 1
 
     def note(self, now: float, ticket: int | None, values: Mapping[str, float]) -> None:
         self._notes.extend((self.seq, now + 0.0, ticket, key, _real(value)) for key, value in values.items())

@@ -10,7 +10,6 @@ a job takes, who is there, when the model is evaluated.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite
 
 from torch import Tensor
@@ -18,14 +17,13 @@ from torch import Tensor
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
 from offbeat.core.ledger import in_order
-from offbeat.core.protocol import SetTimer, Strategy, World
+from offbeat.core.protocol import CancelTimer, SetTimer, Strategy, World
 from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
 from offbeat.core.surroundings import Surroundings
 from offbeat.core.threads import one_thread
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock, Due
-from offbeat.engines.conversation import Conversation
 from offbeat.engines.coordinator import Coordinator, Offer, Order
 from offbeat.engines.evaluation import Evaluation, Measured
 from offbeat.engines.finite import finite
@@ -34,7 +32,7 @@ from offbeat.engines.gate import Gate, Verdict, ticket_of
 from offbeat.engines.judge import ClientSurvey, Judge, Own
 from offbeat.engines.presence import Presence
 from offbeat.engines.progress import Outcome, Status, rare_collection
-from offbeat.engines.tally import Tally
+from offbeat.engines.saved import Saved
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.workers import Answer, Worker
@@ -110,11 +108,12 @@ class VirtualEngine:
         if not self._started:
             self._start()
         run, clock, verdicts, waited_for = self.coordinator, self.clock, self._verdicts, self.coordinator.ledger.open
+        horizon = self._horizon
         # not `while run.reason is None`: Python speeds up a loop that jumps back, not one that asks whether to
         while True:
             if run.reason is not None or self._ended is not None:
                 return None
-            due = self._waiting or clock.next(self._horizon)
+            due = self._waiting or clock.next(horizon)
             if due is None:
                 self._run_out()
                 return None
@@ -135,13 +134,20 @@ class VirtualEngine:
 
     def provide(self, answers: Sequence[Answer]) -> None:
         """Results of the worker, of the ticket that was needed and of any others."""
-        verdicts, waited_for = self._verdicts, self.coordinator.ledger.open
-        for i, verdict in enumerate(self.coordinator.judge(answers)):
+        verdicts, waiting = self._verdicts, self._waiting
+        judged = self.coordinator.judge(answers)
+        if waiting is not None and len(judged) == 1:
+            only = judged[0]
+            if type(only) is Result and only.ticket == waiting[3]:  # as a rule: what was needed, and no more
+                verdicts[only.ticket] = only
+                return
+        waited_for = self.coordinator.ledger.open
+        for i, verdict in enumerate(judged):
             number = verdict.ticket if type(verdict) is Result else ticket_of(answers[i])
-            if number is not None and number in waited_for:  # nobody's ticket is nobody's answer
+            if number in waited_for:  # nobody's ticket is nobody's answer
                 verdicts.setdefault(number, verdict)
-        if self._waiting is not None and self._waiting[3] not in verdicts:
-            verdicts[self._waiting[3]] = "failed: the worker gave no answer"
+        if waiting is not None and waiting[3] not in verdicts:
+            verdicts[waiting[3]] = "failed: the worker gave no answer"
 
     def finish(self) -> Outcome:
         """After the last event: the end is evaluated too, or a checkpoint written if the run is to go on later."""
@@ -210,8 +216,17 @@ class VirtualEngine:
     # ------------------------------------------------------------ what happens
 
     def _handle(self, kind: int, who: int, ticket: int) -> None:
+        run, now = self.coordinator, self.clock.now
         if kind == ARRIVE:
-            self._arrive(who, ticket)
+            if ticket not in run.ledger.open:  # each ticket is consumed once
+                run.strayed(now, who, ticket, "duplicate")
+                return
+            back = self.presence.back(who, now)
+            self._carry_out(run.answered(now, ticket, self._verdicts.pop(ticket), back))
+            if who not in run.ledger.busy:  # as a rule it has its next job already
+                self.presence.watch(who)
+            if self._watch is not None and run.progress.updates % OFTEN == 0:
+                self._look()
         elif kind == LOST:
             if ticket == NOBODY:
                 self._leave(who)
@@ -220,7 +235,7 @@ class VirtualEngine:
         elif kind == READY:
             self._come_back(who, ticket)
         elif kind == TIMER:
-            self._carry_out(self.coordinator.fired(self.clock.now, self.clock.fired(who)))
+            self._carry_out(run.fired(now, self.clock.fired(who)))
         else:
             self._evaluate()
 
@@ -231,24 +246,12 @@ class VirtualEngine:
         clock.push(self.evaluation.point(clock.now, self.coordinator, clock.upcoming()), EVALUATE, NOBODY)
         self._look()
 
-    def _arrive(self, client: int, ticket: int) -> None:
-        run, now = self.coordinator, self.clock.now
-        if ticket not in run.ledger.open:  # each ticket is consumed once
-            run.strayed(now, client, ticket, "duplicate")
-            return
-        back = self.presence.back(client, now)
-        self._carry_out(run.answered(now, ticket, self._verdicts.pop(ticket), back))
-        if client not in run.ledger.busy:  # as a rule it has its next job already
-            self.presence.watch(client)
-        if self._watch is not None and run.progress.updates % OFTEN == 0:
-            self._look()
-
     def _expire(self, client: int, ticket: int) -> None:
         """A crash is noticed, or a client took too long: the ticket is dead."""
         run, now = self.coordinator, self.clock.now
         self._verdicts.pop(ticket, None)  # of a worker that answers what it was not asked
         job = run.ledger.open[ticket]
-        trip = self.presence.trip(job)
+        trip = self.presence.surroundings.trip(client, job.index, job.work, job.num_examples, job.started)
         if trip.crashes:
             self._carry_out(run.expired(now, ticket, trip.why, self.presence.back(client, now)))
         else:  # it still trains; what it sends then comes too late
@@ -275,36 +278,39 @@ class VirtualEngine:
     # ------------------------------------------------------------ orders
 
     def _carry_out(self, orders: list[Order], late: int = NOBODY) -> None:
-        for order in orders:
-            if isinstance(order, Job):
-                self._send(order)
-            elif isinstance(order, SetTimer):
-                self.clock.set_timer(order.key, order.at)
-            elif isinstance(order, Offer):
-                self.presence.expect(order.client, order.not_before, late)
-            else:
-                self.clock.cancel_timer(order.key)
-
-    def _send(self, job: Job) -> None:
-        """Put on the clock how the job will end: it arrives, once or twice, or its ticket expires and nobody
+        """Of a job it is put on the clock how it will end: it arrives, once or twice, or its ticket expires and nobody
         computes it.
         """
-        client, ticket, now, clock = job.client, job.ticket, job.started, self.clock
-        duration, expected, crashes, _, again = self.presence.trip(job)
-        if not 0 <= duration < inf:
-            raise RunError(
-                f"client {client} would take {duration} s for its job {job.index}: durations are finite, 0 or more"
-            )
-        patience = self.timeout * expected
-        if crashes or duration > patience:
-            clock.push(now + patience, LOST, client, ticket)
-            return
-        due = now + duration
-        clock.push(due, ARRIVE, client, ticket)
-        if again is not None:
-            clock.push(due + again, ARRIVE, client, ticket)
-        if due <= self._horizon:
-            self.worker.submit(job, due)
+        clock, world = self.clock, self.presence.surroundings
+        for order in orders:
+            if not isinstance(order, Job):
+                self._arrange(order, late)
+                continue
+            client, ticket, now = order.client, order.ticket, order.started
+            trip = world.trip(client, order.index, order.work, order.num_examples, now)
+            duration, expected, crashes, _, again = trip
+            if not 0.0 <= duration < inf:
+                raise RunError(
+                    f"client {client} would take {duration} s for its job {order.index}: durations are finite, 0 or "
+                    "more"
+                )
+            patience, due = self.timeout * expected, now + duration
+            if crashes or duration > patience:
+                clock.push(now + patience, LOST, client, ticket)
+                continue
+            clock.push(due, ARRIVE, client, ticket)
+            if again is not None:
+                clock.push(due + again, ARRIVE, client, ticket)
+            if due <= self._horizon:
+                self.worker.submit(order, due)
+
+    def _arrange(self, order: SetTimer | CancelTimer | Offer, late: int) -> None:
+        if isinstance(order, SetTimer):
+            self.clock.set_timer(order.key, order.at)
+        elif isinstance(order, Offer):
+            self.presence.expect(order.client, order.not_before, late)
+        else:
+            self.clock.cancel_timer(order.key)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -357,15 +363,3 @@ class VirtualEngine:
             seq=seq,
             tally=self.trace.check(seq, tree.get("rows")),
         )
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint, read and found to be of this run."""
-
-    conversation: Conversation
-    measured: Measured
-    clock: Clock
-    verdicts: dict[int, Verdict]
-    seq: int
-    tally: Tally

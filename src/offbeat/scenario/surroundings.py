@@ -18,6 +18,7 @@ from offbeat.scenario.streaming import Static, Stream
 Steps = Callable[[int, LocalWork, int], int]  # (client, work, num_examples) -> local steps of that work
 Payload = Callable[[LocalWork], tuple[int, int]]  # bytes that go down with that work and come up for it
 
+_new = tuple.__new__  # of a named tuple: a third of what its constructor takes, and there is one for every job
 REMEMBERED = 50_000  # clients' windows at most; they can be drawn again at any time
 
 
@@ -41,6 +42,7 @@ class SimulatedWorld:
     _per_step: bool = field(init=False, repr=False, compare=False)  # a job takes so long for each of its steps
     _fixed: bool = field(init=False, repr=False, compare=False)  # a job takes its time whatever its rule costs
     _always: bool = field(init=False, repr=False, compare=False)  # everyone is there all the time
+    _static: bool = field(init=False, repr=False, compare=False)  # all data are there from the start
     # nothing but steady delays: most worlds, and the fastest
     _simple: bool = field(init=False, repr=False, compare=False)
     # of clients met so far
@@ -55,6 +57,7 @@ class SimulatedWorld:
         object.__setattr__(self, "_fixed", self.delays.unit == "response")
         plain_way = isinstance(self.network, Instant) and not isinstance(self.delays, Paced)
         object.__setattr__(self, "_always", isinstance(self.availability, Always))
+        object.__setattr__(self, "_static", type(self.streaming) is Static)
         object.__setattr__(self, "_simple", plain_way and self._always and not self.faults)
 
     def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
@@ -67,7 +70,7 @@ class SimulatedWorld:
             expected *= self.steps(client, work, num_examples)
         duration = expected * self.delays.factor(self.seed, client, index)
         if self._simple:
-            return Trip(duration, expected)
+            return _new(Trip, (duration, expected, False, None, None))
         return self._outcome(self._way(client, work, started, duration, expected), client, index, started)
 
     def _way(self, client: int, work: LocalWork, started: float, duration: float, expected: float) -> Trip:
@@ -112,6 +115,7 @@ class SimulatedWorld:
 
     def num_examples(self, client: int, index: int, now: float) -> int:
         try:
-            return self.streaming.arrived(self.seed, client, self.counts[client], index, now)
+            count = self.counts[client]
+            return count if self._static else self.streaming.arrived(self.seed, client, count, index, now)
         except KeyError:
             raise DataError(f"no data for client {client}: there are {len(self.counts)} clients") from None

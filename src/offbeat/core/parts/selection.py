@@ -97,15 +97,20 @@ class Seated(ServerState):
 def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, stepped: bool = False) -> list[Action]:
     """Book the event, and send the model to whoever gets work now; after a buffer's step also to those it held."""
     seats = state.seats
+    if limit is None and not stepped and not seats.held:  # as a rule: nobody waits for a seat or for a step
+        if isinstance(event, ClientReady):
+            seats.at_work += 1
+            return [Dispatch(event.client, state.model, work)]
+        if isinstance(event, UpdateArrived):
+            seats.at_work -= 1
+            return []
     clients, actions = next_clients(seats, event, limit, state.seed)
     if stepped:
         released, more = release(seats, limit, event.now)
         clients, actions = clients + released, actions + more
     if seats.held:
         actions = actions + stall_timer(seats, event)
-    for client in clients:  # no comprehension: it would cost more than the work it does
-        actions.append(Dispatch(client, state.model, work))
-    return actions
+    return actions + [Dispatch(client, state.model, work) for client in clients]
 
 
 def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tuple[list[int], list[Action]]:

@@ -38,7 +38,8 @@ class Polynomial:
         )
 
     def __call__(self, u: int) -> float:
-        return float((u + 1) ** -self.a)
+        s: float = (u + 1.0) ** -self.a  # 1.0: whole numbers to the power 0 would give no float
+        return s
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ Checked:  tests/strategies/test_fedasync.py (hand-worked), the laws, FedBuff(k=1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -54,18 +53,20 @@ class FedAsync(Settings):
     max_staleness: MaxStaleness = None
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()
+    # not cached properties: after the first of these Python finds none of an object's attributes as quickly
+    _s: Staleness = field(init=False, repr=False, compare=False)
+    _pulled: LocalWork = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.mode == "delta" or self.client_weight is None, "client_weight counts only with mode='delta'")
         only = "counts only with mode='delta': where the client's model is mixed in, so are they"
         require(self.mode == "delta" or self.statistics == "mix", f"statistics = {self.statistics!r} {only}")
-        object.__setattr__(self, "staleness", as_staleness(self.staleness))
-        _ = self._pulled  # refuses a pull that cannot be meant now, not at the first client
-
-    @cached_property
-    def _pulled(self) -> LocalWork:
-        return with_proximal(self.work, self.rho)
+        staleness = as_staleness(self.staleness)
+        object.__setattr__(self, "staleness", staleness)
+        object.__setattr__(self, "_s", staleness.__call__)  # bound: to call an object, Python looks for this each time
+        # refuses a pull that cannot be meant now, not at the first client
+        object.__setattr__(self, "_pulled", with_proximal(self.work, self.rho))
 
     def init(self, world: World) -> State:
         return State.of(world, census=Census.of(world.clients, self.client_weight))
@@ -73,15 +74,16 @@ class FedAsync(Settings):
     def on_event(self, state: State, event: Event) -> list[Action]:
         if self.client_weight is not None:
             state.census.hear(event, self.client_weight)
-        actions = self._absorb(state, event) if isinstance(event, UpdateArrived) else []
-        return actions + serve(state, event, self.concurrency, self._pulled)
+        if isinstance(event, UpdateArrived):
+            return self._absorb(state, event) + serve(state, event, self.concurrency, self._pulled)
+        return serve(state, event, self.concurrency, self._pulled)
 
     def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
         u = state.version - event.base_version
-        if refused := too_old(event, u, self.max_staleness):
+        if self.max_staleness is not None and (refused := too_old(event, u, self.max_staleness)):
             return refused
         # alpha itself is never overwritten: each update is discounted for its own age only
-        alpha_t = self.alpha * as_staleness(self.staleness)(u)
+        alpha_t = self.alpha * self._s(u)
         if self.mode == "mix":
             # x_t = (1 - a_t) x_{t-1} + a_t x_new
             model = torch.lerp(state.model, event.local, alpha_t, out=room(state.model))
@@ -89,5 +91,7 @@ class FedAsync(Settings):
             alpha_t *= state.census.weight(event.client, self.client_weight)
             model = torch.sub(event.local, event.base, out=room(state.model))
             model.mul_(alpha_t).add_(state.model)  # w + a_t p_k (local - base)
-        statistics.mix(state.layout, model, state.model, event.local, 1.0 if self.statistics == "replace" else alpha_t)
+        if not state.layout.plain:
+            omega = 1.0 if self.statistics == "replace" else alpha_t
+            statistics.mix(state.layout, model, state.model, event.local, omega)
         return [state.publish(model)]

@@ -73,9 +73,11 @@ class Varying(Delays, ABC):
     def mean_of(self, seed: int, client: int) -> float: ...
 
     def factor(self, seed: int, client: int, index: int) -> float:
-        if self.jitter == 0:
+        jitter = self.jitter
+        if jitter == 0.0:
             return 1.0
-        return max(SHORTEST, 1.0 + self.jitter * draws.normal(seed, "jitter", client, index))
+        factor = 1.0 + jitter * draws.normal(seed, "jitter", client, index)
+        return factor if factor > SHORTEST else SHORTEST
 
 
 def speed(seed: int, client: int) -> float:
