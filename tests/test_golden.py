@@ -154,7 +154,7 @@ def trace_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         event = {key: value for key, value in plain(entry.event).items() if key != "base"}  # a Dispatch has shown it
         entries.append({"event": event, "actions": actions})
     # on another instruction set torch may fuse a multiplication and an addition: equal within rounding, not in bits
-    cpu = f"{torch.backends.cpu.get_cpu_capability()} {_vendor()}"  # BLAS may sum in another order on another maker's
+    cpu = f"{torch.backends.cpu.get_cpu_capability()} {_maker()}"  # and on another maker's, or family, BLAS sums otherwise
     return {"strategy": name, "settings": settings, "cpu": cpu, "version": engine.ledger.version, "trace": entries}
 
 
@@ -205,9 +205,11 @@ def test_a_difference_in_the_last_bit_is_noticed() -> None:
     assert first_difference(golden, golden) is None
 
 
-def _vendor() -> str:
+def _maker() -> str:
+    """Of the processor, and which family of theirs it is."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), platform.machine())
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return f"{told.get('vendor_id', platform.machine())} {told.get('cpu family', '')}".strip()
