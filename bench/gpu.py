@@ -21,6 +21,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 
 import offbeat
 from offbeat.client import batch_norm, convolution, layers, orders, straight
@@ -353,9 +354,10 @@ def played(stacks: DeviceTrainer, jobs: list[Job]) -> float:
         trainer, way = stacks._trainers[0], next(iter(stacks._straight.values()))
         steps, count = [trainer.plan(job).steps for job in jobs], len(jobs)
         drawn = orders.orders_of(jobs, steps, [stacks._placed[0]] * count, count, trainer.training.batch, merge=False)
-        given = [job.base for job in jobs], way.layer, way.x, way.y, drawn, [0.01] * count
-        taken = seconds(lambda: [softmax.descended(*given) for _ in range(20)])
-        return 20 * sum(steps) / taken
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            softmax.descended([job.base for job in jobs], way.layer, way.x, way.y, drawn, [0.01] * count)
+            torch.cuda.synchronize()
+        return sum(steps) / sum(one.device_time_total * 1e-6 for one in seen.key_averages() if "_descended" in one.key)
     program = next(reversed(stacks._programs.values()))
     program._at.zero_()
     taken = seconds(lambda: [program._graph() for _ in range(60)] and program._at.zero_())

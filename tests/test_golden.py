@@ -153,8 +153,9 @@ def trace_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
             actions.append(told)
         event = {key: value for key, value in plain(entry.event).items() if key != "base"}  # a Dispatch has shown it
         entries.append({"event": event, "actions": actions})
-    # on another instruction set torch may fuse a multiplication and an addition: equal within rounding, not in bits
-    cpu = f"{torch.backends.cpu.get_cpu_capability()} {_maker()}"  # and on another maker's, or family, BLAS sums otherwise
+    # on another instruction set torch may fuse a multiplication and an addition, on processors of another maker or
+    # family BLAS may sum in another order: equal within rounding, not in bits
+    cpu = f"{torch.backends.cpu.get_cpu_capability()} {_maker()}"
     return {"strategy": name, "settings": settings, "cpu": cpu, "version": engine.ledger.version, "trace": entries}
 
 
