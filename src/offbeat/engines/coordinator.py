@@ -176,7 +176,7 @@ class Coordinator:
         if self.reason is None and client not in ledger.busy and client not in ledger.absent:  # idle: it is known
             if back <= now:
                 count = self._num_examples  # not a method: Python calls what is in a local name more quickly
-                examples = count(client, ledger.jobs[client], now)
+                examples = count(client, ledger.jobs.get(client, 0), now)
                 self._tell(now, ClientReady(now, client, examples), orders)
             else:
                 self._leave(now, client, orders)
