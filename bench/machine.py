@@ -6,6 +6,7 @@ import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ def known(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "as here"  # run from its sources
+        return "as here" if find_spec(package) else "none"  # run from its sources, or not there
 
 
 def today() -> str:

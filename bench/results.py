@@ -100,7 +100,7 @@ def stamp(command: str, *packages: str) -> str:
 
 def ours(printed: dict[str, list[str]], failed: Sequence[str] = ()) -> str:
     """The part of `make bench`: a table a script, and what it said besides."""
-    parts = ["## offbeat", stamp("make bench", "offbeat", "torch", "numpy")]
+    parts = ["## offbeat", stamp("make bench", "offbeat", "torch", "numpy", "numba")]
     parts += [f"`bench/{name}.py` failed; its figures are missing or not whole.\n" for name in failed]
     for name, lines in printed.items():
         found = [ratio for ratio in ratios(lines) if ratio.name not in SMALL]

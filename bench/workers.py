@@ -89,7 +89,7 @@ def size(module: nn.Module) -> int:
 
 
 if __name__ == "__main__":
-    print(f"{machine()}; {versions('offbeat', 'torch', 'numpy')}")
+    print(f"{machine()}; {versions('offbeat', 'torch', 'numpy', 'numba')}")
     asked = sys.argv[1:]
     chosen = tuple(word for word in asked if word not in WORLDS) or WORKERS
     for worker in chosen:

@@ -207,7 +207,7 @@ def test_a_difference_in_the_last_bit_is_noticed() -> None:
 
 
 def _maker() -> str:
-    """Of the processor, and which family of theirs it is."""
+    """Whose processor this is, and of which family."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

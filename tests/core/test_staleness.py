@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from offbeat.core.errors import ConfigError
@@ -54,3 +55,10 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_an_exponent_that_rewards_staleness_is_refused(make: object) -> None:
     with pytest.raises(ConfigError, match="0 or more"):
         make()
+
+
+def test_a_weight_is_a_plain_number_whatever_the_exponent_is() -> None:
+    """(3 + 1) to the power -1/2 is 1/2, in any precision; a NumPy number would make all that follows one."""
+    weight = Polynomial(a=np.float32(0.5))(3)
+    assert type(weight) is float
+    assert weight == 0.5

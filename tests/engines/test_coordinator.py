@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -176,6 +176,16 @@ def test_two_runs_step_by_step_in_turn_give_the_same_bits_as_alone():
     for name, engine in together.items():
         assert engine.trace.digest() == alone[name].trace.digest()
         assert torch.equal(engine.coordinator.model, expected[name])
+
+
+def test_of_two_answers_to_one_ticket_the_first_counts():
+    engine = engine_of("fedasync")
+    ticket = engine.advance()
+    (first,) = engine.worker.collect((ticket,))
+    second = replace(first, local=first.local + 1)
+    engine.provide([first])
+    engine.provide([second])
+    assert engine._verdicts[ticket] is first
 
 
 def test_what_will_never_arrive_is_never_computed():

@@ -33,6 +33,14 @@ def test_a_trip_takes_what_the_delays_say() -> None:
     assert world.trip(2, 3, LocalWork(), 10, started=999.0) == trip
 
 
+def test_a_plain_trip_is_a_whole_one() -> None:
+    """It is made without its constructor, which would count the fields."""
+    world = SimulatedWorld(delays=Constant(mean=5.0, jitter=0.0), counts=ExampleCounts.constant(2, 10), seed=0)
+    trip = world.trip(1, 0, LocalWork(), 10, 0.0)
+    assert len(trip) == len(Trip._fields)
+    assert trip == Trip(5.0, 5.0)
+
+
 def test_a_rule_with_three_gradients_a_step_takes_three_times_as_long() -> None:
     for unit, steps in (("job", None), ("step", lambda client, work, num_examples: num_examples // 5)):
         world = SimulatedWorld(

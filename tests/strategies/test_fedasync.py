@@ -1,5 +1,8 @@
 """FedAsync, worked by hand, and against vectors computed elsewhere."""
 
+import pickle
+from dataclasses import fields, replace
+
 import pytest
 
 from offbeat.core.errors import ConfigError
@@ -7,7 +10,7 @@ from offbeat.core.parts.proximal import Proximal
 from offbeat.core.parts.staleness import Hinge, Polynomial
 from offbeat.core.protocol import LocalWork, Reject
 from offbeat.core.strategies.fedasync import FedAsync
-from offbeat.testing import ScriptedEngine, hand_world
+from offbeat.testing import ScriptedEngine, hand_world, identical
 
 TWO = {0: 10, 1: 30}
 
@@ -200,7 +203,7 @@ def test_at_most_so_many_clients_are_in_flight() -> None:
     [
         {"alpha": 0.0}, {"alpha": 1.5}, {"mode": "mean"}, {"client_weight": "equal"},
         {"mode": "delta", "client_weight": "size"},
-        {"max_staleness": -1}, {"concurrency": 0}, {"staleness": "polynom"},
+        {"max_staleness": -1}, {"concurrency": 0}, {"staleness": "polynom"}, {"staleness": 0.5},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object]) -> None:
@@ -210,3 +213,12 @@ def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object]) 
 
 def test_a_short_name_is_the_staleness_function() -> None:
     assert FedAsync(staleness="hinge") == FedAsync(staleness=Hinge(a=10, b=4))
+
+
+def test_what_follows_from_settings_is_no_setting() -> None:
+    """Whoever goes through the fields of a strategy (files, pages, what tells two calls apart) sees settings alone."""
+    strategy = FedAsync(staleness="hinge", rho=0.1)
+    assert not [f.name for f in fields(strategy) if f.name.startswith("_")]
+    assert identical(strategy, pickle.loads(pickle.dumps(strategy)))
+    assert identical(strategy, FedAsync(staleness="hinge", rho=0.1))
+    assert replace(strategy, rho=0.0)._pulled == LocalWork()

@@ -141,7 +141,8 @@ class LocalWork:
 
 
 # Four are made for every update: ClientReady, UpdateArrived, Dispatch, Commit. The `__init__` that a frozen dataclass
-# is given looks each slot up by name; theirs takes the slots' own setters, for half the price.
+# is given looks each slot up by name; theirs takes the slots' own setters, in the order of the fields, for half the
+# price.
 def _slots_of(cls: type) -> list[Callable[[Any, Any], None]]:
     return [vars(cls)[f.name].__set__ for f in fields(cls)]
 

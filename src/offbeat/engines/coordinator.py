@@ -167,17 +167,15 @@ class Coordinator:
         if progress.refusals:
             progress.refusals.pop(client, None)
         counted = self.traffic.up(client, local, extras)
-        arrived = counted if size is None else size
-        self.trace.add(now, "arrive", ledger.version, client, ticket, version, steps, examples, arrived)
+        size = counted if size is None else size
+        self.trace.add(now, "arrive", ledger.version, client, ticket, version, steps, examples, size)
         event = UpdateArrived(now, client, ticket, version, base, local, examples, steps, started, extras)
         self._tell(now, event, orders, job, verdict)
         if self.until is not None and progress.updates == self.until.updates:
             self.end("updates")
         if self.reason is None and client not in ledger.busy and client not in ledger.absent:  # idle: it is known
             if back <= now:
-                count = self._num_examples  # not a method: Python calls what is in a local name more quickly
-                examples = count(client, ledger.jobs.get(client, 0), now)
-                self._tell(now, ClientReady(now, client, examples), orders)
+                self._ready(now, client, orders)
             else:
                 self._leave(now, client, orders)
                 orders.append(Offer(client, back))
@@ -362,7 +360,7 @@ class Coordinator:
             if isinstance(action, Dispatch):
                 client = action.client
                 if isinstance(event, ClientReady) and event.client == client:
-                    examples = event.num_examples
+                    examples = event.num_examples  # asked for a moment ago: what it was told of is what it is sent for
                 else:
                     examples = self._num_examples(client, ledger.jobs.get(client, 0), now)
                 job = ledger.dispatch(action, now, examples, self.memories.get(client, NOTHING))

@@ -53,7 +53,7 @@ class Gate:
     local_statistics: bool = False  # do clients keep their buffers and counters, as memory?
     _shape: torch.Size = field(init=False, repr=False, compare=False)  # of a model
     _most: float = field(init=False, repr=False, compare=False)  # the largest squared norm
-    # is that the last that is asked of a model, and its square summed as it is?
+    # a wide dtype, no counters, no bound: the squared norm alone decides about a model
     _simple: bool = field(init=False, repr=False, compare=False)
     _rules: dict[int, Named] = field(init=False, repr=False, compare=False, default_factory=dict)  # by id
 

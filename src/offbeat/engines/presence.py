@@ -1,4 +1,4 @@
-"""Who is there, in virtual time: when clients leave, when they are back, how long their jobs take.
+"""Who is there, in virtual time: when clients leave, and when they are back.
 
 What will happen to a client is put on the clock once it is known, one entry a client at most; nothing is kept for
 those who stay. Which entries there are is read off the clock after a resume.

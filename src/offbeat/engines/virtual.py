@@ -139,7 +139,7 @@ class VirtualEngine:
         if waiting is not None and len(judged) == 1:
             only = judged[0]
             if type(only) is Result and only.ticket == waiting[3]:  # as a rule: what was needed, and no more
-                verdicts[only.ticket] = only
+                verdicts.setdefault(only.ticket, only)
                 return
         waited_for = self.coordinator.ledger.open
         for i, verdict in enumerate(judged):

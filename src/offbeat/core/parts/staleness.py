@@ -38,8 +38,7 @@ class Polynomial:
         )
 
     def __call__(self, u: int) -> float:
-        s: float = (u + 1.0) ** -self.a  # 1.0: whole numbers to the power 0 would give no float
-        return s
+        return float((u + 1) ** -self.a)
 
 
 @dataclass(frozen=True, slots=True)

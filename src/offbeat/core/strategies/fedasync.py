@@ -16,7 +16,7 @@ Checked:  tests/strategies/test_fedasync.py (hand-worked), the laws, FedBuff(k=1
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -53,9 +53,10 @@ class FedAsync(Settings):
     max_staleness: MaxStaleness = None
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()
-    # not cached properties: after the first of these Python finds none of an object's attributes as quickly
-    _s: Staleness = field(init=False, repr=False, compare=False)
-    _pulled: LocalWork = field(init=False, repr=False, compare=False)
+    # Of each object, set below, and no fields: nobody who goes through those is to see them. Not cached properties:
+    # after the first of these Python finds none of an object's attributes as quickly.
+    _s: ClassVar[Staleness]
+    _pulled: ClassVar[LocalWork]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +64,7 @@ class FedAsync(Settings):
         only = "counts only with mode='delta': where the client's model is mixed in, so are they"
         require(self.mode == "delta" or self.statistics == "mix", f"statistics = {self.statistics!r} {only}")
         staleness = as_staleness(self.staleness)
+        require(callable(staleness), f"staleness = {staleness!r}: a function of u, or the name of one")
         object.__setattr__(self, "staleness", staleness)
         object.__setattr__(self, "_s", staleness.__call__)  # bound: to call an object, Python looks for this each time
         # refuses a pull that cannot be meant now, not at the first client
