@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import resource
+import shlex
 import subprocess
 import sys
 import threading
@@ -184,7 +185,7 @@ def test_help_and_version_import_nothing_heavy_and_answer_at_once():
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    command = f"{sys.executable} -m offbeat list delays | head -c 1"
+    command = f"{shlex.quote(sys.executable)} -m offbeat list delays | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE, cwd=Path())
     assert "Traceback" not in done.stderr
     assert done.stdout == "n"
