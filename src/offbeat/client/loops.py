@@ -1,6 +1,6 @@
 """Plain descent of one fully connected layer under cross entropy, on a CPU: all steps of a job in one loop (Numba).
 
-A step of such a model is some ten thousand sums and products, and a call of a library for each part of it takes as long
+A step of such a model is some hundred thousand products, and a call of a library for each part of it takes as long
 as they do; gathering a batch so that it lies together takes longer still. Here examples are read where they are, four
 at a time, and the weights of a client stay in a core's nearest memory from its first step to its last. A client's
 numbers depend on its own job alone, never on what it is stacked with, and no lock of Python's is held meanwhile.
