@@ -116,6 +116,13 @@ def test_every_strategy_learns_the_same_from_stacks(name, caplog):
     assert "one by one" not in caplog.text
 
 
+@pytest.mark.parametrize("name", [name for name in REGISTRY if name != "fedpac"])  # which needs a head and a body
+def test_so_it_is_with_one_layer_which_a_loop_may_train(name, caplog):
+    one = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    compare(made(SETTINGS.get(name) or REGISTRY[name](), one))
+    assert "one by one" not in caplog.text
+
+
 @pytest.mark.parametrize("name", ["fedbuff", "fedprox", "aso_fed", "fedpsa", "fed_ogd", "gradma", "fedpac"])
 def test_so_it_is_with_batchnorm_dropout_and_series(name, caplog):
     compare(made(SETTINGS.get(name) or REGISTRY[name](), Normal(), until=Until(updates=8)))
