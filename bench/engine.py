@@ -18,6 +18,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
+from heapq import heappush, heapreplace
+from itertools import count
+from math import inf
 from pathlib import Path
 
 import simpy
@@ -27,9 +30,12 @@ from machine import machine, versions
 from offbeat.client.data import ClientData
 from offbeat.client.training import Trainer, Training
 from offbeat.core.jobs import Job, Result
-from offbeat.core.protocol import World
+from offbeat.core.protocol import ClientReady, UpdateArrived, World
 from offbeat.core.strategies import FedAsync, FedBuff
+from offbeat.core.threads import one_thread
 from offbeat.core.vector import Layout, Slice, flatten
+from offbeat.engines.progress import rare_collection
+from offbeat.engines.tally import BLOCK
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
@@ -61,11 +67,57 @@ def null_engine(clients: int, updates: int, trace: Trace, strategy: FedAsync) ->
     )
 
 
+def by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> None:
+    """The same rows without an engine: what the contract asks for, in one loop that knows all the answers.
+
+    Two events and two actions an update, the strategy between them, a duration drawn, a vector's norm, a heap, a job
+    and its result, three rows of the trace. Nothing is checked or could go otherwise: no legality, no gate but that
+    norm, nobody who leaves or is lost, no timers, evaluation, checkpoints, other workers or worlds.
+    """
+    world = World(model=torch.zeros(10), layout=TEN, clients=ExampleCounts.constant(clients, 10))
+    delays, tell, state = Uniform(low=10.0, high=100.0), strategy.on_event, strategy.init(world)
+    means = [delays.mean_of(0, client) for client in range(clients)]
+    sent, jobs, due = [0] * clients, dict[int, Job](), list[tuple[float, int, int]]()
+    rows, commits = trace._rows, trace._commits  # filled here: `add` is a call for each
+    next_ticket, seq, version = count().__next__, 0, 0
+
+    def dispatch(now: float, client: int) -> tuple[float, int, int]:
+        nonlocal seq
+        (action,) = tell(state, ClientReady(now, client, 10))
+        ticket, index = next_ticket(), sent[client]
+        sent[client] = index + 1
+        jobs[ticket] = Job(ticket, client, index, action.model, version, action.work, 10, {}, 0, now)
+        rows.append((seq, now, "dispatch", client, ticket, version, None, None, None, 40, None))
+        seq += 1
+        return now + means[client] * delays.factor(0, client, index), client, ticket
+
+    for client in range(clients):
+        heappush(due, dispatch(0.0, client))
+    for _ in range(updates):
+        now, client, ticket = due[0]
+        job = jobs.pop(ticket)
+        result = null_training(job)
+        local = result.local
+        assert local.dot(local).item() < inf
+        rows.append((seq, now, "arrive", client, ticket, version, job.base_version, result.steps, 10, 40, None))
+        event = UpdateArrived(now, client, ticket, job.base_version, job.base, local, 10, 1, job.started, {})
+        tell(state, event)
+        version += 1
+        commits.append((seq + 1, now, version))
+        seq += 2
+        if version < updates:
+            heapreplace(due, dispatch(now, client))
+        if len(rows) >= BLOCK:
+            trace.flush()
+    trace.flush()
+
+
 def rate(updates: int = 100_000, repeats: int = 7) -> None:
     """Updates a second with null training: FedAsync, 10 parameters, 1,000 clients, gate and trace on. In turn with it,
-    as many bare timeouts of SimPy by 1,000 processes: what an update costs in these carries over to other machines.
+    the same rows by hand, and as many bare timeouts of SimPy by 1,000 processes: what an update costs in these carries
+    over to other machines.
     """
-    rates, walls, costs = [], [], []
+    rates, walls, costs, least = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for i in range(repeats):
             trace = Trace(Path(folder) / f"{i}.sqlite")
@@ -74,8 +126,14 @@ def rate(updates: int = 100_000, repeats: int = 7) -> None:
             took = cpu(engine.run)
             walls.append(updates / (time.perf_counter() - wall))
             trace.close()
+            trace = Trace(Path(folder) / f"{i}-by-hand.sqlite")
+            with one_thread(), rare_collection():  # as the engine runs
+                alone = cpu(partial(by_hand, 1_000, updates, trace, FedAsync()))
+            trace.close()
+            simpy_took = cpu(partial(timeouts, 1_000, updates))
             rates.append(updates / took)
-            costs.append(took / cpu(partial(timeouts, 1_000, updates)))
+            costs.append(took / simpy_took)
+            least.append(alone / simpy_took)
     low, high = interval(rates)
     print(
         f"rate: {statistics.median(rates):,.0f} updates per second of CPU (median of {repeats}; 95 % interval "
@@ -83,6 +141,7 @@ def rate(updates: int = 100_000, repeats: int = 7) -> None:
         f" {statistics.median(walls):,.0f} by the clock on the wall"
     )
     print(f"engine: an update / a bare timeout of SimPy = {told(costs)}")
+    print(f"engine: an update by hand / a bare timeout of SimPy = {told(least)}")
 
 
 def timeouts(processes: int, number: int) -> None:

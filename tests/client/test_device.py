@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ragged import RULES, SIZES, Net, agree, jobs_of, trainer_of
+from ragged import RULES, SIZES, Net, agree, extras_of, jobs_of, trainer_of
 from torch import Tensor, fx, nn
 
 from offbeat.client.convolution import Geometry, avg_pool, convolve, max_pool
@@ -21,11 +21,13 @@ from offbeat.client.gradient import overrides
 from offbeat.client.layers import FOLLOWED, NotStacked, stacked
 from offbeat.client.orders import Orders
 from offbeat.client.program import SEGMENT, CannotRecord, Program, short_of_memory
-from offbeat.client.straight import Straight, copies
+from offbeat.client.straight import Straight, copies, descend
 from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import DataError
 from offbeat.core.jobs import STATISTICS, Job, Result
+from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork
+from offbeat.core.strategies.fed_ogd import Orthogonal
 from offbeat.core.strategies.fedpsa.sketch import Sketched
 from offbeat.core.vector import flatten
 
@@ -127,7 +129,7 @@ def test_every_layer_and_optimizer_trains_as_alone(model: str, training: Trainin
     assert not caplog.records, caplog.text
 
 
-@pytest.mark.parametrize("model", ["pooled", "normal"])
+@pytest.mark.parametrize("model", ["pooled", "normal", "linear"])
 @pytest.mark.parametrize("name", [name for name in RULES if name not in ("head, then body",)])
 def test_every_rule_trains_as_alone(name: str, model: str, caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS[model]())
@@ -528,6 +530,53 @@ def test_one_linear_layer_descended_plainly_needs_no_record(caplog: Any) -> None
     for other in (Training(momentum=0.9), Training(optimizer="adam"), Training(batch=256)):
         assert Straight.of(trainer_of(other, MODELS["linear"]()), trainer.data.pooled()) is None
     assert Straight.of(trainer_of(Training(), MODELS["pooled"]()), trainer.data.pooled()) is None
+
+
+@dataclass(frozen=True)
+class Drawn(LocalRule):
+    """Descends plainly, and draws before and after."""
+
+    def begin(self, job: LocalJob) -> Any:
+        return torch.rand(2, dtype=torch.float64)
+
+    def end(self, job: LocalJob, local: Tensor, carry: Any) -> Any:
+        drawn = torch.cat([carry, torch.rand(2, dtype=torch.float64)])
+        return {"drawn": drawn, "moved": local - job.start}, {"kept": carry}
+
+
+def test_one_layer_is_one_descent_whatever_its_clients_are_asked_before_and_after(monkeypatch: Any) -> None:
+    together: list[int] = []
+    descent = Straight.train
+
+    def counted(self: Straight, bases: list[Tensor], *rest: Any) -> list[Tensor]:
+        together.append(len(bases))
+        return descent(self, bases, *rest)
+
+    monkeypatch.setattr(Straight, "train", counted)
+    trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
+    rules = (None, Proximal(mu=0.3), Sketched(k=5), Drawn(), Orthogonal())
+    sent = extras_of(trainer, "basis")
+    jobs = [
+        replace(job, work=replace(job.work, rule=rule, extras=sent(i) if isinstance(rule, Orthogonal) else {}))
+        for i, (job, rule) in enumerate(zip(jobs_of(trainer, None), rules, strict=True))
+    ]
+    for some in (jobs, jobs[::-1], jobs[1:2]):
+        agree(train(Recorded([trainer]), some), [trainer(job) for job in some])
+    assert together == [4, 4, 1]  # Fed-OGD's direction is its own
+
+
+def test_a_pull_back_is_part_of_a_step() -> None:
+    # one weight, two classes, a step of rate 1/2 after one of rate 1/2, mu = 1, x = 0: no gradient but of the biases
+    w, x, y = torch.zeros(2, 4, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), torch.tensor([0])
+    ones = torch.ones(2, dtype=torch.int64)
+    orders = Orders(torch.zeros(2, 2, dtype=torch.int32), ones, 2 * ones, 0 * ones, None, ones, 1, 2)
+    rates, pulls = torch.tensor([0.5, 0.5]).double(), torch.tensor([1.0, 0.0]).double()
+    descend(w, (0, 2, 2, 1), x, y, orders, rates, pulls)
+    # b goes from 0 by 1/2 (1 - p) = 1/4; p is then 1 / (1 + e^(-1/2)) = 0.62246, so by 0.18877 more, and half of the
+    # way from 1/4 to 0 back
+    assert w[:, 2].tolist() == pytest.approx([0.25 - 0.125 + 0.18877, 0.25 + 0.18877], abs=1e-5)
+    assert w[:, 3].tolist() == pytest.approx([-0.31377, -0.43877], abs=1e-5)
+    assert w[:, :2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_a_stack_that_fails_though_its_jobs_do_not_is_told_once(monkeypatch: Any, caplog: Any) -> None:

@@ -20,12 +20,10 @@ from torch import Tensor
 
 from offbeat.client.chain import Chain
 from offbeat.client.data import ClientData
-from offbeat.client.gradient import overrides
 from offbeat.client.plan import order_seeds
-from offbeat.client.straight import Layer, lying_plainly, one_layer
+from offbeat.client.straight import Layer, lying_plainly, one_layer, pull_of
 from offbeat.client.training import Trainer
 from offbeat.core.jobs import PLAIN, Job, Result
-from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import LocalRule
 
 log = logging.getLogger("offbeat")
@@ -75,12 +73,6 @@ class Compiled:
             self._threads.shutdown()
         self._threads = None
 
-    @staticmethod
-    def takes(rule: LocalRule) -> bool:
-        """Is such a client's descent plain, but for a pull back to where it began? `begin` and `end` are the rule's."""
-        own = overrides(rule, "direction") and type(rule) is not Proximal
-        return not (own or overrides(rule, "loss") or overrides(rule, "phases"))
-
     def train(self, jobs: Sequence[Job]) -> list[Result]:
         """Of jobs without a rule."""
         first, trainer = jobs[0].work, self._trainer
@@ -114,7 +106,7 @@ class Compiled:
         ]
         told[:, 7] = [vector.data_ptr() for vector in vectors]
         told[:, 8] = [bases[id(job.base)].data_ptr() for job in jobs]
-        self._spread_out(told, np.array(rates, np.float64), float(rule.mu) if isinstance(rule, Proximal) else 0.0, jobs)
+        self._spread_out(told, np.array(rates, np.float64), pull_of(rule), jobs)
 
     def _spread_out(self, told: Table, rates: Table, pull: float, jobs: Sequence[Job]) -> None:
         """Whoever calls holds what the table tells the addresses of: no thread may be at it when this ends."""

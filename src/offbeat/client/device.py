@@ -25,7 +25,7 @@ from offbeat.client.plan import Plan
 from offbeat.client.program import CannotRecord, Losses, Program
 from offbeat.client.randomness import generators, restore, seeded, states
 from offbeat.client.stack import StackTrainer, alike, named, unknown_words
-from offbeat.client.straight import Straight, copies
+from offbeat.client.straight import Straight, copies, descends_plainly, pull_of
 from offbeat.client.task import Classification, Regression, Task
 from offbeat.client.training import Trainer
 from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back, stacked_carry, stacked_job
@@ -112,7 +112,7 @@ class DeviceTrainer:
         if len(works) == 1 and not others:  # they are alike, and in order
             return self._recorded(list(jobs))
         found: dict[int, Result | Exception] = {}
-        for group in (group for some in recorded.values() for group in alike(some)):
+        for group in (group for some in recorded.values() for group in self._groups(some)):
             found |= zip((job.ticket for job in group), self._recorded(group), strict=True)
         for i, some in others.items():
             found |= zip((job.ticket for job in some), self._otherwise(i, some), strict=True)
@@ -130,6 +130,20 @@ class DeviceTrainer:
 
     def _owners(self, jobs: Sequence[Job]) -> list[int]:
         return [0] * len(jobs) if self._owner is None else [self._owner(job) for job in jobs]
+
+    def _groups(self, jobs: list[Job]) -> list[list[Job]]:
+        """Jobs of one form that are trained together: those that go the straight way whatever their rules are."""
+        if self._straight_for(jobs[0]) is None:
+            return alike(jobs)
+        plainly = {
+            key: descends_plainly(rule or PLAIN) for key, rule in {id(j.work): j.work.rule for j in jobs}.items()
+        }
+        plain = [job for job in jobs if plainly[id(job.work)]]
+        return [*([plain] if plain else []), *alike([job for job in jobs if not plainly[id(job.work)]])]
+
+    def _straight_for(self, job: Job) -> Straight | None:
+        """The straight way of the job's model and training, if there is one."""
+        return self._straight[id(self._forms[self._owners([job])[0]])]
 
     def close(self) -> None:
         self._programs.clear()
@@ -203,13 +217,13 @@ class DeviceTrainer:
 
     def _train(self, rule: LocalRule, jobs: list[Job]) -> list[Result]:
         owners = self._owners(jobs)
-        straight = self._straight[id(self._forms[owners[0]])] if rule is PLAIN else None
-        if straight is not None:
+        straight = self._straight_for(jobs[0])
+        if straight is not None and descends_plainly(rule):  # then all of them do
             return self._straightly(straight, jobs, owners)
         own = [self._trainers[i] for i in owners]
         placed = [self._placed[i] for i in owners]
         plans = [trainer.plan(trainer.own(job)) for trainer, job in zip(own, jobs, strict=True)]
-        quiet = not (overrides(rule, "begin") or overrides(rule, "end") or rule.memory or jobs[0].work.extras)
+        quiet = not (_asked(rule) or rule.memory or jobs[0].work.extras)
         local = [] if quiet else [t.local_job(j, plan.job, plan) for t, j, plan in zip(own, jobs, plans, strict=True)]
         batch = max(plan.largest for plan in plans)
         batch = min(1 << (batch - 1).bit_length(), max(batch, plans[0].batch))  # few sizes, few programs
@@ -259,11 +273,27 @@ class DeviceTrainer:
             paces = [found[job.ticket] for job in jobs]
         rates, taken = zip(*paces, strict=True)
         orders = orders_of(jobs, taken, placed, len(jobs), first.training.batch, merge=False)
-        ends = straight.train([job.base for job in jobs], rates, orders)
-        return [
+        rules = {id(job.work): job.work.rule for job in jobs}
+        asked = {key for key, rule in rules.items() if rule is not None and _asked(rule)}
+        begun = {i: self._begun(job, owners[i]) for i, job in enumerate(jobs) if asked and id(job.work) in asked}
+        mus = {key: pull_of(rule) for key, rule in rules.items()}
+        pulls = [mus[id(job.work)] for job in jobs] if any(mus.values()) else None
+        ends = straight.train([job.base for job in jobs], rates, orders, pulls)
+        results = [
             Result(job.ticket, end, job.num_examples, steps, {}, {})
             for job, end, steps in zip(jobs, ends, taken, strict=True)
         ]
+        for i, (local, plan, carry, drawn) in begun.items():
+            rule, result = jobs[i].work.rule or PLAIN, results[i]
+            result.extras, result.memory = self._end(rule, local, result.local, carry, plan, drawn)
+        return results
+
+    def _begun(self, job: Job, owner: int) -> tuple[LocalJob, Plan, Any, list[Tensor]]:
+        """What a rule is to be asked with at the end, after it was asked at the beginning."""
+        trainer, rule = self._trainers[owner], job.work.rule or PLAIN
+        plan = trainer.plan(job)
+        local = trainer.local_job(job, plan.job, plan)
+        return local, plan, *self._begin(rule, local, plan)
 
     def _begin(self, rule: LocalRule, job: LocalJob, plan: Plan) -> tuple[Any, list[Tensor]]:
         """The rule's carry, and where its draws are then: what it draws comes from the job's own key."""
@@ -306,6 +336,11 @@ class DeviceTrainer:
         if len(self._programs) > KEPT:
             del self._programs[next(iter(self._programs))]
         return program
+
+
+def _asked(rule: LocalRule) -> bool:
+    """Is it asked anything before the first step or after the last?"""
+    return overrides(rule, "begin") or overrides(rule, "end")
 
 
 def _statistics(module: nn.Module) -> set[str]:

@@ -1,4 +1,5 @@
-"""Plain descent of one fully connected layer under cross entropy, on a GPU: all steps of a job in one kernel (Triton).
+"""Plain descent of one fully connected layer under cross entropy, or with a pull back to where it began, on a GPU: all
+steps of a job in one kernel (Triton).
 
 A step of such a model is a few microseconds of work, and a graph of three dozen kernels takes ten times as long to
 run through. Here every client has a multiprocessor of the GPU to itself, which goes from step to step with nobody
@@ -28,13 +29,14 @@ LINE = 32  # numbers that are read together, so a vector begins at a multiple of
 @triton.jit(do_not_specialize=["longest", "batch", "classes", "length"])
 def _descended(
     told, x, y, order, counts, steps, starts, each, rows, longest, batch, classes, WEIGHT, BIAS, features, length,
-    ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, PULLED: tl.constexpr, PRECISION: tl.constexpr,
     B: tl.constexpr, O: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(0).to(tl.int64)
     base = tl.multiple_of(tl.load(told + client).to(tl.pointer_type(tl.float32)), 16)
     vector = tl.multiple_of(tl.load(told + tl.num_programs(0) + client).to(tl.pointer_type(tl.float32)), 16)
     rate = tl.load(told + 2 * tl.num_programs(0) + client).to(tl.float64, bitcast=True).to(tl.float32)
+    back = tl.load(told + 3 * tl.num_programs(0) + client).to(tl.float64, bitcast=True).to(tl.float32)
     for first in range(0, length, 1024):
         k = first + tl.arange(0, 1024)
         tl.store(vector + k, tl.load(base + k, mask=k < length), mask=k < length)
@@ -73,34 +75,45 @@ def _descended(
             for first in range(0, features, D):
                 d = first + tl.arange(0, D)
                 picture = tl.load(x + chosen[:, None] * features + d[None, :], mask=(d < features)[None, :], other=0.0)
-                place = weight + o[:, None] * features + d[None, :]
+                place = WEIGHT + o[:, None] * features + d[None, :]
                 mask = (o < classes)[:, None] & (d < features)[None, :]
-                own = tl.load(place, mask=mask, other=0.0)
-                tl.store(place, own - tl.dot(turned, picture, input_precision=PRECISION), mask=mask)
+                own = tl.load(vector + place, mask=mask, other=0.0)
+                moved = own - tl.dot(turned, picture, input_precision=PRECISION)
+                if PULLED:  # some are, perhaps not this one
+                    origin = tl.load(base + place, mask=mask & (back != 0), other=0.0)
+                    moved -= tl.where(back != 0, back * (own - origin), 0.0)
+                tl.store(vector + place, moved, mask=mask)
             if HAS_BIAS:
                 own = tl.load(bias + o, mask=o < classes, other=0.0)
-                tl.store(bias + o, own - tl.sum(g, 0), mask=o < classes)
+                moved = own - tl.sum(g, 0)
+                if PULLED:
+                    origin = tl.load(base + BIAS + o, mask=(o < classes) & (back != 0), other=0.0)
+                    moved -= tl.where(back != 0, back * (own - origin), 0.0)
+                tl.store(bias + o, moved, mask=o < classes)
             tl.debug_barrier()  # and they are written
 
 
 def descended(
-    bases: Sequence[Tensor], layer: Any, x: Tensor, y: Tensor, orders: Any, rates: Sequence[float]
-) -> list[Tensor]:
+    bases: Sequence[Tensor], layer: Any, x: Tensor, y: Tensor, orders: Any, rates: Sequence[float],
+    pulls: Sequence[float] | None = None,
+) -> list[Tensor]:  # fmt: skip
     """Where each ends that begins at its base. Nothing is stacked, and nothing taken apart: a kernel is told addresses,
     which are multiples of 16 bytes, as those of tensors are.
     """
     weight, bias, classes, features = layer
     rows, length, count = orders.rows, bases[0].numel(), len(bases)
-    told = np.empty((3, count), np.int64)
+    told = np.zeros((4, count), np.int64)
     lying = {key: base.data_ptr() for key, base in {id(base): base for base in bases}.items()}  # most are the same
     told[0] = [lying[id(base)] for base in bases]
     ends, told[1] = _rooms(count, bases[0])
     told[2] = np.array(rates, np.float64).view(np.int64)
+    if pulls is not None:
+        told[3] = (np.array(rates, np.float64) * np.array(pulls, np.float64)).view(np.int64)
     _descended[(count,)](
         sent(told, x.device), x, y, orders.order, orders.examples, orders.steps, orders.starts, orders.each,
         y if rows is None else rows, orders.order.shape[1], orders.batch, classes, weight,
         0 if bias is None else bias, features, length,
-        rows is not None, bias is not None, PRECISION, max(16, triton.next_power_of_2(orders.batch)),
+        rows is not None, bias is not None, pulls is not None, PRECISION, max(16, triton.next_power_of_2(orders.batch)),
         max(16, triton.next_power_of_2(classes)), ACROSS, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return ends

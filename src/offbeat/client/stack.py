@@ -21,6 +21,7 @@ from offbeat.client.gradient import overrides
 from offbeat.client.plain import is_plain, train_plain
 from offbeat.client.randomness import generators, seeded, states
 from offbeat.client.stacked import Stack
+from offbeat.client.straight import descends_plainly
 from offbeat.client.training import Trainer
 from offbeat.core.errors import ProtocolError
 from offbeat.core.jobs import PLAIN, Job, Result
@@ -141,7 +142,7 @@ class StackTrainer:
         return self._chain is not None and is_plain(job, self._trainer.training)
 
     def _loop_for(self, job: Job) -> Compiled | None:
-        return self._compiled if self._compiled is not None and self._compiled.takes(job.work.rule or PLAIN) else None
+        return self._compiled if descends_plainly(job.work.rule or PLAIN) else None
 
     def _alone(self, job: Job) -> Result | Exception:
         try:

@@ -1,4 +1,5 @@
-"""The straight way of a stack on a device: one fully connected layer under cross entropy, descended plainly.
+"""The straight way of a stack on a device: one fully connected layer under cross entropy, descended plainly, or with a
+pull back to where it began.
 
 Nothing has to be recorded, since every step of it is known beforehand. Examples pass the model's door once, not at
 every step. On a GPU all steps are one kernel (`client/softmax.py`); elsewhere they are called one after the other.
@@ -15,8 +16,11 @@ from torch import Tensor
 from offbeat.client.chain import Chain, Dense, classes
 from offbeat.client.convolution import has_kernels
 from offbeat.client.data import passed
+from offbeat.client.gradient import overrides
 from offbeat.client.orders import Orders
 from offbeat.client.training import Trainer
+from offbeat.core.parts.proximal import Proximal
+from offbeat.core.protocol import LocalRule
 
 MOST = 128  # examples in a batch, and classes, as kernels take them
 
@@ -43,18 +47,33 @@ class Straight:
         x = pair[0] if chain.door is None else passed(chain.door, pair[0])
         return Straight(layer, x.reshape(len(x), -1).contiguous(), pair[1].contiguous())
 
-    def train(self, bases: Sequence[Tensor], rates: Sequence[float], orders: Orders) -> list[Tensor]:
-        """Where each client ends that begins at its base and goes on at its own rate."""
+    def train(
+        self, bases: Sequence[Tensor], rates: Sequence[float], orders: Orders, pulls: Sequence[float] | None = None
+    ) -> list[Tensor]:
+        """Where each client ends that begins at its base and goes on at its own rate, pulled back so strongly."""
         if not bases[0].is_cuda:
             w = torch.stack(list(bases))
-            descend(w, self.layer, self.x, self.y, orders, torch.tensor(rates, dtype=w.dtype))
+            held = None if pulls is None else torch.tensor(pulls, dtype=w.dtype)
+            descend(w, self.layer, self.x, self.y, orders, torch.tensor(rates, dtype=w.dtype), held)
             return copies(w.unbind(0))
         from offbeat.client import softmax
 
         outputs, inputs = self.layer[2:]
         length = outputs * inputs + (outputs if self.layer[1] is not None else 0)
         lying = {key: lying_plainly(base, self.x, length) for key, base in {id(base): base for base in bases}.items()}
-        return softmax.descended([lying[id(base)] for base in bases], self.layer, self.x, self.y, orders, rates)
+        begins = [lying[id(base)] for base in bases]
+        return softmax.descended(begins, self.layer, self.x, self.y, orders, rates, pulls)
+
+
+def descends_plainly(rule: LocalRule) -> bool:
+    """Is such a client's descent plain, but for a pull back to where it began? `begin` and `end` are the rule's."""
+    own = overrides(rule, "direction") and type(rule) is not Proximal
+    return not (own or overrides(rule, "loss") or overrides(rule, "phases"))
+
+
+def pull_of(rule: LocalRule | None) -> float:
+    """How strongly such a client is pulled back: its mu."""
+    return float(rule.mu) if isinstance(rule, Proximal) else 0.0
 
 
 def one_layer(trainer: Trainer, chain: Chain | None) -> Layer | None:
@@ -92,10 +111,13 @@ def copies(vectors: Sequence[Tensor]) -> list[Tensor]:
     return list(torch._foreach_mul(list(vectors), 1.0))
 
 
-def descend(w: Tensor, layer: Layer, x: Tensor, y: Tensor, orders: Orders, rates: Tensor) -> None:
+def descend(
+    w: Tensor, layer: Layer, x: Tensor, y: Tensor, orders: Orders, rates: Tensor, pulls: Tensor | None = None
+) -> None:
     """All steps of each client."""
     start, bias, outputs, inputs = layer
     clients, width = len(w), orders.batch
+    begin = w.clone() if pulls is not None else w
     weight = w[:, start : start + outputs * inputs].view(clients, outputs, inputs)
     for step in range(orders.most):
         chosen, size = (of[0] for of in orders.at(step, 1, width))
@@ -107,6 +129,8 @@ def descend(w: Tensor, layer: Layer, x: Tensor, y: Tensor, orders: Orders, rates
         p.scatter_add_(2, y.index_select(0, chosen.reshape(-1)).view(clients, width, 1), -torch.ones_like(p[:, :, :1]))
         counts = torch.arange(width, device=w.device) < size[:, None]
         g = torch.where(counts[:, :, None], p * (rates / size.clamp(min=1))[:, None, None], 0.0)
+        if pulls is not None:  # w - rate (gradient + mu (w - begin)), for who takes this step
+            w -= torch.where(size > 0, rates * pulls, 0.0)[:, None] * (w - begin)
         weight -= torch.bmm(g.transpose(1, 2), shown)
         if bias is not None:
             w[:, bias : bias + outputs] -= g.sum(1)
