@@ -11,6 +11,7 @@ Needs torch with CUDA and numpy. Float32 is exact: TF32 is switched off for both
 
 from __future__ import annotations
 
+import logging
 import statistics
 import sys
 import time
@@ -237,6 +238,9 @@ def every_strategy() -> None:
     torch.manual_seed(0)
     pairs = [(torch.randn(30 + 3 * i, 12), torch.randint(0, 3, (30 + 3 * i,))) for i in range(6)]
     mlp, linear = (nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), (nn.Linear(12, 3),)
+    heard, ear = list[str](), logging.Handler()
+    ear.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("offbeat").addHandler(ear)
     for name in REGISTRY:
         apart = []
         models = (mlp, torch.float64, 1e-6), (linear, torch.float32, 1e-4)
@@ -251,6 +255,7 @@ def every_strategy() -> None:
                 ends.append(offbeat.simulate(module, held, name, until="60updates", worker=worker).outcome.model.cpu())
             apart.append(float((ends[0] - ends[1]).norm() / ends[0].norm()))
             assert apart[-1] < most, (name, apart)
+        assert not any("a stack failed" in line for line in heard), heard  # it was trained otherwise
         told = " and, one layer in float32, ".join(f"{one:.1e}" for one in apart)
         print(f"{name}: cuda agrees with inline within {told}")
 
@@ -402,10 +407,8 @@ def table(names: str, limit: float = 1e9) -> None:
 
     def ended(i: int, outcome: Outcome | Exception) -> None:
         ends[labels[i]] = outcome
-        print(
-            f"  {labels[i]} after {time.perf_counter() - began:.0f} s: {getattr(outcome, 'reason', outcome)}",
-            flush=True,
-        )
+        told = f"{outcome.reason}, {dict(outcome.metrics)}" if isinstance(outcome, Outcome) else repr(outcome)
+        print(f"  {labels[i]} after {time.perf_counter() - began:.0f} s: {told}", flush=True)
 
     run_together(engines, pool, ended)
     took = time.perf_counter() - began
@@ -420,7 +423,8 @@ def table(names: str, limit: float = 1e9) -> None:
         f"build); {steps / took:,.0f} steps/s; {statistics.fmean(shares):.1%} of the table"
     )
     for name, method in dict.fromkeys((name, method) for name, method, _ in labels):
-        found = [ends[name, method, seed].metrics.get("acc", float("nan")) for seed in range(presets[name].seeds)]
+        outcomes = [ends[name, method, seed] for seed in range(presets[name].seeds)]
+        found = [one.metrics["acc"] if isinstance(one, Outcome) else float("nan") for one in outcomes]
         print(f"  {name} {method}: acc {statistics.fmean(found):.4f} ± {statistics.pstdev(found):.4f}")
 
 

@@ -565,6 +565,49 @@ def test_one_layer_is_one_descent_whatever_its_clients_are_asked_before_and_afte
     assert together == [4, 4, 1]  # Fed-OGD's direction is its own
 
 
+@dataclass(frozen=True)
+class Unpulled(Proximal):
+    """Gives up what it inherits."""
+
+    direction = LocalRule.direction
+
+
+def test_a_rule_that_gives_the_pull_up_is_not_pulled() -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
+    jobs = jobs_of(trainer, Unpulled(mu=0.5))
+    agree(train(Recorded([trainer]), jobs), [trainer(job) for job in jobs])
+
+
+@dataclass(frozen=True)
+class Failing(LocalRule):
+    """Fails for who has that rate."""
+
+    when: str
+
+    def begin(self, job: LocalJob) -> Any:
+        if self.when == "begin" and job.lr == 0.1:
+            raise ValueError("at the beginning")
+
+    def end(self, job: LocalJob, local: Tensor, carry: Any) -> Any:
+        if self.when == "end" and job.lr == 0.1:
+            raise ValueError("at the end")
+        return {}, {}
+
+
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_a_rule_that_fails_for_one_client_fails_alone(when: str, caplog: Any) -> None:
+    trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
+    jobs = jobs_of(trainer, Failing(when))
+    answers = Recorded([trainer]).attempt(jobs)
+    (wrong,) = (i for i, answer in enumerate(answers) if isinstance(answer, Exception))
+    assert jobs[wrong].work.lr == 0.1
+    with pytest.raises(ValueError, match="at the"):
+        trainer(jobs[wrong])
+    rest = [job for i, job in enumerate(jobs) if i != wrong]
+    agree([answer for answer in answers if isinstance(answer, Result)], [trainer(job) for job in rest])
+    assert not caplog.records, caplog.text
+
+
 def test_a_pull_back_is_part_of_a_step() -> None:
     # one weight, two classes, a step of rate 1/2 after one of rate 1/2, mu = 1, x = 0: no gradient but of the biases
     w, x, y = torch.zeros(2, 4, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), torch.tensor([0])

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from offbeat.client.asked import Asked, is_asked
 from offbeat.client.batch_norm import NORMS
 from offbeat.client.dropout import SERVED
 from offbeat.client.gradient import overrides
 from offbeat.client.layers import Forward, NotStacked, stacked
 from offbeat.client.orders import orders_of, together
-from offbeat.client.plan import Plan
 from offbeat.client.program import CannotRecord, Losses, Program
-from offbeat.client.randomness import generators, restore, seeded, states
+from offbeat.client.randomness import generators
 from offbeat.client.stack import StackTrainer, alike, named, unknown_words
-from offbeat.client.straight import Straight, copies, descends_plainly, pull_of
+from offbeat.client.straight import Straight, copies, descends_plainly
 from offbeat.client.task import Classification, Regression, Task
 from offbeat.client.training import Trainer
 from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back, stacked_carry, stacked_job
@@ -197,7 +197,7 @@ class DeviceTrainer:
             log.warning("a stack failed on the device, its jobs were trained otherwise: %s", failed)
         return [found[job.ticket] for job in jobs]
 
-    def _fitting(self, rule: LocalRule, jobs: list[Job]) -> list[Result] | None:
+    def _fitting(self, rule: LocalRule, jobs: list[Job]) -> Sequence[Result | Exception] | None:
         """None where there is no memory: whatever the attempt held is let go of with its frames."""
         try:
             return self._train(rule, jobs)
@@ -215,30 +215,31 @@ class DeviceTrainer:
         self.most = (clients + 1) // 2
         log.warning("no memory for stacks of %d clients: %d are trained at a time", clients, self.most)
 
-    def _train(self, rule: LocalRule, jobs: list[Job]) -> list[Result]:
+    def _train(self, rule: LocalRule, jobs: list[Job]) -> Sequence[Result | Exception]:
         owners = self._owners(jobs)
         straight = self._straight_for(jobs[0])
         if straight is not None and descends_plainly(rule):  # then all of them do
-            return self._straightly(straight, jobs, owners)
+            works = [(self._trainers[owner], some) for (owner, _), some in self._by_work(jobs).items()]
+            return straight.answers(jobs, works, [self._placed[i] for i in owners], self._sources)
         own = [self._trainers[i] for i in owners]
         placed = [self._placed[i] for i in owners]
         plans = [trainer.plan(trainer.own(job)) for trainer, job in zip(own, jobs, strict=True)]
-        quiet = not (_asked(rule) or rule.memory or jobs[0].work.extras)
-        local = [] if quiet else [t.local_job(j, plan.job, plan) for t, j, plan in zip(own, jobs, plans, strict=True)]
+        quiet = not (is_asked(rule) or rule.memory or jobs[0].work.extras)
+        asked = [] if quiet else [Asked(t, j, self._sources, plan) for t, j, plan in zip(own, jobs, plans, strict=True)]
+        local = [one.local for one in asked]
         batch = max(plan.largest for plan in plans)
         batch = min(1 << (batch - 1).bit_length(), max(batch, plans[0].batch))  # few sizes, few programs
         program, form = self._program(owners[0], rule, len(jobs), batch, local), self._forms[owners[0]]
         assert form is not None
         # who is too few is the first, standing still
         filled = [*range(len(jobs)), *[0] * (program.clients - len(jobs))]
-        begun = [self._begin(rule, job, plan) for job, plan in zip(local, plans, strict=not quiet)]
         rates = [plans[i].rate(0) for i in filled]
         if quiet:
             begins = [plan.job for plan in plans]
             whole, carry = _plain(begins, filled, [plans[i].lr for i in filled], own[0]), None
         else:
             whole = stacked_job([local[i] for i in filled])
-            carry = None if begun[0][0] is None else stacked_carry([begun[i][0] for i in filled])
+            carry = None if asked[0].carry is None else stacked_carry([asked[i].carry for i in filled])
         noise = [plans[i].noise for i in filled] if form.draws else []
         taken, cut = [plan.counts[0] for plan in plans], (plans[0].batch, plans[0].merge)
         orders = orders_of(jobs, taken, placed, program.clients, *cut)
@@ -248,8 +249,7 @@ class DeviceTrainer:
             extras: Mapping[str, Tensor] = {}
             memory: Mapping[str, Tensor] = {}
             if not quiet:
-                own_carry = None if carry is None else carry_of(carry, i)
-                extras, memory = self._end(rule, local[i], end, own_carry, plan, begun[i][1])
+                extras, memory = asked[i].end(end, None if carry is None else carry_of(carry, i))
             results.append(Result(job.ticket, end, job.num_examples, plan.steps, extras, memory))
         return self._handed(own, jobs, results)
 
@@ -259,58 +259,6 @@ class DeviceTrainer:
         if own[0].training.bn != "local":
             return results
         return [handed_back(job, result, own[0].binding.layout) for job, result in zip(jobs, results, strict=True)]
-
-    def _straightly(self, straight: Straight, jobs: list[Job], owners: list[int]) -> list[Result]:
-        first = self._trainers[owners[0]]
-        placed = [self._placed[i] for i in owners]
-        works = self._by_work(jobs)
-        if len(works) == 1:
-            paces = first.paces(jobs)
-        else:
-            found: dict[int, tuple[float, int]] = {}
-            for (owner, _), some in works.items():
-                found |= zip((job.ticket for job in some), self._trainers[owner].paces(some), strict=True)
-            paces = [found[job.ticket] for job in jobs]
-        rates, taken = zip(*paces, strict=True)
-        orders = orders_of(jobs, taken, placed, len(jobs), first.training.batch, merge=False)
-        rules = {id(job.work): job.work.rule for job in jobs}
-        asked = {key for key, rule in rules.items() if rule is not None and _asked(rule)}
-        begun = {i: self._begun(job, owners[i]) for i, job in enumerate(jobs) if asked and id(job.work) in asked}
-        mus = {key: pull_of(rule) for key, rule in rules.items()}
-        pulls = [mus[id(job.work)] for job in jobs] if any(mus.values()) else None
-        ends = straight.train([job.base for job in jobs], rates, orders, pulls)
-        results = [
-            Result(job.ticket, end, job.num_examples, steps, {}, {})
-            for job, end, steps in zip(jobs, ends, taken, strict=True)
-        ]
-        for i, (local, plan, carry, drawn) in begun.items():
-            rule, result = jobs[i].work.rule or PLAIN, results[i]
-            result.extras, result.memory = self._end(rule, local, result.local, carry, plan, drawn)
-        return results
-
-    def _begun(self, job: Job, owner: int) -> tuple[LocalJob, Plan, Any, list[Tensor]]:
-        """What a rule is to be asked with at the end, after it was asked at the beginning."""
-        trainer, rule = self._trainers[owner], job.work.rule or PLAIN
-        plan = trainer.plan(job)
-        local = trainer.local_job(job, plan.job, plan)
-        return local, plan, *self._begin(rule, local, plan)
-
-    def _begin(self, rule: LocalRule, job: LocalJob, plan: Plan) -> tuple[Any, list[Tensor]]:
-        """The rule's carry, and where its draws are then: what it draws comes from the job's own key."""
-        if not overrides(rule, "begin"):
-            return rule.begin(job), []
-        with seeded(self._sources, plan.noise):
-            return rule.begin(job), states(self._sources)
-
-    def _end(
-        self, rule: LocalRule, job: LocalJob, local: Tensor, carry: Any, plan: Plan, drawn: list[Tensor]
-    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        if not overrides(rule, "end"):
-            return rule.end(job, local, carry)
-        with seeded(self._sources, plan.noise):
-            if drawn:
-                restore(self._sources, drawn)
-            return rule.end(job, local, carry)
 
     def _program(self, owner: int, rule: LocalRule, clients: int, batch: int, like: list[LocalJob]) -> Program:
         form, trainer = self._forms[owner], self._trainers[owner]
@@ -336,11 +284,6 @@ class DeviceTrainer:
         if len(self._programs) > KEPT:
             del self._programs[next(iter(self._programs))]
         return program
-
-
-def _asked(rule: LocalRule) -> bool:
-    """Is it asked anything before the first step or after the last?"""
-    return overrides(rule, "begin") or overrides(rule, "end")
 
 
 def _statistics(module: nn.Module) -> set[str]:

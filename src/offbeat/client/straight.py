@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from offbeat.client.asked import Asked, attempted, is_asked
 from offbeat.client.chain import Chain, Dense, classes
 from offbeat.client.convolution import has_kernels
-from offbeat.client.data import passed
+from offbeat.client.data import Placed, passed
 from offbeat.client.gradient import overrides
-from offbeat.client.orders import Orders
+from offbeat.client.orders import Orders, orders_of
 from offbeat.client.training import Trainer
+from offbeat.core.jobs import Job, Result
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import LocalRule
 
@@ -47,6 +49,45 @@ class Straight:
         x = pair[0] if chain.door is None else passed(chain.door, pair[0])
         return Straight(layer, x.reshape(len(x), -1).contiguous(), pair[1].contiguous())
 
+    def answers(
+        self,
+        jobs: Sequence[Job],
+        works: Sequence[tuple[Trainer, Sequence[Job]]],  # the same jobs, by whose they are and what is asked of them
+        placed: Sequence[Placed],
+        sources: Sequence[torch.Generator],
+    ) -> list[Result | Exception]:
+        """Of jobs whose rules leave the steps as they are. What a rule is asked once a job it is asked job by job, and
+        where it fails it fails alone.
+        """
+        first = works[0][0]
+        if len(works) == 1:
+            paces = first.paces(jobs)
+        else:
+            found = {
+                job.ticket: pace for trainer, some in works for job, pace in zip(some, trainer.paces(some), strict=True)
+            }
+            paces = [found[job.ticket] for job in jobs]
+        rates, taken = zip(*paces, strict=True)
+        mus = {id(some[0].work): pull_of(some[0].work.rule) for _, some in works}
+        pulls = [mus[id(job.work)] for job in jobs] if any(mus.values()) else None
+        asked = {
+            job.ticket: attempted(Asked, trainer, job, sources)
+            for trainer, some in works
+            if is_asked(some[0].work.rule)
+            for job in some
+        }
+        orders = orders_of(jobs, taken, placed, len(jobs), first.training.batch, merge=False)
+        ends = self.train([job.base for job in jobs], rates, orders, pulls)
+        answers: list[Result | Exception] = [
+            Result(job.ticket, end, job.num_examples, steps, {}, {})
+            for job, end, steps in zip(jobs, ends, taken, strict=True)
+        ]
+        for i, job in enumerate(jobs) if asked else ():
+            one = asked.get(job.ticket)
+            if one is not None:
+                answers[i] = one if isinstance(one, Exception) else attempted(one.result, ends[i])
+        return answers
+
     def train(
         self, bases: Sequence[Tensor], rates: Sequence[float], orders: Orders, pulls: Sequence[float] | None = None
     ) -> list[Tensor]:
@@ -73,7 +114,7 @@ def descends_plainly(rule: LocalRule) -> bool:
 
 def pull_of(rule: LocalRule | None) -> float:
     """How strongly such a client is pulled back: its mu."""
-    return float(rule.mu) if isinstance(rule, Proximal) else 0.0
+    return float(rule.mu) if type(rule) is Proximal else 0.0
 
 
 def one_layer(trainer: Trainer, chain: Chain | None) -> Layer | None:
@@ -130,7 +171,8 @@ def descend(
         counts = torch.arange(width, device=w.device) < size[:, None]
         g = torch.where(counts[:, :, None], p * (rates / size.clamp(min=1))[:, None, None], 0.0)
         if pulls is not None:  # w - rate (gradient + mu (w - begin)), for who takes this step
-            w -= torch.where(size > 0, rates * pulls, 0.0)[:, None] * (w - begin)
+            back = (rates * pulls)[:, None]
+            w -= torch.where((size > 0)[:, None] & (back != 0), back * (w - begin), 0.0)
         weight -= torch.bmm(g.transpose(1, 2), shown)
         if bias is not None:
             w[:, bias : bias + outputs] -= g.sum(1)
