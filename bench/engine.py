@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from functools import partial
 from heapq import heappush, heapreplace
 from itertools import count
-from math import inf
 from pathlib import Path
 
 import simpy
@@ -34,6 +33,7 @@ from offbeat.core.protocol import ClientReady, UpdateArrived, World
 from offbeat.core.strategies import FedAsync, FedBuff
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Layout, Slice, flatten
+from offbeat.engines.gate import Gate
 from offbeat.engines.progress import rare_collection
 from offbeat.engines.tally import BLOCK
 from offbeat.engines.trace import Trace
@@ -68,16 +68,17 @@ def null_engine(clients: int, updates: int, trace: Trace, strategy: FedAsync) ->
 
 
 def by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> None:
-    """The same rows without an engine: what the contract asks for, in one loop that knows all the answers.
+    """The same rows without an engine: strategy, gate and trace, called by one loop that knows all the answers.
 
-    Two events and two actions an update, the strategy between them, a duration drawn, a vector's norm, a heap, a job
-    and its result, three rows of the trace. Nothing is checked or could go otherwise: no legality, no gate but that
-    norm, nobody who leaves or is lost, no timers, evaluation, checkpoints, other workers or worlds.
+    Two events and two actions an update, the strategy between them, a duration drawn, the gate's verdict, a heap, a job
+    and its result, three rows of the trace. Nothing else is checked or could go otherwise: no legality of answers,
+    nobody who leaves or is lost, no timers, evaluation, checkpoints, other workers or worlds.
     """
     world = World(model=torch.zeros(10), layout=TEN, clients=ExampleCounts.constant(clients, 10))
     delays, tell, state = Uniform(low=10.0, high=100.0), strategy.on_event, strategy.init(world)
     means = [delays.mean_of(0, client) for client in range(clients)]
     sent, jobs, due = [0] * clients, dict[int, Job](), list[tuple[float, int, int]]()
+    inspect = Gate(TEN, world.model.dtype).inspect
     rows, commits = trace._rows, trace._commits  # filled here: `add` is a call for each
     next_ticket, seq, version = count().__next__, 0, 0
 
@@ -95,12 +96,12 @@ def by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> Non
         heappush(due, dispatch(0.0, client))
     for _ in range(updates):
         now, client, ticket = due[0]
-        job = jobs.pop(ticket)
-        result = null_training(job)
-        local = result.local
-        assert local.dot(local).item() < inf
+        job = jobs[ticket]
+        (result,) = inspect([null_training(job)], jobs)
+        assert type(result) is Result
+        del jobs[ticket]
         rows.append((seq, now, "arrive", client, ticket, version, job.base_version, result.steps, 10, 40, None))
-        event = UpdateArrived(now, client, ticket, job.base_version, job.base, local, 10, 1, job.started, {})
+        event = UpdateArrived(now, client, ticket, job.base_version, job.base, result.local, 10, 1, job.started, {})
         tell(state, event)
         version += 1
         commits.append((seq + 1, now, version))

@@ -314,8 +314,8 @@ def test_where_memory_is_short_the_stack_is_halved(trainer, monkeypatch, caplog)
     whole, sizes = Stack.descend, list[int]()
 
     def cramped(self: Stack) -> None:
-        sizes.append(len(self._planned))
-        if len(self._planned) > 2:
+        sizes.append(len(self._asked))
+        if len(self._asked) > 2:
             raise torch.OutOfMemoryError("no")
         whole(self)
 

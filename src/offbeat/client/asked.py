@@ -51,7 +51,12 @@ class Asked:
             self.carry = self._rule.begin(self.local)
             self._drawn = states(sources)
 
-    def end(self, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    def result(self, local: Tensor, carry: Any) -> Result:
+        """Of steps that ended there, with that carry."""
+        extras, memory = self._end(local, carry)
+        return Result(self.plan.job.ticket, local, self.plan.job.num_examples, self.plan.steps, extras, memory)
+
+    def _end(self, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The extras to upload, and the new memory."""
         if not overrides(self._rule, "end"):
             return self._rule.end(self.local, local, carry)
@@ -59,8 +64,3 @@ class Asked:
             if self._drawn:
                 restore(self._sources, self._drawn)
             return self._rule.end(self.local, local, carry)
-
-    def result(self, local: Tensor) -> Result:
-        """Where nothing but plain steps came between, which leave the carry as it was."""
-        extras, memory = self.end(local, self.carry)
-        return Result(self.plan.job.ticket, local, self.plan.job.num_examples, self.plan.steps, extras, memory)

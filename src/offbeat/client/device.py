@@ -8,7 +8,7 @@ losses that are no mean over examples, rules with phases) is trained as stacks a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,13 +244,15 @@ class DeviceTrainer:
         taken, cut = [plan.counts[0] for plan in plans], (plans[0].batch, plans[0].merge)
         orders = orders_of(jobs, taken, placed, program.clients, *cut)
         vectors, carry = program.run(whole, carry, rates, noise, orders)
-        ends, results = copies(vectors[: len(jobs)].unbind(0)), []
-        for i, (job, plan, end) in enumerate(zip(jobs, plans, ends, strict=True)):
-            extras: Mapping[str, Tensor] = {}
-            memory: Mapping[str, Tensor] = {}
-            if not quiet:
-                extras, memory = asked[i].end(end, None if carry is None else carry_of(carry, i))
-            results.append(Result(job.ticket, end, job.num_examples, plan.steps, extras, memory))
+        ends = copies(vectors[: len(jobs)].unbind(0))
+        if quiet:
+            results = [
+                Result(job.ticket, end, job.num_examples, plan.steps)
+                for job, plan, end in zip(jobs, plans, ends, strict=True)
+            ]
+        else:
+            carries = [None if carry is None else carry_of(carry, i) for i in range(len(jobs))]
+            results = [one.result(end, kept) for one, end, kept in zip(asked, ends, carries, strict=True)]
         return self._handed(own, jobs, results)
 
     @staticmethod

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from offbeat.client.asked import attempted
 from offbeat.client.chain import Chain
 from offbeat.client.compiled import Compiled, Unusable, say_stacked
 from offbeat.client.gather import Room
@@ -113,7 +114,7 @@ class StackTrainer:
         if not rule.stacks:
             self._say(f"{type(rule).__name__} says so")
         if self._one_by_one or not rule.stacks or (len(jobs) < self._least and not self._short(jobs[0])):
-            return [self._alone(job) for job in jobs]
+            return [attempted(self._trainer, job) for job in jobs]
         try:
             return [*self._stacked(jobs)]
         except (MemoryError, torch.OutOfMemoryError):
@@ -128,7 +129,7 @@ class StackTrainer:
             return self.attempt(jobs)
         # an operation vmap cannot map; or a job that fails alone too, which then says so itself
         except Exception as error:
-            answers = [self._alone(job) for job in jobs]
+            answers = [attempted(self._trainer, job) for job in jobs]
             if not any(isinstance(answer, Exception) for answer in answers):
                 self._one_by_one = True
                 self._say(f"{type(error).__name__}: {error}".splitlines()[0])
@@ -144,14 +145,6 @@ class StackTrainer:
     def _loop_for(self, job: Job) -> Compiled | None:
         return self._compiled if descends_plainly(job.work.rule or PLAIN) else None
 
-    def _alone(self, job: Job) -> Result | Exception:
-        try:
-            return self._trainer(job)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise  # the machine's trouble, not this client's
-        except Exception as error:
-            return error
-
     def _say(self, why: str) -> None:
         if why not in self._said:
             self._said.add(why)
@@ -165,9 +158,8 @@ class StackTrainer:
             return train_plain(self._trainer, self._chain, jobs, self._rooms)
         # a loss of the rule's own looks at what enters the head, which a closed form does not have
         closed = None if overrides(jobs[0].work.rule or PLAIN, "loss") else self._chain
-        stack = Stack(self._trainer, jobs, closed or self._trainer.binding.module, self._rooms, loop)
         with torch.enable_grad(), seeded(self._sources, 0):
-            stack.begin()
+            stack = Stack(self._trainer, jobs, closed or self._trainer.binding.module, self._rooms, loop)
             before = states(self._sources)
             stack.descend()
             if not all(map(torch.equal, before, states(self._sources))):

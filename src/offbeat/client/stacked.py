@@ -7,38 +7,25 @@ as they are. What a rule does once a job (`begin`, `end`) is done client by clie
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from offbeat.client.asked import Asked
 from offbeat.client.chain import Chain
 from offbeat.client.compiled import Compiled
 from offbeat.client.dropout import step_keys
 from offbeat.client.gather import Group, Room, steps
-from offbeat.client.gradient import overrides
 from offbeat.client.kernel import ClosedForm, Kernel, Mapped
-from offbeat.client.plan import Plan
-from offbeat.client.randomness import generators, restore, seeded, states
+from offbeat.client.randomness import generators
 from offbeat.client.training import Trainer
 from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back, stacked_carry, stacked_job, stretch
-from offbeat.core.protocol import LocalJob, LocalRule
-
-
-class Planned:
-    """One job of a stack, before its first step."""
-
-    __slots__ = ("job", "local", "plan", "sent")
-
-    def __init__(self, trainer: Trainer, sent: Job) -> None:
-        self.sent, self.job = sent, trainer.own(sent)
-        self.plan: Plan = trainer.plan(self.job)
-        self.local: LocalJob = trainer.local_job(sent, self.job, self.plan)
+from offbeat.core.protocol import LocalRule
 
 
 class Stack:
-    """One stack of jobs: `begin` and `results` are each job's own, one after the other, and may draw; between them
-    `descend` is all of them at once, and draws nothing.
+    """One stack of jobs. Its rule is asked job by job and may draw then: when this is made, and for the `results`;
+    between them `descend` is all of them at once, and draws nothing.
     """
 
     def __init__(
@@ -50,17 +37,15 @@ class Stack:
         loop: Compiled | None = None,  # that takes all steps of this rule
     ) -> None:
         self._trainer, self._layout, self._rooms = trainer, trainer.binding.layout, rooms
-        self._planned = planned = [Planned(trainer, job) for job in jobs]
+        sources = generators(trainer.binding.vector.device)
+        self._sent, self._asked = jobs, [Asked(trainer, job, sources) for job in jobs]
         self._rule: LocalRule = jobs[0].work.rule or PLAIN
         self._loop = loop
-        self._plans = [one.plan for one in planned]
-        self._job = stacked_job([one.local for one in planned])
+        self._plans = [one.plan for one in self._asked]
+        self._job = stacked_job([one.local for one in self._asked])
+        self._carry = stacked_carry([one.carry for one in self._asked])
         self._vectors = self._job.base.clone()
         self.w = self._layout.trainable(self._vectors)  # a view: params come first
-        self._sources = generators(self.w.device)
-        self._draws = overrides(self._rule, "begin") or overrides(self._rule, "end")  # or may, at least
-        self._carry: Any = None
-        self._drawn: list[list[Tensor]] = []  # where each job's draws are after `begin`
         self.kernel: Kernel
         if isinstance(model, Chain):
             self.kernel, self._mapped = ClosedForm(model), None
@@ -68,21 +53,10 @@ class Stack:
             self.kernel = self._mapped = Mapped(model, self._layout, trainer.task, self._rule, self._job)
             self._mapped.buffers = trainer.buffers(self._vectors)
 
-    def begin(self) -> None:
-        carries = []
-        for one in self._planned:
-            if not self._draws:
-                carries.append(self._rule.begin(one.local))
-                continue
-            with seeded(self._sources, one.plan.noise):  # what a rule draws comes from the job's own key
-                carries.append(self._rule.begin(one.local))
-                self._drawn.append(states(self._sources))
-        self._carry = stacked_carry(carries)
-
     def descend(self) -> None:
         if self._loop is not None:
             paces = [(plan.rate(0), plan.steps) for plan in self._plans]
-            self._loop.descend([one.job for one in self._planned], paces, self._vectors.unbind(0), self._rule)
+            self._loop.descend([plan.job for plan in self._plans], paces, self._vectors.unbind(0), self._rule)
             return
         with torch.enable_grad(), self.kernel.serve():
             for number, phase in enumerate(self._plans[0].phases):
@@ -93,15 +67,12 @@ class Stack:
             self._trainer.write_buffers(self._vectors, self._mapped.buffers)
 
     def results(self) -> list[Result]:
-        return [self._result(i) for i in range(len(self._planned))]
+        return [self._result(i) for i in range(len(self._asked))]
 
     def _result(self, i: int) -> Result:
-        one, local = self._planned[i], self._vectors[i].clone()  # of its own: a row would keep the whole stack alive
-        if self._draws:
-            restore(self._sources, self._drawn[i])
-        extras, memory = self._rule.end(one.local, local, carry_of(self._carry, i))
-        result = Result(one.sent.ticket, local, one.job.num_examples, one.plan.steps, extras, memory)
-        return handed_back(one.sent, result, self._layout) if self._trainer.training.bn == "local" else result
+        sent, one, local = self._sent[i], self._asked[i], self._vectors[i].clone()  # a row would keep the whole stack
+        result = one.result(local, carry_of(self._carry, i))
+        return handed_back(sent, result, self._layout) if self._trainer.training.bn == "local" else result
 
     # ------------------------------------------------------------ steps
 

@@ -85,7 +85,7 @@ class Straight:
         for i, job in enumerate(jobs) if asked else ():
             one = asked.get(job.ticket)
             if one is not None:
-                answers[i] = one if isinstance(one, Exception) else attempted(one.result, ends[i])
+                answers[i] = one if isinstance(one, Exception) else attempted(one.result, ends[i], one.carry)
         return answers
 
     def train(
