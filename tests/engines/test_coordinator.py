@@ -18,7 +18,8 @@ from offbeat.core.protocol import CancelTimer, ClientReady, ProtocolError, SetTi
 from offbeat.core.snapshot import TensorTable
 from offbeat.core.strategies import REGISTRY, FedAsync
 from offbeat.engines.checkpoint import Checkpoints
-from offbeat.engines.coordinator import Coordinator, Fact, Offer
+from offbeat.engines.coordinator import Coordinator, Fact
+from offbeat.engines.teller import Offer
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine

@@ -8,69 +8,35 @@ strategy, checks each answer as a whole, books it, and returns what the host has
     SetTimer, CancelTimer   and tell `fired` when the timer is due
     Offer                   the client is to be told of by `joined`, not before that time
 
-"Lost, then ready", refusals and back-off, newcomers, what is accepted and what it costs exist here and nowhere else.
-Facts are plain values: a journal can hold them, and the same facts lead to the same state.
+"Lost, then ready", refusals and back-off, newcomers, what is accepted and what it costs exist here and nowhere else;
+how a strategy is told of an event, and its answer booked, in `teller`. Facts are plain values: a journal can hold them,
+and the same facts lead to the same state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from time import perf_counter
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from offbeat.core.contract import contract_of
-from offbeat.core.jobs import STATISTICS, Job, Result
-from offbeat.core.ledger import Ledger, in_order
-from offbeat.core.protocol import (
-    Action,
-    CancelTimer,
-    ClientLost,
-    ClientReady,
-    Commit,
-    Dispatch,
-    Event,
-    Note,
-    ProtocolError,
-    Reject,
-    SetTimer,
-    Strategy,
-    TimerFired,
-    UpdateArrived,
-    World,
-)
+from offbeat.core.jobs import STATISTICS, Job
+from offbeat.core.ledger import in_order
+from offbeat.core.protocol import ClientLost, ClientReady, ProtocolError, Strategy, TimerFired, UpdateArrived, World
 from offbeat.core.snapshot import Get, Put, Tree
-from offbeat.core.tell import tell
-from offbeat.engines import finite
 from offbeat.engines.conversation import Conversation
 from offbeat.engines.finite import Footing
 from offbeat.engines.gate import Gate, Verdict
-from offbeat.engines.progress import Progress
+from offbeat.engines.teller import Hear, NumExamples, Offer, Order, Teller
 from offbeat.engines.trace import Trace, Unrecorded
-from offbeat.engines.traffic import Traffic
 from offbeat.engines.until import Until
 
 RESTLESS = 10_000  # timers at one instant after which it is taken to be endless
-NOTHING: Mapping[str, Tensor] = {}
 
-
-class Offer(NamedTuple):
-    """The client is away, or has to wait: it may be offered work again (`joined`), not before this time."""
-
-    client: int
-    not_before: float
-
-
-Order = Job | SetTimer | CancelTimer | Offer
 Fact = tuple[str, tuple[Any, ...]]  # the name of a method below, and what it was told
-Hear = Callable[[Event, Sequence[Any]], None]
-NumExamples = Callable[[int, int, float], int]  # (client, index of its next job, now) -> how many it has
 
 
-class Coordinator:
-    """`reason` says why the run ends, once it does; nothing more is told to the strategy then."""
-
+class Coordinator(Teller):
     def __init__(
         self,
         strategy: Strategy,
@@ -85,22 +51,13 @@ class Coordinator:
         heard: Hear | None = None,
         gives_up: bool = True,  # does a run end in which job after job comes to nothing?
     ) -> None:
-        self.strategy, self.world, self.until = strategy, world, until
-        self.contract = contract_of(strategy)
-        self.state: Any = strategy.init(world)
-        self.model = world.model  # of the last Commit: what is evaluated
-        self.ledger, self.progress = Ledger(world.clients, world.seed), Progress()
         self.gate = gate or Gate(world.layout, world.model.dtype)
         travels = world.layout.trainable(world.model) if self.gate.local_statistics else world.model
-        self.traffic = Traffic.of(self.contract, travels)
-        self.trace: Trace | Unrecorded = trace or Unrecorded()
-        self.memories: dict[int, Mapping[str, Tensor]] = {}  # what client rules keep between jobs
-        self.footing = Footing(world.model)
-        self.reason: str | None = None
-        self._num_examples = num_examples or self._as_told
+        super().__init__(strategy, world, travels, trace or Unrecorded(), num_examples or self._as_told, heard)
+        self.until = until
         # what clients said they have, if nobody else knows
         self._claimed: dict[int, int] | None = {} if num_examples is None else None
-        self._journal, self._heard, self._gives_up = journal, heard, gives_up
+        self._journal, self._gives_up = journal, gives_up
         self._fired = (-1.0, 0)  # timers fired at this instant
 
     # ------------------------------------------------------------ facts
@@ -209,49 +166,13 @@ class Coordinator:
         self._tell(now, TimerFired(now, key), orders)
         return orders
 
-    def finish(self, now: float) -> list[Action]:
-        """The run ends in order: a strategy that has anything to say to that is asked for its last Commit and Note."""
-        last = self.contract.finish
-        if last is None or self.fallen:  # the state of a run that fell back is not asked any more
-            return []
-        began = perf_counter()
-        actions = last(self.state, now)
-        self.progress.server_seconds += perf_counter() - began
-        self.ledger.check_last(actions, self.model, now)
-        self._book(now, actions, [], None)
-        self._compare_versions()
-        return actions
-
     def judge(self, answers: Sequence[object]) -> list[Verdict]:
         """What the gate says of answers to open tickets. Nothing is booked."""
         return self.gate.inspect(answers, self.ledger.open)
 
-    def end(self, reason: str) -> None:
-        """The run ends after what is being handled now; the first reason counts."""
-        if self.reason is None:
-            self.reason = reason
-
     def replay(self, facts: Iterable[Fact]) -> list[Order]:
         """Hear facts of a journal again; what followed then was carried out already, the host may book it."""
         return [order for name, values in facts for order in getattr(self, name)(*values)]
-
-    def hand_over(self, strategy: Strategy, state: Any) -> None:
-        """Go on with another object of the same strategy, and its state: as after a resume."""
-        self.strategy, self.contract, self.state = strategy, contract_of(strategy), state
-
-    @property
-    def fallen(self) -> bool:
-        """Did something that is not finite end the run?"""
-        return finite.ended(self.reason)
-
-    def model_holds(self) -> bool:
-        """Is the current model finite? If not the run ends with the last one that was."""
-        if self.model is not self.footing.model:
-            if not finite.finite(self.model):
-                self._fall("a Commit")
-            else:
-                self.footing.keep(self.model, self.ledger.version, self.progress.updates)
-        return not self.fallen
 
     def own_statistics(self) -> dict[int, Tensor]:
         """Of the clients that keep such to themselves."""
@@ -305,91 +226,6 @@ class Coordinator:
         endless = self._gives_up and self.until is not None and self.until.seconds is None
         if endless and self.progress.hopeless(len(self.ledger.clients)):
             self.end(f"{self.progress.since_accepted} {what}")
-
-    # ------------------------------------------------------------ the strategy
-
-    def _tell(
-        self,
-        now: float,  # the event's
-        event: Event,
-        orders: list[Order],
-        arrived: Job | None = None,
-        result: Result | None = None,
-    ) -> None:
-        """Hand an event to the strategy and book its answer; an update comes with its job and result."""
-        ledger, progress, footing = self.ledger, self.progress, self.footing
-        began = perf_counter()
-        try:
-            actions = self.strategy.on_event(self.state, event)
-            progress.server_seconds += perf_counter() - began
-            rejects = ledger.check(actions, self.model, arrived, now)
-        except Exception as error:
-            error.add_note(f"while answering: {tell(event)}")
-            raise
-        updates = progress.updates
-        looked = updates >= footing.look_at and Commit in map(type, actions)
-        if looked and (fault := footing.fault(actions)) is not None:
-            self._fall(fault, None if rejects else arrived)
-            return
-        if arrived is not None and result is not None and not rejects:
-            # before the answer is booked: it may send the client its next job
-            progress.updates = updates + 1
-            progress.since_accepted = 0
-            if footing.more:  # enough are named
-                footing.more += 1
-            else:
-                footing.accepted(arrived.ticket)
-            if result.memory:
-                self.memories[arrived.client] = result.memory
-        self._book(now, actions, orders, event)
-        if looked:
-            footing.keep(self.model, ledger.version, updates)
-        if self._heard is not None:
-            self._heard(event, actions)
-        elif self.state.version != ledger.version:
-            self._compare_versions()
-
-    def _compare_versions(self) -> None:
-        counted, version = self.state.version, self.ledger.version
-        if counted != version:
-            raise ProtocolError(f"state.version is {counted} after {version} commits: a strategy counts them too")
-
-    def _book(self, now: float, actions: list[Action], orders: list[Order], event: Event | None) -> None:
-        ledger = self.ledger
-        for action in actions:
-            if isinstance(action, Dispatch):
-                client = action.client
-                if isinstance(event, ClientReady) and event.client == client:
-                    examples = event.num_examples  # asked for a moment ago: what it was told of is what it is sent for
-                else:
-                    examples = self._num_examples(client, ledger.jobs.get(client, 0), now)
-                job = ledger.dispatch(action, now, examples, self.memories.get(client, NOTHING))
-                size = self.traffic.down(action)
-                self.trace.add(now, "dispatch", ledger.version, client, job.ticket, None, None, None, size)
-                orders.append(job)
-            elif isinstance(action, Commit):
-                ledger.version += 1
-                self.model = action.model
-                self.trace.commit(now, ledger.version)
-            elif isinstance(action, (SetTimer, CancelTimer)):
-                # a million clients that are ready ask for one and the same timer
-                if not orders or orders[-1] != action:
-                    orders.append(action)
-            elif isinstance(action, Reject):
-                self.trace.add(now, "reject", ledger.version, action.client, action.ticket, detail=action.reason)
-            elif isinstance(action, Note):
-                self.trace.note(now, action.ticket, action.values)
-            else:
-                self.end(action.reason)
-
-    def _fall(self, fault: str, arrived: Job | None = None) -> None:
-        """The run ends, and what is left of it is the last model that was finite."""
-        if self.fallen:
-            return
-        if arrived is not None:
-            self.footing.accepted(arrived.ticket)
-        self.reason = self.footing.reason(fault)
-        self.model, self.ledger.version = self.footing.model, self.footing.version
 
     def _as_told(self, client: int, index: int, now: float) -> int:
         claimed = self._claimed or {}

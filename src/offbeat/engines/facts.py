@@ -15,7 +15,7 @@ from offbeat.core.errors import CheckpointError
 from offbeat.core.jobs import TRAINING_SECONDS, Job, Result
 from offbeat.core.protocol import SetTimer, Strategy, World
 from offbeat.engines.clock import EVALUATE, LOST, NOBODY, READY, Clock
-from offbeat.engines.coordinator import Coordinator, Fact, Offer, Order
+from offbeat.engines.coordinator import Coordinator, Fact
 from offbeat.engines.evaluation import Evaluation
 from offbeat.engines.gate import Gate, Verdict
 from offbeat.engines.judge import Evaluate, Judge
@@ -24,6 +24,7 @@ from offbeat.engines.reach import Patience, Reach
 from offbeat.engines.record import Record
 from offbeat.engines.room import patiently
 from offbeat.engines.roster import Roster
+from offbeat.engines.teller import Offer, Order
 from offbeat.engines.trace import Trace
 from offbeat.engines.transport import Assignment, Scores, Transport
 from offbeat.engines.until import Until

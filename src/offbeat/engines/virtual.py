@@ -10,6 +10,7 @@ a job takes, who is there, when the model is evaluated.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from math import inf, isfinite
 
 from torch import Tensor
@@ -18,21 +19,20 @@ from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
 from offbeat.core.ledger import in_order
 from offbeat.core.protocol import CancelTimer, SetTimer, Strategy, World
-from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
 from offbeat.core.surroundings import Surroundings
 from offbeat.core.threads import one_thread
 from offbeat.engines.cadence import Cadence
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.clock import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock, Due
-from offbeat.engines.coordinator import Coordinator, Offer, Order
-from offbeat.engines.evaluation import Evaluation, Measured
+from offbeat.engines.coordinator import Coordinator
+from offbeat.engines.evaluation import Evaluation
 from offbeat.engines.finite import finite
-from offbeat.engines.formats import upgraded
 from offbeat.engines.gate import Gate, Verdict, ticket_of
 from offbeat.engines.judge import ClientSurvey, Judge, Own
 from offbeat.engines.presence import Presence
 from offbeat.engines.progress import Outcome, Status, rare_collection
-from offbeat.engines.saved import Saved
+from offbeat.engines.saved import read, tree
+from offbeat.engines.teller import Offer, Order
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.workers import Answer, Worker
@@ -318,7 +318,9 @@ class VirtualEngine:
         """Write a checkpoint of this moment between two events."""
         if self.checkpoints is not None and finite(self.coordinator.model):
             self.trace.flush()  # the trace must reach at least as far as the checkpoint
-            self.checkpoints.save(self._tree)
+            self.checkpoints.save(
+                partial(tree, self.coordinator, self.trace, self.clock, self.evaluation, self._verdicts)
+            )
 
     def restore(self) -> None:
         """Go back to the newest checkpoint that is whole and that the trace matches; without one the run starts
@@ -327,7 +329,8 @@ class VirtualEngine:
         if self.checkpoints is None or not self.checkpoints.exist():
             self.trace.clear()
             return
-        saved = self.checkpoints.load(self._read)  # all of it, before anything is touched
+        # all of it, before anything is touched
+        saved = self.checkpoints.load(partial(read, self.coordinator, self.trace))
         self.coordinator.restore(saved.conversation)
         self.evaluation.restore(saved.measured)
         self.clock, self._verdicts = saved.clock, saved.verdicts
@@ -338,28 +341,3 @@ class VirtualEngine:
         for at, kind, _, ticket in sorted(self.clock.heap):
             if kind == ARRIVE and at <= self._horizon and ticket in waiting:
                 self.worker.submit(waiting.pop(ticket), at)  # once, though its upload may come twice
-
-    def _tree(self, put: Put) -> Tree:
-        """Jobs in flight are kept as they are and computed again after a resume; results computed ahead of time are
-        kept too, since not every worker repeats them bit for bit.
-        """
-        return {
-            "trace": self.trace.seq,
-            "rows": self.trace.tally.plain(),
-            "clock": self.clock.save(put),
-            "evaluation": self.evaluation.save(put),
-            "verdicts": pack(self._verdicts, put),
-            **self.coordinator.save(put),
-        }
-
-    def _read(self, tree: Tree, get: Get) -> Saved:
-        tree = upgraded(tree)
-        seq = expect(int, tree["trace"], "trace")
-        return Saved(
-            conversation=self.coordinator.read(tree, get),
-            measured=expect(Measured, unpack(tree["evaluation"], get), "evaluation"),
-            clock=Clock.restored(tree["clock"], get),
-            verdicts=expect(dict, unpack(tree["verdicts"], get), "verdicts"),
-            seq=seq,
-            tally=self.trace.check(seq, tree.get("rows")),
-        )
