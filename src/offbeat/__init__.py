@@ -42,13 +42,13 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from offbeat.experiment.compare import Compared as Compared
     from offbeat.experiment.compare import compare as compare
     from offbeat.experiment.config import Experiment as Experiment
-    from offbeat.experiment.simulate import Simulation as Simulation
     from offbeat.experiment.simulate import repeat as repeat
     from offbeat.experiment.simulate import simulate as simulate
+    from offbeat.experiment.simulation import Simulation as Simulation
 
 _PUBLIC = {
     "simulate": "offbeat.experiment.simulate",
-    "Simulation": "offbeat.experiment.simulate",
+    "Simulation": "offbeat.experiment.simulation",
     "repeat": "offbeat.experiment.simulate",
     "compare": "offbeat.experiment.compare",
     "Compared": "offbeat.experiment.compare",

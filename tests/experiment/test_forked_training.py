@@ -15,7 +15,7 @@ from torch import nn
 
 import offbeat
 from offbeat.core.strategies import REGISTRY
-from offbeat.experiment.simulate import Simulation
+from offbeat.experiment.simulation import Simulation
 from offbeat.scenario.faults import Corrupted, Crash, DuplicateUpload, Scaled
 from offbeat.scenario.streaming import Growing
 from patience import PATIENCE

@@ -10,7 +10,7 @@ import torch
 from drawn import told
 
 from offbeat.core.errors import DataError
-from offbeat.experiment import build, heatmap, pictures
+from offbeat.experiment import build, dealing, heatmap, pictures
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.heatmap import Held
 from offbeat.scenario.partition import Disjoint, Natural
@@ -19,7 +19,7 @@ HALVES = Experiment(data="digits", clients=2, partition=Disjoint())
 
 
 def test_the_counts_are_those_of_the_clients_the_experiment_makes() -> None:
-    held = build.held(HALVES)
+    held = dealing.held(HALVES)
     counts = held.counts
     assert held.clients == [0, 1]
     assert counts.shape == (2, 10)
@@ -52,7 +52,7 @@ def test_results_have_their_page_when_the_data_is_gone(monkeypatch: pytest.Monke
     def gone(experiment: Experiment) -> Held:
         raise DataError("mnist is missing")
 
-    monkeypatch.setattr(build, "held", gone)
+    monkeypatch.setattr(dealing, "held", gone)
     assert pictures.who_holds_what(run) is None
     pictures.draw(run, tmp_path / "page.html")
     assert "Curves" in (tmp_path / "page.html").read_text()

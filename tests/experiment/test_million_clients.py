@@ -15,7 +15,7 @@ from offbeat import presets
 from offbeat.client.survey import Survey
 from offbeat.core.strategies import REGISTRY, FedBuff
 from offbeat.engines.until import Until
-from offbeat.experiment import build, files, identity, metrics
+from offbeat.experiment import build, dealing, files, identity, metrics
 from offbeat.experiment import run as runs
 from offbeat.experiment.config import Experiment
 from offbeat.scenario.data import load
@@ -105,9 +105,9 @@ def test_a_guessed_grid_does_not_take_a_million_for_being_at_work_at_once() -> N
 
 
 def test_the_picture_shows_some_of_them_under_their_numbers() -> None:
-    held = build.held(MANY)
-    assert held.clients == list(range(0, CLIENTS, CLIENTS // build.SHOWN))
-    assert held.counts.shape == (build.SHOWN, 10)
+    held = dealing.held(MANY)
+    assert held.clients == list(range(0, CLIENTS, CLIENTS // dealing.SHOWN))
+    assert held.counts.shape == (dealing.SHOWN, 10)
     counts = build.setup(MANY).surroundings.counts
     assert held.counts.sum(1).tolist() == [counts[client] for client in held.clients]
 
@@ -130,7 +130,7 @@ def test_clients_that_draw_are_trained_as_any_others(strategy: str) -> None:
 def test_pooled_data_is_everything_that_was_drawn() -> None:
     experiment = replace(FEW, strategy=REGISTRY["global"]())
     made = build.setup(experiment)
-    drawn = build.split(experiment, load(experiment.data))
+    drawn = dealing.split(experiment, load(experiment.data))
     assert made.world.clients == {0: sum(len(rows) for rows in drawn)}
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from offbeat.core.strategies import FedPSA
-from offbeat.experiment.simulate import Simulation, simulate
+from offbeat.experiment.simulate import simulate
+from offbeat.experiment.simulation import Simulation
 from offbeat.scenario.faults import Scaled
 
 

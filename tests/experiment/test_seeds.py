@@ -12,7 +12,7 @@ from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import flatten
-from offbeat.experiment import build, files, run
+from offbeat.experiment import build, dealing, files, run
 from offbeat.experiment.config import Drawn, Experiment, Seeds
 from offbeat.scenario.data import load
 
@@ -24,7 +24,7 @@ def drawn(experiment: Experiment) -> dict[str, object]:
     made = build.setup(experiment)
     job = Job(0, 1, 0, made.world.model, 0, LocalWork(), 20, {}, made.world.seed)
     return {
-        "partition": [rows.tolist() for rows in build.split(experiment, load(experiment.data))],
+        "partition": [rows.tolist() for rows in dealing.split(experiment, load(experiment.data))],
         "delays": [made.surroundings.trip(client, 0, LocalWork(), 20, 0.0).duration for client in range(4)],
         "model": flatten(made.module).tolist(),
         "batches": int(order_seeds([job])[0]),

@@ -26,7 +26,7 @@ from offbeat.client.training import Trainer
 from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.protocol import LocalWork, World
-from offbeat.core.rows import each, evenly
+from offbeat.core.rows import each
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.engines.checkpoint import Checkpoints
@@ -41,21 +41,18 @@ from offbeat.engines.workers.faulty import Faulty
 from offbeat.engines.workers.inline import Inline
 from offbeat.experiment import card, groups, metrics, sites
 from offbeat.experiment.config import Experiment, is_pooled
-from offbeat.experiment.heatmap import Held
-from offbeat.scenario import partition
+from offbeat.experiment.dealing import arriving, deal, owners
 from offbeat.scenario.availability import Always
 from offbeat.scenario.counts import ExampleCounts
-from offbeat.scenario.data import Dataset, load
+from offbeat.scenario.data import load
 from offbeat.scenario.delays import Constant
 from offbeat.scenario.faults import spoiler
 from offbeat.scenario.network import Instant
-from offbeat.scenario.partition import Natural
-from offbeat.scenario.streaming import Static, Stream
+from offbeat.scenario.streaming import Static
 from offbeat.scenario.surroundings import SimulatedWorld
 
 POINTS = 50  # evaluations in a run whose grid is not given
 AT_WORK = 1000  # clients at most that are taken to work at once, where a grid is guessed
-SHOWN = 2000  # clients at most in a picture of who holds what
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def setup(experiment: Experiment, device: str = "cpu") -> Setup:
     data = load(experiment.data)
     seed, dealt = experiment.seed_of("partition"), deal(experiment, data)
     trained = experiment.split.of("train", seed, dealt)
-    rows = each(trained, partial(_arriving, experiment.streaming, seed, data.y_train))
+    rows = each(trained, partial(arriving, experiment.streaming, seed, data.y_train))
     x_train, y_train, x_test, y_test = (
         on(device, tensor) for tensor in (data.x_train, data.y_train, data.x_test, data.y_test)
     )
@@ -114,7 +111,7 @@ def setup(experiment: Experiment, device: str = "cpu") -> Setup:
         tests = None if tests is None else tests.to(device)
     made = assemble(module, clients, evaluator, experiment, task, tests)
     facts = {"data": data.summary, "evaluated": experiment.evaluate, **card.facts(module, data)}
-    return replace(made, facts={**made.facts, **facts, **sites.facts(_owners(experiment, data, dealt))})
+    return replace(made, facts={**made.facts, **facts, **sites.facts(owners(experiment, data, dealt))})
 
 
 def on(device: str, tensor: Tensor) -> Tensor:
@@ -128,38 +125,6 @@ def on(device: str, tensor: Tensor) -> Tensor:
 
 
 _copies = WeakTensorKeyDictionary()
-
-
-def _arriving(streaming: Stream, seed: int, y: Tensor, client: int, rows: Tensor) -> Tensor:
-    """A client's examples in the order in which they arrive."""
-    labels = y[rows] if y.dim() == 1 else None  # masks and signals are no classes
-    return streaming.order(seed, client, rows, labels)
-
-
-def deal(experiment: Experiment, data: Dataset) -> Sequence[Tensor]:
-    """For each client the numbers of its examples."""
-    return experiment.partition.split(data.y_train, experiment.clients, experiment.seed_of("partition"), data.groups)
-
-
-def _owners(experiment: Experiment, data: Dataset, dealt: Sequence[Tensor]) -> dict[int, str]:
-    """Client -> what its owner is called, where each client is one."""
-    if data.groups is None or not isinstance(experiment.partition, Natural):
-        return {}
-    return {client: data.group_names[int(data.groups[rows[0]])] for client, rows in enumerate(dealt)}
-
-
-def split(experiment: Experiment, data: Dataset) -> Sequence[Tensor]:
-    """For each client the numbers of those it trains on."""
-    return experiment.split.of("train", experiment.seed_of("partition"), deal(experiment, data))
-
-
-def held(experiment: Experiment) -> Held:
-    """Who trains on what; of very many clients some, evenly spaced."""
-    data = load(experiment.data)
-    rows = split(experiment, data)
-    clients = evenly(len(rows), SHOWN)
-    counts = partition.class_counts(data.y_train, [rows[client] for client in clients], data.num_classes)
-    return Held(clients, counts, _owners(experiment, data, deal(experiment, data)))
 
 
 @one_thread()  # weights are drawn, models tried and sketched: all of it can reach a result

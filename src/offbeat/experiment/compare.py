@@ -27,7 +27,8 @@ from offbeat.experiment.choices import name_of
 from offbeat.experiment.comparison import MANIFEST, REFERENCE, Comparison
 from offbeat.experiment.given import AGAIN, Given
 from offbeat.experiment.holdings import Examples
-from offbeat.experiment.simulate import WHOLE, Simulation, called_by, loaded
+from offbeat.experiment.simulate import WHOLE, loaded
+from offbeat.experiment.simulation import Simulation, called_by
 from offbeat.experiment.telling import Shares
 from offbeat.scenario.availability import Availability
 from offbeat.scenario.delays import Delays

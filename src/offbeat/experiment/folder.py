@@ -33,6 +33,7 @@ from offbeat.experiment import (
     card,
     client_memory,
     curves,
+    dealing,
     files,
     finished,
     given,
@@ -143,7 +144,7 @@ class Run:
         """Who trains on what; DataError where only code of one's own could tell, and that is not to be run."""
         if self.given is not None:
             return self.given.held()
-        return build.held(self.runnable() if runs_code else self.experiment())
+        return dealing.held(self.runnable() if runs_code else self.experiment())
 
     def summary(self) -> metrics.Summary:
         experiment = self.experiment()

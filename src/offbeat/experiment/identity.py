@@ -23,7 +23,7 @@ import torch
 
 from offbeat.core.errors import DataError, RunError
 from offbeat.core.rows import Rows, evenly
-from offbeat.experiment import build, own, sealed
+from offbeat.experiment import dealing, own, sealed
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.plain import Home, from_plain, to_plain
 from offbeat.scenario.data import load
@@ -54,7 +54,7 @@ def of(experiment: Experiment) -> Identity:
     data = load(experiment.data)
     tensors = [t for t in (data.x_train, data.y_train, data.x_test, data.y_test, data.test_groups) if t is not None]
     sha, norms = hashlib.sha256(), []
-    rows = build.split(experiment, data)
+    rows = dealing.split(experiment, data)
     # a function of the labels, the experiment and the seed: some show that it is still the same one
     if isinstance(rows, Rows):
         tensors.append(torch.from_numpy(np.fromiter(rows.counts.values(), dtype=np.int64, count=len(rows))))
