@@ -270,6 +270,27 @@ def test_jobs_wait_until_one_of_them_is_asked_for_and_then_everybody_has_a_share
     assert recorded.closed
 
 
+def test_what_waits_is_kept_in_order_at_the_cost_of_its_logarithm():
+    """4096 = 2^12 jobs wait: to put one in takes at most 12 comparisons, to take the first out 2 * 12. Looking through
+    all that wait, as a sort does, would take 2048 for each job of a stack of two.
+    """
+    compared = 0
+
+    class Time(float):
+        def __lt__(self, other: float) -> bool:
+            nonlocal compared
+            compared += 1
+            return float(self) < float(other)
+
+    worker, _ = worker_of(2, {ticket: Time(ticket * 2741 % 4096) for ticket in range(4096)})
+    compared, rounds = 0, 50
+    for i in range(rounds):
+        (first, second) = worker.collect((worker._dues[0][1],))
+        worker.submit(job(5000 + first.ticket), Time(10_000 - i))
+        worker.submit(job(5000 + second.ticket), Time(10_001 + i))
+    assert 0 < compared <= 2 * rounds * 3 * 12
+
+
 def test_a_stack_that_nobody_waits_for_any_more_is_not_trained():
     recorded = Recorded(2)
     worker = Batched(recorded, hands=2)

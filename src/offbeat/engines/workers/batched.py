@@ -12,6 +12,7 @@ of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from heapq import heappop, heappush
 from math import ceil
 from typing import Any, Protocol
 
@@ -57,20 +58,20 @@ class Batched:
     ) -> None:
         self._stacked, self._hands = stacked, hands
         self._jobs: dict[int, Job] = {}  # that are in no block yet
-        self._dues: list[tuple[float, int]] = []  # (due, ticket), in order when blocks are cut; some are gone already
+        self._dues: list[tuple[float, int]] = []  # a heap of (due, ticket); some of them are gone already
         self._blocks = through(self._trained)
-        # number of a block -> its tickets that somebody waits for; there are a few blocks at a time
-        self._in: dict[int, set[int]] = {}
+        self._block_of: dict[int, int] = {}  # ticket -> number of its block
+        self._in: dict[int, set[int]] = {}  # number of a block -> its tickets that somebody waits for
         self._next = 0  # number of a block
         self._done: dict[int, Any] = {}  # what a block that was trained here has for an answer
 
     def submit(self, job: Job, due: float) -> None:
         self._jobs[job.ticket] = job
-        self._dues.append((due, job.ticket))
+        heappush(self._dues, (due, job.ticket))
 
     def cancel(self, ticket: int) -> None:
         self._jobs.pop(ticket, None)
-        number = self._block_of(ticket)
+        number = self._block_of.pop(ticket, None)
         if number is not None:
             self._in[number].discard(ticket)
             if not self._in[number]:
@@ -82,30 +83,25 @@ class Batched:
         asked = [ticket for ticket in tickets if ticket in self._jobs]
         if asked:
             self._cut(asked)
+        numbers = list(dict.fromkeys(self._block_of[ticket] for ticket in tickets))
         found: list[Answer] = []
-        for number in dict.fromkeys(map(self._block_of, tickets)):
-            if number is None:
-                raise KeyError(tickets)
+        for number in numbers:
             found += self._answers(number)
         return found
 
     def close(self) -> None:
-        for held in (self._jobs, self._dues, self._in, self._done):
+        for held in (self._jobs, self._dues, self._block_of, self._in, self._done):
             held.clear()
         self._next = 0
         self._blocks.close()
         self._stacked.close()
 
-    def _block_of(self, ticket: int) -> int | None:
-        return next((number for number, wanted in self._in.items() if ticket in wanted), None)
-
     def _cut(self, asked: Sequence[int]) -> None:
         """Into blocks: these, and what is due next, as many as there are hands for."""
         jobs = [self._jobs.pop(ticket) for ticket in asked]
         dues = {job.ticket: -1.0 for job in jobs}
-        self._dues.sort(reverse=True)
         while self._dues and len(jobs) < self._hands * self._stacked.most:
-            due, ticket = self._dues.pop()
+            due, ticket = heappop(self._dues)
             if (job := self._jobs.pop(ticket, None)) is not None:
                 jobs.append(job)
                 dues[ticket] = due
@@ -113,6 +109,7 @@ class Batched:
         for at in range(0, len(jobs), size):
             block = Block(self._next, tuple(jobs[at : at + size]))
             self._in[block.ticket] = {job.ticket for job in block.jobs}
+            self._block_of |= dict.fromkeys(self._in[block.ticket], block.ticket)
             if self._next == 0 and self._hands > 1:  # here, so that what is found out once is found out and said once
                 self._done[block.ticket] = computed(self._trained, block)
             else:
@@ -122,6 +119,8 @@ class Batched:
     def _answers(self, number: int) -> list[Answer]:
         answers = self._done.pop(number) if number in self._done else self._blocks.collect((number,))[0]
         wanted = self._in.pop(number)
+        for ticket in wanted:
+            del self._block_of[ticket]
         if isinstance(answers, Failure):  # of the whole block
             return [Failure(ticket, answers.reason) for ticket in sorted(wanted)]
         return [answer for answer in answers if answer.ticket in wanted]
