@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import weakref
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -296,6 +297,30 @@ def test_what_a_rule_draws_comes_from_its_jobs_key(trainer, always, caplog):
     assert torch.equal(after, torch.rand(1))  # nobody else's draws were moved
     agree(results, [trainer(job) for job in jobs])
     assert ("draws at every step" in caplog.text) == always
+
+
+@dataclass(frozen=True)
+class Carrying(LocalRule):
+    """Begins with a vector as large as the model, and looks who else still has theirs."""
+
+    seen: list[int] = field(hash=False, default_factory=list)
+    made: list[weakref.ref[Tensor]] = field(hash=False, compare=False, default_factory=list)
+
+    def begin(self, job: LocalJob) -> Tensor:
+        carry = torch.zeros_like(job.start)
+        self.made.append(weakref.ref(carry))
+        return carry
+
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen.append(sum(one() is not None for one in self.made))
+        return grad(w) + carry, carry
+
+
+def test_what_clients_begin_with_is_held_once(trainer, caplog):
+    rule = Carrying()
+    stacked(trainer, jobs_of(trainer, rule), caplog)
+    assert len(rule.made) > 2
+    assert set(rule.seen) == {0}  # the stack has them, and nobody else
 
 
 @dataclass(frozen=True)

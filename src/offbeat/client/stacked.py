@@ -44,6 +44,8 @@ class Stack:
         self._plans = [one.plan for one in self._asked]
         self._job = stacked_job([one.local for one in self._asked])
         self._carry = stacked_carry([one.carry for one in self._asked])
+        for one in self._asked:
+            one.carry = None  # it may be as large as a model, and is in the stack's now
         self._vectors = self._job.base.clone()
         self.w = self._layout.trainable(self._vectors)  # a view: params come first
         self.kernel: Kernel
