@@ -291,6 +291,14 @@ def test_what_waits_is_kept_in_order_at_the_cost_of_its_logarithm():
     assert 0 < compared <= 2 * rounds * 3 * 12
 
 
+def test_nothing_is_kept_of_jobs_that_are_done():
+    """Where a stack holds one job, each is asked for by itself, and nobody looks through what waits."""
+    worker, _ = worker_of(1, {ticket: float(ticket) for ticket in range(40)})
+    for ticket in range(40):
+        worker.collect((ticket,))
+    assert not worker._dues
+
+
 def test_a_stack_that_nobody_waits_for_any_more_is_not_trained():
     recorded = Recorded(2)
     worker = Batched(recorded, hands=2)

@@ -105,6 +105,8 @@ class Batched:
             if (job := self._jobs.pop(ticket, None)) is not None:
                 jobs.append(job)
                 dues[ticket] = due
+        while self._dues and self._dues[0][1] not in self._jobs:  # of jobs that were asked for, or cancelled
+            heappop(self._dues)
         size = min(self._stacked.most, ceil(len(jobs) / self._hands))
         for at in range(0, len(jobs), size):
             block = Block(self._next, tuple(jobs[at : at + size]))
