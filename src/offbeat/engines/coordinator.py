@@ -37,6 +37,8 @@ Fact = tuple[str, tuple[Any, ...]]  # the name of a method below, and what it wa
 
 
 class Coordinator(Teller):
+    """Facts, one method each, and what follows from them."""
+
     def __init__(
         self,
         strategy: Strategy,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)  # what a prompt shows is the result in words, not its tensors
 class Simulation:
-    """Print it, plot it, save it, take the model."""
+    """What came out: print it, plot it, save it, take the model."""
 
     given: Given
     outcome: Outcome
