@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import heappush, heapreplace
 from itertools import count
@@ -39,6 +39,8 @@ from offbeat.engines.tally import BLOCK
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
 from offbeat.engines.virtual import VirtualEngine
+from offbeat.engines.workers import Worker
+from offbeat.engines.workers.batched import Batched
 from offbeat.engines.workers.inline import Inline
 from offbeat.experiment.config import Experiment
 from offbeat.experiment.run import create, execute
@@ -58,13 +60,26 @@ def null_training(job: Job) -> Result:
     return Result(job.ticket, job.base, job.num_examples, 1)
 
 
-def null_engine(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> VirtualEngine:
+class NullStack:
+    """Trains nothing, for all who wait at once: what the worker `batched` calls, which trains models so small."""
+
+    most = 1_000
+
+    def attempt(self, jobs: Sequence[Job]) -> list[Result | Exception]:
+        return [null_training(job) for job in jobs]
+
+    def close(self) -> None:
+        pass
+
+
+def null_engine(
+    clients: int, updates: int, trace: Trace, strategy: FedAsync, worker: Worker | None = None
+) -> VirtualEngine:
     counts = ExampleCounts.constant(clients, 10)
     world = World(model=torch.zeros(10), layout=TEN, clients=counts)
     surroundings = SimulatedWorld(delays=Uniform(low=10.0, high=100.0), counts=counts, seed=0)
-    return VirtualEngine(
-        strategy, world, surroundings, Inline(null_training), until=Until(updates=updates), trace=trace
-    )
+    worker = worker or Inline(null_training)
+    return VirtualEngine(strategy, world, surroundings, worker, until=Until(updates=updates), trace=trace)
 
 
 def by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> None:
@@ -114,35 +129,44 @@ def by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> Non
 
 
 def rate(updates: int = 100_000, repeats: int = 7) -> None:
-    """Updates a second with null training: FedAsync, 10 parameters, 1,000 clients, gate and trace on. In turn with it,
-    the same rows by hand, and as many bare timeouts of SimPy by 1,000 processes: what an update costs in these carries
-    over to other machines.
+    """Updates a second with null training: FedAsync, 10 parameters, 1,000 clients, gate and trace on; with `inline`,
+    and with `batched`, whose answers come in blocks. In turn with them the same rows by hand, and as many bare timeouts
+    of SimPy by 1,000 processes: what an update costs in these carries over to other machines.
     """
-    rates, walls, costs, least = [], [], [], []
+
+    def alone(trace: Trace) -> None:
+        with one_thread(), rare_collection():  # as the engine runs
+            by_hand(1_000, updates, trace, FedAsync())
+
+    contenders: dict[str, Callable[[Trace], object]] = {
+        "an update": lambda trace: null_engine(1_000, updates, trace, FedAsync()).run(),
+        "an update, worker batched": lambda trace: null_engine(
+            1_000, updates, trace, FedAsync(), Batched(NullStack())
+        ).run(),
+        "an update by hand": alone,
+    }
+    spent: dict[str, list[float]] = {who: [] for who in contenders}
+    walls, timeout = [], []
     with tempfile.TemporaryDirectory() as folder:
         for i in range(repeats):
-            trace = Trace(Path(folder) / f"{i}.sqlite")
-            engine = null_engine(1_000, updates, trace, FedAsync())
-            wall = time.perf_counter()
-            took = cpu(engine.run)
-            walls.append(updates / (time.perf_counter() - wall))
-            trace.close()
-            trace = Trace(Path(folder) / f"{i}-by-hand.sqlite")
-            with one_thread(), rare_collection():  # as the engine runs
-                alone = cpu(partial(by_hand, 1_000, updates, trace, FedAsync()))
-            trace.close()
-            simpy_took = cpu(partial(timeouts, 1_000, updates))
-            rates.append(updates / took)
-            costs.append(took / simpy_took)
-            least.append(alone / simpy_took)
+            for who, work in contenders.items():
+                trace = Trace(Path(folder) / f"{i}-{who}.sqlite")
+                began = time.perf_counter()
+                spent[who].append(cpu(partial(work, trace)))
+                if who == "an update":
+                    walls.append(time.perf_counter() - began)
+                trace.close()
+            timeout.append(cpu(partial(timeouts, 1_000, updates)))
+    rates = [updates / took for took in spent["an update"]]
     low, high = interval(rates)
     print(
         f"rate: {statistics.median(rates):,.0f} updates per second of CPU (median of {repeats}; 95 % interval "
         f"{low:,.0f} to {high:,.0f});"
-        f" {statistics.median(walls):,.0f} by the clock on the wall"
+        f" {updates / statistics.median(walls):,.0f} by the clock on the wall"
     )
-    print(f"engine: an update / a bare timeout of SimPy = {told(costs)}")
-    print(f"engine: an update by hand / a bare timeout of SimPy = {told(least)}")
+    for who, took in spent.items():
+        ratios = [mine / simpys for mine, simpys in zip(took, timeout, strict=True)]
+        print(f"engine: {who} / a bare timeout of SimPy = {told(ratios)}")
 
 
 def timeouts(processes: int, number: int) -> None:

@@ -47,19 +47,22 @@ def test_the_engine_is_measured(monkeypatch, capsys):
     engine.memory(clients=2_000)
     engine.million(clients=2_000, updates=20)
     engine.overhead(jobs=2)
-    rate, simpy, by_hand, memory, million, overhead = capsys.readouterr().out.splitlines()
+    rate, simpy, batched, by_hand, memory, million, overhead = capsys.readouterr().out.splitlines()
     assert re.match(r"rate: [\d,]+ updates per second of CPU \(median of 1;", rate)
     assert re.match(r"engine: an update / a bare timeout of SimPy = [\d.]+ \(median of 1, ", simpy)
+    assert re.match(r"engine: an update, worker batched / a bare timeout of SimPy = [\d.]+ \(median of 1, ", batched)
     assert re.match(r"engine: an update by hand / a bare timeout of SimPy = [\d.]+ \(median of 1, ", by_hand)
     assert re.match(r"memory: \d+ MB in all with 2,000 clients, 1,000 in flight", memory)
     assert re.match(r"million: \d+ MB in all with 2,000 clients of an experiment .*, 20 updates in [\d.]+ s", million)
     assert re.match(r"overhead: engine / plain loop = \d+\.\d+ \(median of 1, ", overhead)
 
 
-def test_what_an_update_takes_by_hand_writes_the_rows_of_the_engine(monkeypatch):
+def test_what_an_update_takes_by_hand_or_in_blocks_writes_the_rows_of_the_engine(monkeypatch):
     engine = script("engine", monkeypatch)
-    run, loop = Trace(), Trace()
+    run, loop, blocks = Trace(), Trace(), Trace()
     engine.null_engine(7, 40, run, FedAsync()).run()
+    engine.null_engine(7, 40, blocks, FedAsync(), engine.Batched(engine.NullStack())).run()
+    assert blocks.digest() == run.digest()
     engine.by_hand(7, 40, loop, FedAsync())
     happened = "SELECT * FROM trace WHERE kind != 'stop' ORDER BY seq"
     events = "SELECT now, kind, client, ticket, version, base_version, steps, examples, bytes FROM trace "
