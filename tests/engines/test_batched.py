@@ -283,12 +283,27 @@ def test_what_waits_is_kept_in_order_at_the_cost_of_its_logarithm():
             return float(self) < float(other)
 
     worker, _ = worker_of(2, {ticket: Time(ticket * 2741 % 4096) for ticket in range(4096)})
-    compared, rounds = 0, 50
-    for i in range(rounds):
-        (first, second) = worker.collect((worker._dues[0][1],))
+    due_first = [due * pow(2741, -1, 4096) % 4096 for due in range(2, 102, 2)]
+    worker.collect((0,))  # who waits is put in order now
+    compared = 0
+    for i, ticket in enumerate(due_first):
+        (first, second) = worker.collect((ticket,))
         worker.submit(job(5000 + first.ticket), Time(10_000 - i))
         worker.submit(job(5000 + second.ticket), Time(10_001 + i))
-    assert 0 < compared <= 2 * rounds * 3 * 12
+    assert 0 < compared <= 2 * len(due_first) * 3 * 12
+
+
+def test_all_that_wait_are_trained_at_once_where_a_stack_holds_them_and_nothing_is_compared():
+    class Time(float):
+        def __lt__(self, other: float) -> bool:
+            raise AssertionError
+
+    worker, recorded = worker_of(100, {ticket: Time(-ticket) for ticket in range(40)})
+    worker.cancel(7)
+    assert {answer.ticket for answer in worker.collect((3,))} == set(range(40)) - {7}
+    assert recorded.blocks == [[3, 0, 1, 2, 4, 5, 6, *range(8, 40)]]
+    assert not worker._new
+    assert not worker._dues
 
 
 def test_nothing_is_kept_of_jobs_that_are_done():
