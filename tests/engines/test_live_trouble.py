@@ -400,10 +400,10 @@ def test_without_room_for_the_trace_or_a_checkpoint_the_run_goes_on(tmp_path: Pa
     flush, turn = engine.trace.flush, engine.record.turn
 
     def full_for_a_while(do):
-        def tried():
+        def tried(*how):
             if 2.0 < sites.time < 7.0:
                 raise RunError("cannot write the trace: database or disk is full")
-            return do()
+            return do(*how)
 
         return tried
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from small_world import Eager, Surroundings, add_one, make_engine
 
+from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
 from offbeat.engines.trace import LAG, LOOK, Trace, read_only
 from offbeat.engines.until import Until
@@ -81,6 +82,54 @@ def test_looking_costs_nothing_where_nothing_happened(trace, clock):
     clock.now = 100.0
     trace.keep_up()
     assert not trace.path.exists()
+
+
+def test_a_full_block_does_not_wait_for_the_disk_and_the_row_after_it_does_for_both(trace, monkeypatch):
+    """Rows 0 and 1 are a block, handed over before row 2 is added; so there is a row left whose commit is durable, and
+    with it the log before it.
+    """
+    monkeypatch.setattr("offbeat.engines.trace.BLOCK", 2)
+    trace._look_at = trace._next_look()
+    said: list[str] = []
+    trace.db.set_trace_callback(said.append)
+    for _ in range(2):
+        trace.add(1.0, "timer", 0)
+    assert (said, seen(trace)) == ([], 0)
+    trace.add(1.0, "timer", 0)
+    assert seen(trace) == 2
+    assert (said[0], said[-1]) == ("PRAGMA synchronous=NORMAL", "COMMIT")
+    said.clear()
+    trace.flush()
+    assert seen(trace) == 3
+    assert (said[0], said[-1]) == ("PRAGMA synchronous=FULL", "COMMIT")
+
+
+def test_facts_are_durable_whatever_was_before(trace, monkeypatch):
+    monkeypatch.setattr("offbeat.engines.trace.BLOCK", 1)
+    trace._look_at = trace._next_look()
+    for _ in range(2):
+        trace.add(1.0, "timer", 0)
+    said: list[str] = []
+    trace.db.set_trace_callback(said.append)
+    trace.set_facts({"a": 1, "b": 2})
+    assert said[0] == "PRAGMA synchronous=FULL"
+    assert (said.count("BEGIN"), said.count("COMMIT")) == (1, 1)
+    assert dict(trace.db.execute("SELECT * FROM facts")) == {"a": "1", "b": "2"}
+
+
+def test_a_disk_without_room_is_tried_again_now_and_then_not_at_every_row(trace, monkeypatch, caplog):
+    monkeypatch.setattr("offbeat.engines.trace.BLOCK", 10)
+    trace._look_at, trace.patient, tried = trace._next_look(), True, []
+
+    def full(durable: bool = True) -> None:
+        tried.append(trace.seq)
+        raise RunError("no room")
+
+    monkeypatch.setattr(trace, "flush", full)
+    for _ in range(10 + 3 * LOOK):
+        trace.add(1.0, "timer", 0)
+    assert tried == [10, 10 + LOOK, 10 + 2 * LOOK]
+    assert caplog.text.count("no room; it is tried again") == 1
 
 
 def test_a_trace_in_memory_is_nobody_elses(clock):

@@ -199,9 +199,10 @@ class Disk:
                 return self._counted(super().executescript, statement)
 
             def _counted(self, do: Callable[..., sqlite3.Cursor], statement: str, *values: Any) -> sqlite3.Cursor:
-                disk._statement(text, writes=statement.split()[0] not in ("SELECT", "PRAGMA", "ROLLBACK"))
+                writes = statement.split()[0] not in ("SELECT", "PRAGMA", "ROLLBACK")
+                disk._statement(text, writes)
                 done = do(statement, *values)
-                if disk.concerns(text) and not self.in_transaction:
+                if writes and disk.concerns(text) and not self.in_transaction:
                     disk._trace_settled(Path(os.path.abspath(text)), self)
                 return done
 

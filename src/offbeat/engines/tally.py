@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-BLOCK = 20_000  # rows held in memory at most, by whoever writes or reads
+BLOCK = 2_000  # rows held in memory at most, by whoever writes or reads: what a core keeps near
 ENCODING = 2  # of marshal: the newest whose bytes depend on values alone, not on which objects are shared
 HEAD = 5  # bytes before a list's entries: its kind and its length
 

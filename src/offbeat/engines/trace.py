@@ -1,8 +1,10 @@
 """The trace: what happened, row by row, in SQLite. Metrics, tables, figures and reports are functions of it.
 
 Rows are buffered and written in blocks, so recording costs about a microsecond each; somebody who reads the trace of a
-running run is two seconds behind at most, or as long as what is being computed takes. A run killed at any moment leaves
-a readable file; resuming checks it against the last checkpoint, cuts it back there and goes on.
+running run is two seconds behind at most, or as long as what is being computed takes. Full blocks are small, so that
+SQLite and the hash find the rows in a core's own cache, and do not wait for the disk; every other write does. A run
+killed at any moment leaves a readable file; resuming checks it against the last checkpoint, cuts it back there and goes
+on.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,6 @@ class Trace:
             db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
             if self.path is not None:
                 db.execute("PRAGMA journal_mode=WAL")  # readable while written
-                db.execute("PRAGMA synchronous=FULL")
             db.executescript(SCHEMA)
         except sqlite3.Error as error:
             raise RunError(f"cannot open the trace {self.path}: {error}") from None
@@ -114,10 +115,10 @@ class Trace:
         detail: str | None = None,
     ) -> None:
         seq = self.seq
-        self._rows.append((seq, now + 0.0, kind, client, ticket, version, base_version, steps, examples, size, detail))
-        self.seq = seq + 1
         if seq >= self._look_at:
             self._look()
+        self._rows.append((seq, now + 0.0, kind, client, ticket, version, base_version, steps, examples, size, detail))
+        self.seq = seq + 1
 
     def commit(self, now: float, version: int) -> None:
         seq = self.seq
@@ -143,15 +144,18 @@ class Trace:
         self.seq += 1
 
     def _next_look(self) -> int:
-        """The last row before a look at the clock, or at a full block: a trace in memory has no readers to keep up
+        """The row before which to look at the clock, or at a full block: a trace in memory has no readers to keep up
         with.
         """
-        room = max(1, BLOCK - len(self._rows))  # a disk without room makes blocks longer
-        return self.seq - 1 + (room if self.path is None else min(room, LOOK))
+        room = BLOCK - len(self._rows)
+        if room <= 0:  # the disk has none: blocks become longer
+            room = LOOK
+        return self.seq + (room if self.path is None else min(room, LOOK))
 
     def _look(self) -> None:
+        """Before a row is added: whatever is written here and not durable is followed by one that will be."""
         if len(self._rows) >= BLOCK:
-            self._write()
+            self._write(durable=False)
         else:
             self.keep_up()
         self._look_at = self._next_look()
@@ -173,9 +177,9 @@ class Trace:
         self._looked = now
         return max(1, min(SKIPPED, 2 * waits, int(LAG / 100 * waits / max(gap, 1e-9))))
 
-    def _write(self) -> None:
+    def _write(self, durable: bool = True) -> None:
         try:
-            self.flush()
+            self.flush(durable)
             self._without_room = False
         except RunError as error:
             if not self.patient:
@@ -184,34 +188,35 @@ class Trace:
                 log.warning("%s; it is tried again", error)
             self._without_room = True
 
-    def flush(self) -> None:
-        """Make everything so far durable."""
+    def flush(self, durable: bool = True) -> None:
+        """Write everything so far; durably, with all that was written before, or for the system to do so: it has the
+        rows then, whatever becomes of this process.
+        """
         waiting: tuple[list[Any], ...] = (self._rows, self._commits, self._notes, self._metrics, self._clients)
         if not any(waiting):
             return
         try:
-            self.db.execute("BEGIN")
-            for table, rows in zip(TABLES, waiting, strict=True):
-                self._insert(table, rows)
-            self.db.execute("COMMIT")
+            with self._transaction(durable) as db:
+                for table, rows in zip(TABLES, waiting, strict=True):
+                    _insert(db, table, rows)
         except (sqlite3.Error, OverflowError) as error:
-            if self.db.in_transaction:
-                self.db.execute("ROLLBACK")
             raise RunError(f"cannot write the trace {self.path}: {error}") from None
         for table, rows in zip(TABLES, waiting, strict=True):
             self.tally.add(table, rows)
             rows.clear()
         self._look_at = self._next_look()
 
-    def _insert(self, table: str, rows: Sequence[Any]) -> None:
-        """Many rows a statement: half the price of one by one. SQLite takes nan as NULL, while for a None sqlite3
-        first looks whether somebody registered an adapter: a quarter of a microsecond each.
-        """
-        for i in range(0, len(rows), TOGETHER):
-            block = rows[i : i + TOGETHER]
-            one = "(" + ",".join("?" * len(block[0])) + ")"
-            statement = f"INSERT INTO {table} VALUES {','.join([one] * len(block))}"  # kept prepared by sqlite3
-            self.db.execute(statement, [nan if value is None else value for row in block for value in row])
+    @contextmanager
+    def _transaction(self, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        db = self.db
+        db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        db.execute("BEGIN")
+        try:
+            yield db
+            db.execute("COMMIT")
+        finally:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
 
     def check(self, seq: int, stored: Mapping[str, Any] | None) -> Tally:
         """The tally of the rows before `seq`, which must be the one that was stored. Only reads: nothing on disk is
@@ -235,11 +240,10 @@ class Trace:
         """Forget everything from `seq` on: what happened after the checkpoint will happen again. `tally`: of what
         stays, if known.
         """
-        self.db.execute("BEGIN")
-        for table in TABLES:
-            self.db.execute(f"DELETE FROM {table} WHERE seq >= ?", (seq,))
-        self.db.execute("DELETE FROM facts WHERE key NOT IN (?, ?)", (SPENT, WORKER))
-        self.db.execute("COMMIT")
+        with self._transaction() as db:
+            for table in TABLES:
+                db.execute(f"DELETE FROM {table} WHERE seq >= ?", (seq,))
+            db.execute("DELETE FROM facts WHERE key NOT IN (?, ?)", (SPENT, WORKER))
         self.seq = seq
         self._look_at = self._next_look()
         self.tally = tally or Tally.of(self.db, TABLES)
@@ -254,7 +258,8 @@ class Trace:
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:
         """Facts about the whole run, written at its end (how it ended, host seconds): not part of the digest."""
-        self.db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
 
     def rows(self, query: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         self.flush()
@@ -275,6 +280,17 @@ class Trace:
             with suppress(OffbeatError):
                 self.flush()
             self._db.close()
+
+
+def _insert(db: sqlite3.Connection, table: str, rows: Sequence[Any]) -> None:
+    """Many rows a statement: half the price of one by one. SQLite takes nan as NULL, while for a None sqlite3 first
+    looks whether somebody registered an adapter: a quarter of a microsecond each.
+    """
+    for i in range(0, len(rows), TOGETHER):
+        block = rows[i : i + TOGETHER]
+        one = "(" + ",".join("?" * len(block[0])) + ")"
+        statement = f"INSERT INTO {table} VALUES {','.join([one] * len(block))}"  # kept prepared by sqlite3
+        db.execute(statement, [nan if value is None else value for row in block for value in row])
 
 
 def _real(value: float) -> float | None:
