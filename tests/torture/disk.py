@@ -215,7 +215,9 @@ class Disk:
             self.operation(path, writes=writes)
         except OSError as error:
             full = error.errno == errno.ENOSPC
-            raise sqlite3.OperationalError("database or disk is full" if full else "disk I/O error") from None
+            told = sqlite3.OperationalError("database or disk is full" if full else "disk I/O error")
+            told.sqlite_errorcode = sqlite3.SQLITE_FULL if full else sqlite3.SQLITE_IOERR  # as SQLite's own have it
+            raise told from None
 
     def _trace_settled(self, path: Path, connection: sqlite3.Connection) -> None:
         """A commit: with synchronous = FULL it is durable. Otherwise the log may still be cut to what it was."""
