@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_world import Surroundings, make_engine
 from torch import Tensor, nn
 
 from offbeat.client import stack
@@ -19,6 +20,7 @@ from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY, FedAsync, FedBuff, FedCompass, FedPAC, FedPSA
 from offbeat.core.strategies.pooled import Global
+from offbeat.engines import virtual
 from offbeat.engines.checkpoint import Checkpoints
 from offbeat.engines.trace import Trace
 from offbeat.engines.until import Until
@@ -306,12 +308,82 @@ def test_all_that_wait_are_trained_at_once_where_a_stack_holds_them_and_nothing_
     assert not worker._dues
 
 
-def test_nothing_is_kept_of_jobs_that_are_done():
+@pytest.mark.parametrize("hands", [1, 2])
+def test_in_which_order_jobs_were_submitted_makes_no_difference(hands):
+    """A run that goes on hands out what waited by when it is due, not in the order in which it was sent."""
+    dues, blocks = {0: 5.0, 1: 4.0, 2: 9.0, 3: 3.0, 4: 1.0}, []
+    for order in ((0, 1, 2, 3, 4), (4, 3, 1, 0, 2)):
+        recorded = Recorded(8)
+        worker = Batched(recorded, hands)
+        for ticket in order:
+            worker.submit(job(ticket), dues[ticket])
+        worker.collect((4,))
+        blocks.append(recorded.blocks)
+    assert blocks[0] == blocks[1] == ([[4, 0, 1, 2, 3]] if hands == 1 else [[4, 3, 1]])
+
+
+@pytest.mark.parametrize("most", [5, 100])
+@pytest.mark.parametrize("stop", range(3, 24, 3))
+def test_a_run_that_was_stopped_trains_the_same_stacks(stop, most, tmp_path, monkeypatch):
+    """Row by row: the bits of a stack depend on the order of its rows. 17 clients who take 3 to 19 s."""
+    monkeypatch.setattr(virtual, "OFTEN", 1)
+    world = Surroundings({client: 3.0 + client * 7 % 17 for client in range(10, 27)})
+
+    def engine(recorded: Recorded, folder: Path, **more: Any) -> VirtualEngine:
+        folder.mkdir(exist_ok=True)
+        kept = {"trace": Trace(folder / "run.sqlite"), "checkpoints": Checkpoints(folder), "checkpoint_every": 1e9}
+        return make_engine(FedAsync(), world, until=Until(updates=40), worker=Batched(recorded), **kept, **more)
+
+    whole, parts = Recorded(most), Recorded(most)
+    engine(whole, tmp_path / "whole").run()
+    first = engine(parts, tmp_path / "parts", watch=lambda status: status.updates >= stop)
+    first.run()
+    first.trace.close()
+    assert 0 < len(parts.blocks) < len(whole.blocks)
+    again = engine(parts, tmp_path / "parts")
+    again.restore()
+    again.run()
+    assert parts.blocks == whole.blocks
+
+
+def test_what_nobody_submitted_is_not_answered_with_silence():
+    """The engine would take it for a client that failed."""
+    worker, _ = worker_of(4, {0: 1.0})
+    with pytest.raises(KeyError):
+        worker.collect((7,))
+    assert worker.collect(()) == []
+
+
+@pytest.mark.parametrize("hands", [1, 2])
+def test_nothing_is_kept_of_jobs_that_are_done(hands):
     """Where a stack holds one job, each is asked for by itself, and nobody looks through what waits."""
-    worker, _ = worker_of(1, {ticket: float(ticket) for ticket in range(40)})
+    worker = Batched(Recorded(1), hands)
+    for ticket in range(40):
+        worker.submit(job(ticket), float(ticket))
     for ticket in range(40):
         worker.collect((ticket,))
-    assert not worker._dues
+        assert len(worker._dues) == len(worker._jobs)
+    assert (worker._block_of, worker._in) == ({}, {})
+
+
+def test_a_stack_that_fails_as_a_whole_fails_each_of_its_jobs():
+    class Failing(Recorded):
+        def attempt(self, jobs: Any) -> list[Result | Exception]:
+            raise ValueError("no room")
+
+    worker = Batched(Failing(2))
+    for ticket in range(3):
+        worker.submit(job(ticket), 1.0 + ticket)
+    assert worker.collect((1,)) == [Failure(1, "ValueError: no room"), Failure(0, "ValueError: no room")]
+
+
+def test_nothing_is_left_of_what_was_submitted_when_it_closes():
+    worker, recorded = worker_of(4, {0: 1.0, 1: 2.0})
+    worker.close()
+    assert not worker._new
+    worker.submit(job(2), 1.0)
+    worker.collect((2,))
+    assert recorded.blocks == [[2]]
 
 
 def test_a_stack_that_nobody_waits_for_any_more_is_not_trained():

@@ -4,9 +4,9 @@ With several hands what waits is cut into as many stacks, the most urgent jobs i
 that one is there. Until then jobs are left waiting: handed out as they come, a few at a time, they make small stacks,
 and everybody waits for somebody in turn.
 
-Which jobs are stacked follows from what was submitted, cancelled and asked for, in which order: from the events of the
-run, never from host time. So the same run gives the same bits again. Each job is within rounding of what `inline` makes
-of it.
+Which jobs are stacked, and in which order, follows from what waits and what is asked for: from the events of the run,
+never from host time. So the same run gives the same bits again, also one that was stopped and hands out anew what
+waited. Each job is within rounding of what `inline` makes of it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Batched:
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
         found: list[Answer] = []
-        asked = [ticket for ticket in tickets if ticket in self._jobs]
+        # with one hand nobody's job is in a block when it is asked for
+        asked = tickets if self._hands == 1 else [ticket for ticket in tickets if ticket in self._jobs]
         blocks = self._cut(asked) if asked else []
         if self._hands == 1:
             for _, block in blocks:
@@ -101,11 +102,11 @@ class Batched:
         self._blocks.close()
         self._stacked.close()
 
-    def _cut(self, asked: Sequence[int]) -> list[tuple[float, Block]]:
+    def _cut(self, asked: Collection[int]) -> list[tuple[float, Block]]:
         """Into blocks: these, and what is due next, as many as there are hands for; and when each is due."""
         jobs, room = [self._jobs.pop(ticket) for ticket in asked], self._hands * self._stacked.most
-        if self._hands == 1 and len(jobs) + len(self._jobs) <= room:  # all there are, at once: no need for an order
-            jobs += self._jobs.values()
+        if self._hands == 1 and len(jobs) + len(self._jobs) <= room:  # all there are, at once: whoever is due first
+            jobs += [self._jobs[ticket] for ticket in sorted(self._jobs)]
             for held in (self._jobs, self._new, self._dues):
                 held.clear()
         dues = [-1.0] * len(jobs)
