@@ -240,6 +240,8 @@ class DeviceTrainer:
         else:
             whole = stacked_job([local[i] for i in filled])
             carry = None if asked[0].carry is None else stacked_carry([asked[i].carry for i in filled])
+            for one in asked:
+                one.carry = None  # it may be as large as a model, and is in the stack's now
         noise = [plans[i].noise for i in filled] if form.draws else []
         taken, cut = [plan.counts[0] for plan in plans], (plans[0].batch, plans[0].merge)
         orders = orders_of(jobs, taken, placed, program.clients, *cut)
