@@ -12,7 +12,8 @@ from command_line import TINY, Call, contents, refused
 
 from offbeat.core.errors import printable
 from offbeat.engines.tally import Tally
-from offbeat.engines.trace import TABLES, Trace
+from offbeat.engines.trace import Trace
+from offbeat.engines.trace_file import TABLES
 from offbeat.experiment import finished
 
 # a title, a cleared screen, a C1 code, a reversed name, an overwritten line

@@ -12,6 +12,7 @@ import pytest
 from command_line import contents, refused, start
 
 from offbeat.client.evaluation import Evaluator
+from offbeat.engines import trace
 from offbeat.engines.trace import Trace
 from offbeat.experiment import files
 from offbeat.experiment import run as runs
@@ -196,17 +197,17 @@ def test_a_disk_that_fills_up_while_checkpointing_loses_nothing(offbeat, monkeyp
 
 
 def test_a_disk_that_fills_up_under_the_trace_loses_nothing(offbeat, monkeypatch, digest):
-    insert, calls = Trace._insert, []
+    insert, calls = trace.insert, []
 
-    def cramped(self, table, rows):
+    def cramped(db, table, rows):
         calls.append(1)
         # four tables a flush, a flush a checkpoint: in the middle of the run, and of a transaction
         if len(calls) > 100:
             raise sqlite3.OperationalError("database or disk is full")
-        insert(self, table, rows)
+        insert(db, table, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trace, "_insert", cramped)
+        patch.setattr(trace, "insert", cramped)
         given = offbeat("run", "quickstart", *WORLD, "--checkpoint-every", 0, "--out", "x")
     refused(given, "x/run.sqlite", "database or disk is full", "offbeat run --resume x", status=1)
     assert len(checkpoints(Path("x"))) == 2

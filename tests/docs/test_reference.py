@@ -15,7 +15,7 @@ from run_files import COLUMNS, FACTS, FILES, KINDS
 import offbeat
 from offbeat.core import protocol
 from offbeat.core.strategies import REGISTRY
-from offbeat.engines.trace import SCHEMA
+from offbeat.engines.trace_file import SCHEMA
 from offbeat.experiment import files
 from offbeat.experiment import run as runs
 from offbeat.presets import load

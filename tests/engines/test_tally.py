@@ -10,7 +10,8 @@ import pytest
 
 from offbeat.core.errors import CheckpointError, RunError
 from offbeat.engines import trace as traces
-from offbeat.engines.trace import TABLES, Trace, read_only, sound_tally
+from offbeat.engines.trace import Trace
+from offbeat.engines.trace_file import TABLES, read_only, sound_tally
 
 
 class Word(StrEnum):

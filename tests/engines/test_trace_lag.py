@@ -13,7 +13,9 @@ from small_world import Eager, Surroundings, add_one, make_engine
 
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
-from offbeat.engines.trace import LAG, LOOK, Trace, read_only
+from offbeat.engines.tally import Tally
+from offbeat.engines.trace import LAG, LOOK, Trace
+from offbeat.engines.trace_file import TABLES, read_only
 from offbeat.engines.until import Until
 
 
@@ -85,9 +87,7 @@ def test_looking_costs_nothing_where_nothing_happened(trace, clock):
 
 
 def test_a_full_block_does_not_wait_for_the_disk_and_the_row_after_it_does_for_both(trace, monkeypatch):
-    """Rows 0 and 1 are a block, handed over before row 2 is added; so there is a row left whose commit is durable, and
-    with it the log before it.
-    """
+    """Rows 0 and 1 are a block, handed over before row 2 is added."""
     monkeypatch.setattr("offbeat.engines.trace.BLOCK", 2)
     trace._look_at = trace._next_look()
     said: list[str] = []
@@ -104,17 +104,57 @@ def test_a_full_block_does_not_wait_for_the_disk_and_the_row_after_it_does_for_b
     assert (said[0], said[-1]) == ("PRAGMA synchronous=FULL", "COMMIT")
 
 
-def test_facts_are_durable_whatever_was_before(trace, monkeypatch):
-    monkeypatch.setattr("offbeat.engines.trace.BLOCK", 1)
-    trace._look_at = trace._next_look()
+@pytest.mark.parametrize(
+    "durably", [Trace.flush, lambda trace: trace.set_facts({}), lambda trace: trace.cut(1), Trace.digest, Trace.close]
+)
+def test_what_the_disk_may_not_have_is_made_durable_where_nothing_more_is_to_be_written(trace, durably):
+    """SQLite waits for the disk in a commit that changes a page; then it does for all of the log."""
+    trace.add(1.0, "timer", 0)
+    trace.flush(durable=False)
+    said: list[str] = []
+    trace.db.set_trace_callback(said.append)
     for _ in range(2):
-        trace.add(1.0, "timer", 0)
+        assert said == []
+        trace.flush(durable=False)  # which nothing is left for
+    durably(trace)
+    at = said.index("COMMIT")
+    assert [word for word in said[: at + 1] if not word.startswith("DELETE")] == [
+        "PRAGMA synchronous=FULL",
+        "BEGIN",
+        "PRAGMA user_version=0",
+        "COMMIT",
+    ]
+    if durably is Trace.flush:
+        trace.flush()
+        assert said[at + 1 :] == []  # once is enough
+
+
+def test_facts_are_one_transaction(trace):
     said: list[str] = []
     trace.db.set_trace_callback(said.append)
     trace.set_facts({"a": 1, "b": 2})
     assert said[0] == "PRAGMA synchronous=FULL"
     assert (said.count("BEGIN"), said.count("COMMIT")) == (1, 1)
     assert dict(trace.db.execute("SELECT * FROM facts")) == {"a": "1", "b": "2"}
+
+
+def test_a_disk_that_is_full_for_a_while_loses_no_row_and_doubles_none(trace):
+    """SQLite's own: a file may have so many pages and no more. What it had begun to write is taken back."""
+    trace.add(1.0, "timer", 0)
+    trace.flush()
+    (pages,) = trace.db.execute("PRAGMA page_count").fetchone()
+    trace.db.execute(f"PRAGMA max_page_count={pages}")
+    for i in range(300):
+        trace.add(1.0, "refuse", 0, detail=f"{i}" * 50)
+    with pytest.raises(RunError, match=r"cannot write the trace .* full"):
+        trace.flush()
+    assert not trace.db.in_transaction
+    assert seen(trace) == 1
+    assert trace.tally.plain()["trace"][0] == 1
+    trace.db.execute(f"PRAGMA max_page_count={1000 * pages}")
+    trace.flush()
+    assert seen(trace) == 301
+    assert trace.tally.difference(Tally.of(trace.db, TABLES).plain()) is None
 
 
 def test_a_disk_without_room_is_tried_again_now_and_then_not_at_every_row(trace, monkeypatch, caplog):

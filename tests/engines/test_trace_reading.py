@@ -8,7 +8,8 @@ from contextlib import closing
 import pytest
 
 from offbeat.engines import trace as module
-from offbeat.engines.trace import Trace, read_only
+from offbeat.engines.trace import Trace
+from offbeat.engines.trace_file import read_only
 
 
 class Unwritable:

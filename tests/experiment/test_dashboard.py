@@ -68,7 +68,8 @@ def _until(seconds: float):
 def ended(path: Path, strategy: str) -> None:
     """With the checksums of a run that came to its end."""
     from offbeat.engines.tally import Tally
-    from offbeat.engines.trace import TABLES, Trace
+    from offbeat.engines.trace import Trace
+    from offbeat.engines.trace_file import TABLES
     from offbeat.experiment import finished
 
     run = told(path, strategy)

@@ -33,6 +33,7 @@ class Disk:
     at: int = 0  # 0: never
     how: str = "kill"
     count: int = 0
+    loose: int = 0  # commits that are not durable
     # what is not durable, by what has to be synced for it
     undo: list[tuple[Path, Callable[[], object]]] = field(default_factory=list)
     busy: bool = False  # with its own work, which does not count
@@ -226,6 +227,8 @@ class Disk:
         (level,) = sqlite3.Connection.execute(connection, "PRAGMA synchronous").fetchone()
         if level >= FULL:
             self.synced(log)
+        else:
+            self.loose += 1
         self.undo.append((log, lambda: os.truncate(log, min(size, log.stat().st_size)) if log.exists() else None))
 
 

@@ -65,8 +65,8 @@ def on(disk: Disk, arguments: tuple[object, ...]) -> Callable[[], int]:
 
 
 def prepare(disk: Disk) -> None:
-    """In a child: blocks of the trace so small that so short a run fills some, which are handed to the system only."""
-    trace.BLOCK = 5
+    """In a child: every row of the trace is a block, which is handed to the system only."""
+    trace.BLOCK = 1
     disk.install()
 
 
@@ -82,12 +82,15 @@ def count(world: World) -> int:
             try:
                 return call(*begin(folder, world))()
             finally:
-                told.write_text(str(disk.count))
+                told.write_text(f"{disk.count} {disk.loose}")
 
         ended = child(work)
         if ended.status != 0:
             raise Wrong(f"it does not even run when left in peace: {tail(ended)}")
-        return int(told.read_text())
+        operations, loose = map(int, told.read_text().split())
+        if not loose:
+            raise Wrong("nothing was written that waits for a later write to be durable")
+        return operations
 
 
 def cases(seed: int, power: bool = False) -> Iterator[Operation]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from offbeat.core.errors import RunError
 from offbeat.deploy.standing import Standing
-from offbeat.engines.trace import read_only
+from offbeat.engines.trace_file import read_only
 from offbeat.experiment.sites import roster
 
 LIVE = "live"  # the folder within a run's that its processes use

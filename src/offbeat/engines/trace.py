@@ -2,9 +2,9 @@
 
 Rows are buffered and written in blocks, so recording costs about a microsecond each; somebody who reads the trace of a
 running run is two seconds behind at most, or as long as what is being computed takes. Full blocks are small, so that
-SQLite and the hash find the rows in a core's own cache, and do not wait for the disk; every other write does. A run
-killed at any moment leaves a readable file; resuming checks it against the last checkpoint, cuts it back there and goes
-on.
+SQLite and the hash find the rows in a core's own cache, and do not wait for the disk; every other write does, for them
+too. A run killed at any moment leaves a readable file; resuming checks it against the last checkpoint, cuts it back
+there and goes on.
 """
 
 from __future__ import annotations
@@ -12,36 +12,22 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from math import nan
 from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import CheckpointError, OffbeatError, RunError
 from offbeat.engines.tally import BLOCK, Tally
+from offbeat.engines.trace_file import TABLES, files_of, insert, opened, read_only, sound_tally
 
 log = logging.getLogger("offbeat")
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS trace (
-    seq INTEGER PRIMARY KEY, now REAL, kind TEXT, client INTEGER, ticket INTEGER, version INTEGER,
-    base_version INTEGER, steps INTEGER, examples INTEGER, bytes INTEGER, detail TEXT);
-CREATE TABLE IF NOT EXISTS commits (seq INTEGER PRIMARY KEY, now REAL, version INTEGER);
-CREATE TABLE IF NOT EXISTS notes (seq INTEGER, now REAL, ticket INTEGER, key TEXT, value REAL);
-CREATE TABLE IF NOT EXISTS metrics (seq INTEGER, now REAL, version INTEGER, updates INTEGER, key TEXT, value REAL);
-CREATE TABLE IF NOT EXISTS clients (seq INTEGER, now REAL, version INTEGER, client INTEGER, key TEXT, value REAL);
-CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT);
-"""
-TABLES = ("trace", "commits", "notes", "metrics", "clients")
-TOGETHER = 100  # rows a statement
 SKIPPED = 16  # waits at most without a look at the clock: so many may turn out long before it is noticed
 LAG = 2.0  # host seconds that a reader may be behind
 LOOK = 64  # rows of all tables between two looks at the clock, where nobody calls for one
 SPENT = "wall_seconds"  # the fact that is summed over all resumes,
 WORKER = "worker"  # and the one that is a list over them: who computed the jobs
-# what SQLite says where it cannot make the files beside a trace that it needs to share it
-CANNOT_WRITE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
 
 Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None, int | None, int | None, str | None]
 
@@ -83,23 +69,14 @@ class Trace:
         self._db: sqlite3.Connection | None = None
         self.patient = False  # is what cannot be written for readers written later? Whoever has it elsewhere may wait
         self._without_room = False
+        self._loose = False  # was something handed to the system that the disk may not have?
 
     @property
     def db(self) -> sqlite3.Connection:
         """Opened when it is needed. Not a cached property: what Python keeps in a `__dict__` it finds more slowly."""
         if self._db is None:
-            self._db = self._opened()
+            self._db = opened(self.path)
         return self._db
-
-    def _opened(self) -> sqlite3.Connection:
-        try:
-            db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
-            if self.path is not None:
-                db.execute("PRAGMA journal_mode=WAL")  # readable while written
-            db.executescript(SCHEMA)
-        except sqlite3.Error as error:
-            raise RunError(f"cannot open the trace {self.path}: {error}") from None
-        return db
 
     def add(
         self,
@@ -153,7 +130,7 @@ class Trace:
         return self.seq + (room if self.path is None else min(room, LOOK))
 
     def _look(self) -> None:
-        """Before a row is added: whatever is written here and not durable is followed by one that will be."""
+        """Before a row is added: is it time to write those there are?"""
         if len(self._rows) >= BLOCK:
             self._write(durable=False)
         else:
@@ -193,12 +170,12 @@ class Trace:
         rows then, whatever becomes of this process.
         """
         waiting: tuple[list[Any], ...] = (self._rows, self._commits, self._notes, self._metrics, self._clients)
-        if not any(waiting):
+        if not any(waiting) and not (durable and self._loose):
             return
         try:
             with self._transaction(durable) as db:
                 for table, rows in zip(TABLES, waiting, strict=True):
-                    _insert(db, table, rows)
+                    insert(db, table, rows)
         except (sqlite3.Error, OverflowError) as error:
             raise RunError(f"cannot write the trace {self.path}: {error}") from None
         for table, rows in zip(TABLES, waiting, strict=True):
@@ -213,7 +190,10 @@ class Trace:
         db.execute("BEGIN")
         try:
             yield db
+            if durable and self._loose:
+                db.execute("PRAGMA user_version=0")  # a commit that changes no page does not wait for the disk
             db.execute("COMMIT")
+            self._loose = not durable
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
@@ -282,52 +262,6 @@ class Trace:
             self._db.close()
 
 
-def _insert(db: sqlite3.Connection, table: str, rows: Sequence[Any]) -> None:
-    """Many rows a statement: half the price of one by one. SQLite takes nan as NULL, while for a None sqlite3 first
-    looks whether somebody registered an adapter: a quarter of a microsecond each.
-    """
-    for i in range(0, len(rows), TOGETHER):
-        block = rows[i : i + TOGETHER]
-        one = "(" + ",".join("?" * len(block[0])) + ")"
-        statement = f"INSERT INTO {table} VALUES {','.join([one] * len(block))}"  # kept prepared by sqlite3
-        db.execute(statement, [nan if value is None else value for row in block for value in row])
-
-
 def _real(value: float) -> float | None:
     """A number as SQLite gives it back."""
     return float(value) + 0.0 if value == value else None
-
-
-def files_of(path: Path) -> list[Path]:
-    """A trace's file and what SQLite puts beside it."""
-    return [path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))]
-
-
-def read_only(path: Path) -> sqlite3.Connection:
-    """The run may still be going on. Where nothing can be written beside it, the disk being full or read-only, SQLite
-    cannot share the file with a writer; then there is none, and it is read as it lies there.
-    """
-    uri = path.resolve().as_uri()
-    db = sqlite3.connect(f"{uri}?mode=ro", uri=True)
-    try:
-        db.execute("SELECT 1 FROM sqlite_master").fetchone()
-        return db
-    except sqlite3.Error as error:
-        db.close()
-        if (error.sqlite_errorcode & 0xFF) not in CANNOT_WRITE or _unfolded(path):
-            raise
-    return sqlite3.connect(f"{uri}?immutable=1", uri=True)
-
-
-def _unfolded(path: Path) -> bool:
-    """Are there rows that lie in the journal only?"""
-    wal = path.with_name(f"{path.name}-wal")
-    return wal.exists() and wal.stat().st_size > 0
-
-
-def sound_tally(db: sqlite3.Connection, seq: int | None = None) -> Tally:
-    """Of the rows in a file whose pages are in order; sqlite3.DatabaseError where they are not."""
-    verdict = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if verdict != "ok":
-        raise sqlite3.DatabaseError(" ".join(str(verdict).replace("*** in database main ***", "").split()))
-    return Tally.of(db, TABLES, seq)

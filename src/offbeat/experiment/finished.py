@@ -15,7 +15,8 @@ from pathlib import Path
 
 from offbeat.core.errors import RunError
 from offbeat.engines.checkpoint import write_whole
-from offbeat.engines.trace import Trace, read_only, sound_tally
+from offbeat.engines.trace import Trace
+from offbeat.engines.trace_file import read_only, sound_tally
 from offbeat.experiment import own, sealed
 
 log = logging.getLogger("offbeat")

@@ -27,7 +27,7 @@ from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
 from offbeat.engines.checkpoint import Checkpoints, write_whole
 from offbeat.engines.tally import Tally
-from offbeat.engines.trace import TABLES
+from offbeat.engines.trace_file import TABLES
 from offbeat.experiment import (
     build,
     card,

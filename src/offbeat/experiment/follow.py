@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.engines.trace import read_only
+from offbeat.engines.trace_file import read_only
 from offbeat.experiment import guard
 from offbeat.experiment.comparison import MANIFEST, Comparison
 from offbeat.experiment.metrics import without_nan

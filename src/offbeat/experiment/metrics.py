@@ -15,7 +15,8 @@ from typing import Any
 from offbeat.client.survey import EVERYONE
 from offbeat.core.errors import RunError
 from offbeat.engines import finite
-from offbeat.engines.trace import WORKER, read_only
+from offbeat.engines.trace import WORKER
+from offbeat.engines.trace_file import read_only
 from offbeat.engines.until import Target, higher_is_better
 from offbeat.experiment import curves, notes, sites
 from offbeat.experiment.curves import Curve

@@ -20,7 +20,8 @@ from offbeat.core.protocol import Strategy
 from offbeat.core.vector import flatten
 from offbeat.engines.progress import Outcome, Status
 from offbeat.engines.tally import Tally
-from offbeat.engines.trace import TABLES, WORKER, Trace
+from offbeat.engines.trace import WORKER, Trace
+from offbeat.engines.trace_file import TABLES
 from offbeat.engines.until import Target, Until
 from offbeat.engines.virtual import INTERRUPTED
 from offbeat.experiment import arguments, auto, build, holdings, metrics, misfits, telling, workers

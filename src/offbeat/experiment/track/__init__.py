@@ -20,7 +20,7 @@ from math import isfinite
 
 from offbeat.core.errors import ConfigError, printable, unknown
 from offbeat.engines.checkpoint import write_whole
-from offbeat.engines.trace import read_only
+from offbeat.engines.trace_file import read_only
 from offbeat.experiment import measures
 from offbeat.experiment.plain import to_plain
 from offbeat.experiment.run import Run
