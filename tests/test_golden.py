@@ -5,12 +5,14 @@ A change that moves numbers on purpose records them anew, and says so in its cha
     OFFBEAT_RECORD_GOLDEN=1 pytest tests/test_golden.py
 """
 
+import ctypes
 import json
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -154,8 +156,8 @@ def trace_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         event = {key: value for key, value in plain(entry.event).items() if key != "base"}  # a Dispatch has shown it
         entries.append({"event": event, "actions": actions})
     # on another instruction set torch may fuse a multiplication and an addition, on processors of another maker or
-    # family BLAS may sum in another order: equal within rounding, not in bits
-    cpu = f"{torch.backends.cpu.get_cpu_capability()} {_maker()}"
+    # family, or told to take another one's, BLAS may sum in another order: equal within rounding, not in bits
+    cpu = f"{torch.backends.cpu.get_cpu_capability()} {_maker()} {_blas()}".strip()
     return {"strategy": name, "settings": settings, "cpu": cpu, "version": engine.ledger.version, "trace": entries}
 
 
@@ -214,3 +216,13 @@ def _maker() -> str:
         return platform.machine()
     told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     return f"{told.get('vendor_id', platform.machine())} {told.get('cpu family', '')}".strip()
+
+
+def _blas() -> str:
+    """Whose kernels numpy's OpenBLAS has chosen: for this processor, or what OPENBLAS_CORETYPE names."""
+    for library in (Path(np.__file__).parent.parent / "numpy.libs").glob("libscipy_openblas*"):
+        named = getattr(ctypes.CDLL(str(library)), "scipy_openblas_get_corename64_", None)
+        if named is not None:
+            named.restype = ctypes.c_char_p
+            return str(named().decode())
+    return os.environ.get("OPENBLAS_CORETYPE", "")
