@@ -265,6 +265,35 @@ def test_killed_again_and_again_before_a_checkpoint_the_file_does_not_grow(tmp_p
     assert [float(store[client][0]) for client in store] == list(range(5))
 
 
+def test_killed_before_an_old_checkpoint_was_removed_no_slot_is_given_away_twice(tmp_path, monkeypatch):
+    """Then three are there, and the older two refer to the same rows: both go with the next one that is written."""
+
+    def dies() -> None:
+        raise KeyboardInterrupt
+
+    _, checkpoints, store = opened(tmp_path, ROW)
+    for client in range(3):
+        store[client] = row(client)
+    save(checkpoints, store)
+    save(checkpoints, store)
+    for client in range(3):
+        store[client] = row(10 + client)
+    monkeypatch.setattr(checkpoints, "_clean", dies)
+    with pytest.raises(KeyboardInterrupt):
+        save(checkpoints, store)
+    assert len(list(tmp_path.glob("*.json"))) == 3
+
+    memory, checkpoints, store = opened(tmp_path, ROW)
+    save(checkpoints, store)
+    (file,) = memory._files.values()
+    assert sorted(file.free) == [0, 1, 2]
+    for client in range(10):
+        store[client] = row(20 + client)
+    save(checkpoints, store)
+    _, _, found = opened(tmp_path)
+    assert [float(found[client][0]) for client in found] == [20 + client for client in range(10)]
+
+
 def test_sharing_survives(tmp_path):
     _, checkpoints, store = opened(tmp_path)
     model = row(7)

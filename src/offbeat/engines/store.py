@@ -178,8 +178,12 @@ class ClientMemory:
     def settled(self) -> None:
         """It is written, and the one before it is still there."""
         before, self._kept = self._kept, [*self._kept[-1:], self._noted]
+        # two and more where the process was killed before it removed one; they may refer to the same slots
+        gone: Held = {}
         for held in before[:-1]:
-            self._release(held)
+            for size, numbers in held.items():
+                gone.setdefault(size, set()).update(numbers)
+        self._release(gone)
 
     def hold(self, noted: Iterable[Tree]) -> None:
         """These checkpoints are there, the one that is gone on from last; what none of them refers to is free."""
