@@ -105,7 +105,7 @@ class Batched:
     def _cut(self, asked: Collection[int]) -> list[tuple[float, Block]]:
         """Into blocks: these, and what is due next, as many as there are hands for; and when each is due."""
         jobs, room = [self._jobs.pop(ticket) for ticket in asked], self._hands * self._stacked.most
-        if self._hands == 1 and len(jobs) + len(self._jobs) <= room:  # all there are, at once: whoever is due first
+        if self._hands == 1 and len(jobs) + len(self._jobs) <= room:  # all there are, at once, in no need of a due time
             jobs += [self._jobs[ticket] for ticket in sorted(self._jobs)]
             for held in (self._jobs, self._new, self._dues):
                 held.clear()
