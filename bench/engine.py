@@ -26,30 +26,30 @@ import simpy
 import torch
 
 from machine import machine, versions
-from offbeat.client.data import ClientData
-from offbeat.client.training import Trainer, Training
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import ClientReady, UpdateArrived, World
 from offbeat.core.strategies import FedAsync, FedBuff
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Layout, Slice, flatten
-from offbeat.engines.gate import Gate
-from offbeat.engines.progress import rare_collection
-from offbeat.engines.tally import BLOCK
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import Until
-from offbeat.engines.virtual import VirtualEngine
-from offbeat.engines.workers import Worker
-from offbeat.engines.workers.batched import Batched
-from offbeat.engines.workers.inline import Inline
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.run import create, execute
-from offbeat.scenario.counts import ExampleCounts
+from offbeat.engine.gate import Gate
+from offbeat.engine.progress import rare_collection
+from offbeat.engine.trace import Trace
+from offbeat.engine.trace_digest import BLOCK
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import VirtualEngine
+from offbeat.engine.worker import Worker
+from offbeat.experiment.run.execution import create, execute
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data import load
 from offbeat.scenario.delays import Uniform
+from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.models import Cnn, Linear
 from offbeat.scenario.partition import Dirichlet, Draws
-from offbeat.scenario.surroundings import SimulatedWorld
+from offbeat.scenario.simulated_world import SimulatedWorld
+from offbeat.training.client_data import ClientData
+from offbeat.training.trainer import Trainer, Training
+from offbeat.workers.batched import Batched
+from offbeat.workers.inline import Inline
 from plain import cpu, interval, plain_loop, told
 
 TEN = Layout((Slice("w", (10,), 0, 10, "param"),))

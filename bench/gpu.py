@@ -26,24 +26,26 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
 import offbeat
-from offbeat.client import batch_norm, convolution, layers, orders, straight
-from offbeat.client.data import ClientData
-from offbeat.client.device import DeviceTrainer
-from offbeat.client.evaluation import Evaluator
-from offbeat.client.training import Trainer, Training
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY, FedBuff
 from offbeat.core.vector import flatten
-from offbeat.engines.progress import Outcome, rare_collection
-from offbeat.engines.together import run_together
-from offbeat.engines.until import Until
-from offbeat.engines.workers.pool import Pool
-from offbeat.experiment import build, workers
-from offbeat.experiment.config import Experiment
+from offbeat.engine.progress import Outcome, rare_collection
+from offbeat.engine.until import Until
+from offbeat.experiment import build
+from offbeat.experiment.run.side_by_side import run_together
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import LeNet5, Linear, ResNet
 from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
+from offbeat.training.client_data import ClientData
+from offbeat.training.cuda import linear_softmax
+from offbeat.training.cuda.cuda_trainer import DeviceTrainer
+from offbeat.training.evaluation import Evaluator
+from offbeat.training.stacked import batch_order, convolution, layers, masked_batch_norm
+from offbeat.training.trainer import Trainer, Training
+from offbeat.workers import registry
+from offbeat.workers.pool import Pool
 
 DEVICE = "cuda"
 PICTURES = (1, 28, 28)
@@ -85,20 +87,22 @@ def jobs_of(trainer: Trainer, clients: int, examples: int, index: int = 0) -> li
 
 
 def check() -> None:
-    from offbeat.client import kernels
+    from offbeat.training.cuda import patches_triton
 
     for c, k, stride, padding, dilation in ((1, 5, 1, 0, 1), (3, 3, 1, 1, 1), (3, 3, 2, 1, 1), (2, 3, 1, 2, 2)):
         x = torch.randn(3, 4, 9, 9, c, device=DEVICE)
         g = convolution.Geometry((k, k), (stride,) * 2, (padding,) * 2, (dilation,) * 2)
         columns = convolution.patches(x, g)
-        assert torch.equal(columns, kernels.patches(x, g))
+        assert torch.equal(columns, patches_triton.patches(x, g))
         back = torch.randn_like(columns)
-        torch.testing.assert_close(convolution.put_back(back, x.shape, g), kernels.put_back(back, x.shape, g))
+        torch.testing.assert_close(convolution.put_back(back, x.shape, g), patches_triton.put_back(back, x.shape, g))
     x = torch.randint(0, 3, (2, 3, 7, 7, 2), device=DEVICE).float()
     best = convolution.largest(x, (2, 2))
     grad = torch.randn_like(best)
-    assert torch.equal(best, kernels.largest(x, (2, 2)))
-    assert torch.equal(convolution.to_the_first(x, best, grad, (2, 2)), kernels.to_the_first(x, best, grad, (2, 2)))
+    assert torch.equal(best, patches_triton.largest(x, (2, 2)))
+    assert torch.equal(
+        convolution.to_the_first(x, best, grad, (2, 2)), patches_triton.to_the_first(x, best, grad, (2, 2))
+    )
     print("kernels agree with their torch forms")
     orders_agree()
     pictures_agree()
@@ -125,8 +129,8 @@ def orders_agree() -> None:
     trainer = trainer_of("linear", 40, 300, Training(batch=16, steps=50), torch.float32)
     jobs = [replace(job, num_examples=1 + 7 * i) for i, job in enumerate(jobs_of(trainer, 40, 300))]
     taken, placed = [trainer.plan(job).steps for job in jobs], [trainer.data.in_one_place()] * len(jobs)
-    drawn = orders.orders_of(jobs, taken, placed, 44, batch=16, merge=False)
-    told = orders.one_by_one(jobs, taken, torch.zeros_like(drawn.order, device="cpu"), batch=16, merge=False)
+    drawn = batch_order.orders_of(jobs, taken, placed, 44, batch=16, merge=False)
+    told = batch_order.one_by_one(jobs, taken, torch.zeros_like(drawn.order, device="cpu"), batch=16, merge=False)
     alone = replace(drawn, order=told.to(DEVICE))
     for ours, theirs in zip(drawn.at(0, 50, 16), alone.at(0, 50, 16), strict=True):
         assert torch.equal(ours, theirs)
@@ -185,8 +189,8 @@ def normal_of(layer: nn.BatchNorm2d, x: torch.Tensor, *rest: torch.Tensor, cut: 
         "running_var": torch.ones_like(weight),
         "num_batches_tracked": torch.zeros(3, dtype=torch.int64, device=DEVICE),
     }
-    batch = batch_norm.Batch(sizes, x.shape[1], held)
-    out = batch_norm.batch_norm(x, weight, bias, "", layer, batch, *added, cut=cut)
+    batch = masked_batch_norm.Batch(sizes, x.shape[1], held)
+    out = masked_batch_norm.batch_norm(x, weight, bias, "", layer, batch, *added, cut=cut)
     counted = batch.counts[:, :, None, None, None].to(x.dtype)  # of the others nobody asks
     moved = batch.statistics["running_mean"] + batch.statistics["running_var"]
     return out * counted * x.detach() * moved.detach()[:, None, :, None, None]
@@ -194,7 +198,7 @@ def normal_of(layer: nn.BatchNorm2d, x: torch.Tensor, *rest: torch.Tensor, cut: 
 
 def straight_agrees() -> None:
     """All steps of a linear layer in one kernel, in float32, against the same called step by step in float64."""
-    from offbeat.client import softmax
+    from offbeat.training.cuda import linear_softmax_triton
 
     counts, steps = torch.tensor([64, 1, 37, 200, 16, 65, 128]), torch.tensor([20, 20, 0, 20, 3, 20, 7])
     each = -(-counts // 64)
@@ -210,12 +214,12 @@ def straight_agrees() -> None:
         rates = torch.linspace(0.01, 0.1, 7, device=DEVICE).double()
         starts, rows = torch.arange(0, 350, 50), torch.randperm(550)[:500].remainder(500) if scattered else None
         given = (part if part is None else part.to(DEVICE) for part in (order, counts, steps, starts, rows, each))
-        drawn_by = orders.Orders(*given, batch=64, most=20)
-        begins = straight.copies(w.float().unbind(0))
+        drawn_by = batch_order.Orders(*given, batch=64, most=20)
+        begins = linear_softmax.copies(w.float().unbind(0))
         for pulls in (None, torch.tensor([0.0, 3.0, 0.5, 0.0, 1.0, 0.1, 2.0], device=DEVICE).double()):
             exact, told = w.clone(), None if pulls is None else pulls.tolist()
-            straight.descend(exact, layer, x, y, drawn_by, rates, pulls)
-            ours = softmax.descended(begins, layer, x.float(), y, drawn_by, rates.tolist(), told)
+            linear_softmax.descend(exact, layer, x, y, drawn_by, rates, pulls)
+            ours = linear_softmax_triton.descended(begins, layer, x.float(), y, drawn_by, rates.tolist(), told)
             apart = float((torch.stack(ours) - exact).norm() / (exact - w).norm())
             how = "" if pulls is None else ", some pulled back"
             print(f"a linear layer of {classes} classes, 20 steps in one kernel{how}: float32 within {apart:.1e}")
@@ -328,7 +332,7 @@ def engine_row(model: str, at_work: int) -> None:
     )
     x, y = data.pooled()
     setup = build.assemble(module, data, Evaluator(module, x[:200], y[:200]), experiment)
-    engine = build.engine(setup, experiment, worker=workers.make(workers.parse("cuda"), setup.trainer))
+    engine = build.engine(setup, experiment, worker=registry.make(registry.parse("cuda"), setup.trainer))
     took = seconds(engine.run)
     some = jobs_of(setup.trainer, 20, 200)
     eager(setup.trainer, some[:2])  # whatever is made once is made before
@@ -360,13 +364,15 @@ def eager(trainer: Trainer, jobs: list[Job]) -> None:
 def played(stacks: DeviceTrainer, jobs: list[Job]) -> float:
     """Steps a second of the recorded step, played and nothing else; or of the one kernel that has all of them."""
     if not stacks._programs:
-        from offbeat.client import softmax
+        from offbeat.training.cuda import linear_softmax_triton
 
         trainer, way = stacks._trainers[0], next(iter(stacks._straight.values()))
         steps, count = [trainer.plan(job).steps for job in jobs], len(jobs)
-        drawn = orders.orders_of(jobs, steps, [stacks._placed[0]] * count, count, trainer.training.batch, merge=False)
+        drawn = batch_order.orders_of(
+            jobs, steps, [stacks._placed[0]] * count, count, trainer.training.batch, merge=False
+        )
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            softmax.descended([job.base for job in jobs], way.layer, way.x, way.y, drawn, [0.01] * count)
+            linear_softmax_triton.descended([job.base for job in jobs], way.layer, way.x, way.y, drawn, [0.01] * count)
             torch.cuda.synchronize()
         return sum(steps) / sum(one.device_time_total * 1e-6 for one in seen.key_averages() if "_descended" in one.key)
     program = next(reversed(stacks._programs.values()))
@@ -396,7 +402,7 @@ def table(names: str, limit: float = 1e9) -> None:
     }
     began = time.perf_counter()
     made = {i: build.setup(experiment, DEVICE) for i, experiment in enumerate(experiments.values())}
-    pool = Pool(lambda owner: workers.pooled([one.trainer for one in made.values()], owner))
+    pool = Pool(lambda owner: registry.pooled([one.trainer for one in made.values()], owner))
     stop: Callable[[object], bool] = lambda _: time.perf_counter() - began > limit  # noqa: E731
     engines = {
         i: build.engine(one, experiment, worker=pool.port(i), watch=stop)

@@ -24,8 +24,8 @@ UPDATES = 6
 COLD = """
 import sys
 from pathlib import Path
-from offbeat.deploy.site import Site
-from offbeat.deploy.sources import Partition
+from offbeat.deploy.site_client import Site
+from offbeat.deploy.site_data import Partition
 Site(Path(sys.argv[1]), "cold", Partition(0)).handle(Path(sys.argv[2]).read_bytes())
 """
 
@@ -41,24 +41,26 @@ def live(hidden: str, folder: Path) -> list[tuple[float, float]]:
     subprocess.run(
         [*command, *settings(hidden), "--until", f"{UPDATES}updates", "--json"], check=True, capture_output=True
     )
-    from offbeat.experiment import metrics
+    from offbeat.metrics import trace_summary
 
     query = """SELECT a.now - d.now, n.value FROM trace d JOIN trace a ON a.ticket = d.ticket AND a.kind = 'arrive'
         JOIN notes n ON n.ticket = d.ticket AND n.key = 'training_seconds' WHERE d.kind = 'dispatch' ORDER BY d.seq"""
-    with metrics.open_trace(folder / "run.sqlite") as db:
+    with trace_summary.open_trace(folder / "run.sqlite") as db:
         return list(db.execute(query))[1:]
 
 
 def cold(hidden: str, folder: Path) -> float:
     """Seconds from nothing to a site that could begin."""
-    from offbeat.cli.options import load
-    from offbeat.deploy import wire
-    from offbeat.experiment import files
+    from offbeat.cli.shared_options import load
+    from offbeat.deploy import message_codec
+    from offbeat.experiment.spec import experiment_files
 
     changes = settings(hidden)[1::2]
     experiment = load("quickstart", [*changes, "clients=1"], "6updates").experiment
     greeting = folder / "greeting"
-    greeting.write_bytes(wire.encode(wire.Greeting("bench", files.dump(experiment), "any"), "bench"))
+    greeting.write_bytes(
+        message_codec.encode(message_codec.Greeting("bench", experiment_files.dump(experiment), "any"), "bench")
+    )
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", COLD, str(folder / "home"), str(greeting)], check=True)
     return time.perf_counter() - began

@@ -20,11 +20,12 @@ from math import nan
 from pathlib import Path
 from statistics import fmean, stdev
 
-from offbeat.experiment import build, metrics
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.metrics import size
+from offbeat.experiment import build
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics import trace_summary
+from offbeat.metrics.trace_summary import size
 from offbeat.presets import load
-from offbeat.presets.methods import METHODS, VARIANTS, variant
+from offbeat.presets.method_settings import METHODS, VARIANTS, variant
 
 HEAD = (
     "| method | final acc | slowest ¼ | best acc | time to target | updates | staleness | idle | down | up | "
@@ -40,8 +41,8 @@ def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
     engine = build.engine(made, experiment)
     outcome = engine.run()
     engine.trace.flush()
-    summary = metrics.summarize(engine.trace.db, experiment.population, experiment.target)
-    best = max(metrics.curve(engine.trace.db, "acc").values)
+    summary = trace_summary.summarize(engine.trace.db, experiment.population, experiment.target)
+    best = max(trace_summary.curve(engine.trace.db, "acc").values)
     return label, {
         "final": summary.metrics["acc"], "slowest": summary.of_group("slowest"), "best": best,
         "time": summary.time_to_target,

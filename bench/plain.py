@@ -14,7 +14,7 @@ from math import inf
 import torch
 from torch import nn
 
-from offbeat.client.training import Training
+from offbeat.training.trainer import Training
 
 MANY = 20  # values, from which on a range says little
 TICK = 0.01  # seconds: finer, the system does not tell what processes took

@@ -31,14 +31,14 @@ from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import World
 from offbeat.core.strategies import FedAsync
 from offbeat.core.vector import Layout, Slice
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import Until
-from offbeat.engines.virtual import VirtualEngine
-from offbeat.engines.workers.inline import Inline
+from offbeat.engine.trace import Trace
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import VirtualEngine
 from offbeat.scenario.availability import Diurnal
-from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Uniform
-from offbeat.scenario.surroundings import SimulatedWorld
+from offbeat.scenario.example_counts import ExampleCounts
+from offbeat.scenario.simulated_world import SimulatedWorld
+from offbeat.workers.inline import Inline
 
 EVENTS, REPEATS = 20_000, 3
 BYTES = 2_000_000_000  # that one point's updates may move through memory, or fewer of them are made

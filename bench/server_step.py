@@ -29,7 +29,7 @@ from torch import Tensor
 
 from machine import machine, versions
 from offbeat.core.jobs import Job, Result
-from offbeat.core.parts.reuse import new_vector
+from offbeat.core.parts.reused_memory import new_vector
 from offbeat.core.protocol import Action, Commit, Event, UpdateArrived, World
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.vector import Layout, Slice

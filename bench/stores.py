@@ -26,16 +26,16 @@ from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import World
 from offbeat.core.strategies import CA2FL, Mifa
 from offbeat.core.vector import Layout, Slice
-from offbeat.engines.checkpoint import Checkpoints
-from offbeat.engines.store import ClientMemory
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import Until
-from offbeat.engines.virtual import VirtualEngine
-from offbeat.engines.workers.inline import Inline
-from offbeat.experiment.client_memory import parse
-from offbeat.scenario.counts import ExampleCounts
+from offbeat.engine.checkpoint import Checkpoints
+from offbeat.engine.client_store import ClientMemory
+from offbeat.engine.trace import Trace
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import VirtualEngine
+from offbeat.experiment.run.client_memory import parse
 from offbeat.scenario.delays import Uniform
-from offbeat.scenario.surroundings import SimulatedWorld
+from offbeat.scenario.example_counts import ExampleCounts
+from offbeat.scenario.simulated_world import SimulatedWorld
+from offbeat.workers.inline import Inline
 
 # a step of 100 updates: every open job holds the model it was sent, and these are fewer then
 METHODS = {"ca2fl": CA2FL(k=100), "mifa": Mifa(wait="no_wait")}

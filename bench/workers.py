@@ -24,14 +24,15 @@ import torch
 from torch import nn
 
 from machine import machine, versions
-from offbeat.client.data import ClientData
-from offbeat.client.evaluation import Evaluator
-from offbeat.client.survey import Survey
 from offbeat.core.strategies import FedBuff
-from offbeat.engines.until import Until
-from offbeat.experiment import build, workers
-from offbeat.experiment.config import Experiment
+from offbeat.engine.until import Until
+from offbeat.experiment import build
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.delays import Uniform
+from offbeat.training.client_data import ClientData
+from offbeat.training.evaluation import Evaluator
+from offbeat.training.survey import Survey
+from offbeat.workers import registry
 from plain import plain_loop, ratios, told
 from plain import wall as wall_of
 from workloads import AT_WORK, CLIENTS, EXAMPLES, TRAINING, WORLDS, K
@@ -57,7 +58,7 @@ def measure(name: str, chosen: tuple[str, ...] = WORKERS) -> None:
     setup = build.assemble(module, clients, Evaluator(module, pairs[0][0][:1], pairs[0][1][:1]), experiment)
 
     def with_(worker: str, some: Experiment = experiment) -> Callable[[], object]:
-        return lambda: build.engine(setup, some, worker=workers.make(workers.parse(worker), setup.trainer)).run()
+        return lambda: build.engine(setup, some, worker=registry.make(registry.parse(worker), setup.trainer)).run()
 
     torch.set_num_threads(1)
     order = who_trains(setup, experiment)
@@ -93,6 +94,6 @@ if __name__ == "__main__":
     asked = sys.argv[1:]
     chosen = tuple(word for word in asked if word not in WORLDS) or WORKERS
     for worker in chosen:
-        workers.parse(worker)
+        registry.parse(worker)
     for name in [word for word in asked if word in WORLDS] or WORLDS:
         measure(name, chosen)

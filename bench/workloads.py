@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offbeat.client.training import Training
 from offbeat.scenario.models import Linear, Lstm, Mlp, Model
 from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
+from offbeat.training.trainer import Training
 
 CLIENTS, EXAMPLES, K, AT_WORK = 50, 200, 10, 20
 TRAINING = Training(lr=0.01, batch=64, epochs=1)

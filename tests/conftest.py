@@ -49,8 +49,8 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs of a comparison in this process: for tests of what they make, since importing torch anew takes
     seconds a process.
     """
-    from offbeat.experiment import crew
-    from offbeat.experiment import run as runs
+    from offbeat.experiment.run import execution as runs
+    from offbeat.experiment.run import process_pool
 
     def execute(
         several: list[runs.Run],
@@ -63,4 +63,4 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
             runs.execute(run, worker=worker, memory=memory)
         return True
 
-    monkeypatch.setattr(crew, "execute", execute)
+    monkeypatch.setattr(process_pool, "execute", execute)

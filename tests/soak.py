@@ -16,19 +16,19 @@ from pathlib import Path
 
 import torch
 
-from offbeat.client.survey import Survey
-from offbeat.client.training import Training
 from offbeat.core.strategies import REGISTRY
-from offbeat.deploy.serving import Terms, serve_run
-from offbeat.deploy.site import Site
-from offbeat.deploy.sources import Partition
-from offbeat.deploy.within import Within
-from offbeat.engines.progress import Status
-from offbeat.engines.until import Until
-from offbeat.experiment import metrics
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.folder import create
+from offbeat.deploy.in_process import Within
+from offbeat.deploy.run_server import Terms, serve_run
+from offbeat.deploy.site_client import Site
+from offbeat.deploy.site_data import Partition
+from offbeat.engine.progress import Status
+from offbeat.engine.until import Until
+from offbeat.experiment.run.run_folder import create
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics import trace_summary
 from offbeat.scenario.models import Linear
+from offbeat.training.survey import Survey
+from offbeat.training.trainer import Training
 
 SITES = 4
 GROWTH = 32 << 20  # bytes of memory that the second half may add to the first
@@ -78,7 +78,7 @@ def soak(updates: int, strategy: str, folder: Path) -> list[str]:
         wrong.append(f"memory grew by {grown >> 20} MiB in the second half")
     if (most := max(size for _, _, size in seen)) > ROOM:
         wrong.append(f"the folder came to {most >> 20} MiB beside the trace")
-    with metrics.open_trace(run.trace_file) as db:
+    with trace_summary.open_trace(run.trace_file) as db:
         arrived, distinct = db.execute(
             "SELECT COUNT(*), COUNT(DISTINCT ticket) FROM trace WHERE kind = 'arrive'"
         ).fetchone()

@@ -164,7 +164,7 @@ def test_nobody_changes_or_uses_random_state_of_the_whole_process(path):
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute):
             name = dotted(node)
-            told = label(path) == "engines/workers/actors.py"  # a process that is made for one run, and set up as it is
+            told = label(path) == "workers/ray_actor.py"  # a process that is made for one run, and set up as it is
             assert told or name not in GLOBAL_STATE, (
                 f"{label(path)}:{node.lineno} uses {name}: seed a generator of your own"
             )
@@ -180,11 +180,11 @@ def test_nobody_changes_or_uses_random_state_of_the_whole_process(path):
 
 @pytest.mark.parametrize("path", FILES, ids=label)
 def test_nothing_is_pickled(path):
-    if label(path) == "scenario/data/pickles.py":
+    if label(path) == "scenario/data/cifar_pickle.py":
         return  # reads what others published (CIFAR), with a list of the few names such a file may hold
-    if label(path) == "engines/workers/parcels.py":
+    if label(path) == "workers/shared_memory_codec.py":
         return  # between a run and its own forks, for the moment of one message: never stored, never from elsewhere
-    if label(path) == "engines/workers/shipments.py":
+    if label(path) == "workers/ray_codec.py":
         return  # between a run and its own actors: whatever processes of a Ray cluster say to each other is pickled
     for line, module in imports(path):
         assert not module.startswith("ray.cloudpickle"), f"{label(path)}:{line} imports {module}"

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from offbeat.core.strategies import REGISTRY, FedAsync
-from offbeat.engines.trace import Trace
+from offbeat.engine.trace import Trace
 from offbeat.presets import load
 
 BENCH = Path(__file__).parents[1] / "bench"

@@ -67,7 +67,7 @@ def test_data_that_once_failed_is_refused_in_a_line_before_it_fills_the_memory(o
     # made up: it has none
     monkeypatch.setattr("offbeat.scenario.data.newsgroups.ARCHIVE", replace(ARCHIVE, checksum=None))
     # what writes 200,000 takes longer than what reads them
-    monkeypatch.setattr("offbeat.scenario.data.archive.MEMBERS", 50_000)
+    monkeypatch.setattr("offbeat.scenario.data.archives.MEMBERS", 50_000)
     write(tmp_path / "data")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status, told = offbeat("run", "quickstart", "--set", f"data={chosen}", "--out", "out")

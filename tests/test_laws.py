@@ -30,7 +30,7 @@ from offbeat.core.protocol import (
 )
 from offbeat.core.strategies import REGISTRY
 from offbeat.testing import LAWS, Finding, LawBroken, check, play, read, show, tiny_worlds
-from offbeat.testing.cures import CURES
+from offbeat.testing.law_advice import CURES
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"sample": 2}, {"sample": 0.4, "deadline": 1.5}, {"sample": 2, "over_select": 0.5, "deadline": 3.0}],

@@ -12,23 +12,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat.client.data import ClientData
-from offbeat.client.training import Trainer, Training
+from offbeat.api.run_simulation import simulate
+from offbeat.core.client_environment import Trip
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import STATISTICS, Job, Result, handed_back, with_own_statistics
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Reject, World
 from offbeat.core.strategies import REGISTRY, FedAsync, FedPSA, Global, Local
-from offbeat.core.surroundings import Trip
 from offbeat.core.vector import Layout, flatten
-from offbeat.engines.checkpoint import Checkpoints
-from offbeat.engines.gate import Gate
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import Until
-from offbeat.engines.virtual import VirtualEngine
-from offbeat.engines.workers.inline import Inline
-from offbeat.experiment.simulate import simulate
+from offbeat.engine.checkpoint import Checkpoints
+from offbeat.engine.gate import Gate
+from offbeat.engine.trace import Trace
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import VirtualEngine
 from offbeat.testing import ScriptedEngine, TinyClients, check, hand_world, play, random_script, tiny_world, with_probe
-from offbeat.testing.worlds import layout_of
+from offbeat.testing.tiny_worlds import layout_of
+from offbeat.training.client_data import ClientData
+from offbeat.training.trainer import Trainer, Training
+from offbeat.workers.inline import Inline
 
 TWO = {0: 10, 1: 10}
 CENTRE = {0: 10.0, 1: -2.0}

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from offbeat.core.about import About
-from offbeat.core.parts import statistics
+from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.selection import Seated, serve
 from offbeat.core.parts.staleness import Polynomial, Staleness
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
@@ -52,7 +52,7 @@ class Clipped(Settings):
         c = self._shortened(state, float(torch.linalg.vector_norm(state.layout.trainable(delta).double())))
         weight = self.rate * self.staleness(state.version - event.base_version) * c
         model = state.model + weight * delta
-        statistics.mix(state.layout, model, state.model, event.local, weight)
+        buffer_statistics.mix(state.layout, model, state.model, event.local, weight)
         return [state.publish(model), Note({"shortened": c}, ticket=event.ticket)]
 
     def _shortened(self, state: State, length: float) -> float:

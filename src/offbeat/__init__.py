@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from offbeat import presets as presets
     from offbeat import testing as testing
-    from offbeat.client.training import Training as Training
+    from offbeat.api.run_comparison import Compared as Compared
+    from offbeat.api.run_comparison import compare as compare
+    from offbeat.api.run_simulation import repeat as repeat
+    from offbeat.api.run_simulation import simulate as simulate
+    from offbeat.api.simulation_result import Simulation as Simulation
     from offbeat.core.errors import OffbeatError as OffbeatError
     from offbeat.core.strategies.aso_fed import AsoFed as AsoFed
     from offbeat.core.strategies.ca2fl import CA2FL as CA2FL
@@ -38,23 +42,19 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from offbeat.core.strategies.orthofl import OrthoFL as OrthoFL
     from offbeat.core.strategies.pooled import Global as Global
     from offbeat.core.strategies.safa import Safa as Safa
-    from offbeat.engines.progress import Status as Status
-    from offbeat.experiment.compare import Compared as Compared
-    from offbeat.experiment.compare import compare as compare
-    from offbeat.experiment.config import Experiment as Experiment
-    from offbeat.experiment.simulate import repeat as repeat
-    from offbeat.experiment.simulate import simulate as simulate
-    from offbeat.experiment.simulation import Simulation as Simulation
+    from offbeat.engine.progress import Status as Status
+    from offbeat.experiment.spec.config import Experiment as Experiment
+    from offbeat.training.trainer import Training as Training
 
 _PUBLIC = {
-    "simulate": "offbeat.experiment.simulate",
-    "Simulation": "offbeat.experiment.simulation",
-    "repeat": "offbeat.experiment.simulate",
-    "compare": "offbeat.experiment.compare",
-    "Compared": "offbeat.experiment.compare",
-    "Status": "offbeat.engines.progress",
-    "Experiment": "offbeat.experiment.config",
-    "Training": "offbeat.client.training",
+    "simulate": "offbeat.api.run_simulation",
+    "Simulation": "offbeat.api.simulation_result",
+    "repeat": "offbeat.api.run_simulation",
+    "compare": "offbeat.api.run_comparison",
+    "Compared": "offbeat.api.run_comparison",
+    "Status": "offbeat.engine.progress",
+    "Experiment": "offbeat.experiment.spec.config",
+    "Training": "offbeat.training.trainer",
     "FedAvg": "offbeat.core.strategies.fedavg",
     "FedProx": "offbeat.core.strategies.fedprox",
     "FedAdam": "offbeat.core.strategies.fedadam",

@@ -26,22 +26,22 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 from torch import Tensor, nn
 
-from offbeat.client.data import ClientData, Pair
-from offbeat.client.evaluation import Evaluator
-from offbeat.client.sensitivity import make_probe
-from offbeat.client.task import Loss, as_task
-from offbeat.client.training import Training
-from offbeat.core.contract import contract_of
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Strategy, World
+from offbeat.core.strategy_contract import contract_of
 from offbeat.core.vector import Binding, Layout, flatten
-from offbeat.engines.live import LiveEngine
-from offbeat.engines.progress import Outcome
-from offbeat.engines.reach import Patience
-from offbeat.engines.roster import Roster
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import parse_until
-from offbeat.experiment.choices import default
+from offbeat.engine.live.connections import Patience
+from offbeat.engine.live.live_engine import LiveEngine
+from offbeat.engine.live.site_ids import Roster
+from offbeat.engine.progress import Outcome
+from offbeat.engine.trace import Trace
+from offbeat.engine.until import parse_until
+from offbeat.experiment.spec.choices import default
+from offbeat.training.client_data import ClientData, Pair
+from offbeat.training.evaluation import Evaluator
+from offbeat.training.sensitivity import make_probe
+from offbeat.training.tasks import Loss, as_task
+from offbeat.training.trainer import Training
 
 try:
     from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -50,8 +50,8 @@ try:
 except ImportError as error:
     raise ImportError("offbeat.flower needs Flower: pip install 'offbeat[flower]'") from error
 
-from offbeat.deploy.stock_client import trained
-from offbeat.deploy.stock_nodes import Nodes
+from offbeat.deploy.flower_client import trained
+from offbeat.deploy.flower_nodes import Nodes
 
 __all__ = ["as_client_app", "as_server_app", "serve"]
 log = logging.getLogger("offbeat")

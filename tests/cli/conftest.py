@@ -7,9 +7,9 @@ import pytest
 from command_line import Answer, Call, answer
 from damage import CHANGES, kill_after, stop_after
 
-from offbeat.experiment import files
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 
 
@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     `stopped` after Ctrl-C.
     """
     base = tmp_path_factory.mktemp("made")
-    experiment = files.changed(load("quickstart").experiment, CHANGES)
+    experiment = experiment_files.changed(load("quickstart").experiment, CHANGES)
     runs.execute(runs.create(base / "whole", experiment))
     kill_after(runs.create(base / "running", experiment), 16, keep=base / "killed")
     stop_after(runs.create(base / "stopped", experiment), 16)

@@ -10,9 +10,9 @@ import pytest
 from command_line import Answer, Call, contents, refused
 
 from offbeat.core import draws
-from offbeat.engines.virtual import VirtualEngine
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.engine.virtual.virtual_engine import VirtualEngine
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
 
 KEPT = (
     "model.safetensors",

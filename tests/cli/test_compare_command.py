@@ -15,9 +15,9 @@ from command_line import TINY, answer, contents, refused
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment import files
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 
 PAIR = ["--strategies", "fedavg,fedasync", "--seeds", 2]
@@ -216,7 +216,10 @@ def test_every_run_is_the_run_it_would_be_alone(compared, offbeat):
 
 def test_a_comparison_stopped_in_between_is_finished_by_resume_one_at_a_time(compared, offbeat):
     folder = Path("half")
-    made = {name: files.read(compared[0] / f"{name}-seed0" / "experiment.yaml") for name in ("fedavg", "fedasync")}
+    made = {
+        name: experiment_files.read(compared[0] / f"{name}-seed0" / "experiment.yaml")
+        for name in ("fedavg", "fedasync")
+    }
     comparing.create(folder, made, [0, 1])
     runs.execute(Run(folder / FOLDERS[0]))
 

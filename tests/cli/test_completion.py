@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.cli import completion, listing
+from offbeat.cli import completion, list_command
 from patience import PATIENCE
 
 
 def rendered() -> str:
-    return "".join(f"{kind} {' '.join(listing.registry(kind))}\n" for kind in listing.WHAT)
+    return "".join(f"{kind} {' '.join(list_command.registry(kind))}\n" for kind in list_command.WHAT)
 
 
 def test_the_names_are_those_of_the_registries():

@@ -13,9 +13,9 @@ from command_line import contents, refused
 from damage import KEPT, flips, one_line, same_or_one_line
 
 from offbeat.experiment import comparison as compare
-from offbeat.experiment import files
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -164,8 +164,8 @@ def test_without_its_checksums_a_finished_run_is_refused(offbeat, whole):
 
 
 def test_a_damaged_run_is_noticed_by_the_comparison_it_is_in(offbeat):
-    experiment = files.changed(load("quickstart").experiment, ["clients=3", "model=linear", "until=100s"])
-    both = {"fedavg": files.changed(experiment, ["strategy=fedavg"]), "fedasync": experiment}
+    experiment = experiment_files.changed(load("quickstart").experiment, ["clients=3", "model=linear", "until=100s"])
+    both = {"fedavg": experiment_files.changed(experiment, ["strategy=fedavg"]), "fedasync": experiment}
     comparison = compare.create(Path("x"), both, [0])
     for name in both:
         runs.execute(comparison.runs(name)[0])

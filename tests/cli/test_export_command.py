@@ -11,7 +11,7 @@ import torch
 from command_line import TINY, refused
 
 from offbeat import __version__
-from offbeat.experiment.run import Run
+from offbeat.experiment.run.execution import Run
 from offbeat.scenario.data import load
 from offbeat.scenario.data.dataset import Dataset, Pixels, scaled
 
@@ -47,7 +47,7 @@ def test_preparing_by_the_header_gives_what_the_model_was_trained_on():
     """(pixel / 16 - mean) / deviation of the pictures as scikit-learn has them."""
     from sklearn.datasets import load_digits
 
-    from offbeat.scenario.data.split import every_fifth
+    from offbeat.scenario.data.fixed_test_split import every_fifth
 
     data, bunch = load("digits"), load_digits()
     mean, deviation = data.preparation.removeprefix("(pixel / 16 - ").split(") / ")

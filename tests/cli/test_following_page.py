@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import refused, start
 
-from offbeat.experiment.track.sinks import SINKS
+from offbeat.results.tracking.trackers import SINKS
 from patience import PATIENCE
 from test_readme import blocks, commands
 

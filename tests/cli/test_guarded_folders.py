@@ -10,11 +10,13 @@ import pytest
 from command_line import contents, refused
 from damage import CHANGES, KEPT, Killed, die, same_or_one_line
 
-from offbeat.engines.trace import Trace
+from offbeat.engine.trace import Trace
+from offbeat.experiment import checksummed_json
 from offbeat.experiment import comparison as compare
-from offbeat.experiment import files, folder, machine, sealed
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run import machine, run_folder
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 
 LINK = "is a link: a run folder holds its files itself"
@@ -51,8 +53,8 @@ def test_an_edited_experiment_is_refused_and_the_setting_named(offbeat, stopped,
 
 
 def on_another_machine(path: Path, **packages: str) -> None:
-    told = sealed.read(path)
-    path.write_bytes(sealed.dump({**told, "packages": {**told["packages"], **packages}}))
+    told = checksummed_json.read(path)
+    path.write_bytes(checksummed_json.dump({**told, "packages": {**told["packages"], **packages}}))
 
 
 def test_another_torch_is_said_in_one_line_and_the_run_goes_on(offbeat, stopped, digest):
@@ -89,8 +91,8 @@ def test_so_it_is_for_a_comparison_once(offbeat, monkeypatch):
         return all(runs.execute(run) for name in comparison.strategies() for run in comparison.runs(name))
 
     monkeypatch.setattr(compare, "execute", here)
-    experiment = files.changed(load("quickstart").experiment, ["clients=3", "model=linear", "until=60s"])
-    both = {"fedavg": files.changed(experiment, ["strategy=fedavg"]), "fedasync": experiment}
+    experiment = experiment_files.changed(load("quickstart").experiment, ["clients=3", "model=linear", "until=60s"])
+    both = {"fedavg": experiment_files.changed(experiment, ["strategy=fedavg"]), "fedasync": experiment}
     comparison = compare.create(Path("x"), both, [0])
     for name in both:
         [run] = comparison.runs(name)
@@ -108,8 +110,8 @@ def test_so_it_is_for_a_comparison_once(offbeat, monkeypatch):
 
 @pytest.mark.parametrize("write", range(4))
 def test_a_folder_that_was_killed_while_it_was_made_can_be_used_again(offbeat, monkeypatch, digest, write):
-    experiment = files.changed(load("quickstart").experiment, CHANGES)
-    real, calls = folder.write_whole, []
+    experiment = experiment_files.changed(load("quickstart").experiment, CHANGES)
+    real, calls = run_folder.write_whole, []
 
     def dying(path, data):
         if len(calls) == write:
@@ -119,8 +121,8 @@ def test_a_folder_that_was_killed_while_it_was_made_can_be_used_again(offbeat, m
         real(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "write_whole", dying)
-        patch.setattr(files, "write_whole", dying)
+        patch.setattr(run_folder, "write_whole", dying)
+        patch.setattr(experiment_files, "write_whole", dying)
         with pytest.raises(Killed):
             runs.create(Path("x"), experiment)
     refused(offbeat("run", "--resume", "x"), "x was stopped while it was made: start the run again, with --out x")

@@ -11,10 +11,10 @@ import pytest
 from command_line import TINY, Call, contents, refused
 
 from offbeat.core.errors import printable
-from offbeat.engines.tally import Tally
-from offbeat.engines.trace import Trace
-from offbeat.engines.trace_file import TABLES
-from offbeat.experiment import finished
+from offbeat.engine.trace import Trace
+from offbeat.engine.trace_digest import Tally
+from offbeat.engine.trace_file import TABLES
+from offbeat.experiment.run import final_checksums
 
 # a title, a cleared screen, a C1 code, a reversed name, an overwritten line
 CODES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202etxt.exe\r\x7f"
@@ -49,7 +49,7 @@ def forge(folder: Path) -> None:
     """Checksums that fit what was changed: they are no signature."""
     trace = Trace(folder / "run.sqlite")
     trace.tally = Tally.of(trace.db, TABLES)
-    finished.write(folder, trace, (folder / "model.safetensors").read_bytes())
+    final_checksums.write(folder, trace, (folder / "model.safetensors").read_bytes())
     trace.close()
 
 

@@ -16,7 +16,7 @@ from subprocess import Popen
 import pytest
 from command_line import TINY, start
 
-from offbeat.experiment.run import Run
+from offbeat.experiment.run.execution import Run
 from patience import PATIENCE, until
 
 pytestmark = pytest.mark.slow

@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 import pytest
 from command_line import refused
 
-from offbeat.cli.listing import WHAT, _one, registry
+from offbeat.cli.list_command import WHAT, _one, registry
 from offbeat.core.errors import FEW, unknown
 from offbeat.core.settings import WHOLE, Share, least
-from offbeat.experiment.described import settings
+from offbeat.experiment.spec.setting_docs import settings
 
 ROOT = Path(__file__).parent.parent.parent
 CLASSES = [(what, name) for what in WHAT if what != "presets" for name in registry(what)]

@@ -12,8 +12,8 @@ from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment import files
 from offbeat.experiment.comparison import Comparison
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 
 MINUTE = [*TINY, "--until", "60s", "--seeds", 1]
@@ -63,7 +63,7 @@ def test_a_preset_s_settings_stay_but_for_those_that_are_given(offbeat, only_mad
 
 def test_set_reads_the_same_words(offbeat):
     changes = ["strategy=fedbuff(k=3,staleness=polynomial(a=1))", "partition=dirichlet(alpha=0.7)"]
-    made = files.changed(load("quickstart").experiment, changes)
+    made = experiment_files.changed(load("quickstart").experiment, changes)
     assert made.strategy == FedBuff(k=3, staleness=Polynomial(a=1))
     assert made.partition.alpha == 0.7
 
@@ -101,7 +101,7 @@ def test_run_wants_one_of_them(offbeat):
     )
     assert not Path("x").exists()
     assert offbeat("run", "study.yaml", "--set", "strategy=four", "--out", "x").status == 0
-    assert files.read(Path("x/experiment.yaml")).strategy == FedBuff(k=4)
+    assert experiment_files.read(Path("x/experiment.yaml")).strategy == FedBuff(k=4)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from command_line import TINY
 
-from offbeat.experiment.metrics import UNFINISHED, Summary
+from offbeat.metrics.trace_summary import UNFINISHED, Summary
 
 LOUD = "warning: NOTHING WAS LEARNED: "
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from command_line import refused
 
-from offbeat.cli.options import where
+from offbeat.cli.shared_options import where
 from offbeat.core.errors import ConfigError
-from offbeat.experiment import files, places
-from offbeat.experiment.run import Run
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files, experiment_paths
 from offbeat.scenario import data as datasets
 
 EXPERIMENT = """
@@ -131,7 +131,7 @@ def test_damaged_names_are_one_line(offbeat, study):
 
 def test_paths_in_a_file_begin_where_the_file_lies(offbeat, study, monkeypatch):
     assert offbeat("run", study, "--out", "r").status == 0
-    assert files.read(Path("r/experiment.yaml")).data.folder == str(Path("work/hospitals").absolute())
+    assert experiment_files.read(Path("r/experiment.yaml")).data.folder == str(Path("work/hospitals").absolute())
     monkeypatch.chdir("work")
     assert offbeat("run", "../r/experiment.yaml", "--out", "again").status == 0  # as command.txt says, from anywhere
     assert Run(Path("again")).digest() == Run(Path("../r")).digest()
@@ -140,7 +140,7 @@ def test_paths_in_a_file_begin_where_the_file_lies(offbeat, study, monkeypatch):
 def test_what_is_not_beside_the_file_is_below_the_data_root(offbeat, study):
     shutil.move("work/hospitals", "root/hospitals")
     assert offbeat("run", study, "--data", "root", "--out", "r").status == 0
-    assert files.read(Path("r/experiment.yaml")).data.folder == "hospitals"
+    assert experiment_files.read(Path("r/experiment.yaml")).data.folder == "hospitals"
 
 
 def test_recordings_lie_beside_the_file_too(offbeat, study):
@@ -152,7 +152,7 @@ def test_recordings_lie_beside_the_file_too(offbeat, study):
         )
     )
     assert offbeat("run", study, "--out", "r").status == 0
-    assert files.read(Path("r/experiment.yaml")).delays.path == str(Path("work/speeds.csv").absolute())
+    assert experiment_files.read(Path("r/experiment.yaml")).delays.path == str(Path("work/speeds.csv").absolute())
 
 
 def test_a_path_that_is_typed_begins_where_one_stands(offbeat, study):
@@ -165,28 +165,28 @@ def test_a_path_that_is_typed_begins_where_one_stands(offbeat, study):
 
 
 def test_clients_left_out_are_all_owners(study):
-    experiment, left_open = places.of(files.tree(study), study)
+    experiment, left_open = experiment_paths.of(experiment_files.tree(study), study)
     assert (experiment.clients, left_open) == (3, True)
 
 
 def test_clients_that_are_told_are_so_many(study):
     study.write_text(f"{EXPERIMENT}clients: 2\n")
-    experiment, left_open = places.of(files.tree(study), study)
+    experiment, left_open = experiment_paths.of(experiment_files.tree(study), study)
     assert (experiment.clients, left_open) == (2, False)
 
 
 def test_owners_are_counted_in_the_data_that_is_used(offbeat, study):
     hospitals(Path("others"), ("basel", "chur"))
     assert offbeat("run", study, "--set", "data.folder=others", "--out", "two").status == 0
-    assert files.read(Path("two/experiment.yaml")).clients == 2
+    assert experiment_files.read(Path("two/experiment.yaml")).clients == 2
     assert offbeat("run", study, "--set", "clients=1", "--out", "one").status == 0
-    assert files.read(Path("one/experiment.yaml")).clients == 1
+    assert experiment_files.read(Path("one/experiment.yaml")).clients == 1
 
 
 def test_all_of_too_few_delays_are_one_line(study):
     study.write_text(EXPERIMENT.replace("20.0, 30.0", "20.0"))
     with pytest.raises(ConfigError, match="2 means for 3 clients"):
-        places.of(files.tree(study), study)
+        experiment_paths.of(experiment_files.tree(study), study)
 
 
 # ---------------------------------------------------------------- --data
@@ -196,10 +196,10 @@ def test_all_of_too_few_delays_are_one_line(study):
 def stopped(offbeat, study) -> Path:
     """A run that has not begun, whose data lies in a data root of its own."""
     shutil.move("work/hospitals", "root/hospitals")
-    from offbeat.experiment import run as runs
+    from offbeat.experiment.run import execution as runs
 
     assert offbeat("run", study, "--data", "root", "--out", "whole").status == 0
-    return runs.create(Path("stopped"), files.read(Path("whole/experiment.yaml"))).folder
+    return runs.create(Path("stopped"), experiment_files.read(Path("whole/experiment.yaml"))).folder
 
 
 def test_a_run_remembers_its_data(offbeat, stopped, monkeypatch):
@@ -221,17 +221,17 @@ def test_a_command_to_go_on_names_the_data_only_if_it_was_moved(stopped, monkeyp
 def test_a_comparison_remembers_its_data(offbeat, stopped, study, monkeypatch):
     from offbeat.experiment import comparison
 
-    comparison.create(Path("c"), {"fedasync": files.read(stopped / "experiment.yaml")}, [0])
+    comparison.create(Path("c"), {"fedasync": experiment_files.read(stopped / "experiment.yaml")}, [0])
     monkeypatch.setenv("OFFBEAT_DATA", "")
     assert offbeat("compare", "--resume", "c").status == 0
 
 
 def test_a_sweep_remembers_its_data(offbeat, stopped, monkeypatch):
-    from offbeat.experiment import sweep
+    from offbeat.experiment import parameter_sweep
 
-    experiment = files.read(stopped / "experiment.yaml")
-    over = sweep.parse(["until=20s,30s"])
-    sweep.create(Path("c"), sweep.points({"fedasync": experiment}, over), over, [0])
+    experiment = experiment_files.read(stopped / "experiment.yaml")
+    over = parameter_sweep.parse(["until=20s,30s"])
+    parameter_sweep.create(Path("c"), parameter_sweep.points({"fedasync": experiment}, over), over, [0])
     monkeypatch.setenv("OFFBEAT_DATA", "")
     assert offbeat("sweep", "--resume", "c").status == 0
 
@@ -244,10 +244,10 @@ def test_data_that_was_moved_is_asked_for_in_one_line(offbeat, stopped, monkeypa
 
 
 def test_a_folder_beside_the_file_that_was_moved_is_found_again(offbeat, study):
-    from offbeat.experiment import run as runs
+    from offbeat.experiment.run import execution as runs
 
     assert offbeat("run", study, "--out", "r").status == 0
-    made = runs.create(Path("stopped"), files.read(Path("r/experiment.yaml")))
+    made = runs.create(Path("stopped"), experiment_files.read(Path("r/experiment.yaml")))
     shutil.move("work/hospitals", "elsewhere/hospitals")
     datasets._load.cache_clear()  # of this process: who resumes is another
     where = Path("work/hospitals").absolute()

@@ -14,9 +14,9 @@ import pytest
 from command_line import start
 from living import descendants, gone
 
-from offbeat.experiment import files
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 from patience import PATIENCE, until
 
@@ -36,7 +36,7 @@ def is_actor(pid: int) -> bool:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the run that nobody stops."""
     changes = [change for change in LONGER if "=" in change]
-    experiment = files.changed(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
+    experiment = experiment_files.changed(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
     run = runs.create(tmp_path_factory.mktemp("whole") / "run", experiment)
     runs.execute(run)
     return run.digest()

@@ -12,11 +12,11 @@ import pytest
 import torch
 from command_line import TINY, contents, refused
 
+from offbeat.api.run_simulation import simulate
 from offbeat.core.strategies import REGISTRY
-from offbeat.experiment import files
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
-from offbeat.experiment.simulate import simulate
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 from patience import PATIENCE
 
@@ -31,7 +31,8 @@ def finished(offbeat) -> Path:
 def unfinished() -> Path:
     """Stopped after ten updates, with a checkpoint there."""
     run = runs.create(
-        Path("unfinished"), files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"])
+        Path("unfinished"),
+        experiment_files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"]),
     )
 
     def stop(status):

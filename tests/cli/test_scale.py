@@ -6,8 +6,8 @@ import json
 
 from command_line import refused
 
-from offbeat.experiment import files
-from offbeat.experiment.config import Experiment
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
 
 # a quick preset on data that comes along, a few updates: what is left is that the scale arrives
 SMALL = ["--set", "data=digits", "--set", "model=linear", "--until", "3updates", "--json"]
@@ -16,7 +16,7 @@ SMALL = ["--set", "data=digits", "--set", "model=linear", "--until", "3updates",
 def test_a_papers_preset_runs_at_the_quick_scale(offbeat, tmp_path):
     given = offbeat("run", "orthofl/table2-mnist", "--scale", "quick", *SMALL, "--out", tmp_path / "run")
     assert given.status == 0, given
-    experiment = files.read(tmp_path / "run" / "experiment.yaml")
+    experiment = experiment_files.read(tmp_path / "run" / "experiment.yaml")
     assert (experiment.name, experiment.training.steps) == ("orthofl/table2-mnist-quick", 20)
 
 
@@ -27,7 +27,7 @@ def test_a_comparison_takes_the_rows_of_the_table(offbeat, tmp_path, one_by_one)
     )
     assert given.status == 0, given
     assert "fedcompass+M" in json.dumps(json.loads(given.out))
-    assert files.read(tmp_path / "all" / "fedcompass+M-seed0" / "experiment.yaml").strategy.momentum
+    assert experiment_files.read(tmp_path / "all" / "fedcompass+M-seed0" / "experiment.yaml").strategy.momentum
 
 
 def test_without_its_data_a_preset_says_which_file_it_needs(offbeat, tmp_path, monkeypatch):
@@ -38,7 +38,7 @@ def test_without_its_data_a_preset_says_which_file_it_needs(offbeat, tmp_path, m
 
 
 def test_a_scale_that_means_nothing_is_refused(offbeat, tmp_path):
-    files.write(tmp_path / "mine.yaml", Experiment())
+    experiment_files.write(tmp_path / "mine.yaml", Experiment())
     refused(offbeat("run", "quickstart", "--scale", "quick"), "'quickstart' has one scale only")
     refused(offbeat("run", "orthofl/table2-mnist", "--scale", "quik"), "did you mean 'quick'")
     refused(offbeat("compare", tmp_path / "mine.yaml", "--scale", "paper"), "only the presets of papers have scales")

@@ -12,22 +12,24 @@ import pytest
 import torch
 from command_line import contents, refused
 
+from offbeat.api.run_simulation import simulate
 from offbeat.cli import show
-from offbeat.cli.output import in_text
+from offbeat.cli.terminal import in_text
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment import files, measures, reading
-from offbeat.experiment import run as runs
 from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.run import Run
-from offbeat.experiment.simulate import simulate
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
+from offbeat.metrics import measures
 from offbeat.presets import load
+from offbeat.results import result_files
 
 CHANGES = ["clients=4", "model=linear", "until=120s", "target=acc=0.2"]
 
 
 def create(folder: Path, names: tuple[str, ...], changes: list[str], seeds: tuple[int, ...] = (0, 1)) -> Comparison:
     preset = load("quickstart")
-    made = {n: files.changed(preset.with_strategy(n), changes) for n in names}
+    made = {n: experiment_files.changed(preset.with_strategy(n), changes) for n in names}
     return comparing.create(folder, made, list(seeds))
 
 
@@ -126,12 +128,12 @@ def test_latex_and_markdown_say_where_they_are_from(offbeat, one):
 def test_the_digest_is_that_of_the_runs(offbeat, one):
     before = offbeat("show", one, "--format", "latex").out.splitlines()[1]
     shutil.rmtree(one / "fedavg-seed1")
-    runs.execute(runs.create(one / "fedavg-seed1", files.read(one / "fedasync-seed1" / "experiment.yaml")))
+    runs.execute(runs.create(one / "fedavg-seed1", experiment_files.read(one / "fedasync-seed1" / "experiment.yaml")))
     assert offbeat("show", one, "--format", "latex").out.splitlines()[1] != before
 
 
 def test_at_every_width_every_value_is_whole(one, two):
-    tables = show.tables_of([reading.opened(one), reading.opened(two)])
+    tables = show.tables_of([result_files.opened(one), result_files.opened(two)])
     for width in range(40, 201):
         words = f" {' '.join(in_text(tables, width, rule=True).splitlines())} "
         for table in tables:

@@ -8,8 +8,8 @@ import pytest
 from command_line import TINY, contents, refused
 
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment import files
-from offbeat.experiment import run as runs
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.spec import experiment_files
 
 STARTS = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG", "html": b"<!doctype html>"}
 
@@ -33,7 +33,7 @@ def test_the_ending_says_what_is_drawn_and_the_run_is_left_alone(run, offbeat):
 
 
 def test_a_comparison_of_which_one_run_is_done_can_be_drawn(run, offbeat):
-    made = files.read(run / "experiment.yaml")
+    made = experiment_files.read(run / "experiment.yaml")
     comparing.create(Path("half"), {"fedasync": made, "other": made}, [0, 1])
     runs.execute(runs.Run(Path("half/fedasync-seed0")))
     assert offbeat("show", "half", "--figure", "half.html").status == 0
@@ -41,7 +41,7 @@ def test_a_comparison_of_which_one_run_is_done_can_be_drawn(run, offbeat):
 
 
 def test_a_page_is_against_the_reference_that_is_asked_for(run, offbeat):
-    made = files.read(run / "experiment.yaml")
+    made = experiment_files.read(run / "experiment.yaml")
     whole = comparing.create(Path("two"), {"first": made, "second": made}, [0])
     assert comparing.execute(whole, jobs=1)
     assert offbeat("show", "two", "--figure", "p.html", "--reference", "second").status == 0

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from command_line import contents, refused, start
 
-from offbeat.client.evaluation import Evaluator
-from offbeat.engines import trace
-from offbeat.engines.trace import Trace
-from offbeat.experiment import files
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.engine import trace
+from offbeat.engine.trace import Trace
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
+from offbeat.training.evaluation import Evaluator
 from patience import PATIENCE, until
 
 # ten evaluations, some forty updates, two tenths of a second
@@ -27,7 +27,7 @@ WORLD = ["--set", "clients=4", "--set", "model=linear", "--until", "600s"]
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory) -> str:
     """Of the run that nobody stopped."""
-    experiment = files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"])
+    experiment = experiment_files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"])
     whole = runs.create(tmp_path_factory.mktemp("whole") / "run", experiment)
     runs.execute(whole)
     return whole.digest()
@@ -76,7 +76,7 @@ def test_ctrl_c_before_the_first_event_or_a_second_one_still_says_how_to_go_on(o
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("offbeat.experiment.run.Trace", pressed)
+        patch.setattr("offbeat.experiment.run.execution.Trace", pressed)
         given = offbeat("run", "quickstart", *WORLD, "--out", "with blank")
     assert given.status == 130
     assert given.err == "stopped; go on with: offbeat run --resume 'with blank'\n"

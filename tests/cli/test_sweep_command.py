@@ -13,9 +13,9 @@ from command_line import TINY, contents, refused, start
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment import run as runs
 from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.run import Run
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
 from patience import PATIENCE, until
 
 # a job takes ten seconds wherever it is

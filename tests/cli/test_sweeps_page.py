@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Answer
 
-from offbeat.experiment.misfits import TOGETHER
+from offbeat.experiment.spec.setting_warnings import TOGETHER
 from test_readme import blocks, commands
 
 pytestmark = pytest.mark.docs

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from command_line import TINY
 
-from offbeat.cli.output import print_table
-from offbeat.cli.progress import fitting, run_progress, runs_progress
-from offbeat.engines.progress import Status
-from offbeat.engines.workers.counted import Work
+from offbeat.cli.progress_bar import fitting, run_progress, runs_progress
+from offbeat.cli.terminal import print_table
+from offbeat.engine.progress import Status
+from offbeat.workers.counting import Work
 from patience import PATIENCE
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -112,7 +112,7 @@ def test_without_a_terminal_a_short_run_says_nothing(offbeat):
 
 def test_without_a_terminal_a_run_is_told_of_in_a_line_now_and_then(monkeypatch, capsys):
     clock = iter([0.0, 0.0, 1.0, 59.0, 61.0, 62.0, 122.0])
-    monkeypatch.setattr("offbeat.cli.progress.monotonic", lambda: next(clock))
+    monkeypatch.setattr("offbeat.cli.progress_bar.monotonic", lambda: next(clock))
     with run_progress("3000s") as watch:  # the bar begins at 0
         for share in (0.2, 0.21, 0.4, 0.41, 0.8):
             watch(replace(STATUS, share=share))
@@ -133,7 +133,7 @@ def test_several_runs_share_one_bar(monkeypatch):
 
 
 def test_without_a_terminal_several_runs_are_told_of_in_a_line_now_and_then(monkeypatch, capsys):
-    monkeypatch.setattr("offbeat.cli.progress.EVERY", 0.0)
+    monkeypatch.setattr("offbeat.cli.progress_bar.EVERY", 0.0)
     with runs_progress(["fedavg-seed0", "fedasync-seed0"]) as watch:
         watch([1.0, 0.5], Work(steps=900, jobs=90, batches=90))
     assert re.fullmatch(r"75%: 1 of 2 runs, [\d,]+ steps/s, now fedasync-seed0\n", capsys.readouterr().err)

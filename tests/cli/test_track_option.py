@@ -9,9 +9,9 @@ import pytest
 from command_line import TINY
 from damage import CHANGES, stop_after
 
-from offbeat.experiment import files
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 
 real = pytest.mark.track
@@ -52,10 +52,10 @@ def test_tensorboard_has_every_point_and_the_settings(offbeat):
 
 @real
 def test_after_ctrl_c_and_resume_tensorboard_has_each_point_once(offbeat):
-    experiment = files.changed(load("quickstart").experiment, CHANGES)
+    experiment = experiment_files.changed(load("quickstart").experiment, CHANGES)
     run = runs.create(Path("x"), experiment)
     stop_after(run, 16)
-    from offbeat.experiment.track import tracking
+    from offbeat.results.tracking import tracking
 
     with tracking({"x": run}, None, ["tensorboard"]):
         pass

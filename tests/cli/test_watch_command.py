@@ -12,10 +12,12 @@ import pytest
 from command_line import contents, refused, start
 from damage import CHANGES
 
-from offbeat.experiment import comparison, files, guard
-from offbeat.experiment.follow import Follower
-from offbeat.experiment.run import Run, execute
+from offbeat.experiment import comparison
+from offbeat.experiment.run import run_lock
+from offbeat.experiment.run.execution import Run, execute
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
+from offbeat.results.run_follower import Follower
 from patience import PATIENCE
 
 
@@ -43,7 +45,7 @@ def test_of_a_run_that_nobody_computes_it_says_so_and_how_to_go_on(offbeat, stop
 
 
 def test_of_a_comparison_that_was_never_begun_too(offbeat):
-    experiment = files.changed(load("quickstart").experiment, CHANGES)
+    experiment = experiment_files.changed(load("quickstart").experiment, CHANGES)
     comparison.create(Path("c"), {"fedavg": experiment}, [0])
     given = offbeat("watch", "c")
     assert given.status == 1
@@ -117,8 +119,8 @@ def test_looks_add_up_also_when_a_resume_has_cut_the_trace_back(killed, whole):
 
 
 def test_who_looks_at_a_lock_keeps_nobody_out(stopped):
-    assert not guard.held(stopped)
-    with guard.alone(stopped):
-        assert guard.held(stopped)
-    assert not guard.held(stopped)
-    assert not guard.held(Path("nowhere"))
+    assert not run_lock.held(stopped)
+    with run_lock.alone(stopped):
+        assert run_lock.held(stopped)
+    assert not run_lock.held(stopped)
+    assert not run_lock.held(Path("nowhere"))

@@ -69,13 +69,13 @@ def test_which_method(offbeat, one_by_one):
 def test_the_rule_on_the_page_is_the_rule():
     """The order of simple methods, the twentieth and the usual methods."""
     from offbeat.core.strategies import REGISTRY
-    from offbeat.experiment import advice, tournament
-    from offbeat.experiment.config import Experiment
+    from offbeat.experiment.spec.config import Experiment
+    from offbeat.results import method_choice, tournament
 
     page = (HOW_TO / "which-method.md").read_text(encoding="utf-8")
-    classes = [REGISTRY[name].__name__ for name in advice.SIMPLE]
+    classes = [REGISTRY[name].__name__ for name in method_choice.SIMPLE]
     assert f"**simplest**: {', '.join(classes)}, then the others" in page
-    assert advice.ALIKE == 1.05
+    assert method_choice.ALIKE == 1.05
     assert f"`--budget` ({tournament.BUDGET:.0f} seconds), from {tournament.LEAST} to {tournament.MOST}" in page
     assert [word.partition("(")[0] for word in tournament.methods(Experiment())] == [
         "fedavg", "fedasync", "fedbuff", "fedat", "orthofl"

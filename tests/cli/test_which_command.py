@@ -31,7 +31,7 @@ evaluate_every: 30
 def without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than these worlds; what is about them says so."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("offbeat.experiment.pictures.write", lambda *_: None)
+        monkeypatch.setattr("offbeat.results.pictures.write", lambda *_: None)
 
 
 @pytest.fixture
@@ -155,16 +155,17 @@ def test_four_questions_are_asked_on_a_terminal(offbeat, monkeypatch):
 
 
 def test_a_world_that_takes_long_is_tried_and_cut_to_the_time_there_is(offbeat, straggler, monkeypatch):
-    monkeypatch.setattr("offbeat.experiment.tournament.tried", lambda experiment: 1000.0)
+    monkeypatch.setattr("offbeat.results.tournament.tried", lambda experiment: 1000.0)
     made = offbeat("which", straggler, "--methods", "fedavg,fedasync", "--seeds", "1", "--budget", "100", "--out", "w")
     assert "the runs end at" in made.err
     assert "instead of 120s, to fit into 100 s" in made.err
 
 
 def test_a_trial_tells_how_long_a_run_takes(straggler):
-    from offbeat.experiment import files, tournament
+    from offbeat.experiment.spec import experiment_files
+    from offbeat.results import tournament
 
-    assert 0 < tournament.tried(files.read(Path(straggler)), patience=0.2) < 60
+    assert 0 < tournament.tried(experiment_files.read(Path(straggler)), patience=0.2) < 60
 
 
 # ---------------------------------------------------------------- like a run
@@ -179,8 +180,8 @@ def test_sites_like_those_of_a_simulation_are_its_own(offbeat, straggler):
 
 def test_sites_like_those_of_a_live_run_are_as_slow_and_as_often_away(offbeat, straggler):
     """A simulation passes for a live run whose data lies with its sites; client 0 was gone from 5 s to 9 s."""
-    from offbeat.deploy.replaying import OWN_FILE
-    from offbeat.experiment.metrics import SERVED
+    from offbeat.deploy.replay_scenario import OWN_FILE
+    from offbeat.metrics.trace_summary import SERVED
 
     offbeat("run", straggler, "--set", "strategy=fedasync", "--until", "20s", "--out", "r")
     with sqlite3.connect("r/run.sqlite") as db:

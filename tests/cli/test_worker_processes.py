@@ -13,10 +13,12 @@ import pytest
 from command_line import TINY, refused, start
 from living import gone, living
 
-from offbeat.experiment import files, guard, workers
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run import run_lock
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
+from offbeat.workers import registry
 from patience import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
@@ -35,7 +37,7 @@ def children(pid: int) -> set[int]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the run that nobody stops."""
     changes = [change for change in LONGER if "=" in change]
-    experiment = files.changed(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
+    experiment = experiment_files.changed(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
     run = runs.create(tmp_path_factory.mktemp("whole") / "run", experiment)
     runs.execute(run)
     return run.digest()
@@ -71,7 +73,7 @@ def test_a_run_and_a_comparison_are_the_same_with_processes(offbeat):
     assert given.status == 0, given
     for run in Path("c").glob("fed*"):  # two runs on two cores: each is trained in its own process
         assert Run(run).summary().worker == "inline"
-        assert Run(run).worker() == workers.Choice("processes", 2)
+        assert Run(run).worker() == registry.Choice("processes", 2)
     assert children(os.getpid()) <= before
 
 
@@ -130,7 +132,7 @@ def test_a_job_that_ends_every_process_ends_the_run_with_a_line(offbeat, monkeyp
             os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr("offbeat.client.training.Trainer.plan", deadly)
+        patch.setattr("offbeat.training.trainer.Trainer.plan", deadly)
         given = offbeat("run", "quickstart", *TINY, *PROCESSES, "--out", "x")
     refused(given, "of client", "ended 3 processes", "SIGKILL", "offbeat run --resume x", status=1)
     assert children(parent) <= before
@@ -139,7 +141,7 @@ def test_a_job_that_ends_every_process_ends_the_run_with_a_line(offbeat, monkeyp
 
 def test_forks_hold_no_lock(tmp_path):
     (hear, tell), (wait, end) = os.pipe(), os.pipe()
-    with guard.alone(tmp_path):
+    with run_lock.alone(tmp_path):
         pid = os.fork()
         if pid == 0:
             os.close(end)
@@ -147,7 +149,7 @@ def test_forks_hold_no_lock(tmp_path):
             os.read(wait, 1)  # until the parent is done
             os._exit(0)
         assert os.read(hear, 4) == b"here"
-    with guard.alone(tmp_path):
+    with run_lock.alone(tmp_path):
         pass
     os.close(end)
     os.waitpid(pid, 0)

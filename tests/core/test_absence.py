@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from offbeat.core.parts.absence import Absences
-from offbeat.core.parts.running import RunningSum
+from offbeat.core.parts.absent_clients import Absences
+from offbeat.core.parts.running_sum import RunningSum
 from offbeat.core.protocol import ClientLost, ClientReady, TimerFired, UpdateArrived
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from offbeat.core.parts import blocks as part
-from offbeat.core.parts.blocks import blocks, distance, width
+from offbeat.core.parts import vector_blocks as part
+from offbeat.core.parts.vector_blocks import blocks, distance, width
 
 
 def test_short_vectors_are_one_piece_and_the_vectors_themselves() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 from torch import Tensor
 
-from offbeat.core.parts import blocks
+from offbeat.core.parts import vector_blocks
 from offbeat.core.strategies.gradma import nnqp
 from offbeat.core.strategies.gradma.nnqp import against, gram_of, solve, solve_three
 
@@ -291,8 +291,8 @@ def test_in_float32_random_and_correlated_programs_are_solved_to_its_precision()
 
 @pytest.mark.parametrize("rows", [2, nnqp.FEW, nnqp.FEW + 1])
 def test_long_rows_have_the_gram_matrix_of_short_ones(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(blocks, "ROOM", 1)  # in pieces, of which the last is a short one
-    size = 2 * blocks.LEAST + 5
+    monkeypatch.setattr(vector_blocks, "ROOM", 1)  # in pieces, of which the last is a short one
+    size = 2 * vector_blocks.LEAST + 5
     G = torch.randn(rows, size, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
     torch.testing.assert_close(gram_of(list(G), 3, size), G[:, 3:] @ G[:, 3:].mT, rtol=1e-12, atol=1e-9)
 

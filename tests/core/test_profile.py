@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offbeat.core.parts.profile import Profile, cut_by_ratio, cut_into, fastest, nearest, profile_turn
+from offbeat.core.parts.speed_profile import Profile, cut_by_ratio, cut_into, fastest, nearest, profile_turn
 from offbeat.core.protocol import CancelTimer, ClientLost, ClientReady, Reject, SetTimer, TimerFired, UpdateArrived
 
 NOTHING = torch.zeros(1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts.server_opt import Adam, Moments, Momentum, Plain
+from offbeat.core.parts.server_optimizers import Adam, Moments, Momentum, Plain
 
 
 def vector(*values: float) -> torch.Tensor:

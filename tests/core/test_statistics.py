@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.statistics import Contributions, mix
+from offbeat.core.parts.buffer_statistics import Contributions, mix
+from offbeat.core.parts.weighted_sum import Buffer
 from offbeat.testing import layout_of
 
 LAYOUT = layout_of([("w", (1,), "param"), ("mean", (1,), "buffer"), ("seen", (), "counter")])

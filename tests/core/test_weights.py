@@ -2,7 +2,7 @@
 
 import pytest
 
-from offbeat.core.parts.weights import Census
+from offbeat.core.parts.client_weights import Census
 from offbeat.core.protocol import ClientLost, ClientReady
 
 

@@ -9,20 +9,21 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.client.training import Training
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY
-from offbeat.deploy import wire
-from offbeat.deploy.site import Site
-from offbeat.deploy.sources import Partition
-from offbeat.engines.transport import Assignment, Hello, Returned
-from offbeat.experiment import build, files
-from offbeat.experiment.config import Experiment
+from offbeat.deploy import message_codec
+from offbeat.deploy.site_client import Site
+from offbeat.deploy.site_data import Partition
+from offbeat.engine.live.transport import Assignment, Hello, Returned
+from offbeat.experiment import build
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data.synthetic import Synthetic
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import MODELS
 from offbeat.scenario.partition import PARTITIONS
+from offbeat.training.trainer import Training
 
 RUN, CLIENT = "a-run", 1
 
@@ -44,7 +45,7 @@ def experiment(strategy: str = "fedasync", settings: Mapping[str, Any] | None = 
 
 
 def greeting(of: Experiment, compression: str = "none", run: str = RUN) -> bytes:
-    return wire.encode(wire.Greeting(run, files.dump(of), "digest", compression), run)
+    return message_codec.encode(message_codec.Greeting(run, experiment_files.dump(of), "digest", compression), run)
 
 
 def site(home: Path, number: int = CLIENT) -> Site:
@@ -64,7 +65,7 @@ def job(
 
 
 def returned(data: bytes, base: Tensor | None = None) -> Returned:
-    message = wire.decode(data, address=7, run=RUN, base_of=lambda _: base)
+    message = message_codec.decode(data, address=7, run=RUN, base_of=lambda _: base)
     assert isinstance(message, Returned)
     return message
 
@@ -82,6 +83,6 @@ def failure(data: bytes) -> str:
 
 
 def hello(data: bytes) -> Hello:
-    message = wire.decode(data, address=7, run=RUN)
+    message = message_codec.decode(data, address=7, run=RUN)
     assert isinstance(message, Hello)
     return message

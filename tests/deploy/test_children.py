@@ -10,10 +10,10 @@ import time
 import pytest
 
 from offbeat.core.errors import ConfigError
-from offbeat.deploy import guardian
-from offbeat.deploy.joining import Joining, Member
-from offbeat.deploy.processes import Children, last_lines
-from offbeat.deploy.standing import Orders, Standing
+from offbeat.deploy import orphan_reaper
+from offbeat.deploy.child_processes import Children, last_lines
+from offbeat.deploy.site_processes import Joining, Member
+from offbeat.deploy.status_files import Orders, Standing
 
 linux = pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -38,29 +38,29 @@ def within(seconds, condition):
 
 @linux
 def test_nobody_is_left_when_it_is_closed_not_even_who_ignores_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("offbeat.deploy.processes.PATIENCE", 0.3)
+    monkeypatch.setattr("offbeat.deploy.child_processes.PATIENCE", 0.3)
     with Children(tmp_path) as children:
         children.start("polite", SLEEP)
         children.start("stubborn", STUBBORN)
-        assert within(10, lambda: len(guardian.marked(children.mark)) == 3)
+        assert within(10, lambda: len(orphan_reaper.marked(children.mark)) == 3)
         assert within(10, lambda: children.last_words("stubborn") == "ready")
-    assert guardian.marked(children.mark) == []
+    assert orphan_reaper.marked(children.mark) == []
 
 
 @linux
 def test_nobody_is_left_when_the_parent_is_killed(tmp_path):
     parent = (
-        "import sys, time\nfrom pathlib import Path\nfrom offbeat.deploy.processes import Children\n"
+        "import sys, time\nfrom pathlib import Path\nfrom offbeat.deploy.child_processes import Children\n"
         f"children = Children(Path({str(tmp_path)!r}))\nchildren.start('stubborn', {STUBBORN!r})\n"
         "print(children.mark, flush=True)\ntime.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
     mark = process.stdout.readline().strip()
-    assert within(10, lambda: len(guardian.marked(mark)) == 2)
+    assert within(10, lambda: len(orphan_reaper.marked(mark)) == 2)
     process.kill()
     process.wait()
     process.stdout.close()
-    assert within(10, lambda: not guardian.marked(mark))
+    assert within(10, lambda: not orphan_reaper.marked(mark))
 
 
 @linux
@@ -77,9 +77,9 @@ def test_a_guardian_that_was_killed_has_a_successor(tmp_path):
 @linux
 def test_marks_of_parents_add_up(tmp_path, monkeypatch):
     """A site that a server starts for trying out has children of its own: the server's guardian knows them too."""
-    monkeypatch.setenv(guardian.VARIABLE, "above")
+    monkeypatch.setenv(orphan_reaper.VARIABLE, "above")
     with Children(tmp_path) as children:
-        assert children.environment()[guardian.VARIABLE] == f"above:{children.mark}"
+        assert children.environment()[orphan_reaper.VARIABLE] == f"above:{children.mark}"
 
 
 def test_one_is_stopped_and_tells_its_last_words(tmp_path):
@@ -144,16 +144,16 @@ def test_what_a_server_and_its_app_tell_each_other_reads_back(tmp_path):
 
 
 def test_a_refused_site_is_told_apart_by_its_status():
-    from offbeat.deploy import joining, resident
-    from offbeat.deploy.overview import TRAINING_SECONDS
-    from offbeat.engines.virtual import INTERRUPTED
+    from offbeat.deploy import site_processes, site_trainer
+    from offbeat.deploy.live_overview import TRAINING_SECONDS
+    from offbeat.engine.virtual.virtual_engine import INTERRUPTED
 
     pytest.importorskip("flwr")
     from offbeat.core import jobs
-    from offbeat.deploy import hosting
+    from offbeat.deploy import server_processes
 
-    assert joining.REFUSED == resident.REFUSED
-    assert hosting.INTERRUPTED == INTERRUPTED
+    assert site_processes.REFUSED == site_trainer.REFUSED
+    assert server_processes.INTERRUPTED == INTERRUPTED
     assert jobs.TRAINING_SECONDS == TRAINING_SECONDS
 
 

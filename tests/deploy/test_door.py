@@ -16,12 +16,12 @@ import pytest
 pytest.importorskip("cryptography")
 
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.deploy import door as doors
-from offbeat.deploy import making_keys
-from offbeat.deploy.door import Door
-from offbeat.deploy.keys import ServerKeys, SiteKeys
-from offbeat.deploy.processes import free_port, refuse_taken
-from offbeat.deploy.reaching import ask_door, is_loopback, split
+from offbeat.deploy import gateway as doors
+from offbeat.deploy import key_generation
+from offbeat.deploy.child_processes import free_port, refuse_taken
+from offbeat.deploy.federation_keys import ServerKeys, SiteKeys
+from offbeat.deploy.gateway import Door
+from offbeat.deploy.preflight import ask_door, is_loopback, split
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -45,9 +45,9 @@ class Echo(BaseHTTPRequestHandler):
 def folder(tmp_path):
     made = tmp_path / "keys"
     made.mkdir()
-    making_keys.make_authority(made, 30)
-    making_keys.make_server(made, [], 30)
-    making_keys.make_site(made, "hospital-a")
+    key_generation.make_authority(made, 30)
+    key_generation.make_server(made, [], 30)
+    key_generation.make_site(made, "hospital-a")
     return made
 
 
@@ -185,8 +185,8 @@ def test_what_stands_in_the_way_is_said_in_one_line(open_door, folder, tmp_path,
     secure, plain = open_door(folder), open_door()
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    making_keys.make_authority(theirs, 30)
-    stranger = SiteKeys(making_keys.make_site(theirs, "stranger"))
+    key_generation.make_authority(theirs, 30)
+    stranger = SiteKeys(key_generation.make_site(theirs, "stranger"))
     assert "was not signed by the authority in" in refusal(secure, stranger, "stranger")
     shutil.copy(folder / "ca.pem", stranger.ca)
     assert "the key of stranger is not registered here" in refusal(secure, stranger, "stranger")

@@ -16,15 +16,15 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.common.constant import ErrorCode  # noqa: E402
 
 from offbeat import flower  # noqa: E402
-from offbeat.client.training import Training  # noqa: E402
 from offbeat.core.errors import ConfigError  # noqa: E402
 from offbeat.core.jobs import Result  # noqa: E402
 from offbeat.core.protocol import LocalWork  # noqa: E402
 from offbeat.core.strategies import REGISTRY, FedAsync  # noqa: E402
 from offbeat.core.vector import Binding  # noqa: E402
-from offbeat.deploy import stock_client  # noqa: E402
-from offbeat.deploy.stock_nodes import Nodes  # noqa: E402
-from offbeat.engines.transport import Assignment, Gone, Hello, Question, Returned  # noqa: E402
+from offbeat.deploy import flower_client  # noqa: E402
+from offbeat.deploy.flower_nodes import Nodes  # noqa: E402
+from offbeat.engine.live.transport import Assignment, Gone, Hello, Question, Returned  # noqa: E402
+from offbeat.training.trainer import Training  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def within_a_flower_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
-    monkeypatch.setattr("offbeat.deploy.stock_nodes.POLL", 0.001)
+    monkeypatch.setattr("offbeat.deploy.flower_nodes.POLL", 0.001)
 
 
 def net() -> nn.Module:
@@ -237,7 +237,7 @@ def test_a_node_that_left_with_its_answer_under_way_is_greeted_when_it_comes_bac
 def test_of_a_node_that_never_answers_the_last_orders_are_remembered_and_of_one_that_is_gone_none(monkeypatch):
     """An order holds a model: a run of weeks must not collect them."""
     grid, now = Grid(stock(), nodes=2), [0.0]
-    monkeypatch.setattr("offbeat.deploy.stock_nodes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("offbeat.deploy.flower_nodes.time.monotonic", lambda: now[0])
     monkeypatch.setattr(grid, "pull_messages", lambda numbers: [])
     nodes = Nodes(grid, Binding(net()), {"lr": 0.5}, ask_clients=True)
     nodes._pull()
@@ -256,10 +256,10 @@ def test_of_a_node_that_never_answers_the_last_orders_are_remembered_and_of_one_
 def test_work_without_memory_leaves_what_a_rule_kept():
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     result = Result(0, torch.zeros(1), 1, 1, memory={"h": torch.ones(2)})
-    stock_client._remember(context, result, {})
-    kept = stock_client._remembered(context, 0)
-    stock_client._remember(context, Result(1, torch.zeros(1), 1, 1), kept)
-    assert torch.equal(stock_client._remembered(context, 1)["h"], torch.ones(2))
+    flower_client._remember(context, result, {})
+    kept = flower_client._remembered(context, 0)
+    flower_client._remember(context, Result(1, torch.zeros(1), 1, 1), kept)
+    assert torch.equal(flower_client._remembered(context, 1)["h"], torch.ones(2))
 
 
 @pytest.mark.parametrize("told", [float("inf"), float("nan"), 1e300, -1.0])

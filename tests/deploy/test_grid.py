@@ -9,10 +9,10 @@ pytest.importorskip("flwr")
 from flwr.app import Error, Message, RecordDict
 
 from offbeat.core.errors import RunError
-from offbeat.deploy import grid as grids
-from offbeat.deploy.cargo import KIND, unwrap, wrap
-from offbeat.deploy.grid import GridTransport, Identity
-from offbeat.engines.transport import Farewell, Garbled, Gone, Hello, Question, Scores
+from offbeat.deploy import grid_transport as grids
+from offbeat.deploy.flower_payload import KIND, unwrap, wrap
+from offbeat.deploy.grid_transport import GridTransport, Identity
+from offbeat.engine.live.transport import Farewell, Garbled, Gone, Hello, Question, Scores
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +196,7 @@ def test_what_a_site_could_not_do_is_logged_under_its_name_in_its_own_words(capl
     world = World(known=lambda: {1: Identity("hospital-a", "SHA256:abc")})
     world.grid.nodes = {1}
     world.grid.answers = lambda node, data: Error(
-        2, "<class 'offbeat.deploy.socket.SocketError'>:<'own.py:5: OSError'>"
+        2, "<class 'offbeat.deploy.local_socket.SocketError'>:<'own.py:5: OSError'>"
     )
     world.go()
     assert caplog.messages == ["hospital-a: own.py:5: OSError"]

@@ -11,22 +11,28 @@ import pytest
 pytest.importorskip("cryptography")
 
 from offbeat.core.errors import ConfigError
-from offbeat.deploy import keys, making_keys
-from offbeat.deploy.keys import ServerKeys, SiteKeys
+from offbeat.deploy import federation_keys, key_generation
+from offbeat.deploy.federation_keys import ServerKeys, SiteKeys
 
 
 @pytest.fixture
 def folder(tmp_path):
-    making_keys.make_authority(tmp_path, 30)
-    making_keys.make_server(tmp_path, ["server.example.org", "10.0.0.7"], 30)
-    making_keys.make_site(tmp_path, "hospital-a")
+    key_generation.make_authority(tmp_path, 30)
+    key_generation.make_server(tmp_path, ["server.example.org", "10.0.0.7"], 30)
+    key_generation.make_site(tmp_path, "hospital-a")
     return tmp_path
 
 
 def test_what_is_made_can_be_used(folder):
     ServerKeys(folder).check("server.example.org")
     SiteKeys(folder / "sites" / "hospital-a").check()
-    assert keys.names_of(folder / "server.pem") == ["server.example.org", "10.0.0.7", "localhost", "127.0.0.1", "::1"]
+    assert federation_keys.names_of(folder / "server.pem") == [
+        "server.example.org",
+        "10.0.0.7",
+        "localhost",
+        "127.0.0.1",
+        "::1",
+    ]
 
 
 def test_private_keys_are_their_owners_alone(folder):
@@ -44,7 +50,7 @@ def test_flower_takes_the_public_key(folder):
     from flwr.cli.supernode.register import try_load_public_key
 
     public = SiteKeys(folder / "sites" / "hospital-a").public
-    assert keys.fingerprint_of_pem(try_load_public_key(public)) == keys.fingerprint(public)
+    assert federation_keys.fingerprint_of_pem(try_load_public_key(public)) == federation_keys.fingerprint(public)
 
 
 def test_the_fingerprint_is_the_one_that_ssh_shows(folder):
@@ -53,30 +59,30 @@ def test_the_fingerprint_is_the_one_that_ssh_shows(folder):
         shown = subprocess.run(["ssh-keygen", "-l", "-f", str(public)], capture_output=True, text=True).stdout
     except FileNotFoundError:
         pytest.skip("there is no ssh-keygen here")
-    assert keys.fingerprint(public) in shown
+    assert federation_keys.fingerprint(public) in shown
 
 
 def test_a_signature_is_of_one_key_and_one_message(folder):
-    making_keys.make_site(folder, "other")
+    key_generation.make_site(folder, "other")
     own, other = (SiteKeys(folder / "sites" / name) for name in ("hospital-a", "other"))
-    signature = keys.sign(own.key, b"message")
-    assert keys.is_signed(own.public, b"message", signature)
-    assert not keys.is_signed(own.public, b"another", signature)
-    assert not keys.is_signed(other.public, b"message", signature)
-    assert not keys.is_signed(own.public, b"message", "not base64")
+    signature = federation_keys.sign(own.key, b"message")
+    assert federation_keys.is_signed(own.public, b"message", signature)
+    assert not federation_keys.is_signed(own.public, b"another", signature)
+    assert not federation_keys.is_signed(other.public, b"message", signature)
+    assert not federation_keys.is_signed(own.public, b"message", "not base64")
 
 
 def test_an_authority_and_a_sites_keys_are_never_replaced(folder):
     before = (folder / "ca.pem").read_bytes()
-    assert not making_keys.make_authority(folder, 30)
+    assert not key_generation.make_authority(folder, 30)
     assert (folder / "ca.pem").read_bytes() == before
     with pytest.raises(ConfigError, match="has keys already: they are not replaced"):
-        making_keys.make_site(folder, "hospital-a")
+        key_generation.make_site(folder, "hospital-a")
 
 
 def test_a_server_certificate_is_replaced_and_still_trusted(folder):
     before = (folder / "server.pem").read_bytes()
-    making_keys.make_server(folder, ["new.example.org"], 30)
+    key_generation.make_server(folder, ["new.example.org"], 30)
     assert (folder / "server.pem").read_bytes() != before
     ServerKeys(folder).check("new.example.org")
 
@@ -89,20 +95,20 @@ def test_an_expired_certificate_is_refused(folder, monkeypatch):
         def now(cls, tz=None):
             return now
 
-    monkeypatch.setattr(keys.datetime, "datetime", Later)
+    monkeypatch.setattr(federation_keys.datetime, "datetime", Later)
     with pytest.raises(ConfigError, match=r"server.pem expired on [\d-]+: make a new one with 'offbeat keys --host "):
         ServerKeys(folder).check("localhost")
 
 
 def test_a_certificate_of_another_authority_or_key_is_refused(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
-    making_keys.make_authority(other, 30)
-    making_keys.make_server(other, [], 30)
+    key_generation.make_authority(other, 30)
+    key_generation.make_server(other, [], 30)
     for name in ("server.pem", "server.key"):
         (folder / name).write_bytes((other / name).read_bytes())
     with pytest.raises(ConfigError, match=r"server.pem was not signed by .*ca.pem"):
         ServerKeys(folder).check("localhost")
-    making_keys.make_server(folder, [], 30)
+    key_generation.make_server(folder, [], 30)
     (folder / "server.key").write_bytes((other / "server.key").read_bytes())
     with pytest.raises(ConfigError, match=r"server.key is not the key of"):
         ServerKeys(folder).check("localhost")
@@ -111,13 +117,13 @@ def test_a_certificate_of_another_authority_or_key_is_refused(folder, tmp_path_f
 @pytest.mark.parametrize("name", ["", "../away", "a/b", "a b", ".hidden", "x" * 80, "ä"])
 def test_a_name_that_is_no_folder_is_refused(folder, name):
     with pytest.raises(ConfigError, match="a name has letters, digits"):
-        making_keys.make_site(folder, name)
+        key_generation.make_site(folder, name)
 
 
 @pytest.mark.parametrize("host", ["", "a b", "http://server", "server:8443"])
 def test_a_host_that_is_none_is_refused(folder, host):
     with pytest.raises(ConfigError, match="is neither a host name nor an address"):
-        making_keys.make_server(folder, [host], 30)
+        key_generation.make_server(folder, [host], 30)
 
 
 def test_what_is_missing_or_damaged_is_said(folder, tmp_path_factory):
@@ -135,7 +141,7 @@ def test_what_is_missing_or_damaged_is_said(folder, tmp_path_factory):
 
 
 def test_a_public_key_of_another_site_is_noticed(folder):
-    making_keys.make_site(folder, "other")
+    key_generation.make_site(folder, "other")
     site = SiteKeys(folder / "sites" / "hospital-a")
     site.public.write_bytes((folder / "sites" / "other" / "site.pub").read_bytes())
     with pytest.raises(ConfigError, match="does not belong to"):

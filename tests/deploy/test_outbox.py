@@ -25,10 +25,10 @@ from offbeat.core.errors import OffbeatError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
-from offbeat.deploy import outbox, sentlog, socket, wire
-from offbeat.deploy.outbox import Outbox
-from offbeat.deploy.site import Site
-from offbeat.engines.transport import Farewell, Question, Scores
+from offbeat.deploy import local_socket, message_codec, result_store, upload_log
+from offbeat.deploy.result_store import Outbox
+from offbeat.deploy.site_client import Site
+from offbeat.engine.live.transport import Farewell, Question, Scores
 from offbeat.experiment import build
 from offbeat.scenario.partition import Split
 from offbeat.scenario.streaming import Growing
@@ -50,7 +50,7 @@ class Server:
         return meeting.job(self.made, ticket, ticket, self.base + 0.01 * ticket, work, memory or {}, CLIENT)
 
     def order(self, ticket: int, accepted: int | None = None, rule: Any = RULE) -> bytes:
-        return wire.encode(meeting.assignment(self.job(ticket, rule=rule), accepted), RUN)
+        return message_codec.encode(meeting.assignment(self.job(ticket, rule=rule), accepted), RUN)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_another_job_under_the_same_ticket_is_another_job(server: Server, tmp_pa
     site.handle(meeting.greeting(server.of))
     site.handle(server.order(1))
     other = replace(server.job(1), base=server.base - 1)
-    got = meeting.result(site.handle(wire.encode(meeting.assignment(other), RUN)))
+    got = meeting.result(site.handle(message_codec.encode(meeting.assignment(other), RUN)))
     assert same(got.local, server.made.trainer(other).local)
 
 
@@ -142,10 +142,10 @@ def test_an_outbox_of_another_run_is_not_mistaken(server: Server, tmp_path: Path
     site.handle(meeting.greeting(server.of))
     mine = site.handle(server.order(1))
     with pytest.raises(OffbeatError, match="was not greeted for run 'other'"):
-        site.handle(wire.encode(meeting.assignment(server.job(1)), "other"))
+        site.handle(message_codec.encode(meeting.assignment(server.job(1)), "other"))
     site.handle(meeting.greeting(replace(server.of, seed=6), run="other"))
-    other = site.handle(wire.encode(meeting.assignment(replace(server.job(1), seed=6)), "other"))
-    assert wire.opened(other, 1).run == "other"
+    other = site.handle(message_codec.encode(meeting.assignment(replace(server.job(1), seed=6)), "other"))
+    assert message_codec.opened(other, 1).run == "other"
     assert other != mine
     assert site.handle(server.order(1)) == mine  # and the first run's is still there
 
@@ -154,9 +154,9 @@ def test_a_run_that_has_ended_leaves_nothing_behind(server: Server, tmp_path: Pa
     site = meeting.site(tmp_path)
     site.handle(meeting.greeting(server.of))
     site.handle(server.order(1))
-    assert site.handle(wire.encode(Farewell("not this one", refused=True), RUN)) == b""
+    assert site.handle(message_codec.encode(Farewell("not this one", refused=True), RUN)) == b""
     assert list(tmp_path.glob("runs/*"))
-    assert site.handle(wire.encode(Farewell("all done"), RUN)) == b""
+    assert site.handle(message_codec.encode(Farewell("all done"), RUN)) == b""
     assert site.ended.is_set()
     assert site.farewell == Farewell("all done")
     assert not list(tmp_path.glob("runs/*"))
@@ -167,7 +167,7 @@ def test_a_full_disk_is_a_failure_with_its_reason_and_the_site_goes_on(
 ) -> None:
     site = meeting.site(tmp_path)
     site.handle(meeting.greeting(server.of))
-    write = outbox.write_whole
+    write = result_store.write_whole
 
     def full(path: Path, data: bytes) -> None:
         real = os.fsync
@@ -177,12 +177,12 @@ def test_a_full_disk_is_a_failure_with_its_reason_and_the_site_goes_on(
         finally:
             monkeypatch.setattr(os, "fsync", real)
 
-    monkeypatch.setattr(outbox, "write_whole", full)
+    monkeypatch.setattr(result_store, "write_whole", full)
     reason = meeting.failure(site.handle(server.order(1)))
     assert reason.startswith("the result could not be stored at the site: cannot write")
     assert reason.endswith("No space left on device")
     assert not list(tmp_path.rglob("*.tmp"))
-    monkeypatch.setattr(outbox, "write_whole", write)
+    monkeypatch.setattr(result_store, "write_whole", write)
     expected = server.made.trainer(server.job(2))
     assert same(meeting.result(site.handle(server.order(2))).local, expected.local)
 
@@ -191,9 +191,9 @@ def test_a_job_that_raises_is_a_failure(server: Server, tmp_path: Path) -> None:
     site = meeting.site(tmp_path)
     site.handle(meeting.greeting(server.of))
     too_many = replace(meeting.assignment(server.job(1)), num_examples=10**9)
-    assert "cannot train on 1000000000 examples" in meeting.failure(site.handle(wire.encode(too_many, RUN)))
+    assert "cannot train on 1000000000 examples" in meeting.failure(site.handle(message_codec.encode(too_many, RUN)))
     short = replace(meeting.assignment(server.job(2)), base=torch.zeros(3))
-    assert "does not fit a model" in meeting.failure(site.handle(wire.encode(short, RUN)))
+    assert "does not fit a model" in meeting.failure(site.handle(message_codec.encode(short, RUN)))
     assert meeting.result(site.handle(server.order(3))).ticket == 3
 
 
@@ -223,7 +223,9 @@ def test_many_threads_that_ask_for_one_ticket_get_one_result(
     answers: dict[int, list[bytes]] = {1: [], 2: []}
     orders = [(1, server.order(1))] * 6
     threads = [threading.Thread(target=lambda t, o: answers[t].append(site.handle(o)), args=pair) for pair in orders]
-    threads.append(threading.Thread(target=site.handle, args=(wire.encode(Question(0.0, 0, server.base), RUN),)))
+    threads.append(
+        threading.Thread(target=site.handle, args=(message_codec.encode(Question(0.0, 0, server.base), RUN),))
+    )
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -238,7 +240,7 @@ def test_many_threads_that_ask_for_one_ticket_get_one_result(
 
 
 def trainer(home: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "offbeat.deploy.resident", "--home", str(home), "--name", "site-1"]
+    command = [sys.executable, "-m", "offbeat.deploy.site_trainer", "--home", str(home), "--name", "site-1"]
     command += ["--socket", str(home / "socket"), "--partition", str(CLIENT), "--parent", str(os.getpid())]
     return subprocess.Popen(command)
 
@@ -251,15 +253,15 @@ def test_memory_at_the_site_survives_a_sigkill(server: Server, tmp_path: Path) -
     for ticket in range(1, 4):
         process = trainer(tmp_path)
         if ticket == 1:
-            socket.ask(tmp_path / "socket", meeting.greeting(server.of), PATIENCE)
+            local_socket.ask(tmp_path / "socket", meeting.greeting(server.of), PATIENCE)
         if ticket == 2:
-            asking = threading.Thread(target=socket.ask, args=(tmp_path / "socket", server.order(2, 1), PATIENCE))
+            asking = threading.Thread(target=local_socket.ask, args=(tmp_path / "socket", server.order(2, 1), PATIENCE))
             asking.start()
             until((tmp_path / "socket").exists)
             process.kill()
             process.wait()
             process = trainer(tmp_path)
-        reply = socket.ask(tmp_path / "socket", server.order(ticket, accepted), PATIENCE)
+        reply = local_socket.ask(tmp_path / "socket", server.order(ticket, accepted), PATIENCE)
         expected = server.made.trainer(server.job(ticket, memory))
         assert same(meeting.result(reply).local, expected.local)
         memory, accepted = dict(expected.memory), ticket
@@ -271,8 +273,8 @@ def test_memory_at_the_site_survives_a_sigkill(server: Server, tmp_path: Path) -
 
 def test_a_farewell_ends_the_trainer(server: Server, tmp_path: Path) -> None:
     process = trainer(tmp_path)
-    farewell = wire.encode(Farewell("another layout", refused=True), RUN)
-    assert socket.ask(tmp_path / "socket", farewell, PATIENCE) == b""
+    farewell = message_codec.encode(Farewell("another layout", refused=True), RUN)
+    assert local_socket.ask(tmp_path / "socket", farewell, PATIENCE) == b""
     assert process.wait(PATIENCE) == 3
     assert not (tmp_path / "socket").exists()
 
@@ -302,7 +304,7 @@ def test_a_site_says_who_it_is_and_stays_who_it_was(server: Server, tmp_path: Pa
 def test_every_byte_that_leaves_is_in_the_log(server: Server, tmp_path: Path) -> None:
     site = meeting.site(tmp_path)
     sent = [site.handle(meeting.greeting(server.of)), site.handle(server.order(1)), site.handle(server.order(1))]
-    sent.append(site.handle(wire.encode(Question(0.0, 3, server.base), RUN)))
+    sent.append(site.handle(message_codec.encode(Question(0.0, 3, server.base), RUN)))
     lines = (tmp_path / "sent.log").read_text().splitlines()
     assert [int(line.rpartition("bytes=")[2]) for line in lines] == [len(reply) for reply in sent]
     told = [re.sub(r"^\S+ | bytes=\d+$", "", line) for line in lines]
@@ -312,8 +314,8 @@ def test_every_byte_that_leaves_is_in_the_log(server: Server, tmp_path: Path) ->
 def test_a_log_that_has_become_long_goes_on_in_a_new_file_and_the_oldest_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sentlog, "LARGEST", 100)  # two lines of some fifty bytes
-    log = sentlog.SentLog(tmp_path)
+    monkeypatch.setattr(upload_log, "LARGEST", 100)  # two lines of some fifty bytes
+    log = upload_log.SentLog(tmp_path)
     for ticket in range(30):
         log.add("result", f" ticket={ticket:02}", 1000)
     names = ["sent.log", *(f"sent.log.{number}" for number in range(1, 10))]
@@ -325,7 +327,7 @@ def test_a_log_that_has_become_long_goes_on_in_a_new_file_and_the_oldest_is_drop
 
 
 def test_of_runs_that_never_ended_the_last_are_kept(server: Server, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(outbox, "RUNS", 3)
+    monkeypatch.setattr(result_store, "RUNS", 3)
     for number in range(5):
         old = Outbox(tmp_path, f"run {number}")
         old.remember(b"what it was about", 0.0)
@@ -341,7 +343,7 @@ def test_a_question_is_answered_on_test_examples_of_the_sites_own(tmp_path: Path
     site = meeting.site(tmp_path)
     site.handle(meeting.greeting(of))
     made = build.setup(of)
-    got = wire.decode(site.handle(wire.encode(Question(2.5, 0, made.world.model), RUN)), 4, run=RUN)
+    got = message_codec.decode(site.handle(message_codec.encode(Question(2.5, 0, made.world.model), RUN)), 4, run=RUN)
     assert isinstance(got, Scores)
     assert made.surveyor is not None
     tests = made.surveyor.data
@@ -355,7 +357,7 @@ def test_a_site_without_test_examples_says_so(server: Server, tmp_path: Path) ->
     of = meeting.experiment()
     site = meeting.site(tmp_path)
     site.handle(meeting.greeting(of))
-    got = wire.decode(site.handle(wire.encode(Question(2.5, 0, server.base), RUN)), 4)
+    got = message_codec.decode(site.handle(message_codec.encode(Question(2.5, 0, server.base), RUN)), 4)
     assert isinstance(got, Scores)
     assert (got.num_examples, got.values) == (0, {})
 
@@ -370,7 +372,7 @@ def test_data_that_grows_is_told_with_every_answer(tmp_path: Path) -> None:
     assert meeting.hello(site.handle(meeting.greeting(server.of))).num_examples == there[0]
     for index in range(2):
         job = replace(server.job(index + 1), index=index, num_examples=there[index])
-        order = wire.encode(meeting.assignment(job, None), RUN)
+        order = message_codec.encode(meeting.assignment(job, None), RUN)
         reply = site.handle(order)
         assert meeting.returned(reply).num_examples == there[index + 1]
         assert same(meeting.result(reply).local, server.made.trainer(job).local)
@@ -382,7 +384,7 @@ def test_a_partition_that_does_not_exist_is_one_line(server: Server, tmp_path: P
     with pytest.raises(OffbeatError, match="partition 7: the experiment's data is dealt to 3 clients, 0 to 2"):
         meeting.site(tmp_path, 7).handle(meeting.greeting(server.of))
     with pytest.raises(OffbeatError, match="the server's experiment"):
-        meeting.site(tmp_path).handle(wire.encode(wire.Greeting(RUN, "clients: many", "x"), RUN))
+        meeting.site(tmp_path).handle(message_codec.encode(message_codec.Greeting(RUN, "clients: many", "x"), RUN))
 
 
 # ---------------------------------------------------------------- compressed
@@ -419,7 +421,7 @@ def test_a_farewell_of_a_run_that_was_left_behind_ends_nothing(server: Server, t
     site = meeting.site(tmp_path)
     site.handle(meeting.greeting(server.of, run="before"))
     site.handle(meeting.greeting(server.of))
-    site.handle(wire.encode(Farewell("all done"), "before"))
+    site.handle(message_codec.encode(Farewell("all done"), "before"))
     assert not site.ended.is_set()
     assert len(list(tmp_path.glob("runs/*"))) == 1
     assert meeting.result(site.handle(server.order(1))).ticket == 1
@@ -443,6 +445,6 @@ def test_a_spoilt_order_is_computed_or_refused_and_the_next_one_is_answered(
     for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=3)):
         spoilt[place] = value
     with contextlib.suppress(OffbeatError):
-        wire.opened(warm.handle(bytes(spoilt)), 1)
+        message_codec.opened(warm.handle(bytes(spoilt)), 1)
     newest = max(warm._part.outbox.tickets(), default=0) if warm._part else 0  # a spoilt ticket may be a large one
     assert meeting.result(warm.handle(server.order(newest + 1))).ticket == newest + 1

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from offbeat.cli.serve import _progress
-from offbeat.deploy.overview import overview
-from offbeat.deploy.standing import Orders, Registered, Standing
-from offbeat.engines.trace import Trace
+from offbeat.deploy.live_overview import overview
+from offbeat.deploy.status_files import Orders, Registered, Standing
+from offbeat.engine.trace import Trace
 
 
 @pytest.fixture

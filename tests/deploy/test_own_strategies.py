@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.client.survey import Survey
-from offbeat.client.training import Training
 from offbeat.core.errors import OffbeatError
 from offbeat.core.strategies.fedasync import FedAsync
-from offbeat.deploy import wire
-from offbeat.deploy.serving import Terms, serve_run
-from offbeat.deploy.site import Site
-from offbeat.deploy.sources import Partition
-from offbeat.deploy.within import Within
-from offbeat.engines.until import Until
-from offbeat.experiment import choices, files
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.folder import create
+from offbeat.deploy import message_codec
+from offbeat.deploy.in_process import Within
+from offbeat.deploy.run_server import Terms, serve_run
+from offbeat.deploy.site_client import Site
+from offbeat.deploy.site_data import Partition
+from offbeat.engine.until import Until
+from offbeat.experiment.run.run_folder import create
+from offbeat.experiment.spec import choices, experiment_files
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.models import Linear
+from offbeat.training.survey import Survey
+from offbeat.training.trainer import Training
 
 TRAINING = Training(lr=0.05, steps=2, batch=8)
 TINY = Experiment(clients=2, model=Linear(), training=TRAINING, until=Until(updates=6), survey=Survey(examples=0))
@@ -49,9 +49,9 @@ def test_a_strategy_of_ones_own_is_served() -> None:
 
 def greeting(setting: str, name: str) -> bytes:
     """Of a server whose experiment names this."""
-    lines = files.dump(replace(TINY, strategy=FedAsync())).splitlines()
+    lines = experiment_files.dump(replace(TINY, strategy=FedAsync())).splitlines()
     text = "\n".join([line for line in lines if not line.startswith(f"{setting}:")] + [f"{setting}: {name}"])
-    return wire.encode(wire.Greeting("r", text, "0" * 64, "none"), "r")
+    return message_codec.encode(message_codec.Greeting("r", text, "0" * 64, "none"), "r")
 
 
 @pytest.mark.parametrize("setting", ["model", "data", "loss", "partition"])

@@ -10,28 +10,29 @@ import pytest
 import torch
 
 from offbeat.cli.replay import replay
-from offbeat.client.data import ClientData
-from offbeat.client.survey import Survey
-from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import LocalRule, LocalWork, Strategy
 from offbeat.core.strategies import REGISTRY, FedAsync, FedAvg
-from offbeat.deploy import wire
-from offbeat.deploy.serving import Terms, refuse_unservable, serve_run
-from offbeat.deploy.site import Site
-from offbeat.deploy.sitefile import SiteFile
-from offbeat.deploy.sources import Partition
-from offbeat.deploy.within import Within
-from offbeat.engines.retell import retell
-from offbeat.engines.roster import Roster
-from offbeat.engines.until import parse_until
-from offbeat.experiment import build, measures, metrics
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.folder import Run, create
-from offbeat.experiment.run import execute
+from offbeat.deploy import message_codec
+from offbeat.deploy.in_process import Within
+from offbeat.deploy.run_server import Terms, refuse_unservable, serve_run
+from offbeat.deploy.site_client import Site
+from offbeat.deploy.site_data import Partition
+from offbeat.deploy.site_file import SiteFile
+from offbeat.engine.live.site_ids import Roster
+from offbeat.engine.live.trace_replay import retell
+from offbeat.engine.until import parse_until
+from offbeat.experiment import build
+from offbeat.experiment.run.execution import execute
+from offbeat.experiment.run.run_folder import Run, create
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics import measures, trace_summary
 from offbeat.scenario.delays import Replayed
 from offbeat.scenario.models import Linear, Mlp
 from offbeat.scenario.streaming import Growing
+from offbeat.training.client_data import ClientData
+from offbeat.training.survey import Survey
+from offbeat.training.trainer import Trainer, Training
 
 PAPERS = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
 
@@ -65,7 +66,7 @@ def retold(run: Run):
     placed = made.trainer.data.in_one_place()
     own = ClientData.shared(*placed.pair, {client: placed.of(int(name[-1])) for name, client in numbers.items()})
     trainer = Trainer(made.module, own, experiment.training, made.trainer.task, made.trainer.probe)
-    with metrics.open_trace(run.trace_file) as db:
+    with trace_summary.open_trace(run.trace_file) as db:
         return retell(db, experiment.strategy, replace(made.world, clients={}), trainer, experiment.until)
 
 
@@ -105,7 +106,7 @@ def test_uploads_may_be_compressed_and_the_trace_has_the_bytes_that_came(tmp_pat
         outcome = serve(run, tmp_path / f"sites-{how}", compression=how)
         assert outcome is not None
         assert outcome.updates == 12
-        with metrics.open_trace(run.trace_file) as db:
+        with trace_summary.open_trace(run.trace_file) as db:
             sizes[how] = {size for (size,) in db.execute("SELECT bytes FROM trace WHERE kind = 'arrive'")}
     entries = 64 * 10 + 10  # digits: 64 pixels, 10 classes
     assert all(4 * entries < size < 4 * entries + 1000 for size in sizes["none"])
@@ -149,11 +150,11 @@ def test_another_strategy_is_replayed_over_the_times_that_sites_took(tmp_path: P
     assert again.summary().updates == 20
     delays = again.experiment().delays
     assert isinstance(delays, Replayed)
-    with metrics.open_trace(run.trace_file) as db:
+    with trace_summary.open_trace(run.trace_file) as db:
         taken = "SELECT a.now - d.now FROM trace d JOIN trace a ON a.ticket = d.ticket AND a.kind = 'arrive'"
         first = db.execute(f"{taken} WHERE d.kind = 'dispatch' AND d.client = 0 ORDER BY d.seq").fetchone()[0]
     assert delays.seconds_per_step[0][0] == first / 2  # two steps a job
-    with metrics.open_trace(again.trace_file) as db:
+    with trace_summary.open_trace(again.trace_file) as db:
         at = db.execute("SELECT MIN(now) FROM trace WHERE kind = 'arrive' AND client = 0").fetchone()[0]
     assert at == pytest.approx(first)
 
@@ -169,8 +170,8 @@ def test_times_beyond_the_record_are_drawn_from_it():
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name != "global"])
 def test_what_every_strategy_sends_first_can_be_sent_and_is_looked_at(name: str, monkeypatch):
-    encode, sent = wire.encode, []
-    monkeypatch.setattr(wire, "encode", lambda order: sent.append(order) or encode(order))
+    encode, sent = message_codec.encode, []
+    monkeypatch.setattr(message_codec, "encode", lambda order: sent.append(order) or encode(order))
     refuse_unservable(replace(experiment_of(REGISTRY[name]()), model=Mlp()))  # FedPAC's has a body and a head
     assert sent
 

@@ -12,10 +12,10 @@ from meeting import CLIENT
 
 from offbeat.core.jobs import Job, Result
 from offbeat.core.strategies import REGISTRY
-from offbeat.deploy import wire
-from offbeat.engines.until import Until
-from offbeat.engines.workers.inline import Inline
+from offbeat.deploy import message_codec
+from offbeat.engine.until import Until
 from offbeat.experiment import build
+from offbeat.workers.inline import Inline
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.1},
@@ -55,7 +55,7 @@ def test_every_strategys_jobs_end_at_a_site_as_they_do_inline(name: str, tmp_pat
     site, last = meeting.site(tmp_path, CLIENT), None
     site.handle(meeting.greeting(of))
     for job, expected in seen:
-        data = wire.encode(meeting.assignment(job, last), meeting.RUN)
+        data = message_codec.encode(meeting.assignment(job, last), meeting.RUN)
         got = meeting.result(site.handle(data))
         assert (got.ticket, got.num_examples, got.steps) == (expected.ticket, expected.num_examples, expected.steps)
         assert torch.equal(got.local, expected.local)

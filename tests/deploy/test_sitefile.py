@@ -16,21 +16,21 @@ import torch
 from meeting import RUN
 
 from offbeat import presets
-from offbeat.client.data import ClientData
-from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import OffbeatError
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies.fedpsa import FedPSA
 from offbeat.core.vector import flatten
-from offbeat.deploy import rules, wire
-from offbeat.deploy.checking import certificate_line, check_site
-from offbeat.deploy.site import Site
-from offbeat.deploy.sitefile import SiteFile, starting_text
-from offbeat.deploy.sources import Partition
-from offbeat.engines.transport import Assignment, Question, Returned, Scores
+from offbeat.deploy import message_codec, rule_codec
+from offbeat.deploy.site_check import certificate_line, check_site
+from offbeat.deploy.site_client import Site
+from offbeat.deploy.site_data import Partition
+from offbeat.deploy.site_file import SiteFile, starting_text
+from offbeat.engine.live.transport import Assignment, Question, Returned, Scores
 from offbeat.experiment import build
-from offbeat.experiment.config import Experiment
+from offbeat.experiment.spec.config import Experiment
+from offbeat.training.client_data import ClientData
+from offbeat.training.trainer import Trainer, Training
 
 OWN = """
     import torch
@@ -70,8 +70,8 @@ def quickstart() -> Experiment:
 
 def test_the_file_we_write_fits_the_quickstart(tmp_path: Path) -> None:
     ground, made = starting(tmp_path).ground(quickstart()), build.setup(quickstart())
-    ours = rules.layout_digest(made.layout, made.world.model.dtype)
-    assert rules.layout_digest(ground.layout, ground.dtype) == ours
+    ours = rule_codec.layout_digest(made.layout, made.world.model.dtype)
+    assert rule_codec.layout_digest(ground.layout, ground.dtype) == ours
     found = check_site(starting(tmp_path), quickstart())
     assert (found.examples, found.tested, found.inputs, found.parameters) == (480, 119, (1, 8, 8), 4810)
     # 1797 digits, each third of them: 599, a fifth of which is 119; 64 * 64 + 64 + 64 * 10 + 10 parameters
@@ -87,14 +87,14 @@ def test_a_site_with_a_file_of_its_own_trains_on_its_own_data(tmp_path: Path) ->
     assert told.num_examples == 4
     base, work = torch.zeros(8), LocalWork(steps=3)
     order = Assignment(1, 6, 0, 0, base, work, 4, 5, None)
-    got = meeting.result(site.handle(wire.encode(order, RUN)))
+    got = meeting.result(site.handle(message_codec.encode(order, RUN)))
     # the same by hand: this module, this data, as client 6
     module = torch.nn.Sequential(torch.nn.Linear(3, 2))
     x = torch.arange(12.0).view(4, 3) / 12
     data = ClientData.own({6: (x, torch.tensor([0, 1, 0, 1]))})
     expected = Trainer(module, data, of.training)(Job(1, 6, 0, base, 0, work, 4, {}, 5))
     assert torch.equal(got.local, expected.local)
-    scores = wire.decode(site.handle(wire.encode(Question(0.0, 0, base), RUN)), 3)
+    scores = message_codec.decode(site.handle(message_codec.encode(Question(0.0, 0, base), RUN)), 3)
     assert isinstance(scores, Scores)
     # a model of zeros: both classes are as likely, so the loss is log 2, and the first class is guessed
     assert scores.num_examples == 2
@@ -107,7 +107,7 @@ def test_a_loss_of_its_own_is_descended(tmp_path: Path) -> None:
     site = Site(tmp_path / "home", "mine", written(tmp_path, text))
     site.handle(meeting.greeting(meeting.experiment()))
     order = Assignment(1, 0, 0, 0, torch.zeros(8), LocalWork(steps=1, lr=1.0), 4, 5, None)
-    got = meeting.result(site.handle(wire.encode(order, RUN)))
+    got = meeting.result(site.handle(message_codec.encode(order, RUN)))
     # d/db of the sum over a batch of all 4 examples is 4 for both outputs
     assert got.local[6:].tolist() == [-4.0, -4.0]
 
@@ -138,13 +138,13 @@ def test_data_that_grows_is_loaded_again_when_there_is_more(tmp_path: Path) -> N
     for ticket, there in ((1, 4), (2, 4), (3, 9), (4, 9)):
         (tmp_path / "count").write_text(str(there))
         order = Assignment(ticket, 0, ticket, 0, torch.zeros(8), LocalWork(epochs=1), 4, 5, None)
-        reply = site.handle(wire.encode(order, RUN))
+        reply = site.handle(message_codec.encode(order, RUN))
         assert meeting.returned(reply).num_examples == there
         assert meeting.result(reply).num_examples == 4  # what it was told to train on
     assert (tmp_path / "loads").read_text() == "xx"
     (tmp_path / "count").write_text("2")  # it never becomes less
     order = Assignment(5, 0, 5, 0, torch.zeros(8), LocalWork(epochs=1), 9, 5, None)
-    assert meeting.returned(site.handle(wire.encode(order, RUN))).num_examples == 9
+    assert meeting.returned(site.handle(message_codec.encode(order, RUN))).num_examples == 9
 
 
 def test_fedpsas_sketches_can_be_compared_between_sites_and_with_the_servers(tmp_path: Path) -> None:
@@ -298,7 +298,9 @@ def test_statistics_that_stay_at_the_site_do_and_counters_are_exact_when_compres
         memory: dict[str, torch.Tensor] = {}
         for ticket, accepted in ((1, None), (2, 1)):
             order = Assignment(ticket, 0, ticket - 1, 0, base, LocalWork(), 20, 5, accepted)
-            message = wire.decode(site.handle(wire.encode(order, run)), 1, run=run, base_of=lambda _, b=base: b)
+            message = message_codec.decode(
+                site.handle(message_codec.encode(order, run)), 1, run=run, base_of=lambda _, b=base: b
+            )
             assert isinstance(message, Returned)
             assert isinstance(message.answer, Result)
             expected = ground.trainer(0)(Job(ticket, 0, ticket - 1, base, 0, LocalWork(), 20, memory, 5))

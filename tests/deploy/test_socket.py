@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.deploy import socket
+from offbeat.deploy import local_socket
 from patience import PATIENCE, until
 
 
 @contextmanager
 def serving(path: Path, handle: Callable[[bytes], bytes], **options: int) -> Iterator[threading.Event]:
     ended = threading.Event()
-    thread = threading.Thread(target=socket.serve, args=(handle, path, ended), kwargs=options)
+    thread = threading.Thread(target=local_socket.serve, args=(handle, path, ended), kwargs=options)
     thread.start()
     try:
         until(lambda: listens(path))
@@ -43,14 +43,14 @@ def listens(path: Path) -> bool:
 
 def test_a_question_is_answered(tmp_path: Path) -> None:
     with serving(tmp_path / "s", bytes.upper):
-        assert socket.ask(tmp_path / "s", b"hello") == b"HELLO"
-        assert socket.ask(tmp_path / "s", b"") == b""
+        assert local_socket.ask(tmp_path / "s", b"hello") == b"HELLO"
+        assert local_socket.ask(tmp_path / "s", b"") == b""
 
 
 def test_forty_megabytes_go_there_and_back(tmp_path: Path) -> None:
     large = os.urandom(1 << 20) * 40
     with serving(tmp_path / "s", lambda data: data[::-1]):
-        assert socket.ask(tmp_path / "s", large) == large[::-1]
+        assert local_socket.ask(tmp_path / "s", large) == large[::-1]
 
 
 def test_what_goes_wrong_is_told_and_the_next_question_is_answered(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_what_goes_wrong_is_told_and_the_next_question_is_answered(tmp_path: Pat
         return data
 
     with serving(tmp_path / "s", handle):
-        with pytest.raises(socket.SocketError, match="no such thing"):
-            socket.ask(tmp_path / "s", b"bad")
-        with pytest.raises(socket.SocketError, match="No space left"):
-            socket.ask(tmp_path / "s", b"disk")
-        assert socket.ask(tmp_path / "s", b"good") == b"good"
+        with pytest.raises(local_socket.SocketError, match="no such thing"):
+            local_socket.ask(tmp_path / "s", b"bad")
+        with pytest.raises(local_socket.SocketError, match="No space left"):
+            local_socket.ask(tmp_path / "s", b"disk")
+        assert local_socket.ask(tmp_path / "s", b"good") == b"good"
 
 
 def test_a_claim_beyond_the_limit_takes_no_memory(tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_a_claim_beyond_the_limit_takes_no_memory(tmp_path: Path) -> None:
         with plain.socket(plain.AF_UNIX) as connection:
             connection.connect(str(tmp_path / "s"))
             connection.sendall((1 << 62).to_bytes(8, "big"))
-            status, length = socket.HEAD.unpack(connection.recv(9, plain.MSG_WAITALL))
-            assert status == socket.WRONG
+            status, length = local_socket.HEAD.unpack(connection.recv(9, plain.MSG_WAITALL))
+            assert status == local_socket.WRONG
             assert b"over the limit of 10" in connection.recv(length, plain.MSG_WAITALL)
-        with pytest.raises(socket.SocketError, match="over the limit"):
-            socket.ask(tmp_path / "s", b"elevenbytes")
-        assert socket.ask(tmp_path / "s", b"ten") == b"TEN"
+        with pytest.raises(local_socket.SocketError, match="over the limit"):
+            local_socket.ask(tmp_path / "s", b"elevenbytes")
+        assert local_socket.ask(tmp_path / "s", b"ten") == b"TEN"
 
 
 def test_who_breaks_off_harms_nobody(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_who_breaks_off_harms_nobody(tmp_path: Path) -> None:
             with plain.socket(plain.AF_UNIX) as connection:
                 connection.connect(str(tmp_path / "s"))
                 connection.sendall(sent)
-        assert socket.ask(tmp_path / "s", b"still here") == b"STILL HERE"
+        assert local_socket.ask(tmp_path / "s", b"still here") == b"STILL HERE"
 
 
 def test_only_its_owner_may_use_it(tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_a_path_longer_than_a_sockets_address_works(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 60) / ("b" * 60)
     folder.mkdir(parents=True)
     with serving(folder / "s", bytes.upper):
-        assert socket.ask(folder / "s", b"far") == b"FAR"
+        assert local_socket.ask(folder / "s", b"far") == b"FAR"
 
 
 def test_nobody_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(socket.SocketError, match=r"no trainer listens at .*: No such file"):
-        socket.ask(tmp_path / "s", b"?", patience=0.0)
+    with pytest.raises(local_socket.SocketError, match=r"no trainer listens at .*: No such file"):
+        local_socket.ask(tmp_path / "s", b"?", patience=0.0)
 
 
 def test_the_socket_of_a_killed_trainer_is_taken_over_and_a_live_ones_is_not(tmp_path: Path) -> None:
@@ -114,18 +114,18 @@ def test_the_socket_of_a_killed_trainer_is_taken_over_and_a_live_ones_is_not(tmp
         dead.bind(str(tmp_path / "s"))
     with serving(tmp_path / "s", bytes.upper):
         until(lambda: _answers(tmp_path / "s"))
-        with pytest.raises(socket.SocketError, match=r"listening at .* already"):
-            socket.serve(bytes.upper, tmp_path / "s", threading.Event())
-        assert socket.ask(tmp_path / "s", b"first") == b"FIRST"
+        with pytest.raises(local_socket.SocketError, match=r"listening at .* already"):
+            local_socket.serve(bytes.upper, tmp_path / "s", threading.Event())
+        assert local_socket.ask(tmp_path / "s", b"first") == b"FIRST"
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(socket.SocketError, match="is no socket"):
-        socket.serve(bytes.upper, tmp_path / "file", threading.Event())
+    with pytest.raises(local_socket.SocketError, match="is no socket"):
+        local_socket.serve(bytes.upper, tmp_path / "file", threading.Event())
 
 
 def _answers(path: Path) -> bool:
     try:
-        return socket.ask(path, b"x", patience=0.0) == b"X"
-    except socket.SocketError:
+        return local_socket.ask(path, b"x", patience=0.0) == b"X"
+    except local_socket.SocketError:
         return False
 
 
@@ -146,7 +146,7 @@ def test_a_question_is_put_again_when_the_trainer_is_started_anew(tmp_path: Path
     first.start()
     until(path.exists)
     answers: list[bytes] = []
-    asking = threading.Thread(target=lambda: answers.append(socket.ask(path, b"again", patience=PATIENCE)))
+    asking = threading.Thread(target=lambda: answers.append(local_socket.ask(path, b"again", patience=PATIENCE)))
     asking.start()
     heard.wait(PATIENCE)
     with serving(path, bytes.upper):
@@ -189,7 +189,7 @@ def _alive(process: int) -> bool:
 def test_asking_imports_nothing_heavy() -> None:
     """A process is started for every message: it must not take seconds."""
     script = (
-        "import sys; import offbeat.deploy.socket; "
+        "import sys; import offbeat.deploy.local_socket; "
         "print([name for name in ('torch', 'numpy', 'yaml', 'pydantic', 'flwr') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)

@@ -10,13 +10,13 @@ import pytest
 
 from offbeat.core.errors import DataError
 from offbeat.core.strategies import REGISTRY
-from offbeat.deploy import serving, wire
-from offbeat.deploy.outbox import Outbox
-from offbeat.engines.record import HEAD
-from offbeat.engines.transport import Question, Scores
+from offbeat.deploy import message_codec, run_server
+from offbeat.deploy.result_store import Outbox
+from offbeat.engine.live.journal import HEAD
+from offbeat.engine.live.transport import Question, Scores
 from offbeat.experiment import build
-from offbeat.experiment.folder import create
-from offbeat.experiment.run import Unfinished
+from offbeat.experiment.run.execution import Unfinished
+from offbeat.experiment.run.run_folder import create
 
 
 def test_a_question_that_a_sites_data_cannot_answer_is_answered_with_nothing(tmp_path: Path, monkeypatch) -> None:
@@ -31,7 +31,9 @@ def test_a_question_that_a_sites_data_cannot_answer_is_answered_with_nothing(tmp
     assert site._part is not None
     monkeypatch.setattr(site._part.ground, "scores", raises, raising=False)
     model = build.setup(of).world.model
-    answer = wire.decode(site.handle(wire.encode(Question(1.0, 2, model), meeting.RUN)), address=7, run=meeting.RUN)
+    answer = message_codec.decode(
+        site.handle(message_codec.encode(Question(1.0, 2, model), meeting.RUN)), address=7, run=meeting.RUN
+    )
     assert answer == Scores(7, 1.0, 2, 0, {})
 
 
@@ -46,8 +48,8 @@ def test_what_a_killed_site_was_writing_is_swept_away(tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_go_on_closes_what_it_opened(tmp_path: Path) -> None:
     run = create(tmp_path / "run", replace(meeting.experiment(), strategy=REGISTRY["fedbuff"](k=2)))
-    (run.folder / serving.RECORD).mkdir()
-    (run.folder / serving.RECORD / "000001.facts").write_bytes(HEAD.pack(4, bytes(32)) + b"spoilt facts")
+    (run.folder / run_server.RECORD).mkdir()
+    (run.folder / run_server.RECORD / "000001.facts").write_bytes(HEAD.pack(4, bytes(32)) + b"spoilt facts")
     closed = []
 
     class Line:
@@ -55,5 +57,5 @@ def test_a_run_that_cannot_go_on_closes_what_it_opened(tmp_path: Path) -> None:
             closed.append(True)
 
     with pytest.raises(Unfinished, match="damaged at byte 0"):
-        serving.serve_run(run, lambda *_: Line())  # type: ignore[arg-type, return-value]
+        run_server.serve_run(run, lambda *_: Line())  # type: ignore[arg-type, return-value]
     assert closed == [True]

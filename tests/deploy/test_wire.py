@@ -19,9 +19,9 @@ from offbeat.core.parts import compression
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import Dispatch, LocalRule, LocalWork
 from offbeat.core.strategies import REGISTRY
-from offbeat.deploy import parcel, rules, wire
-from offbeat.deploy.wire import Greeting, Upload, WireError, decode, encode, opened
-from offbeat.engines.transport import Assignment, Farewell, Hello, Question, Returned, Scores
+from offbeat.deploy import message_codec, rule_codec, tensor_codec
+from offbeat.deploy.message_codec import Greeting, Upload, WireError, decode, encode, opened
+from offbeat.engine.live.transport import Assignment, Farewell, Hello, Question, Returned, Scores
 from offbeat.testing import play
 
 BASE = torch.tensor([1.0, -2.0, 0.5])
@@ -147,13 +147,13 @@ def test_a_rule_of_ones_own_travels_by_its_name() -> None:
 
 
 def test_a_rule_from_a_file_that_was_loaded_under_another_name_is_found_by_its_class() -> None:
-    fields_of = rules.to_fields(Own((3,)))
-    assert rules.of_fields({**fields_of, "name": "offbeat_site_elsewhere:Own"}) == Own((3,))
+    fields_of = rule_codec.to_fields(Own((3,)))
+    assert rule_codec.of_fields({**fields_of, "name": "offbeat_site_elsewhere:Own"}) == Own((3,))
 
 
 def test_a_rule_whose_code_is_not_here_is_one_line() -> None:
     with pytest.raises(WireError, match=r"unknown rule 'Proximl': did you mean 'Proximal'.*must be at the site"):
-        rules.of_fields({"name": "offbeat.core.parts.proximal:Proximl", "fields": {"mu": 0.1}})
+        rule_codec.of_fields({"name": "offbeat.core.parts.proximal:Proximl", "fields": {"mu": 0.1}})
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ def test_a_rule_whose_code_is_not_here_is_one_line() -> None:
 )
 def test_a_rule_with_fields_it_cannot_have_is_one_line(wrong: Any) -> None:
     with pytest.raises(WireError, match="the rule Proximal"):
-        rules.of_fields({"name": "offbeat.core.parts.proximal:Proximal", "fields": wrong})
+        rule_codec.of_fields({"name": "offbeat.core.parts.proximal:Proximal", "fields": wrong})
 
 
 @pytest.mark.parametrize("name", ["os:system", "offbeat.core.protocol:LocalWork", "builtins:eval", ":", "", "Own.x"])
 def test_nothing_but_a_rule_is_made(name: str) -> None:
     with pytest.raises(WireError, match="unknown rule"):
-        rules.of_fields({"name": name, "fields": {}})
+        rule_codec.of_fields({"name": name, "fields": {}})
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_rule_that_would_not_come_back_as_it_was_is_not_sent(rule: Any) -> Non
 # ---------------------------------------------------------------- what is no message
 
 
-def refused(data: bytes, address: int | None = None, limit: int = wire.LIMIT) -> str:
+def refused(data: bytes, address: int | None = None, limit: int = message_codec.LIMIT) -> str:
     with pytest.raises(WireError) as caught:
         decode(data, address, limit)
     line = str(caught.value)
@@ -312,7 +312,7 @@ def test_a_message_beyond_the_limit_is_not_looked_at() -> None:
 def test_there_is_room_for_what_a_result_brings() -> None:
     model = torch.zeros(100_000)
     message = Returned(0, Result(1, model, 1, 1, {"a": model, "b": model.double()}), 1)
-    assert len(encode(message)) < wire.room(model)
+    assert len(encode(message)) < message_codec.room(model)
 
 
 @pytest.mark.parametrize(
@@ -344,11 +344,11 @@ def test_a_missing_tensor_is_named() -> None:
     del header["base"]
     assert "without the vector 'base'" in refused(rebuilt(header, b""))
     assert "tensors without a message" in refused(save({"base": BASE}))
-    assert "'extras.x', which does not belong" in refused(parcel.seal(*_with_extra()))
+    assert "'extras.x', which does not belong" in refused(tensor_codec.seal(*_with_extra()))
 
 
 def _with_extra() -> tuple[dict[str, Any], dict[str, Tensor]]:
-    fields_of, tensors = parcel.unseal(encode(Farewell("bye")), 10**6)
+    fields_of, tensors = tensor_codec.unseal(encode(Farewell("bye")), 10**6)
     return fields_of, {**tensors, "extras.x": BASE}
 
 

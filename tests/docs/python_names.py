@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 # modules whose constants the public ones hand on
-HOMES = ("offbeat.testing.laws", "offbeat.testing.steps", "offbeat.testing.checking")
+HOMES = ("offbeat.testing.laws", "offbeat.testing.event_scripts", "offbeat.testing.law_runner")
 
 
 def names_of(module: ModuleType, names: Iterable[str]) -> Iterator[str]:

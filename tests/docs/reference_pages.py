@@ -13,16 +13,16 @@ from run_files import COLUMNS, FACTS, FILES, KINDS
 
 import offbeat.testing
 from offbeat.cli import app
-from offbeat.cli.listing import TOGETHER, WHAT, registry
-from offbeat.cli.verb import unescaped
-from offbeat.client.survey import Survey
-from offbeat.client.training import Training
+from offbeat.cli.help_format import unescaped
+from offbeat.cli.list_command import TOGETHER, WHAT, registry
 from offbeat.core import protocol
 from offbeat.core.about import paper_of
-from offbeat.experiment.choices import CHOICES
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.described import settings
+from offbeat.experiment.spec.choices import CHOICES
+from offbeat.experiment.spec.config import Experiment
+from offbeat.experiment.spec.setting_docs import settings
 from offbeat.scenario.partition import Split
+from offbeat.training.survey import Survey
+from offbeat.training.trainer import Training
 
 COMMAND = "OFFBEAT_RENDER=1 pytest tests/docs/test_reference.py"
 MADE = f"<!-- made from the code by {COMMAND} -->\n"

@@ -15,9 +15,9 @@ from run_files import COLUMNS, FACTS, FILES, KINDS
 import offbeat
 from offbeat.core import protocol
 from offbeat.core.strategies import REGISTRY
-from offbeat.engines.trace_file import SCHEMA
-from offbeat.experiment import files
-from offbeat.experiment import run as runs
+from offbeat.engine.trace_file import SCHEMA
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
@@ -80,7 +80,7 @@ def test_every_kind_of_row_is_told():
 
 def test_every_file_of_a_run_and_every_fact_is_told(tmp_path):
     changes = ["clients=4", "model=linear", "until=60s"]
-    run = runs.create(tmp_path / "run", files.changed(load("quickstart").experiment, changes))
+    run = runs.create(tmp_path / "run", experiment_files.changed(load("quickstart").experiment, changes))
     runs.execute(run)
     found = {path.name + "/" * path.is_dir() for path in run.folder.iterdir()}
     assert {name for name in found if not name.startswith("run.sqlite-")} <= FILES.keys()

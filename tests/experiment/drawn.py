@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 
 from offbeat.core.strategies import REGISTRY
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import Target, Until
-from offbeat.experiment import identity
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.run import Run, create
+from offbeat.engine.trace import Trace
+from offbeat.engine.until import Target, Until
+from offbeat.experiment.run import identity
+from offbeat.experiment.run.execution import Run, create
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Iid
 

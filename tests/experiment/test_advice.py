@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from offbeat.core.about import About
-from offbeat.engines.until import Target, Until
-from offbeat.experiment import advice, tournament
-from offbeat.experiment.advice import Candidate, give
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.metrics import Summary
+from offbeat.engine.until import Target, Until
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics.trace_summary import Summary
+from offbeat.results import method_choice, tournament
+from offbeat.results.method_choice import Candidate, give
 
 NOTHING = About("synchronous", keeps="nothing", uploads="model")
 MODEL = About("asynchronous", keeps="its last model", uploads="model")
@@ -107,7 +107,7 @@ def test_only_seeds_that_all_have_finished_count():
     assert found.best == "fedavg"
     nobody = give([candidate("fedavg", [0.9]), candidate("fedasync", [])])
     assert (nobody.taken, nobody.seeds) == (None, [])
-    assert advice.plain(nobody)["methods"][1]["final"] is None
+    assert method_choice.plain(nobody)["methods"][1]["final"] is None
 
 
 # ---------------------------------------------------------------- in bounded time

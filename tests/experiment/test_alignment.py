@@ -11,20 +11,20 @@ import torch
 from torch import nn
 
 import offbeat
-from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.core.protocol import Note
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedpsa import FedPSA
-from offbeat.engines.progress import Status
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import Until
-from offbeat.engines.virtual import INTERRUPTED
-from offbeat.experiment import alignment
-from offbeat.experiment import run as runs
-from offbeat.experiment.config import Experiment
+from offbeat.engine.progress import Status
+from offbeat.engine.trace import Trace
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import INTERRUPTED
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.spec.config import Experiment
+from offbeat.papers.fedpsa import alignment
 from offbeat.scenario.models import Linear
 from offbeat.testing import play, tiny_world
+from offbeat.training.trainer import Training
 
 # kappa, and what it is set against
 PAIRS = [(-0.05, 0.1), (0.3, 0.2), (0.32, 0.4), (1.0, 0.7), (0.95, 0.9)]

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 import offbeat
-from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError
 from offbeat.core.strategies import CA2FL, Mifa
-from offbeat.engines.until import Until
-from offbeat.engines.virtual import INTERRUPTED
-from offbeat.experiment import client_memory, sealed
-from offbeat.experiment import run as runs
-from offbeat.experiment.client_memory import Choice, parse
-from offbeat.experiment.config import Experiment
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import INTERRUPTED
+from offbeat.experiment import checksummed_json
+from offbeat.experiment.run import client_memory
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.client_memory import Choice, parse
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.models import Linear
+from offbeat.training.trainer import Training
 
 SMALL = Experiment(
     clients=6, model=Linear(), training=Training(epochs=1), strategy=CA2FL(k=2), until=Until(updates=40), seed=1
@@ -65,7 +66,7 @@ def test_a_run_with_little_memory_has_the_same_digest(tmp_path, digest):
     runs.execute(run, checkpoint_every=0.0)
     assert run.digest() == digest
     assert run.summary().client_memory == TWO
-    assert sealed.read(run.folder / "environment.json")["client_memory"] == TWO
+    assert checksummed_json.read(run.folder / "environment.json")["client_memory"] == TWO
     assert "client_memory" not in (run.folder / "world.json").read_text()
     assert not list((run.folder / "checkpoint").glob("*.slots"))  # a finished run needs none
 

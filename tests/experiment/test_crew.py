@@ -9,12 +9,13 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from offbeat.core.errors import RunError
-from offbeat.experiment import crew, files, run
+from offbeat.experiment.run import execution, process_pool
+from offbeat.experiment.spec import experiment_files
 
 
 def test_a_ctrl_c_while_processes_are_started_is_not_lost(tmp_path, monkeypatch):
-    one = files.parse("{clients: 2, model: linear, until: 40updates}")
-    several = [run.create(tmp_path / name, one) for name in "ab"]
+    one = experiment_files.parse("{clients: 2, model: linear, until: 40updates}")
+    several = [execution.create(tmp_path / name, one) for name in "ab"]
     start = SpawnProcess.start
 
     def then_stop(process: SpawnProcess) -> None:
@@ -31,7 +32,7 @@ def test_a_ctrl_c_while_processes_are_started_is_not_lost(tmp_path, monkeypatch)
 
     monkeypatch.setattr(SpawnProcess, "start", then_stop)
     try:
-        assert crew.execute(several, 2) is False
+        assert process_pool.execute(several, 2) is False
     finally:
         over.set()
         another.join()
@@ -41,5 +42,5 @@ def test_a_ctrl_c_while_processes_are_started_is_not_lost(tmp_path, monkeypatch)
 
 def test_an_error_that_names_its_run_is_not_told_twice():
     for told in ("x is being run by another process", "x: no space left"):
-        assert run.of_run(Path("x"), RunError(told)) == told
-    assert run.of_run(Path("x"), RunError("no space left")) == "x: no space left"
+        assert execution.of_run(Path("x"), RunError(told)) == told
+    assert execution.of_run(Path("x"), RunError("no space left")) == "x: no space left"

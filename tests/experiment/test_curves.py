@@ -7,10 +7,10 @@ from math import isnan, nan
 import pytest
 
 from offbeat.core.errors import ConfigError
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import Target
-from offbeat.experiment import curves, metrics
-from offbeat.experiment.curves import Curve
+from offbeat.engine.trace import Trace
+from offbeat.engine.until import Target
+from offbeat.metrics import curves, trace_summary
+from offbeat.metrics.curves import Curve
 
 
 def test_the_area_under_a_learning_curve_is_in_days():
@@ -105,7 +105,7 @@ def trace() -> Trace:
 
 
 def test_a_summary_says_for_whom_the_model_is_good(trace):
-    s = metrics.summarize(trace.db, clients=2)
+    s = trace_summary.summarize(trace.db, clients=2)
     assert s.metrics == {"loss": 1.0, "acc": 0.7}  # the survey came later, at the same time: both are the end
     assert s.groups["acc/slow_classes"] == 0.9
     assert s.of_group("slowest") == 0.25
@@ -120,4 +120,4 @@ def test_a_summary_says_for_whom_the_model_is_good(trace):
 
 def test_a_trace_of_before_there_were_surveys_is_read(trace):
     trace.db.execute("DROP TABLE clients")
-    assert metrics.summarize(trace.db, clients=2).by_client == {}
+    assert trace_summary.summarize(trace.db, clients=2).by_client == {}

@@ -13,8 +13,9 @@ import pytest
 from drawn import folder, told
 
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.experiment import comparison, guard
-from offbeat.experiment.dashboard import Dashboard
+from offbeat.experiment import comparison
+from offbeat.experiment.run import run_lock
+from offbeat.results.dashboard import Dashboard
 
 Answer = tuple[int, str]
 
@@ -60,22 +61,22 @@ def home(tmp_path_factory) -> Path:
 
 
 def _until(seconds: float):
-    from offbeat.engines.until import Until
+    from offbeat.engine.until import Until
 
     return Until(seconds=seconds)
 
 
 def ended(path: Path, strategy: str) -> None:
     """With the checksums of a run that came to its end."""
-    from offbeat.engines.tally import Tally
-    from offbeat.engines.trace import Trace
-    from offbeat.engines.trace_file import TABLES
-    from offbeat.experiment import finished
+    from offbeat.engine.trace import Trace
+    from offbeat.engine.trace_digest import Tally
+    from offbeat.engine.trace_file import TABLES
+    from offbeat.experiment.run import final_checksums
 
     run = told(path, strategy)
     trace = Trace(run.trace_file)
     trace.tally = Tally.of(trace.db, TABLES)
-    finished.write(run.folder, trace, b"")
+    final_checksums.write(run.folder, trace, b"")
     trace.close()
     run.model_file.write_bytes(b"")
 
@@ -102,7 +103,7 @@ def test_the_list_has_every_run_with_its_state(server):
 
 
 def test_one_that_is_being_computed_is_going_on(server, home):
-    with guard.alone(home / "deeper" / "half"):
+    with run_lock.alone(home / "deeper" / "half"):
         assert "50%, going on" in ask(server, "/")[1]
         assert "50%, going on" in ask(server, "/view?of=deeper/half")[1]
 

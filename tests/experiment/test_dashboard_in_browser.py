@@ -12,9 +12,10 @@ from drawn import folder, told
 from test_dashboard import ended, served
 from test_page_in_browser import HOSTILE, WIDTH, browsed, pytestmark  # noqa: F401
 
-from offbeat.engines.until import Until
-from offbeat.experiment import comparison, guard
-from offbeat.experiment.dashboard import Handler
+from offbeat.engine.until import Until
+from offbeat.experiment import comparison
+from offbeat.experiment.run import run_lock
+from offbeat.results.dashboard import Handler
 
 
 def test_an_empty_store_says_how_to_begin(tmp_path):
@@ -77,7 +78,7 @@ def test_curves_of_a_running_run_grow_without_a_reload(tmp_path, monkeypatch):
         return found(self, names)
 
     monkeypatch.setattr(Handler, "_found", more)
-    with guard.alone(run.folder), served(home) as server:
+    with run_lock.alone(run.folder), served(home) as server:
         document, console = browsed(f"{server.address}view?of=run", tmp_path)
     trace.close()
     assert console == []

@@ -10,16 +10,17 @@ import pytest
 from PIL import Image
 
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.engines.until import Until
-from offbeat.experiment import build, files
-from offbeat.experiment.config import Experiment
+from offbeat.engine.until import Until
+from offbeat.experiment import build
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data import DATASETS
 from offbeat.scenario.data.digits import Digits
-from offbeat.scenario.data.idx import Mnist
+from offbeat.scenario.data.mnist import Mnist
 from offbeat.scenario.data.newsgroups import TwentyNews
-from offbeat.scenario.data.plug import Npz
 from offbeat.scenario.data.synthetic import Synthetic
-from offbeat.scenario.data.tiny import TinyImageNet
+from offbeat.scenario.data.tiny_imagenet import TinyImageNet
+from offbeat.scenario.data.user_data import Npz
 from offbeat.scenario.delays import Constant
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Iid, Natural
@@ -31,18 +32,18 @@ def test_a_name_stands_for_the_data_set_with_its_defaults():
 
 
 def test_old_files_and_changes_by_name_still_read():
-    assert files.parse("data: mnist").data == Mnist()
-    assert files.changed(Experiment(), ["data=mnist"]).data == Mnist()
-    assert files.changed(Experiment(), ["data=synthetic", "data.alpha=0.5"]).data == Synthetic(alpha=0.5)
-    assert files.changed(Experiment(), ["data.name=20news", "data.length=50"]).data == TwentyNews(length=50)
-    assert files.changed(Experiment(), ["data={name: npz, folder: mine}"]).data == Npz(folder="mine")
+    assert experiment_files.parse("data: mnist").data == Mnist()
+    assert experiment_files.changed(Experiment(), ["data=mnist"]).data == Mnist()
+    assert experiment_files.changed(Experiment(), ["data=synthetic", "data.alpha=0.5"]).data == Synthetic(alpha=0.5)
+    assert experiment_files.changed(Experiment(), ["data.name=20news", "data.length=50"]).data == TwentyNews(length=50)
+    assert experiment_files.changed(Experiment(), ["data={name: npz, folder: mine}"]).data == Npz(folder="mine")
 
 
 @pytest.mark.parametrize("name", [name for name in DATASETS if name != "npz"])
 def test_every_data_set_reads_back_from_a_file_as_itself(name, tmp_path):
     experiment = Experiment(data=name)
-    files.write(tmp_path / "experiment.yaml", experiment)
-    assert files.read(tmp_path / "experiment.yaml") == experiment
+    experiment_files.write(tmp_path / "experiment.yaml", experiment)
+    assert experiment_files.read(tmp_path / "experiment.yaml") == experiment
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_every_data_set_reads_back_from_a_file_as_itself(name, tmp_path):
 )
 def test_a_mistake_says_where_it_is(change, message):
     with pytest.raises(ConfigError, match=message):
-        files.changed(Experiment(), [change])
+        experiment_files.changed(Experiment(), [change])
 
 
 WORLD = Experiment(model=Linear(), delays=Constant(mean=10.0), until=Until(updates=8))
@@ -76,7 +77,7 @@ def test_a_data_set_made_in_python_is_taken_where_a_name_is():
     experiment = replace(WORLD, data=data, clients=3, partition=Natural())
     assert dict(build.setup(experiment).world.clients) == {k: len(x) for k, (x, _) in enumerate(data.by_owner())}
     with pytest.raises(ConfigError, match="holds what a file cannot"):
-        files.write(Path("never.yaml"), experiment)
+        experiment_files.write(Path("never.yaml"), experiment)
     with pytest.raises(DataError, match="names no owners"):
         Digits().load().by_owner()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from drawn import TARGET, folder, told
 
-from offbeat.experiment import doubts, series
+from offbeat.results import result_warnings, series
 
 
 def of(runs, names=None):
-    return doubts.of(series.collect(runs, "", names))
+    return result_warnings.of(series.collect(runs, "", names))
 
 
 def test_nothing_speaks_against_three_seeds_that_agree(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts import staleness as stale
 from offbeat.core.parts.proximal import with_proximal
@@ -19,11 +18,12 @@ from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.engines.until import Target, Until
-from offbeat.experiment import files
-from offbeat.experiment.config import CHOICES, Experiment
+from offbeat.engine.until import Target, Until
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import CHOICES, Experiment
 from offbeat.presets import load, names
 from offbeat.scenario import delays, models, partition
+from offbeat.training.trainer import Training
 
 # ---------------------------------------------------------------- any experiment there can be
 
@@ -97,16 +97,16 @@ experiments = st.builds(
 @given(experiments)
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_what_is_written_is_read_back_as_the_same_value(experiment):
-    text = files.dump(experiment)
-    again = files.parse(text)
+    text = experiment_files.dump(experiment)
+    again = experiment_files.parse(text)
     assert again == experiment
-    assert files.dump(again) == text
+    assert experiment_files.dump(again) == text
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_strategy_of_the_registry_survives_a_file(name):
     experiment = Experiment(strategy=REGISTRY[name]())
-    assert files.parse(files.dump(experiment)) == experiment
+    assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -120,7 +120,7 @@ def test_every_word_and_switch_of_a_strategy_survives_a_file(name):
             except ConfigError:
                 continue  # means nothing without another setting
             experiment = Experiment(strategy=strategy)
-            assert files.parse(files.dump(experiment)) == experiment
+            assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
             assert changed(f"strategy={name}", f"strategy.{setting}={str(value).lower()}") == experiment
 
 
@@ -129,16 +129,18 @@ def test_every_preset_survives_a_file_with_each_of_its_methods(name):
     preset = load(name)
     for method in preset.methods:
         experiment = preset.with_strategy(method)
-        assert files.parse(files.dump(experiment)) == experiment
+        assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
 
 
 def test_an_empty_mapping_is_the_default_experiment():
-    assert files.parse("{}") == Experiment()
+    assert experiment_files.parse("{}") == Experiment()
 
 
 def test_numbers_may_be_written_as_people_write_them():
     """YAML 1.1 takes 1e-3 for text; nobody else does."""
-    made = files.parse("training: {lr: 1e-3}\nstrategy: {name: fedavg, sample: 5e-1}\nuntil: 3600\nclients: '4'\n")
+    made = experiment_files.parse(
+        "training: {lr: 1e-3}\nstrategy: {name: fedavg, sample: 5e-1}\nuntil: 3600\nclients: '4'\n"
+    )
     assert made.training.lr == 1e-3
     assert made.strategy == FedAvg(sample=0.5)
     assert made.until == Until(seconds=3600.0)
@@ -146,7 +148,9 @@ def test_numbers_may_be_written_as_people_write_them():
 
 
 def test_a_number_of_clients_and_a_share_of_them_stay_apart():
-    one, all_of_them = (files.parse(f"strategy: {{name: fedavg, sample: {text}}}").strategy for text in ("1", "1.0"))
+    one, all_of_them = (
+        experiment_files.parse(f"strategy: {{name: fedavg, sample: {text}}}").strategy for text in ("1", "1.0")
+    )
     assert isinstance(one.sample, int)
     assert isinstance(all_of_them.sample, float)
 
@@ -165,7 +169,7 @@ class Own:
 def test_what_would_be_lost_in_a_file_is_not_written(tmp_path, strategy):
     path = tmp_path / "experiment.yaml"
     with pytest.raises(ConfigError, match=r"what a file cannot.*offbeat\.simulate"):
-        files.write(path, Experiment(strategy=strategy))
+        experiment_files.write(path, Experiment(strategy=strategy))
     assert not path.exists()
 
 
@@ -173,7 +177,7 @@ def test_what_would_be_lost_in_a_file_is_not_written(tmp_path, strategy):
 
 
 def changed(*changes: str, methods=None) -> Experiment:
-    return files.changed(Experiment(), changes, methods)
+    return experiment_files.changed(Experiment(), changes, methods)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_a_preset_lends_its_settings_to_a_strategy_chosen_by_name():
 
 def test_changes_leave_the_experiment_they_start_from_alone():
     before = Experiment()
-    files.changed(before, ["clients=3", "strategy=fedbuff"])
+    experiment_files.changed(before, ["clients=3", "strategy=fedbuff"])
     assert before == Experiment()
 
 
@@ -264,7 +268,7 @@ def test_changes_leave_the_experiment_they_start_from_alone():
 )  # fmt: skip
 def test_a_mistake_says_where_it_is_what_was_given_and_what_is_right(text, message):
     with pytest.raises(ConfigError) as error:
-        files.parse(text, "my.yaml")
+        experiment_files.parse(text, "my.yaml")
     assert str(error.value).startswith("my.yaml: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -273,9 +277,9 @@ def test_a_mistake_says_where_it_is_what_was_given_and_what_is_right(text, messa
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*nothing\.yaml: No such file"):
-        files.read(tmp_path / "nothing.yaml")
+        experiment_files.read(tmp_path / "nothing.yaml")
     with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
-        files.read(Path(tmp_path))
+        experiment_files.read(Path(tmp_path))
 
 
 def test_settings_that_contradict_each_other_are_refused_when_made():

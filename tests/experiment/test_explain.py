@@ -11,9 +11,9 @@ from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.local import Local
-from offbeat.engines.trace import Trace
-from offbeat.experiment import explain, life, weighing
-from offbeat.experiment.story import Told, job_lines, rest_text
+from offbeat.engine.trace import Trace
+from offbeat.results import client_timeline, explanation, update_weights
+from offbeat.results.narrative import Told, job_lines, rest_text
 from offbeat.testing import ScriptedEngine, tiny_world
 
 
@@ -29,8 +29,8 @@ def told(engine, client, ended=None, names=None) -> Told:
     if ended is not None:
         trace.add(engine.now, "stop", engine.ledger.version, detail=ended)
     trace.flush()
-    lived = life.read(trace.db, client)
-    notes = explain._notes(trace.db, [job.ticket for job in lived.jobs])
+    lived = client_timeline.read(trace.db, client)
+    notes = explanation._notes(trace.db, [job.ticket for job in lived.jobs])
     return Told(engine.strategy, type(engine.strategy).__name__.lower(), names or {}, lived, notes)
 
 
@@ -52,7 +52,10 @@ def test_fedavg_waits_for_the_slowest_client_by_name():
     assert rest_text(given, rest) == (
         "waited for 85.0 s: for bern, the last one of the round: sent its work at 0.0 s, it took 95.0 s"
     )
-    assert "mostly for bern, the last of its round in 1 of 1 waits (85.0 s)" in dict(explain.overview(given))["waiting"]
+    assert (
+        "mostly for bern, the last of its round in 1 of 1 waits (85.0 s)"
+        in dict(explanation.overview(given))["waiting"]
+    )
     assert told(engine, 2).life.rests == []  # the slowest waits for nobody
 
 
@@ -91,7 +94,7 @@ def test_fedavg_weighs_by_examples():
     engine.arrive(1, at=2.0)
     given = told(engine, 0)
     n = engine.world.clients
-    (weight,) = weighing.of(given.strategy, given.life.jobs[0])
+    (weight,) = update_weights.of(given.strategy, given.life.jobs[0])
     assert weight.value == pytest.approx(n[0] / (n[0] + n[1]))  # n_k / sum n
     assert f"{n[0]} of {n[0] + n[1]} examples" in texts(given)
 
@@ -113,7 +116,7 @@ def test_a_fedbuff_update_is_buffered_with_two_others():
     # s(u) = 1 / sqrt(1 + u); 0 was sent version 0 and is one version old, 1 and 2 were sent version 0 and 1:
     # client 1 came back at 3.0 to version 1, so it is fresh; client 2 was sent version 0 at 2.0, so it is one old
     s = 2**-0.5
-    found = {weight.name: weight.value for weight in weighing.of(given.strategy, job)}
+    found = {weight.name: weight.value for weight in update_weights.of(given.strategy, job)}
     assert found == pytest.approx({"discount": s, "share": s / (s + 1 + s)})
 
 
@@ -145,7 +148,7 @@ def test_an_update_of_fedasync_is_committed_alone_and_its_weight_is_known():
     given = told(engine, 1)
     assert "1 version had been committed meanwhile: staleness 1" in texts(given)
     assert "committed at once as version 2, alone: no other update had come since version 1" in texts(given)
-    found = {weight.name: weight.value for weight in weighing.of(given.strategy, given.life.jobs[0])}
+    found = {weight.name: weight.value for weight in update_weights.of(given.strategy, given.life.jobs[0])}
     assert found == pytest.approx({"discount": 2**-0.5, "alpha": 0.5 * 2**-0.5})  # alpha s(1), s(u) = (1 + u)^-1/2
 
 
@@ -164,7 +167,7 @@ def test_a_nan_update_is_refused_by_the_gate():
     given = told(engine, 0)
     assert given.life.jobs[0].outcome == "refuse"
     assert "answered after 7.0 s; the gate refused the update, so fedasync never saw it: not finite" in texts(given)
-    assert "1 refused by the gate" in dict(explain.overview(given))["updates"]
+    assert "1 refused by the gate" in dict(explanation.overview(given))["updates"]
 
 
 def test_a_stale_update_that_the_method_rejects_is_told_with_its_reason():
@@ -190,7 +193,7 @@ def test_an_absent_client_is_away_until_it_is_back():
     assert (rest.kind, rest.seconds) == ("away", 16.0)
     assert rest_text(given, rest) == "not reachable for 16.0 s"
     # of 40 s: 4 and 20 at work, 16 away
-    assert explain.shares(given) == pytest.approx({"working": 0.6, "waiting": 0.0, "away": 0.4})
+    assert explanation.shares(given) == pytest.approx({"working": 0.6, "waiting": 0.0, "away": 0.4})
 
 
 def test_a_client_that_comes_late_was_not_there_yet():
@@ -232,14 +235,14 @@ def test_a_moment_is_told_with_what_went_before_and_after():
     engine.arrive(2, at=95.0)
     engine.advance()
     given = told(engine, 0, ended="seconds")
-    headline, lines = explain.at(given, 50.0)
+    headline, lines = explanation.at(given, 50.0)
     assert headline == "at 50.0 s client 0 was waiting, since 10.0 s"
     assert [when for when, _ in lines] == sorted(when for when, _ in lines)
     assert lines[0] == (0.0, "sent version 0, its job 1")
     assert lines[-1] == (95.0, "then sent version 1")
-    assert explain.at(given, 5.0)[0] == "at 5.0 s client 0 was at work, since 0.0 s"
+    assert explanation.at(given, 5.0)[0] == "at 5.0 s client 0 was at work, since 0.0 s"
     with pytest.raises(ValueError, match="the run ended at 95 s"):
-        explain.at(given, 96.0)
+        explanation.at(given, 96.0)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from drawn import TARGET, told
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from offbeat.core.errors import ConfigError
-from offbeat.experiment import figures, lanes, series
-from offbeat.experiment.figures import form, timeline
+from offbeat.results import figures, series, timelines
+from offbeat.results.figures import figure_style, timeline
 
 TEN = ("fedavg", "fedasync", "fedbuff", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass", "fedprox", "safa")
 HOSTILE = "$\\frac{$<script>alert(1)</script> and a name that goes on and on and on"
@@ -57,7 +57,7 @@ def test_an_ending_or_a_kind_that_is_unknown_is_one_line(ten, tmp_path):
 @pytest.fixture(params=figures.KINDS)
 def drawn(request, ten):
     """A figure, laid out, and all its letters that are seen."""
-    with matplotlib.rc_context(form.LOOK):
+    with matplotlib.rc_context(figure_style.LOOK):
         figure = getattr(figures, f"_{request.param}")(ten)
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()
@@ -104,7 +104,7 @@ def test_the_axis_shows_the_differences(ten):
 
 
 def test_every_method_has_its_timeline_over_the_whole_run(ten):
-    with matplotlib.rc_context(form.LOOK):
+    with matplotlib.rc_context(figure_style.LOOK):
         figure = figures._timeline(ten)
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert len(shown) == len(TEN)
@@ -114,10 +114,10 @@ def test_every_method_has_its_timeline_over_the_whole_run(ten):
 
 
 def test_losses_and_absences_are_seen_in_a_timeline():
-    layers = {name: np.zeros((1, lanes.BINS)) for name in ("work", "away", "arrived", "in_vain")}
+    layers = {name: np.zeros((1, timelines.BINS)) for name in ("work", "away", "arrived", "in_vain")}
     layers["away"][0, 0] = 1
     layers["work"][0, 1] = layers["arrived"][0, 2] = layers["in_vain"][0, 3] = 1
-    image = timeline.pixels(lanes.Lanes([0], 1.0, **layers), "#000000")  # one lane, 60 pixels high
+    image = timeline.pixels(timelines.Lanes([0], 1.0, **layers), "#000000")  # one lane, 60 pixels high
     top, middle, low = image[0], image[25], image[45]
     assert middle[0] == pytest.approx([0.55] * 3)  # away: a grey line in the middle,
     assert top[0].tolist() == low[0].tolist() == [1, 1, 1]  # and white around it
@@ -131,6 +131,6 @@ def test_losses_and_absences_are_seen_in_a_timeline():
 @pytest.mark.parametrize("clients", range(1, 12))
 def test_any_number_of_lanes_can_be_drawn(clients):
     """A lane is 60 // n pixels high, six at least, and a third of that need not be a whole number."""
-    layers = {name: np.ones((clients, lanes.BINS)) for name in ("work", "away", "arrived", "in_vain")}
-    image = timeline.pixels(lanes.Lanes(list(range(clients)), 1.0, **layers), "#000000")
-    assert image.shape == (clients * max(6, 60 // clients), lanes.BINS, 3)
+    layers = {name: np.ones((clients, timelines.BINS)) for name in ("work", "away", "arrived", "in_vain")}
+    image = timeline.pixels(timelines.Lanes(list(range(clients)), 1.0, **layers), "#000000")
+    assert image.shape == (clients * max(6, 60 // clients), timelines.BINS, 3)

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import offbeat
+from offbeat.api.simulation_result import Simulation
 from offbeat.core.strategies import REGISTRY
-from offbeat.experiment.simulation import Simulation
 from offbeat.scenario.faults import Corrupted, Crash, DuplicateUpload, Scaled
 from offbeat.scenario.streaming import Growing
 from patience import PATIENCE
@@ -199,7 +199,7 @@ def test_where_nothing_posix_is_to_be_had_offbeat_can_be_imported_and_simulate(t
     """As far as the worker is concerned: what a fork needs is imported when one is made."""
     code = (
         "import sys, offbeat; offbeat.simulate\n"
-        "assert 'offbeat.engines.workers.processes' not in sys.modules\n"
-        "assert 'offbeat.engines.workers.forked' not in sys.modules\n"
+        "assert 'offbeat.workers.processes' not in sys.modules\n"
+        "assert 'offbeat.workers.forked_process' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=Path(tmp_path), timeout=PATIENCE, check=True)

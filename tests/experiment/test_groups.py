@@ -7,50 +7,51 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offbeat.client.data import ClientData
-from offbeat.client.survey import Survey
+from offbeat.api.run_simulation import simulate
 from offbeat.core.strategies import REGISTRY
-from offbeat.engines.until import Until
-from offbeat.experiment import build, groups, metrics
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.plain import from_plain, to_plain
-from offbeat.experiment.simulate import simulate
+from offbeat.engine.until import Until
+from offbeat.experiment import build, speed_groups
+from offbeat.experiment.spec.config import Experiment
+from offbeat.experiment.spec.serialization import from_plain, to_plain
+from offbeat.metrics import trace_summary
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.delays import Constant, PerClient
 from offbeat.scenario.models import Linear
 from offbeat.scenario.network import Offset
+from offbeat.training.client_data import ClientData
+from offbeat.training.survey import Survey
 
 
 def test_the_slowest_quarter_and_the_halves():
-    made = groups.groups({0: 5.0, 1: 50.0, 2: 10.0, 3: 20.0, 4: 1.0, 5: 2.0, 6: 60.0, 7: 30.0})
+    made = speed_groups.groups({0: 5.0, 1: 50.0, 2: 10.0, 3: 20.0, 4: 1.0, 5: 2.0, 6: 60.0, 7: 30.0})
     assert made == {"slowest": [1, 6], "active": [0, 2, 4, 5], "stragglers": [1, 3, 6, 7]}
-    assert groups.groups({0: 10.0, 1: 30.0}) == {"slowest": [1], "active": [0], "stragglers": [1]}
+    assert speed_groups.groups({0: 10.0, 1: 30.0}) == {"slowest": [1], "active": [0], "stragglers": [1]}
 
 
 def test_equally_fast_clients_stay_together():
     # Fed-OGD's L1 and L2 with periods 1, 3 and 5: 60/20/20 % and 40/30/30 % of ten clients
     first = dict(enumerate([1.0] * 6 + [3.0] * 2 + [5.0] * 2))
     second = dict(enumerate([1.0] * 4 + [3.0] * 3 + [5.0] * 3))
-    assert groups.groups(first)["stragglers"] == [6, 7, 8, 9]  # the sixth is as fast as the fifth
-    assert groups.groups(second, active=0.4)["active"] == [0, 1, 2, 3]
+    assert speed_groups.groups(first)["stragglers"] == [6, 7, 8, 9]  # the sixth is as fast as the fifth
+    assert speed_groups.groups(second, active=0.4)["active"] == [0, 1, 2, 3]
     # half is five: four of period 1, one of 3, so all of 3
-    assert groups.groups(second)["active"] == [0, 1, 2, 3, 4, 5, 6]
+    assert speed_groups.groups(second)["active"] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_where_all_are_equally_fast_nobody_is_slow():
-    assert groups.groups({0: 1.0, 1: 1.0}) == {}
+    assert speed_groups.groups({0: 1.0, 1: 1.0}) == {}
 
 
 def test_a_share_of_the_clients_is_not_rounded_up_for_an_error_in_the_last_bit():
     # 0.55 * 100 is 55.00000000000001 in floating point
-    assert len(groups.groups({client: float(client) for client in range(100)}, active=0.55)["active"]) == 55
-    assert groups.groups({0: 1.0, 1: 2.0}, active=1e-12)["active"] == [0]  # and it is never nobody
+    assert len(speed_groups.groups({client: float(client) for client in range(100)}, active=0.55)["active"]) == 55
+    assert speed_groups.groups({0: 1.0, 1: 2.0}, active=1e-12)["active"] == [0]  # and it is never nobody
 
 
 def test_class_shares_count_the_examples_of_the_group():
     data = ClientData.own([(torch.zeros(2, 1), torch.tensor([0, 1])), (torch.zeros(4, 1), torch.tensor([2, 2, 2, 1]))])
-    assert groups.class_shares(data, [1], 3).tolist() == [0, 0.25, 0.75]
-    assert groups.class_shares(data, [0, 1], 4).tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6, 0])
+    assert speed_groups.class_shares(data, [1], 3).tolist() == [0, 0.25, 0.75]
+    assert speed_groups.class_shares(data, [0, 1], 4).tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6, 0])
 
 
 def owned(test_owners: list[int]) -> Dataset:
@@ -64,17 +65,17 @@ def owned(test_owners: list[int]) -> Dataset:
 
 def test_a_clients_test_examples_are_those_of_its_owners():
     parts = [torch.tensor([0, 1, 4]), torch.tensor([2, 3])]  # owners 0 and 2; owner 1
-    tests = groups.own_tests(owned([1, 0, 2, 1, 0]), parts)
+    tests = speed_groups.own_tests(owned([1, 0, 2, 1, 0]), parts)
     assert tests is not None
     assert [tests.take(c, torch.arange(tests.size(c)))[0].flatten().tolist() for c in (0, 1)] == [[1, 2, 4], [0, 3]]
 
 
 def test_without_test_examples_for_everyone_nobody_is_judged_on_them():
     whole = [torch.tensor([0, 1, 4]), torch.tensor([2, 3])]
-    assert groups.own_tests(owned([0, 0, 2]), whole) is None  # none of owner 1
+    assert speed_groups.own_tests(owned([0, 0, 2]), whole) is None  # none of owner 1
     # owners 0 and 1 are torn apart
-    assert groups.own_tests(owned([0, 1, 2]), [torch.tensor([0, 2]), torch.tensor([1, 3, 4])]) is None
-    assert groups.own_tests(replace(owned([0]), test_groups=None), whole) is None
+    assert speed_groups.own_tests(owned([0, 1, 2]), [torch.tensor([0, 2]), torch.tensor([1, 3, 4])]) is None
+    assert speed_groups.own_tests(replace(owned([0]), test_groups=None), whole) is None
 
 
 # ---------------------------------------------------------------- whole runs
@@ -84,11 +85,11 @@ EXPERIMENT = Experiment(
 )
 
 
-def run(experiment: Experiment) -> tuple[metrics.Summary, build.VirtualEngine]:
+def run(experiment: Experiment) -> tuple[trace_summary.Summary, build.VirtualEngine]:
     engine = build.engine(build.setup(experiment), experiment)
     engine.run()
     engine.trace.flush()
-    return metrics.summarize(engine.trace.db, experiment.population), engine
+    return trace_summary.summarize(engine.trace.db, experiment.population), engine
 
 
 def test_a_run_ends_with_a_survey_of_its_clients():
@@ -96,11 +97,11 @@ def test_a_run_ends_with_a_survey_of_its_clients():
     assert list(s.by_client) == [0, 1, 2, 3]
     assert s.surveyed == "training examples"
     assert s.of_group("slowest") == s.by_client[3]  # a quarter of four
-    assert metrics.members(engine.trace.db, "stragglers") == [2, 3]
+    assert trace_summary.members(engine.trace.db, "stragglers") == [2, 3]
     assert engine.trace.db.execute("SELECT COUNT(DISTINCT seq) FROM clients").fetchone() == (1,)
     assert (
-        len(metrics.curve(engine.trace.db, "acc/slow_classes").values)
-        == len(metrics.curve(engine.trace.db, "acc").values)
+        len(trace_summary.curve(engine.trace.db, "acc/slow_classes").values)
+        == len(trace_summary.curve(engine.trace.db, "acc").values)
         == 51
     )
 

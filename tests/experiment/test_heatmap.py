@@ -10,16 +10,17 @@ import torch
 from drawn import told
 
 from offbeat.core.errors import DataError
-from offbeat.experiment import build, dealing, heatmap, pictures
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.heatmap import Held
+from offbeat.experiment import build, data_assignment, partition_heatmap
+from offbeat.experiment.partition_heatmap import Held
+from offbeat.experiment.spec.config import Experiment
+from offbeat.results import pictures
 from offbeat.scenario.partition import Disjoint, Natural
 
 HALVES = Experiment(data="digits", clients=2, partition=Disjoint())
 
 
 def test_the_counts_are_those_of_the_clients_the_experiment_makes() -> None:
-    held = dealing.held(HALVES)
+    held = data_assignment.held(HALVES)
     counts = held.counts
     assert held.clients == [0, 1]
     assert counts.shape == (2, 10)
@@ -31,8 +32,8 @@ def test_the_counts_are_those_of_the_clients_the_experiment_makes() -> None:
 
 
 def test_clients_without_classes_are_drawn_by_their_sizes() -> None:
-    assert heatmap.columns(torch.tensor([[3], [4]])) == ["all"]
-    assert heatmap.columns(torch.tensor([[3, 0], [4, 1]])) == ["0", "1"]
+    assert partition_heatmap.columns(torch.tensor([[3], [4]])) == ["all"]
+    assert partition_heatmap.columns(torch.tensor([[3, 0], [4, 1]])) == ["0", "1"]
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
@@ -41,7 +42,7 @@ def test_a_picture_for_a_paper_in_the_format_of_its_name(
     tmp_path: Path, ending: str, start: bytes, classes: int
 ) -> None:
     path = tmp_path / f"partition.{ending}"
-    heatmap.save(Held([0, 5, 10, 15], torch.arange(4 * classes).reshape(4, classes)), path, "4 clients, 5 $")
+    partition_heatmap.save(Held([0, 5, 10, 15], torch.arange(4 * classes).reshape(4, classes)), path, "4 clients, 5 $")
     assert path.read_bytes().startswith(start)
 
 
@@ -52,7 +53,7 @@ def test_results_have_their_page_when_the_data_is_gone(monkeypatch: pytest.Monke
     def gone(experiment: Experiment) -> Held:
         raise DataError("mnist is missing")
 
-    monkeypatch.setattr(dealing, "held", gone)
+    monkeypatch.setattr(data_assignment, "held", gone)
     assert pictures.who_holds_what(run) is None
     pictures.draw(run, tmp_path / "page.html")
     assert "Curves" in (tmp_path / "page.html").read_text()
@@ -65,4 +66,6 @@ def test_data_without_owners_has_no_natural_clients() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_name_of_any_length_leaves_room_for_the_picture(tmp_path):
-    heatmap.save(heatmap.Held([0, 1], torch.tensor([[3, 4], [5, 6]]), {0: "x" * 300, 1: "bern"}), tmp_path / "it.png")
+    partition_heatmap.save(
+        partition_heatmap.Held([0, 1], torch.tensor([[3, 4], [5, 6]]), {0: "x" * 300, 1: "bern"}), tmp_path / "it.png"
+    )

@@ -11,15 +11,15 @@ import pytest
 
 from offbeat.core.errors import DataError, RunError
 from offbeat.core.strategies import FedAsync, FedAvg
-from offbeat.engines.until import Until
+from offbeat.engine.until import Until
 from offbeat.experiment import comparison as compare
-from offbeat.experiment import identity
-from offbeat.experiment import run as runs
-from offbeat.experiment.config import Experiment
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run import identity
+from offbeat.experiment.spec.config import Experiment
 from offbeat.presets import load
 from offbeat.scenario import availability, network
 from offbeat.scenario.data import _load
-from offbeat.scenario.data.plug import Npz
+from offbeat.scenario.data.user_data import Npz
 from offbeat.scenario.delays import Constant, RecordedDelays
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Natural

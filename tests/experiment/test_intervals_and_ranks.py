@@ -6,8 +6,8 @@ from math import inf, isnan, nan, pi, sqrt, tan
 
 import pytest
 
-from offbeat.experiment import ranks
-from offbeat.experiment.intervals import Interval, interval, paired, restricted_mean, t_quantile
+from offbeat.metrics import ranks
+from offbeat.metrics.intervals import Interval, interval, paired, restricted_mean, t_quantile
 
 # ---------------------------------------------------------------- Student's t
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.labels import LONGEST, distinct, folders
+from offbeat.experiment.method_labels import LONGEST, distinct, folders
+from offbeat.experiment.spec.config import Experiment
 
 
 def test_a_folder_says_what_its_method_is() -> None:

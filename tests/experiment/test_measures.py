@@ -8,10 +8,10 @@ from math import nan
 
 import pytest
 
-from offbeat.engines.until import Target
-from offbeat.experiment import measures
-from offbeat.experiment.measures import MEASURES, Measure, Shown, number
-from offbeat.experiment.metrics import Summary
+from offbeat.engine.until import Target
+from offbeat.metrics import measures
+from offbeat.metrics.measures import MEASURES, Measure, Shown, number
+from offbeat.metrics.trace_summary import Summary
 
 KEYS = [measure.key for measure in MEASURES]
 # words, and what has a number for each metric, reason, group, client

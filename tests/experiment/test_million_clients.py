@@ -12,16 +12,19 @@ import pytest
 import torch
 
 from offbeat import presets
-from offbeat.client.survey import Survey
 from offbeat.core.strategies import REGISTRY, FedBuff
-from offbeat.engines.until import Until
-from offbeat.experiment import build, dealing, files, identity, metrics
-from offbeat.experiment import run as runs
-from offbeat.experiment.config import Experiment
+from offbeat.engine.until import Until
+from offbeat.experiment import build, data_assignment
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run import identity
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics import trace_summary
 from offbeat.scenario.data import load
 from offbeat.scenario.models import Linear, Mlp
 from offbeat.scenario.partition import Draws, Split
 from offbeat.scenario.streaming import Growing
+from offbeat.training.survey import Survey
 
 CLIENTS = 20_000
 MANY = Experiment(
@@ -75,7 +78,7 @@ def test_the_survey_asks_some_evenly_spaced() -> None:
     engine = build.engine(made, MANY)
     outcome = engine.run()
     assert outcome.reason == "updates"
-    summary = metrics.summarize(engine.trace.db, MANY.population)
+    summary = trace_summary.summarize(engine.trace.db, MANY.population)
     assert list(summary.by_client) == list(range(0, CLIENTS, CLIENTS // 20))
     assert made.surveyor is not None
     assert len(made.surveyor.groups["slowest"]) == 5
@@ -105,9 +108,9 @@ def test_a_guessed_grid_does_not_take_a_million_for_being_at_work_at_once() -> N
 
 
 def test_the_picture_shows_some_of_them_under_their_numbers() -> None:
-    held = dealing.held(MANY)
-    assert held.clients == list(range(0, CLIENTS, CLIENTS // dealing.SHOWN))
-    assert held.counts.shape == (dealing.SHOWN, 10)
+    held = data_assignment.held(MANY)
+    assert held.clients == list(range(0, CLIENTS, CLIENTS // data_assignment.SHOWN))
+    assert held.counts.shape == (data_assignment.SHOWN, 10)
     counts = build.setup(MANY).surroundings.counts
     assert held.counts.sum(1).tolist() == [counts[client] for client in held.clients]
 
@@ -130,7 +133,7 @@ def test_clients_that_draw_are_trained_as_any_others(strategy: str) -> None:
 def test_pooled_data_is_everything_that_was_drawn() -> None:
     experiment = replace(FEW, strategy=REGISTRY["global"]())
     made = build.setup(experiment)
-    drawn = dealing.split(experiment, load(experiment.data))
+    drawn = data_assignment.split(experiment, load(experiment.data))
     assert made.world.clients == {0: sum(len(rows) for rows in drawn)}
 
 
@@ -160,9 +163,9 @@ def test_the_preset_of_a_million_is_one_of_a_few_thousand_but_for_a_number(metho
 
 
 def test_a_file_says_it_in_a_line(tmp_path) -> None:
-    files.write(tmp_path / "many.yaml", MANY)
-    assert files.read(tmp_path / "many.yaml") == MANY
+    experiment_files.write(tmp_path / "many.yaml", MANY)
+    assert experiment_files.read(tmp_path / "many.yaml") == MANY
     (tmp_path / "mine.yaml").write_text("clients: 1000000\npartition: {name: draws, size: [5, 9], alpha: 0.1}\n")
-    read = files.read(tmp_path / "mine.yaml")
+    read = experiment_files.read(tmp_path / "mine.yaml")
     assert (read.clients, read.partition) == (1_000_000, Draws(size=(5, 9), alpha=0.1))
     assert "draws" in json.dumps(identity.to_plain(read))

@@ -6,9 +6,9 @@ import threading
 
 import torch
 
-from offbeat.client.randomness import generators, seeded
 from offbeat.experiment import build
-from offbeat.experiment.config import Experiment
+from offbeat.experiment.spec.config import Experiment
+from offbeat.training.torch_generators import generators, seeded
 
 
 def test_a_model_is_not_made_while_another_thread_draws() -> None:

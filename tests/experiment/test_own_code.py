@@ -11,9 +11,10 @@ import torch
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.experiment import build, choices, files, own
-from offbeat.experiment.config import Experiment, strategy_name
-from offbeat.experiment.plain import Home, from_plain, to_plain
+from offbeat.experiment import build
+from offbeat.experiment.spec import choices, experiment_files, user_code
+from offbeat.experiment.spec.config import Experiment, strategy_name
+from offbeat.experiment.spec.serialization import Home, from_plain, to_plain
 from offbeat.scenario.data import DATASETS
 from offbeat.scenario.delays import Constant
 
@@ -21,7 +22,7 @@ STRATEGY = '''
 """A strategy of one's own."""
 from dataclasses import dataclass
 from torch import Tensor
-from offbeat.core.parts.server import ServerState
+from offbeat.core.parts.server_state import ServerState
 from offbeat.core.parts.staleness import Polynomial, Staleness
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, UpdateArrived
 
@@ -143,13 +144,15 @@ def test_a_path_is_meant_from_the_file_it_stands_in_and_changes_from_here() -> N
     Path("sub").mkdir()
     Path("sub/near.py").write_text(STRATEGY)
     Path("sub/it.yaml").write_text("strategy: {name: near.py:Mine, rate: 0.1}\n")
-    experiment = files.read(Path("sub/it.yaml"))
+    experiment = experiment_files.read(Path("sub/it.yaml"))
     assert to_plain(experiment)["strategy"]["name"] == f"{Path('sub/near.py').resolve()}:Mine"
-    changed = files.changed(experiment, ["strategy=mine.py:Mine", "strategy.rate=0.3", "strategy.staleness.a=2"])
+    changed = experiment_files.changed(
+        experiment, ["strategy=mine.py:Mine", "strategy.rate=0.3", "strategy.staleness.a=2"]
+    )
     assert to_plain(changed)["strategy"] == {
         "name": f"{Path('mine.py').resolve()}:Mine", "rate": 0.3, "staleness": {"name": "polynomial", "a": 2.0},
     }  # fmt: skip
-    assert files.changed(experiment, ["strategy.rate=0.3"]).strategy.rate == 0.3  # type: ignore[attr-defined]
+    assert experiment_files.changed(experiment, ["strategy.rate=0.3"]).strategy.rate == 0.3  # type: ignore[attr-defined]
 
 
 def test_an_experiment_with_code_of_ones_own_can_be_written_and_read_from_anywhere(
@@ -157,9 +160,9 @@ def test_an_experiment_with_code_of_ones_own_can_be_written_and_read_from_anywhe
 ) -> None:
     experiment = made(strategy="mine.py:Mine", model="others.py:Net", data={"name": "others.py:sites", "count": 2})
     Path("deep/er").mkdir(parents=True)
-    files.write(Path("deep/er/experiment.yaml"), experiment)
+    experiment_files.write(Path("deep/er/experiment.yaml"), experiment)
     monkeypatch.chdir("deep")
-    assert files.read(Path("er/experiment.yaml")) == experiment
+    assert experiment_files.read(Path("er/experiment.yaml")) == experiment
 
 
 def test_two_files_of_one_name_do_not_clash() -> None:
@@ -237,7 +240,7 @@ def test_a_function_that_returns_sites_is_data_with_owners() -> None:
 
 
 def test_functions_are_losses_and_stalenesses() -> None:
-    from offbeat.client.task import Classification
+    from offbeat.training.tasks import Classification
 
     loss = made(loss={"name": "others.py:smooth", "amount": 0.5}).loss
     outputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
@@ -254,7 +257,7 @@ def test_functions_are_losses_and_stalenesses() -> None:
 @pytest.mark.ray
 def test_it_travels_to_a_ray_cluster_by_value() -> None:
     pytest.importorskip("ray")
-    from offbeat.engines.workers.shipments import pack_trainer, unpack_trainer
+    from offbeat.workers.ray_codec import pack_trainer, unpack_trainer
 
     experiment = made(model={"name": "others.py:Net", "hidden": 3}, loss="others.py:smooth", clients=2)
     trainer = build.setup(experiment).trainer
@@ -426,7 +429,7 @@ def test_a_file_and_the_neighbours_it_imports_belong_together() -> None:
     Path("far/deeper.py").touch()
     Path("far/deepest.py").touch()
     Path("it.py").write_text("import torch\nfrom near import x\ndef later():\n    import math, near\n")
-    found = [path.relative_to(Path.cwd()).as_posix() for path in own.files_of(Path("it.py").resolve())]
+    found = [path.relative_to(Path.cwd()).as_posix() for path in user_code.files_of(Path("it.py").resolve())]
     assert found == [
         "it.py", "far/__init__.py", "far/deep.py", "far/deeper.py", "far/deepest.py", "near.py",
     ]  # fmt: skip

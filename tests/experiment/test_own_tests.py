@@ -7,22 +7,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offbeat.client.data import ClientData
-from offbeat.client.evaluation import Evaluator
-from offbeat.client.survey import OwnTests, Survey
-from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.vector import flatten
-from offbeat.engines.until import Target, Until
-from offbeat.experiment import build, files, measures, metrics, report
+from offbeat.engine.until import Target, Until
+from offbeat.experiment import build
 from offbeat.experiment import comparison as compare
-from offbeat.experiment.config import Experiment
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics import measures, trace_summary
+from offbeat.results import report
 from offbeat.scenario.availability import Dropout
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.delays import PerClient
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Disjoint, Iid, Split
+from offbeat.training.client_data import ClientData
+from offbeat.training.evaluation import Evaluator
+from offbeat.training.survey import OwnTests, Survey
+from offbeat.training.trainer import Training
 
 
 def sign(weight: float) -> torch.Tensor:
@@ -121,12 +124,12 @@ TWO = Experiment(
 )  # fmt: skip
 
 
-def run(experiment: Experiment) -> metrics.Summary:
+def run(experiment: Experiment) -> trace_summary.Summary:
     engine = build.engine(made := build.setup(experiment), experiment)
     engine.trace.set_facts(made.facts)
     engine.run()
     engine.trace.flush()
-    return metrics.summarize(engine.trace.db, experiment.population)
+    return trace_summary.summarize(engine.trace.db, experiment.population)
 
 
 def test_alone_a_client_is_good_on_its_own_data_and_useless_on_others():
@@ -180,15 +183,17 @@ def test_a_split_is_left_alone_by_the_data_sets_own_test_examples():
 
 def test_both_are_settings_of_an_experiment_file():
     text = "split: {train: 0.6, validation: 0.2}\nevaluate: clients\n"
-    experiment = files.parse(text)
+    experiment = experiment_files.parse(text)
     assert (experiment.split, experiment.evaluate) == (Split(train=0.6, validation=0.2), "clients")
-    assert files.parse(files.dump(experiment)) == experiment
-    assert files.parse("clients: 3").evaluate == "test"
+    assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
+    assert experiment_files.parse("clients: 3").evaluate == "test"
 
 
 def test_a_table_says_whose_mean_it_shows(tmp_path, one_by_one):
     experiment = replace(
-        files.parse("{clients: 4, model: linear, until: 30s, target: acc=0.05}"), split=TWO.split, evaluate="clients"
+        experiment_files.parse("{clients: 4, model: linear, until: 30s, target: acc=0.05}"),
+        split=TWO.split,
+        evaluate="clients",
     )
     made = compare.create(
         tmp_path / "c", {name: replace(experiment, strategy=REGISTRY[name]()) for name in ("local", "fedasync")}, [0]

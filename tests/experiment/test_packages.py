@@ -10,8 +10,8 @@ import pytest
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.experiment import choices, packages
-from offbeat.experiment.plain import Home, from_plain, to_plain
+from offbeat.experiment.spec import choices, entry_points
+from offbeat.experiment.spec.serialization import Home, from_plain, to_plain
 
 CODE = """
 from dataclasses import dataclass
@@ -54,8 +54,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def _forget() -> None:
-    packages._declared.cache_clear()
-    packages._say_hidden.cache_clear()
+    entry_points._declared.cache_clear()
+    entry_points._say_hidden.cache_clear()
 
 
 def test_a_packages_names_go_wherever_a_built_in_name_goes() -> None:
@@ -68,7 +68,7 @@ def test_a_packages_names_go_wherever_a_built_in_name_goes() -> None:
 
 def test_built_in_names_load_nothing_and_win(caplog: pytest.LogCaptureFixture) -> None:
     assert choices.find("strategy", "fedbuff") is FedBuff
-    assert packages._declared.cache_info().currsize == 0  # nobody looked
+    assert entry_points._declared.cache_info().currsize == 0  # nobody looked
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"unknown strategy 'cosbuf': did you mean 'cosbuff'\?"):
             choices.find("strategy", "cosbuf")

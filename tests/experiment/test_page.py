@@ -11,9 +11,9 @@ import torch
 from drawn import TARGET, folder, told
 from test_palette import contrast
 
-from offbeat.experiment import doubts, page, pictures, series
-from offbeat.experiment.heatmap import Held
-from offbeat.experiment.page import Content
+from offbeat.experiment.partition_heatmap import Held
+from offbeat.results import page, pictures, result_warnings, series
+from offbeat.results.page import Content
 
 HOSTILE = "</script><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -72,7 +72,7 @@ def held():
 @pytest.fixture(scope="module")
 def read(found, held):
     tables = [[["strategy", "final acc ↑"], [HOSTILE, "0.9 ± 0.1"]]]
-    content = Content(doubts.of(found), tables, [["strategy", "x"], [HOSTILE, "1"]], HOSTILE, HOSTILE, held)
+    content = Content(result_warnings.of(found), tables, [["strategy", "x"], [HOSTILE, "1"]], HOSTILE, HOSTILE, held)
     return Read(page.render(found, content))
 
 
@@ -154,7 +154,7 @@ def test_a_page_of_ten_methods_three_seeds_and_a_hundred_clients_is_under_two_me
     runs = {name: [told(tmp_path / f"{name}{s}", name, s, clients=100) for s in range(3)] for name in names}
     big = series.collect(runs, "big")
     held = Held(list(range(100)), torch.randint(1000, (100, 10)))
-    text = page.render(big, Content(doubts.of(big), held=held))
+    text = page.render(big, Content(result_warnings.of(big), held=held))
     assert len(text.encode()) < 2_000_000
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from drawn import TARGET, folder, told
 
-from offbeat.experiment import doubts, page, pictures, series
-from offbeat.experiment.heatmap import Held
-from offbeat.experiment.page import Content
+from offbeat.experiment.partition_heatmap import Held
+from offbeat.results import page, pictures, result_warnings, series
+from offbeat.results.page import Content
 
 CHROMIUM = os.environ.get("CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -138,7 +138,7 @@ def many(tmp_path_factory):
     found = series.collect(runs, f"many {HOSTILE}", {0: HOSTILE, 1: "bern"})
     held = Held(list(range(30)), torch.randint(50, (30, 10)))
     tables = [[["strategy", *(f"measure {i}" for i in range(9))], [HOSTILE, *("0.123 ± 0.456" for _ in range(9))]]]
-    page.save(found, Content(doubts.of(found), tables, tables[0], "fedavg", "data", held), home / "page.html")
+    page.save(found, Content(result_warnings.of(found), tables, tables[0], "fedavg", "data", held), home / "page.html")
     return home / "page.html"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offbeat.core.strategies import REGISTRY
-from offbeat.experiment.palette import BUILT_IN, HUES, styles
+from offbeat.results.palette import BUILT_IN, HUES, styles
 
 PAPERS = {"white": ("#FFFFFF", 0), "dark": ("#15181C", 1)}  # as figures and pages have them
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from offbeat.api.run_simulation import simulate
+from offbeat.api.simulation_result import Simulation
 from offbeat.core.strategies import FedPSA
-from offbeat.experiment.simulate import simulate
-from offbeat.experiment.simulation import Simulation
 from offbeat.scenario.faults import Scaled
 
 

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment import files, pooled
-from offbeat.experiment import run as runs
 from offbeat.experiment.comparison import Comparison
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run import pooled_runs
+from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 
 METHODS = ("fedavg", "fedasync", "fedbuff", "aso_fed", "fedpsa")
@@ -24,8 +25,11 @@ METHODS = ("fedavg", "fedasync", "fedbuff", "aso_fed", "fedpsa")
 def experiments() -> dict[str, Any]:
     changes = ["clients=4", "model={name: cnn, channels: [3]}", "until=40updates", "training.steps=5"]
     faults = "faults=[{name: sign_flipped}]"
-    made = {name: files.changed(load("quickstart").experiment, [*changes, f"strategy={name}"]) for name in METHODS}
-    return {**made, "attacked": files.changed(made["fedbuff"], [faults])}
+    made = {
+        name: experiment_files.changed(load("quickstart").experiment, [*changes, f"strategy={name}"])
+        for name in METHODS
+    }
+    return {**made, "attacked": experiment_files.changed(made["fedbuff"], [faults])}
 
 
 def rows(run: runs.Run) -> list[Any]:
@@ -56,7 +60,7 @@ def test_each_run_agrees_with_itself_alone_and_again_bit_for_bit(
     together = [comparing.create(Path(f"together{i}"), experiments, [0, 1]) for i in range(2)]
     for made in together:
         several = [made.run(entry) for entry in made.layout()]
-        assert pooled.execute(several, lambda shares, work: seen.append(shares))
+        assert pooled_runs.execute(several, lambda shares, work: seen.append(shares))
     agree(alone, together[0])
     digests = [[run.digest() for name in made.strategies() for run in made.runs(name)] for made in together]
     assert digests[0] == digests[1]
@@ -68,10 +72,10 @@ def test_a_run_that_got_to_its_target_is_told_as_done_while_others_go_on(
     experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    early = files.changed(experiments["fedbuff"], ["until=40updates,acc=0.01", "evaluate_every=1"])
+    early = experiment_files.changed(experiments["fedbuff"], ["until=40updates,acc=0.01", "evaluate_every=1"])
     made = comparing.create(Path("x"), {"early": early, "late": experiments["fedbuff"]}, [0])
     seen: list[list[float]] = []
-    assert pooled.execute([made.run(entry) for entry in made.layout()], lambda shares, work: seen.append(shares))
+    assert pooled_runs.execute([made.run(entry) for entry in made.layout()], lambda shares, work: seen.append(shares))
     assert any(early == 1.0 and late < 1.0 for early, late in seen)
 
 
@@ -81,7 +85,7 @@ def test_stopped_in_the_middle_they_are_finished_by_starting_again(
     monkeypatch.chdir(tmp_path)
     few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
     whole, made = comparing.create(Path("whole"), few, [0]), comparing.create(Path("stopped"), few, [0])
-    assert pooled.execute([whole.run(entry) for entry in whole.layout()])
+    assert pooled_runs.execute([whole.run(entry) for entry in whole.layout()])
     several = [made.run(entry) for entry in made.layout()]
 
     asked: list[int] = []  # a second Ctrl-C would stop at once
@@ -91,9 +95,9 @@ def test_stopped_in_the_middle_they_are_finished_by_starting_again(
             asked.append(1)
             os.kill(os.getpid(), signal.SIGINT)
 
-    assert not pooled.execute(several, stop)
+    assert not pooled_runs.execute(several, stop)
     assert not all(run.complete for run in several)
-    assert pooled.execute(several)
+    assert pooled_runs.execute(several)
     agree(whole, made)
 
 
@@ -113,5 +117,5 @@ def test_a_run_that_fails_leaves_the_others_going(
 
     monkeypatch.setattr(runs.Attempt, "finish", full)
     with pytest.raises(runs.Unfinished, match=r"x/fedavg-seed0: .*No space left"):
-        pooled.execute(several)
+        pooled_runs.execute(several)
     assert [run.complete for run in several] == [False, True]

@@ -7,7 +7,7 @@ import pytest
 from offbeat import presets
 from offbeat.core.errors import ConfigError
 from offbeat.core.strategies import REGISTRY
-from offbeat.experiment.config import Experiment
+from offbeat.experiment.spec.config import Experiment
 from offbeat.presets import Preset
 
 

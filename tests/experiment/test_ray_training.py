@@ -55,7 +55,7 @@ def test_strategies_train_to_the_same_bits(connected, name, training, caplog):
 
 def test_a_trainer_with_a_model_of_ones_own_file_can_be_loaded_where_that_file_is_not(tmp_path):
     """And brings its weights once, though its parameters are views of one vector."""
-    from offbeat.engines.workers.shipments import pack_trainer
+    from offbeat.workers.ray_codec import pack_trainer
 
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -70,8 +70,8 @@ def test_a_trainer_with_a_model_of_ones_own_file_can_be_loaded_where_that_file_i
         "        self.head.weight = torch.nn.Parameter(self.head.weight.detach())\n"
         "    def forward(self, x):\n        return self.head(self.body(x))\n"
     )
-    from offbeat.client.data import ClientData
-    from offbeat.client.training import Trainer
+    from offbeat.training.client_data import ClientData
+    from offbeat.training.trainer import Trainer
 
     sys.path.insert(0, str(folder))
     try:
@@ -89,7 +89,7 @@ def test_a_trainer_with_a_model_of_ones_own_file_can_be_loaded_where_that_file_i
     block.tofile(tmp_path / "block")
     code = (
         "import sys, numpy as np, torch\n"
-        "from offbeat.engines.workers.shipments import unpack_trainer\n"
+        "from offbeat.workers.ray_codec import unpack_trainer\n"
         "block = np.fromfile('block', np.uint8); block.flags.writeable = False\n"
         "trainer = unpack_trainer(open('body', 'rb').read(), block)\n"
         "assert 'my_model' not in sys.modules\n"

@@ -12,12 +12,12 @@ import torch
 
 import offbeat
 from offbeat.core.errors import RunError
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import Target
-from offbeat.engines.virtual import OVER
+from offbeat.engine.trace import Trace
+from offbeat.engine.until import Target
+from offbeat.engine.virtual.virtual_engine import OVER
 from offbeat.experiment import comparison as compare
-from offbeat.experiment import measures, metrics
-from offbeat.experiment.metrics import Span, Summary
+from offbeat.metrics import measures, trace_summary
+from offbeat.metrics.trace_summary import Span, Summary
 from offbeat.scenario.availability import Dropout
 from offbeat.scenario.delays import Constant
 
@@ -49,7 +49,7 @@ def trace() -> Trace:
 
 
 def test_a_summary_is_what_the_rows_amount_to(trace):
-    s = metrics.summarize(trace.db, clients=2, target=Target("acc", 0.6))
+    s = trace_summary.summarize(trace.db, clients=2, target=Target("acc", 0.6))
     assert (s.ended, s.seconds, s.clients) == ("seconds", 10.0, 2)
     assert (s.updates, s.versions, s.rejected, s.lost, s.late) == (1, 2, 1, 0, 0)  # two arrived, one of them rejected
     assert s.refused == {"numbers that are not finite": 1}
@@ -62,7 +62,7 @@ def test_a_summary_is_what_the_rows_amount_to(trace):
 
 
 def test_a_summary_is_strict_json(trace):
-    text = json.dumps(metrics.summarize(trace.db, clients=2).plain(), allow_nan=False)
+    text = json.dumps(trace_summary.summarize(trace.db, clients=2).plain(), allow_nan=False)
     told = json.loads(text)
     assert told["metrics"] == {"loss": None, "acc": 0.7}
     assert told["wall_seconds"] is None
@@ -70,7 +70,7 @@ def test_a_summary_is_strict_json(trace):
 
 
 def test_spans_are_who_trained_when(trace):
-    assert metrics.spans(trace.db, end=10.0) == [
+    assert trace_summary.spans(trace.db, end=10.0) == [
         Span(0, 0.0, 4.0, "arrive"),
         Span(1, 0.0, 6.0, "refuse"),
         Span(0, 4.0, 8.0, "arrive"),
@@ -79,26 +79,26 @@ def test_spans_are_who_trained_when(trace):
 
 
 def test_curves_are_on_the_evaluation_grid(trace):
-    assert metrics.metric_names(trace.db) == ["loss", "acc"]
-    assert metrics.curve(trace.db, "acc") == metrics.Curve([0.0, 5.0, 10.0], [0.1, 0.6, 0.7])
-    assert metrics.time_to(trace.db, Target("acc", 0.65)) == 10.0
-    assert metrics.time_to(trace.db, Target("acc", 0.9)) is None
+    assert trace_summary.metric_names(trace.db) == ["loss", "acc"]
+    assert trace_summary.curve(trace.db, "acc") == trace_summary.Curve([0.0, 5.0, 10.0], [0.1, 0.6, 0.7])
+    assert trace_summary.time_to(trace.db, Target("acc", 0.65)) == 10.0
+    assert trace_summary.time_to(trace.db, Target("acc", 0.9)) is None
     # lower is better; what is not a number reaches nothing
-    assert metrics.time_to(trace.db, Target("loss", 1.5)) == 5.0
-    assert metrics.time_to(trace.db, Target("loss", 0.5)) is None
+    assert trace_summary.time_to(trace.db, Target("loss", 1.5)) == 5.0
+    assert trace_summary.time_to(trace.db, Target("loss", 0.5)) is None
 
 
 def test_directions_are_what_the_run_stored(trace):
     # a task of somebody's own, who calls an error acc
-    trace.set_facts({metrics.DIRECTIONS: '{"loss": false, "acc": false}'})
-    s = metrics.summarize(trace.db, clients=2, target=Target("acc", 0.1))
+    trace.set_facts({trace_summary.DIRECTIONS: '{"loss": false, "acc": false}'})
+    s = trace_summary.summarize(trace.db, clients=2, target=Target("acc", 0.1))
     assert s.higher_is_better == {"loss": False, "acc": False}
     assert (s.best, s.time_to_target) == (0.1, 0.0)
     assert (s.higher("acc"), s.higher("acc/slowest")) == (False, False)
 
 
 def test_a_run_of_before_directions_were_stored_goes_by_names(trace):
-    s = metrics.summarize(trace.db, clients=2, target=Target("acc", 0.65))
+    s = trace_summary.summarize(trace.db, clients=2, target=Target("acc", 0.65))
     assert s.higher_is_better == {}
     assert (s.best, s.time_to_target) == (0.7, 10.0)
     assert (s.higher("acc"), s.higher("loss"), s.higher("loss/slowest")) == (True, False, False)
@@ -106,9 +106,9 @@ def test_a_run_of_before_directions_were_stored_goes_by_names(trace):
 
 @pytest.mark.parametrize("value", ["{", "[1]", "7", "[" * 100_000])
 def test_directions_that_are_none_are_one_line(trace, value):
-    trace.set_facts({metrics.DIRECTIONS: value})
+    trace.set_facts({trace_summary.DIRECTIONS: value})
     with pytest.raises(RunError, match="fact higher_is_better is damaged"):
-        metrics.summarize(trace.db, clients=2)
+        trace_summary.summarize(trace.db, clients=2)
 
 
 def test_a_run_that_is_not_over_is_counted_as_far_as_it_is():
@@ -116,31 +116,31 @@ def test_a_run_that_is_not_over_is_counted_as_far_as_it_is():
     trace.add(0, "dispatch", 0, client=0, ticket=0, size=100)
     trace.add(3, "arrive", 0, client=0, ticket=0, base_version=0, steps=1, examples=1, size=100)
     trace.flush()
-    s = metrics.summarize(trace.db, clients=1)
+    s = trace_summary.summarize(trace.db, clients=1)
     assert (s.ended, s.seconds, s.updates) == ("not finished", 3.0, 1)
     assert s.metrics == {}
 
 
 def test_an_empty_trace_is_no_error():
-    s = metrics.summarize(Trace().db, clients=3)
+    s = trace_summary.summarize(Trace().db, clients=3)
     assert (s.seconds, s.updates, s.idle_share, s.staleness_mean) == (0.0, 0, 0.0, 0.0)
 
 
 def test_a_trace_that_is_none_is_one_line(tmp_path):
     path = tmp_path / "run.sqlite"
-    with pytest.raises(RunError, match=r"is not a run folder"), metrics.open_trace(path):
+    with pytest.raises(RunError, match=r"is not a run folder"), trace_summary.open_trace(path):
         pass
     path.write_bytes(b"something else entirely" * 200)
-    with pytest.raises(RunError, match=r"run\.sqlite is not a readable trace"), metrics.open_trace(path) as db:
-        metrics.summarize(db, 1)
+    with pytest.raises(RunError, match=r"run\.sqlite is not a readable trace"), trace_summary.open_trace(path) as db:
+        trace_summary.summarize(db, 1)
 
 
 def test_a_path_with_odd_characters_is_opened(tmp_path):
     path = tmp_path / "50% a?b#c" / "run.sqlite"
     path.parent.mkdir()
     Trace(path).close()
-    with metrics.open_trace(path) as db:
-        assert metrics.staleness(db) == []
+    with trace_summary.open_trace(path) as db:
+        assert trace_summary.staleness(db) == []
 
 
 # ---------------------------------------------------------------- rows of a comparison
@@ -216,7 +216,7 @@ def test_without_a_target_times_are_relative():
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3e12, "3.0 TB")]
 )
 def test_sizes_are_readable(count, text):
-    assert metrics.size(count) == text
+    assert trace_summary.size(count) == text
 
 
 def test_nothing_to_compare_is_refused(tmp_path):
@@ -227,7 +227,7 @@ def test_nothing_to_compare_is_refused(tmp_path):
 def test_second_copies_are_counted_and_cost_their_bytes(trace):
     trace.add(9, "duplicate", 2, client=0, ticket=2, size=100)
     trace.flush()
-    s = metrics.summarize(trace.db, clients=2)
+    s = trace_summary.summarize(trace.db, clients=2)
     assert (s.duplicates, s.bytes_up) == (1, 220 + 100)
 
 
@@ -240,4 +240,4 @@ def test_where_all_drop_out_the_curve_and_the_idle_share_reach_to_the_end():
     # ten jobs of 10 s each, the last one just done; then 900 s of 1000 without anybody
     assert (done.outcome.reason, done.summary.seconds, done.summary.updates) == (OVER, 1000.0, 20)
     assert done.summary.idle_share == pytest.approx(0.9)
-    assert metrics.curve(done.trace.db, "acc").seconds[-1] == 1000.0
+    assert trace_summary.curve(done.trace.db, "acc").seconds[-1] == 1000.0

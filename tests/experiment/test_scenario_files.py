@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from offbeat.core.errors import ConfigError
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.plain import from_plain, to_plain
+from offbeat.experiment.spec.config import Experiment
+from offbeat.experiment.spec.serialization import from_plain, to_plain
 from offbeat.scenario.models import MODELS, Cnn, DistilBert, EfficientNet, LeNet5, ResNet, ResNet1d, TextCnn, UNet3d
 from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
 from offbeat.scenario.partition import PARTITIONS, Classes, DualDirichlet, MainClass, Pieces

@@ -7,16 +7,18 @@ from typing import get_args
 
 import pytest
 
-from offbeat.client.plan import order_seeds
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import flatten
-from offbeat.experiment import build, dealing, files, run
-from offbeat.experiment.config import Drawn, Experiment, Seeds
+from offbeat.experiment import build, data_assignment
+from offbeat.experiment.run import execution
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Drawn, Experiment, Seeds
 from offbeat.scenario.data import load
+from offbeat.training.plan import order_seeds
 
-ONE = files.parse("{clients: 4, model: linear, until: 30s}")
+ONE = experiment_files.parse("{clients: 4, model: linear, until: 30s}")
 
 
 def drawn(experiment: Experiment) -> dict[str, object]:
@@ -24,7 +26,7 @@ def drawn(experiment: Experiment) -> dict[str, object]:
     made = build.setup(experiment)
     job = Job(0, 1, 0, made.world.model, 0, LocalWork(), 20, {}, made.world.seed)
     return {
-        "partition": [rows.tolist() for rows in dealing.split(experiment, load(experiment.data))],
+        "partition": [rows.tolist() for rows in data_assignment.split(experiment, load(experiment.data))],
         "delays": [made.surroundings.trip(client, 0, LocalWork(), 20, 0.0).duration for client in range(4)],
         "model": flatten(made.module).tolist(),
         "batches": int(order_seeds([job])[0]),
@@ -48,18 +50,18 @@ def test_one_seed_is_the_same_number_for_all_parts() -> None:
 
 
 def test_files_and_changes_have_them() -> None:
-    changed = files.changed(ONE, ["seeds.partition=3"])
+    changed = experiment_files.changed(ONE, ["seeds.partition=3"])
     assert changed.seeds == Seeds(partition=3)
-    assert files.parse(files.dump(changed)) == changed
-    assert files.parse("seeds: {delays: 2, model: 0}").seeds == Seeds(delays=2, model=0)
+    assert experiment_files.parse(experiment_files.dump(changed)) == changed
+    assert experiment_files.parse("seeds: {delays: 2, model: 0}").seeds == Seeds(delays=2, model=0)
     with pytest.raises(ConfigError, match=r"seeds: partition = -1: must be 0 or more"):
-        files.parse("seeds: {partition: -1}")
+        experiment_files.parse("seeds: {partition: -1}")
     with pytest.raises(ConfigError, match="did you mean 'batches'"):
-        files.parse("seeds: {batch: 1}")
+        experiment_files.parse("seeds: {batch: 1}")
 
 
 def test_a_run_of_before_there_were_several_is_the_same_run(tmp_path) -> None:
-    made = run.create(tmp_path / "r", ONE)
+    made = execution.create(tmp_path / "r", ONE)
     text = made.experiment_file.read_text()
     assert text.count("seeds:") == 1
     made.experiment_file.write_text("".join(line for line in text.splitlines(keepends=True) if "seeds:" not in line))

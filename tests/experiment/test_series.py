@@ -7,8 +7,8 @@ import pytest
 from drawn import TARGET, folder, told
 
 from offbeat.core.errors import RunError
-from offbeat.experiment import series
-from offbeat.experiment.spread import spread
+from offbeat.metrics.quantiles import spread
+from offbeat.results import series
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import UpdateArrived
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.vector import Layout, flatten
-from offbeat.engines.until import Until
-from offbeat.experiment import shifts
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.shifts import Shifts, ShiftWatcher
+from offbeat.engine.until import Until
+from offbeat.experiment.spec.config import Experiment
+from offbeat.papers.orthofl import shifts
+from offbeat.papers.orthofl.shifts import Shifts, ShiftWatcher
 from offbeat.scenario.delays import PerClient
 from offbeat.scenario.models import Linear, Mlp
 from offbeat.scenario.partition import Disjoint

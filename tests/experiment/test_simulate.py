@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import offbeat
-from offbeat.client.task import LOSS, Metric
-from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError, DataError, RunError
-from offbeat.engines.until import Until
-from offbeat.experiment.run import Run
+from offbeat.engine.until import Until
+from offbeat.experiment.run.execution import Run
 from offbeat.scenario.delays import Constant, Uniform
+from offbeat.training.tasks import LOSS, Metric
+from offbeat.training.trainer import Training
 from patience import PATIENCE
 
 

@@ -21,14 +21,14 @@ from typer.testing import CliRunner
 
 import offbeat
 from offbeat.cli import app
-from offbeat.client.task import Classification
 from offbeat.core.errors import ConfigError, OffbeatError, RunError
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
-from offbeat.experiment import given as giving
-from offbeat.experiment.plain import to_plain
-from offbeat.experiment.run import Run
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.scripted import scripted_run as giving
+from offbeat.experiment.spec.serialization import to_plain
 from offbeat.scenario.delays import Delays, Uniform
+from offbeat.training.tasks import Classification
 
 
 def pair(seed: int = 0, examples: int = 24) -> tuple[Tensor, Tensor]:

@@ -12,15 +12,15 @@ from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.orthofl import OrthoFL
-from offbeat.experiment import files, study
-from offbeat.experiment.study import Study
+from offbeat.experiment.spec import experiment_files, methods_section
+from offbeat.experiment.spec.methods_section import Study
 from offbeat.scenario.partition import Dirichlet
 
 
 def read(tmp_path: Path, text: str) -> Study:
     path = tmp_path / "study.yaml"
     path.write_text(text)
-    return study.read(path)
+    return methods_section.read(path)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_every_choice_of_a_file_may_stand_in_one_word(tmp_path: Path) -> None:
     assert made.experiment.strategy == own
     assert made.experiment.partition == Dirichlet(alpha=0.7)
     assert dict(made.methods) == {"fedbuff": own, "fedbuff(lr=0.5)": replace(own, lr=0.5)}
-    assert files.parse(text) == made.experiment
+    assert experiment_files.parse(text) == made.experiment
 
 
 def test_it_wants_one_unless_the_file_or_a_change_names_it(tmp_path: Path) -> None:

@@ -14,15 +14,16 @@ from offbeat.core.errors import ConfigError, RunError
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.engines.until import Target, Until
-from offbeat.experiment import pooled, sensitivity
-from offbeat.experiment import run as runs
-from offbeat.experiment import sweep as sweeps
+from offbeat.engine.until import Target, Until
+from offbeat.experiment import parameter_sweep as sweeps
 from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.measures import MEASURES, Row
-from offbeat.experiment.sweep import Over, Point, Result, Sweep
+from offbeat.experiment.parameter_sweep import Over, Point, Result, Sweep
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run import pooled_runs
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics.measures import MEASURES, Row
 from offbeat.presets import load
+from offbeat.results import sweep_figure
 from offbeat.scenario.models import Linear
 
 WORLD = Experiment(clients=4, model=Linear(), until=Until(seconds=60.0), target=Target("acc", 0.5))
@@ -163,32 +164,32 @@ def test_the_table_has_a_line_a_combination(tmp_path: Path) -> None:
         ),
         result("fedavg", {}, final=0.5, spread=0.0, time_to_target=float("nan"), restricted_time=50.0, reached=0),
     ]
-    assert sensitivity.table(sweep, results).rows == [
+    assert sweep_figure.table(sweep, results).rows == [
         ["strategy", "strategy.k", "final acc", "time to acc=0.5"],
         ["fedbuff", "2", "0.600 ± 0.100", "45 s"],
         ["fedbuff", "4", "0.700 ± 0.050", "> 40 s (1 of 2)"],
         ["fedavg", "–", "0.500 ± 0.000", "> 50 s (0 of 2)"],
     ]
     some = [results[0], replace(results[1], row=None, done=0), results[2]]
-    assert [line[-1] for line in sensitivity.table(sweep, some).rows] == ["runs", "2 of 2", "0 of 2", "2 of 2"]
-    assert sensitivity.table(sweep, some).rows[2][2:4] == ["–", "–"]
+    assert [line[-1] for line in sweep_figure.table(sweep, some).rows] == ["runs", "2 of 2", "0 of 2", "2 of 2"]
+    assert sweep_figure.table(sweep, some).rows[2][2:4] == ["–", "–"]
 
 
 def test_a_method_without_the_setting_has_one_value_for_all() -> None:
     results = [result("a", {"x": "1", "y": "2"}, final=0.3), result("b", {"y": "2"}, final=0.4)]
-    assert sensitivity.value_at(results, "a", {"x": "1", "y": "2"}) == 0.3
-    assert sensitivity.value_at(results, "b", {"x": "7", "y": "2"}) == 0.4
-    missing = sensitivity.value_at(results, "b", {"x": "7", "y": "3"})
+    assert sweep_figure.value_at(results, "a", {"x": "1", "y": "2"}) == 0.3
+    assert sweep_figure.value_at(results, "b", {"x": "7", "y": "2"}) == 0.4
+    missing = sweep_figure.value_at(results, "b", {"x": "7", "y": "3"})
     assert missing != missing
 
 
 def test_axes_are_logarithmic_where_values_span_decades() -> None:
-    assert sensitivity.numbers(["1e-3", "0.1", "2"]) == [0.001, 0.1, 2.0]
-    assert sensitivity.numbers(["1", "iid"]) is None
-    assert sensitivity.numbers(["1", "nan"]) is None
-    assert sensitivity.logarithmic([0.001, 0.1])
-    assert not sensitivity.logarithmic([0.2, 0.4, 0.6])
-    assert not sensitivity.logarithmic([0.0, 100.0])
+    assert sweep_figure.numbers(["1e-3", "0.1", "2"]) == [0.001, 0.1, 2.0]
+    assert sweep_figure.numbers(["1", "iid"]) is None
+    assert sweep_figure.numbers(["1", "nan"]) is None
+    assert sweep_figure.logarithmic([0.001, 0.1])
+    assert not sweep_figure.logarithmic([0.2, 0.4, 0.6])
+    assert not sweep_figure.logarithmic([0.0, 100.0])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_whatever_is_swept_there_is_a_picture_also_of_half_of_it(
     points = list(sweep.points.values())
     results = [result(p.method, dict(p.settings), done=2 * (i % 2), final=0.1 * i) for i, p in enumerate(points)]
     for some in (results, [replace(r, row=None, done=0) for r in results]):
-        sensitivity.save(sweep, some, sweep.figure)
+        sweep_figure.save(sweep, some, sweep.figure)
         assert sweep.figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
@@ -232,7 +233,7 @@ def test_runs_of_different_worlds_pooled_into_one_worker_are_what_each_is_alone(
     folders = [entry["folder"] for entry in alone.layout()]
     for folder in folders:
         runs.execute(runs.Run(alone.folder / folder))
-    assert pooled.execute([runs.Run(together.folder / folder) for folder in folders])
+    assert pooled_runs.execute([runs.Run(together.folder / folder) for folder in folders])
     for folder in folders:
         one, other = (load_file(made.folder / folder / "model.safetensors") for made in (alone, together))
         for key, value in one.items():

@@ -9,10 +9,11 @@ from math import nan
 
 import pytest
 
-from offbeat.engines.until import Target
-from offbeat.experiment import formats, measures, ranks, tables
-from offbeat.experiment.metrics import Summary
-from offbeat.experiment.tables import Going, Single, Table
+from offbeat.engine.until import Target
+from offbeat.metrics import measures, ranks
+from offbeat.metrics.trace_summary import Summary
+from offbeat.results import table_formats, tables
+from offbeat.results.tables import Going, Single, Table
 
 TARGET = Target("acc", 0.9)
 
@@ -197,7 +198,7 @@ SMALL = Table(
 
 
 def test_latex_is_booktabs_with_escaped_names_and_a_comment_on_where_it_is_from():
-    assert formats.latex([SMALL], ["offbeat show x --format latex", "digest 12ab"]).splitlines() == [
+    assert table_formats.latex([SMALL], ["offbeat show x --format latex", "digest 12ab"]).splitlines() == [
         "% offbeat show x --format latex",
         "% digest 12ab",
         r"% needs \usepackage{booktabs}",
@@ -218,7 +219,7 @@ def test_latex_is_booktabs_with_escaped_names_and_a_comment_on_where_it_is_from(
 
 def test_nothing_in_a_name_is_an_order_to_latex():
     table = Table([["[x", "-0.02 [-0.04, 0.01]"], ["*y", r"\input{a}~^#$|<\n"]])
-    lines = formats.latex([table], ["two\nlines"]).splitlines()
+    lines = table_formats.latex([table], ["two\nlines"]).splitlines()
     assert lines[0] == r"% two\nlines"
     assert r"{[}x & $-$0.02 [$-$0.04, 0.01] \\" in lines
     assert (
@@ -227,7 +228,7 @@ def test_nothing_in_a_name_is_an_order_to_latex():
 
 
 def test_markdown_is_for_readmes():
-    assert formats.markdown([SMALL], ["offbeat show x --format markdown"]).splitlines() == [
+    assert table_formats.markdown([SMALL], ["offbeat show x --format markdown"]).splitlines() == [
         "<!-- offbeat show x --format markdown -->",
         "",
         "**title**",
@@ -245,7 +246,7 @@ def test_markdown_is_for_readmes():
 
 def test_nothing_in_a_name_is_an_order_to_markdown():
     rows = [["_a_|b*", "[0.1, 0.2]"], ["<i>", "[a](http://b)"]]
-    made = formats.markdown([Table(rows, notes=("> t (k of n)", "[low, high]: x"))], ["--> x"])
+    made = table_formats.markdown([Table(rows, notes=("> t (k of n)", "[low, high]: x"))], ["--> x"])
     assert r"| \_a\_\|b\* | [0.1, 0.2] |" in made
     assert r"| \<i> | [a\](http://b) |" in made
     assert made.endswith("\n\\> t (k of n)\n\n[low, high\\]: x\n")  # neither a quotation nor a link
@@ -254,13 +255,15 @@ def test_nothing_in_a_name_is_an_order_to_markdown():
 
 def test_lists_of_one_run_are_tables_without_headings():
     pairs = Table([["strategy", "fedavg"], ["idle", "25%"]], "runs/x", kind="pairs")
-    assert r"\midrule" not in formats.latex([pairs], [])
-    assert formats.latex([pairs], []).count(r"\\") == 2
-    assert "|  |  |\n| --- | --- |\n| strategy | fedavg |" in formats.markdown([pairs], [])
+    assert r"\midrule" not in table_formats.latex([pairs], [])
+    assert table_formats.latex([pairs], []).count(r"\\") == 2
+    assert "|  |  |\n| --- | --- |\n| strategy | fedavg |" in table_formats.markdown([pairs], [])
 
 
 def test_csv_is_a_line_for_each_run_and_measure_in_full():
-    text = formats.tidy([("x", "a,b", 0, True, "final", 0.1 + 0.2), ("x", "c", None, False, "time_to_target", nan)])
+    text = table_formats.tidy(
+        [("x", "a,b", 0, True, "final", 0.1 + 0.2), ("x", "c", None, False, "time_to_target", nan)]
+    )
     assert list(csv.reader(io.StringIO(text))) == [
         ["folder", "strategy", "seed", "finished", "measure", "value"],
         ["x", "a,b", "0", "True", "final", "0.30000000000000004"],

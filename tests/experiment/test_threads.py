@@ -19,14 +19,14 @@ from threadpoolctl import threadpool_info
 
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedpac.simplex import simplex_minimum
-from offbeat.engines.until import Until
+from offbeat.engine.until import Until
 from offbeat.experiment import build
-from offbeat.experiment import run as runs
-from offbeat.experiment.config import Experiment
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario import data as sets
 from offbeat.scenario.data import DATASETS, Dataset
 from offbeat.scenario.data.har import ACTIVITIES, SIGNALS, STEPS, TOP
-from offbeat.scenario.data.idx import FILES
+from offbeat.scenario.data.mnist import FILES
 from offbeat.scenario.models import Linear, Mlp
 from patience import PATIENCE
 
@@ -66,7 +66,7 @@ def test_digits_and_synthetic_data_do_not_depend_on_threads():
 
 
 def test_images_do_not_depend_on_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr("offbeat.scenario.data.idx.MNIST", (None,) * 4)  # made up: they have no published checksum
+    monkeypatch.setattr("offbeat.scenario.data.mnist.MNIST", (None,) * 4)  # made up: they have no published checksum
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
     rng = np.random.default_rng(0)

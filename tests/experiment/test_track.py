@@ -13,9 +13,9 @@ import pytest
 from drawn import END, folder, told
 
 from offbeat.core.errors import ConfigError
-from offbeat.experiment import track
-from offbeat.experiment.track import Choice, Told, tracking
-from offbeat.experiment.track.points import flat
+from offbeat.results import tracking as track
+from offbeat.results.tracking import Choice, Told, tracking
+from offbeat.results.tracking.tracked_points import flat
 
 
 @dataclass

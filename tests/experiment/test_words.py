@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.core.errors import ConfigError
-from offbeat.experiment.words import Word, parse, split
+from offbeat.experiment.spec.call_syntax import Word, parse, split
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_.:/-]{0,12}", fullmatch=True)
 KEYS = st.from_regex(r"[a-z][a-z_]{0,5}(\.[a-z]{1,4})?", fullmatch=True)

@@ -13,16 +13,17 @@ import torch
 
 import offbeat
 from offbeat.core.errors import ConfigError
-from offbeat.engines.until import Until
-from offbeat.engines.workers.inline import Inline
+from offbeat.engine.until import Until
+from offbeat.experiment import checksummed_json
 from offbeat.experiment import comparison as compare
-from offbeat.experiment import run as runs
-from offbeat.experiment import sealed, workers
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.workers import Choice, Kind, parse
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data.synthetic import Synthetic
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Iid
+from offbeat.workers import registry
+from offbeat.workers.inline import Inline
+from offbeat.workers.registry import Choice, Kind, parse
 
 SMALL = Experiment(data=Synthetic(users=4, seed=2), model=Linear(), partition=Iid(), clients=4, until=Until(updates=12))
 
@@ -36,8 +37,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append(count)
         return Inline(trainer)
 
-    monkeypatch.setitem(workers.WORKERS, "several", Kind(several, counts="hands"))
-    monkeypatch.setitem(workers.WORKERS, "elsewhere", Kind(several, missing=lambda: "there is no elsewhere here"))
+    monkeypatch.setitem(registry.WORKERS, "several", Kind(several, counts="hands"))
+    monkeypatch.setitem(registry.WORKERS, "elsewhere", Kind(several, missing=lambda: "there is no elsewhere here"))
     return asked
 
 
@@ -80,7 +81,7 @@ def test_what_is_no_worker_is_told_with_the_nearest_that_is(made, text, words):
 
 
 def test_where_a_worker_cannot_work_inline_does_and_it_is_said(made, caplog):
-    assert workers.usable(parse("elsewhere")) == workers.INLINE
+    assert registry.usable(parse("elsewhere")) == registry.INLINE
     assert caplog.messages == ["worker elsewhere: there is no elsewhere here; inline is used"]
 
 
@@ -97,7 +98,7 @@ def test_it_is_written_beside_the_results_and_is_no_part_of_the_experiment(made,
         assert (plain.folder / name).read_bytes() == (other.folder / name).read_bytes()
     assert other.digest() == plain.digest()
     assert (plain.summary().worker, other.summary().worker) == ("inline", "several:2")
-    assert sealed.read(other.folder / "environment.json")["worker"] == "several:2"
+    assert checksummed_json.read(other.folder / "environment.json")["worker"] == "several:2"
     other.check()
 
 
@@ -136,7 +137,7 @@ def test_a_run_goes_on_with_any_other_to_the_same_bits(made, tmp_path):
 def test_a_run_whose_worker_is_not_here_goes_on_inline(made, tmp_path, monkeypatch, caplog, name):
     run = stopped(tmp_path / "run", worker=name)
     if name == "several:2":
-        monkeypatch.delitem(workers.WORKERS, "several")
+        monkeypatch.delitem(registry.WORKERS, "several")
     del made[:]
     runs.execute(run)
     assert made == []
@@ -154,10 +155,10 @@ def test_a_run_that_cannot_tell_its_worker_any_more_goes_on_inline(made, tmp_pat
     elif wreck == "damaged":
         path.write_text("{")
     else:
-        stored = sealed.read(path)
+        stored = checksummed_json.read(path)
         del stored["worker"]
         path.write_text(json.dumps(stored))
-    assert run.worker() == workers.INLINE
+    assert run.worker() == registry.INLINE
     runs.execute(run)
     assert made == [2]
 
@@ -198,7 +199,7 @@ def test_a_comparison_that_is_stopped_is_finished_with_the_worker_it_was_begun_w
 
 
 def test_runs_at_the_same_time_share_the_cores(monkeypatch):
-    monkeypatch.setattr(workers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(registry.os, "cpu_count", lambda: 8)
     for given, at_once, each in (
         ("inline", 4, "inline"),
         ("processes", 8, "inline"),  # one process would only be a longer way
@@ -209,13 +210,15 @@ def test_runs_at_the_same_time_share_the_cores(monkeypatch):
         ("batched:6", 2, "batched:3"),
         ("batched:2", 5, "batched:1"),
     ):
-        assert str(workers.shared(workers.parse(given), at_once)) == each
+        assert str(registry.shared(registry.parse(given), at_once)) == each
 
 
 def test_auto_chooses_once_for_a_comparison_and_stays_with_it(tmp_path, monkeypatch, one_by_one, caplog):
-    chosen = iter([workers.Choice("batched", 1)])  # a second time would be one too many
-    monkeypatch.setattr("offbeat.experiment.auto.settle", lambda made, cores=None: (next(chosen), "so it is"))
-    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    chosen = iter([registry.Choice("batched", 1)])  # a second time would be one too many
+    monkeypatch.setattr(
+        "offbeat.experiment.run.auto_worker.settle", lambda made, cores=None: (next(chosen), "so it is")
+    )
+    monkeypatch.setattr(registry.os, "cpu_count", lambda: 2)
     experiments = {name: replace(SMALL, strategy=offbeat.FedBuff(k=k)) for name, k in (("one", 1), ("two", 2))}
     comparison = compare.create(tmp_path / "c", experiments, [0], worker="auto")
     first = comparison.runs("one")[0]
@@ -264,11 +267,11 @@ def test_processes_that_cannot_be_meant_are_refused(text, words):
 @pytest.fixture
 def with_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as a name is concerned: nothing of it is imported."""
-    monkeypatch.setattr(workers, "find_spec", lambda name: object())
+    monkeypatch.setattr(registry, "find_spec", lambda name: object())
 
 
 def test_without_ray_one_line_names_the_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr(workers, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     for text in ("ray", "ray:10.0.0.1:6399"):
         with pytest.raises(ConfigError, match=r"^worker ray: Ray is not installed; pip install 'offbeat\[ray\]'"):
             runs.create(tmp_path / "run", SMALL, worker=text)
@@ -277,7 +280,7 @@ def test_without_ray_one_line_names_the_extra(monkeypatch, tmp_path):
 
 def test_a_run_begun_with_ray_goes_on_inline_where_there_is_none(with_ray, monkeypatch, tmp_path, caplog):
     run = runs.create(tmp_path / "run", SMALL, worker="ray")
-    monkeypatch.setattr(workers, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     runs.execute(run)
     assert run.summary().worker == "inline"
     assert "Ray is not installed" in caplog.messages[0]
@@ -318,7 +321,7 @@ def test_what_a_worker_finds_out_is_stored_with_who_computed(monkeypatch, tmp_pa
                 self.note = None
             return super().collect(tickets)
 
-    monkeypatch.setitem(workers.WORKERS, "noting", Kind(lambda trainer, _: Noting(trainer)))
+    monkeypatch.setitem(registry.WORKERS, "noting", Kind(lambda trainer, _: Noting(trainer)))
     run = runs.create(tmp_path / "run", replace(SMALL, evaluate_every=1.0), worker="noting")
     runs.execute(run, lambda status: status.updates >= 4)
     runs.execute(run, worker="inline")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.experiment.workers import ADDRESS, WORKERS, parse
+from offbeat.workers.registry import ADDRESS, WORKERS, parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "workers.md").read_text(encoding="utf-8")
 

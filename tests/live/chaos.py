@@ -25,9 +25,9 @@ RECOVERY = 240.0  # seconds until updates come again
 ROLES: dict[str, Callable[[str], bool]] = {
     "superlink": lambda command: "flower_command flower-superlink" in command,
     "superexec": lambda command: "flower_command flower-superexec" in command,
-    "door": lambda command: "offbeat.deploy.door" in command,
+    "door": lambda command: "offbeat.deploy.gateway" in command,
     "site": lambda command: "-m offbeat join" in command,
-    "trainer": lambda command: "offbeat.deploy.resident" in command,
+    "trainer": lambda command: "offbeat.deploy.site_trainer" in command,
     "node": lambda command: "flower_command flower-supernode" in command,
     "anybody": lambda command: "guardian.py" not in command,
 }

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from offbeat.client.training import Trainer
-from offbeat.deploy.serving import _ground
-from offbeat.deploy.sources import Source
-from offbeat.engines.coordinator import Coordinator
-from offbeat.engines.retell import retell
-from offbeat.engines.roster import Roster
-from offbeat.experiment import metrics
-from offbeat.experiment.folder import Run
+from offbeat.deploy.run_server import _ground
+from offbeat.deploy.site_data import Source
+from offbeat.engine.coordinator import Coordinator
+from offbeat.engine.live.site_ids import Roster
+from offbeat.engine.live.trace_replay import retell
+from offbeat.experiment.run.run_folder import Run
+from offbeat.metrics import trace_summary
+from offbeat.training.trainer import Trainer
 
 # what was committed, and what it was based on
 ORDER = (
@@ -32,7 +32,7 @@ def tell_again(folder: Path, sources: Mapping[str, Source], served: Path | None 
     trainers: dict[int, Trainer] = {}
     for name, client in Roster.at(folder / "sites.json").numbers.items():
         trainers[client] = sources[name].ground(experiment).trainer(client)
-    with metrics.open_trace(run.trace_file) as db:
+    with trace_summary.open_trace(run.trace_file) as db:
         again = retell(db, experiment.strategy, ground.world, lambda job: trainers[job.client](job), experiment.until)
         again.trace.flush()
         for query in (ORDER, VERSIONS):

@@ -7,8 +7,8 @@ import signal
 
 from federation import rows, updates, within
 
-from offbeat.deploy.making_keys import make_authority, make_server, make_site
-from offbeat.deploy.processes import free_port
+from offbeat.deploy.child_processes import free_port
+from offbeat.deploy.key_generation import make_authority, make_server, make_site
 
 SITE = """
 import torch

@@ -40,7 +40,7 @@ def test_whoever_is_killed_the_run_goes_on_and_nobody_is_left(offbeat, tmp_path)
     at = updates(run)
     assert within(120, lambda: updates(run) > at), serve.said
     # a site's trainer: another one answers
-    trainer = next(number for number in serve.family() if "offbeat.deploy.resident" in command_of(number))
+    trainer = next(number for number in serve.family() if "offbeat.deploy.site_trainer" in command_of(number))
     os.kill(trainer, signal.SIGKILL)
     at = updates(run)
     assert within(120, lambda: updates(run) >= at + 3), serve.said

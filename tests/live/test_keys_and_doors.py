@@ -10,8 +10,8 @@ import subprocess
 
 from federation import OFFBEAT, command_of, updates, within
 
-from offbeat.deploy.making_keys import make_authority, make_server, make_site
-from offbeat.deploy.processes import free_port
+from offbeat.deploy.child_processes import free_port
+from offbeat.deploy.key_generation import make_authority, make_server, make_site
 
 
 def test_sites_with_keys_train_and_strangers_get_nothing(offbeat, tmp_path):

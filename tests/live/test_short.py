@@ -8,7 +8,7 @@ import pytest
 from federation import consumed_once
 from retold import tell_again
 
-from offbeat.deploy.sources import Partition
+from offbeat.deploy.site_data import Partition
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ import pytest
 from federation import consumed_once, rows, updates, within
 from retold import tell_again
 
-from offbeat.deploy.processes import free_port
-from offbeat.deploy.sitefile import SiteFile
-from offbeat.engines.roster import Roster
+from offbeat.deploy.child_processes import free_port
+from offbeat.deploy.site_file import SiteFile
+from offbeat.engine.live.site_ids import Roster
 
 STRATEGIES = ("fedavg", "fedasync", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
 PACES = {"quick": 0.0, "steady": 0.2, "slow": 0.8}  # seconds that a step takes longer

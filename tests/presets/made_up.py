@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from offbeat import presets
-from offbeat.client.survey import Survey
-from offbeat.engines.until import Until
+from offbeat.engine.until import Until
 from offbeat.experiment import build
-from offbeat.experiment.config import Experiment, name_of
+from offbeat.experiment.spec.config import Experiment, name_of
 from offbeat.scenario.data import Dataset
+from offbeat.training.survey import Survey
 
 PAPERS = [name for name in presets.names() if "/" in name]
 SCALES = ("paper", "quick")

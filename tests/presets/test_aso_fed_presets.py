@@ -10,12 +10,12 @@ import torch
 from made_up import SCALES, check_stated, made
 
 from offbeat import presets
-from offbeat.client.training import Training
 from offbeat.core.protocol import Phase
-from offbeat.engines.until import Until
+from offbeat.engine.until import Until
 from offbeat.experiment import build
 from offbeat.scenario.partition import Split
 from offbeat.scenario.streaming import Static
+from offbeat.training.trainer import Training
 
 ASO_FED = [name for name in presets.names() if name.startswith("aso_fed/") and "fig6" not in name]
 

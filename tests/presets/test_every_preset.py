@@ -17,8 +17,9 @@ from made_up import MADE, PAPERS, SCALES, by_data, data_name, made, short, some
 from offbeat import presets
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.strategies import REGISTRY
-from offbeat.experiment import build, files
-from offbeat.experiment.config import strategy_name
+from offbeat.experiment import build
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import strategy_name
 from offbeat.scenario.data import load
 
 OWN = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
@@ -38,7 +39,7 @@ def test_every_preset_is_built_and_written_without_data(scale, tmp_path, monkeyp
             experiment = preset.with_strategy(row)
             assert row.startswith(strategy_name(experiment)), (name, row)  # a variant is called after its method
             if experiment.strategy not in written:  # writing each takes a while, and many presets share their methods
-                assert files.parse(files.dump(experiment)) == experiment, (name, row)
+                assert experiment_files.parse(experiment_files.dump(experiment)) == experiment, (name, row)
             written.add(experiment.strategy)
 
 

@@ -8,8 +8,8 @@ from made_up import SCALES, check_stated
 from offbeat import presets
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies.gradma import Corrected
-from offbeat.scenario.counts import ExampleCounts
-from offbeat.scenario.surroundings import SimulatedWorld
+from offbeat.scenario.example_counts import ExampleCounts
+from offbeat.scenario.simulated_world import SimulatedWorld
 
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
 STATED = {

@@ -6,11 +6,11 @@ import pytest
 from made_up import SCALES, check_stated
 
 from offbeat import presets
-from offbeat.client.losses import TaskLoss
-from offbeat.engines.until import Target
+from offbeat.engine.until import Target
 from offbeat.scenario.data.isic import CLASSES
 from offbeat.scenario.delays import Constant, Exponential, Normal
 from offbeat.scenario.partition import Classes
+from offbeat.training.losses import TaskLoss
 
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
 STATED = {

@@ -11,8 +11,8 @@ import torch
 from made_up import check_stated, made
 
 from offbeat import presets
-from offbeat.engines.until import Until
-from offbeat.presets.orthofl import COLUMNS
+from offbeat.engine.until import Until
+from offbeat.papers.orthofl.presets import COLUMNS
 from offbeat.scenario.delays import Devices, Lognormal
 
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says

@@ -24,10 +24,10 @@ from offbeat.scenario.availability import (
     RecordedAvailability,
     Window,
 )
-from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Constant
-from offbeat.scenario.registry import summaries
-from offbeat.scenario.surroundings import SimulatedWorld
+from offbeat.scenario.example_counts import ExampleCounts
+from offbeat.scenario.names import summaries
+from offbeat.scenario.simulated_world import SimulatedWorld
 
 LAWS = [
     Always(),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.heart import HOSPITALS, HeartDisease
+from offbeat.scenario.data.heart_disease import HOSPITALS, HeartDisease
 from offbeat.scenario.data.tcga import TcgaBrca
 
 
@@ -14,7 +14,7 @@ from offbeat.scenario.data.tcga import TcgaBrca
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     # these are not the published files
-    monkeypatch.setattr("offbeat.scenario.data.heart.HOSPITALS", dict.fromkeys(HOSPITALS))
+    monkeypatch.setattr("offbeat.scenario.data.heart_disease.HOSPITALS", dict.fromkeys(HOSPITALS))
     monkeypatch.setattr("offbeat.scenario.data.tcga.TABLE_MD5", None)
     monkeypatch.setattr("offbeat.scenario.data.tcga.SPLIT_MD5", None)
     return tmp_path

@@ -16,9 +16,9 @@ import pytest
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data import DATASETS
-from offbeat.scenario.data.archive import unpack
+from offbeat.scenario.data.archives import unpack
+from offbeat.scenario.data.data_root import Published, data_root, find_file, find_files, find_folder
 from offbeat.scenario.data.download import Failed
-from offbeat.scenario.data.root import Published, data_root, find_file, find_files, find_folder
 
 PAGES = {"/whole": b"hello", "/short": b"hel"}
 
@@ -153,7 +153,7 @@ def test_every_download_that_is_offered_has_a_checksum(root, monkeypatch, name):
         tried.append((urls, checksum))
         raise Failed("no network")
 
-    monkeypatch.setattr("offbeat.scenario.data.root.download", record)
+    monkeypatch.setattr("offbeat.scenario.data.data_root.download", record)
     with pytest.raises(DataError, match="is missing"):
         DATASETS[name]().load()
     offered = [checksum for urls, checksum in tried if urls]

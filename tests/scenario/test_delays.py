@@ -26,7 +26,7 @@ from offbeat.scenario.delays import (
     RecordedDelays,
     Uniform,
 )
-from offbeat.scenario.registry import summaries
+from offbeat.scenario.names import summaries
 
 LAWS: list[Delays] = [
     Constant(mean=7.0),

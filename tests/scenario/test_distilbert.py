@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.client.data import ClientData
-from offbeat.client.evaluation import Evaluator
-from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import Layout, flatten
 from offbeat.scenario.models import DistilBert
+from offbeat.training.client_data import ClientData
+from offbeat.training.evaluation import Evaluator
+from offbeat.training.trainer import Trainer, Training
 
 SMALL: dict[str, Any] = {
     "dim": 8,

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.client.data import ClientData
+from offbeat.core.computed_rows import Rows, each, evenly
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.core.rows import Rows, each, evenly
-from offbeat.scenario.counts import ExampleCounts
+from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.partition import Draws, Split, class_counts
+from offbeat.training.client_data import ClientData
 
 
 def labels(examples: int, classes: int = 5) -> Tensor:

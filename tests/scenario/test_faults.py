@@ -10,21 +10,20 @@ import pytest
 import torch
 
 import offbeat
-from offbeat.cli import listing
+from offbeat.cli import list_command
+from offbeat.core.client_environment import Trip
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import FedAsync, FedAvg
-from offbeat.core.surroundings import Trip
 from offbeat.core.vector import Layout, Slice
-from offbeat.engines.until import Until
-from offbeat.engines.workers.faulty import Faulty
-from offbeat.engines.workers.inline import Inline
-from offbeat.experiment import build, files
-from offbeat.experiment.config import Experiment
+from offbeat.engine.until import Until
+from offbeat.experiment import build
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.availability import Churn
-from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Changing, Constant, Groups, Uniform
+from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.faults import (
     FAULTS,
     Corrupted,
@@ -37,10 +36,12 @@ from offbeat.scenario.faults import (
     spoiler,
 )
 from offbeat.scenario.models import Mlp
+from offbeat.scenario.names import summaries
 from offbeat.scenario.network import Bandwidth
-from offbeat.scenario.registry import summaries
+from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.scenario.streaming import ClassIncremental
-from offbeat.scenario.surroundings import SimulatedWorld
+from offbeat.workers.fault_injection import Faulty
+from offbeat.workers.inline import Inline
 
 LAYOUT = Layout(
     (Slice("w", (3,), 0, 3, "param"), Slice("mean", (1,), 3, 4, "buffer"), Slice("seen", (), 4, 5, "counter"))
@@ -142,9 +143,9 @@ def test_faults_that_cannot_be_meant_are_refused(make: Any, message: str) -> Non
 def test_the_registry_names_them_and_the_command_line_lists_them() -> None:
     assert {cls.name: cls for cls in FAULTS.values()} == FAULTS
     assert all(text.endswith(".") for text in summaries(FAULTS).values())
-    assert list(listing.registry("faults")) == list(FAULTS)
-    assert "churn" in listing.registry("availability")
-    assert "bandwidth" in listing.registry("networks")
+    assert list(list_command.registry("faults")) == list(FAULTS)
+    assert "churn" in list_command.registry("availability")
+    assert "bandwidth" in list_command.registry("networks")
 
 
 # ---------------------------------------------------------------- in a run
@@ -187,19 +188,19 @@ def test_all_methods_meet_the_same_faults() -> None:
 
 def test_the_experiment_file_holds_all_of_it() -> None:
     pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
-    assert files.parse(files.dump(SMALL)) == SMALL
-    changed = files.changed(
+    assert experiment_files.parse(experiment_files.dump(SMALL)) == SMALL
+    changed = experiment_files.changed(
         SMALL, ["faults=[crash, {name: scaled, factor: 5}]", "availability=dropout", "availability.share=0.5"]
     )
     assert changed.faults == (Crash(), Scaled(factor=5.0))
-    assert files.changed(SMALL, ["faults=crash"]).faults == (Crash(),)
-    assert files.changed(SMALL, ["faults=[]"]).faults == ()
+    assert experiment_files.changed(SMALL, ["faults=crash"]).faults == (Crash(),)
+    assert experiment_files.changed(SMALL, ["faults=[]"]).faults == ()
     with pytest.raises(ConfigError, match="unknown faults 'crsh': did you mean 'crash'"):
-        files.changed(SMALL, ["faults=[crsh]"])
+        experiment_files.changed(SMALL, ["faults=[crsh]"])
     with pytest.raises(ConfigError, match=r"faults\[1\].*probability = 7"):
-        files.changed(SMALL, ["faults=[crash, {name: lost_upload, probability: 7}]"])
+        experiment_files.changed(SMALL, ["faults=[crash, {name: lost_upload, probability: 7}]"])
     with pytest.raises(ConfigError, match="unknown setting 'hours_a_day'"):
-        files.changed(SMALL, ["availability={name: diurnal, hours_a_day: 3}"])
+        experiment_files.changed(SMALL, ["availability={name: diurnal, hours_a_day: 3}"])
 
 
 def test_pooled_training_knows_no_network_and_no_faults() -> None:

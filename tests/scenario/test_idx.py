@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data import DATASETS, idx
-from offbeat.scenario.data.idx import FILES, read_idx
+from offbeat.scenario.data import DATASETS, mnist
+from offbeat.scenario.data.mnist import FILES, read_idx
 
 
 def idx_bytes(values: torch.Tensor, code: int = 0x08) -> bytes:
@@ -24,7 +24,7 @@ def idx_bytes(values: torch.Tensor, code: int = 0x08) -> bytes:
 def root(tmp_path, monkeypatch):
     """Five training and two test images of 2x3 pixels, in the published layout."""
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
-    monkeypatch.setattr(idx, "MNIST", (None,) * 4)  # these are not the published files
+    monkeypatch.setattr(mnist, "MNIST", (None,) * 4)  # these are not the published files
     folder = tmp_path / "mnist"
     folder.mkdir()
     images = torch.arange(30, dtype=torch.uint8).reshape(5, 2, 3)
@@ -85,7 +85,7 @@ def test_a_missing_file_says_where_to_put_it(tmp_path, monkeypatch):
 
 
 def test_a_tampered_file_is_refused(root, monkeypatch):
-    monkeypatch.setattr(idx, "MNIST", ("0" * 32,) * 4)
+    monkeypatch.setattr(mnist, "MNIST", ("0" * 32,) * 4)
     with pytest.raises(DataError, match="is damaged: its MD5 is"):
         DATASETS["mnist"]().load()
 

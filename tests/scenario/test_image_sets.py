@@ -15,12 +15,12 @@ from PIL import Image
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
+from offbeat.scenario.data.cifar_pickle import read_pickle
 from offbeat.scenario.data.dataset import Pixels
 from offbeat.scenario.data.images import statistics
 from offbeat.scenario.data.isic import Isic2019
 from offbeat.scenario.data.ixi import Ixi, read_nifti
-from offbeat.scenario.data.pickles import read_pickle
-from offbeat.scenario.data.tiny import TinyImageNet
+from offbeat.scenario.data.tiny_imagenet import TinyImageNet
 
 
 @pytest.fixture

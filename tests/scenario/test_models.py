@@ -11,9 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from offbeat.client.data import ClientData
-from offbeat.client.sensitivity import Sensitivity
-from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
@@ -35,7 +32,10 @@ from offbeat.scenario.models import (
     Vgg11,
 )
 from offbeat.scenario.models.convolutional import ASO_FED_FASHION, FEDCOMPASS_MNIST, FEDPSA_CIFAR, FEDPSA_MNIST
-from offbeat.scenario.registry import find, summaries
+from offbeat.scenario.names import find, summaries
+from offbeat.training.client_data import ClientData
+from offbeat.training.sensitivity import Sensitivity
+from offbeat.training.trainer import Trainer, Training
 
 # the smallest of each, so that every property can be tried on every one; DistilBERT has a file of its own
 SMALL: dict[str, tuple[Any, tuple[int, ...]]] = {

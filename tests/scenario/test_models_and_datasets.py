@@ -7,7 +7,7 @@ import torch
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data import DATASETS, Dataset
-from offbeat.scenario.registry import summaries
+from offbeat.scenario.names import summaries
 
 
 def test_every_entry_has_a_summary() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError, DataError
+from offbeat.scenario.names import find, summaries
 from offbeat.scenario.partition import PARTITIONS, Dirichlet, Iid, Partition
-from offbeat.scenario.registry import find, summaries
 
 
 def labels(examples: int, classes: int = 10) -> Tensor:

@@ -16,8 +16,8 @@ from offbeat.core.errors import ConfigError, DataError
 from offbeat.scenario.data import DATASETS, Dataset, from_dataset, from_npz, load, source
 from offbeat.scenario.data.dataset import owners
 from offbeat.scenario.data.digits import Digits
-from offbeat.scenario.data.plug import Npz
 from offbeat.scenario.data.synthetic import Synthetic
+from offbeat.scenario.data.user_data import Npz
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
 

@@ -10,18 +10,18 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from offbeat.core.contract import contract_of
+from offbeat.core.client_environment import Trip
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.protocol import Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAsync, Local
-from offbeat.core.surroundings import Trip
-from offbeat.engines.traffic import Payload
+from offbeat.core.strategy_contract import contract_of
+from offbeat.engine.traffic import Payload
 from offbeat.scenario import network, recordings
-from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Changing, Constant, RecordedDelays
+from offbeat.scenario.example_counts import ExampleCounts
+from offbeat.scenario.names import summaries
 from offbeat.scenario.network import NETWORKS, Bandwidth, Instant, Offset
-from offbeat.scenario.registry import summaries
-from offbeat.scenario.surroundings import SimulatedWorld
+from offbeat.scenario.simulated_world import SimulatedWorld
 
 GOOD = """client,t,available,seconds_per_step,mbps
 0,0,1,2.0,8

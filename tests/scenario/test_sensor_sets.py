@@ -12,7 +12,7 @@ import torch
 
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.scenario.data.air import BeijingAir, KddAir
+from offbeat.scenario.data.air_quality import BeijingAir, KddAir
 from offbeat.scenario.data.extrasensory import ExtraSensory
 from offbeat.scenario.data.fitrec import FitRec
 from offbeat.scenario.data.har import SIGNALS, UciHar

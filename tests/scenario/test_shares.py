@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offbeat.scenario.shares import among, group_of
+from offbeat.scenario.client_groups import among, group_of
 
 SHARES = [
     (0.6, 0.2, 0.2),

@@ -9,13 +9,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from offbeat.core.client_environment import Surroundings, Trip
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.protocol import LocalRule, LocalWork
-from offbeat.core.surroundings import Surroundings, Trip
 from offbeat.scenario.availability import Always
-from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.delays import Constant, Groups, Uniform
-from offbeat.scenario.surroundings import SimulatedWorld
+from offbeat.scenario.example_counts import ExampleCounts
+from offbeat.scenario.simulated_world import SimulatedWorld
 
 
 @dataclass(frozen=True)

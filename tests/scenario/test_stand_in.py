@@ -7,9 +7,9 @@ import torch
 
 from offbeat import presets
 from offbeat.core.errors import ConfigError
-from offbeat.experiment.config import name_of
+from offbeat.experiment.spec.config import name_of
 from offbeat.scenario.data import DATASETS, load
-from offbeat.scenario.data.stand_in import SHAPES, StandIn
+from offbeat.scenario.data.synthetic_stand_in import SHAPES, StandIn
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))

@@ -12,25 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat
-from offbeat.cli import listing
+from offbeat.cli import list_command
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.engines.until import Until
-from offbeat.experiment import build, files
-from offbeat.experiment.config import Experiment
-from offbeat.scenario.counts import ExampleCounts
+from offbeat.engine.until import Until
+from offbeat.experiment import build
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.digits import Digits
 from offbeat.scenario.delays import Constant
+from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.models import Mlp
+from offbeat.scenario.names import summaries
 from offbeat.scenario.partition import Iid
-from offbeat.scenario.registry import summaries
+from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.scenario.streaming import STREAMS, ClassIncremental, Drifting, Growing, Static
-from offbeat.scenario.surroundings import SimulatedWorld
 
 HALF = Growing(start=0.5, rate=0.125)  # of 8 examples: 4, then one more each round
 
@@ -154,7 +155,11 @@ def test_streams_that_cannot_be_meant_are_refused(settings: dict[str, Any], mess
 
 
 def test_the_registry_names_them_and_says_what_they_are() -> None:
-    assert list(STREAMS) == list(listing.registry("streams")) == ["static", "growing", "drifting", "class_incremental"]
+    assert (
+        list(STREAMS)
+        == list(list_command.registry("streams"))
+        == ["static", "growing", "drifting", "class_incremental"]
+    )
     assert all(text.endswith(".") for text in summaries(STREAMS).values())
 
 
@@ -283,13 +288,15 @@ def test_a_static_experiment_is_left_as_it_was() -> None:
 
 def test_streaming_is_written_to_experiment_files_and_set_from_the_command_line() -> None:
     pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
-    assert files.parse(files.dump(SMALL)) == SMALL
+    assert experiment_files.parse(experiment_files.dump(SMALL)) == SMALL
     changes = ["streaming=growing", "streaming.start=[0.2, 0.4]", "streaming.rate=0.01", "streaming.per=second"]
-    assert files.changed(Experiment(), changes).streaming == Growing(start=(0.2, 0.4), rate=0.01, per="second")
+    assert experiment_files.changed(Experiment(), changes).streaming == Growing(
+        start=(0.2, 0.4), rate=0.01, per="second"
+    )
     with pytest.raises(ConfigError, match=r"unknown streaming 'growin': did you mean 'growing'\?"):
-        files.changed(Experiment(), ["streaming=growin"])
+        experiment_files.changed(Experiment(), ["streaming=growin"])
     with pytest.raises(ConfigError, match=r"streaming\.per"):
-        files.changed(Experiment(), ["streaming=growing", "streaming.per=minute"])
+        experiment_files.changed(Experiment(), ["streaming=growing", "streaming.per=minute"])
 
 
 def test_streams_work_with_delays_per_step_where_more_data_takes_longer() -> None:

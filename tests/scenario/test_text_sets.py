@@ -12,7 +12,7 @@ from offbeat.core.errors import ConfigError, DataError
 from offbeat.scenario.data import ag_news
 from offbeat.scenario.data.ag_news import AgNews
 from offbeat.scenario.data.newsgroups import TwentyNews
-from offbeat.scenario.data.text import make_vocabulary, numbered, words
+from offbeat.scenario.data.texts import make_vocabulary, numbered, words
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.engines.until import Until
-from offbeat.experiment import build, files
+from offbeat.engine.until import Until
+from offbeat.experiment import build
+from offbeat.experiment.spec import experiment_files
 from offbeat.scenario.availability import AVAILABILITY
 from offbeat.scenario.delays import DELAYS
 from offbeat.scenario.faults import FAULTS
@@ -52,7 +53,7 @@ def test_its_experiments_run(number: int, tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "phones.csv").write_text(blocks("csv")[0])
     assert len(blocks("yaml")) == 3
     experiment = replace(
-        files.parse(blocks("yaml")[number]), model=Linear(), until=Until(updates=20), evaluate_every=1e6
+        experiment_files.parse(blocks("yaml")[number]), model=Linear(), until=Until(updates=20), evaluate_every=1e6
     )
-    assert files.parse(files.dump(experiment)) == experiment
+    assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
     assert build.engine(build.setup(experiment), experiment).run().updates == 20

@@ -20,15 +20,16 @@ from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.aso_fed import AsoFed, DecayedGradients, attend, first_layer
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.vector import Layout
-from offbeat.engines.checkpoint import Checkpoints
-from offbeat.engines.trace import Trace
-from offbeat.engines.until import Until
-from offbeat.experiment import build, files
-from offbeat.experiment.config import Experiment
+from offbeat.engine.checkpoint import Checkpoints
+from offbeat.engine.trace import Trace
+from offbeat.engine.until import Until
+from offbeat.experiment import build
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.streaming import Growing
 from offbeat.testing import ScriptedEngine, hand_world, layout_of, play, random_script, tiny_world
-from offbeat.testing.worlds import Sgd
+from offbeat.testing.tiny_worlds import Sgd
 
 TWO = {0: 30, 1: 70}  # N' = 100
 LAYER = layout_of([("layer", (2, 2), "param")])
@@ -631,11 +632,11 @@ def test_settings_that_cannot_be_meant_are_refused(setting: dict[str, Any], mess
 def test_feature_off_may_be_written_as_yaml_reads_it() -> None:
     pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
     for text in ("off", "'off'", "false"):
-        assert files.changed(Experiment(), ["strategy=aso_fed", f"strategy.feature={text}"]).strategy == AsoFed(
-            feature="off"
-        )
+        assert experiment_files.changed(
+            Experiment(), ["strategy=aso_fed", f"strategy.feature={text}"]
+        ).strategy == AsoFed(feature="off")
     experiment = Experiment(strategy=AsoFed(feature="off"))
-    assert files.parse(files.dump(experiment)) == experiment
+    assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
 
 
 # ---------------------------------------------------------------- real clients whose data arrives over time

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.client.optimizers import SGD
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job, Optimizer, Result, descend, start_job
 from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note, Phase, World
 from offbeat.core.strategies.fed_ogd import FedOGD, Orthogonal, OrthogonalDifference
 from offbeat.testing import ScriptedEngine, TinyClients, hand_world, layout_of, tiny_layout, tiny_world
-from offbeat.testing.worlds import Sgd
+from offbeat.testing.tiny_worlds import Sgd
+from offbeat.training.optimizers import SGD
 
 THREE = {0: 10, 1: 10, 2: 10}
 TINY = 1e-12

@@ -13,17 +13,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offbeat.core.client_environment import Trip
 from offbeat.core.draws import uniform
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Commit, Dispatch, LocalWork, Note, Reject, Strategy, UpdateArrived, World
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedcompass import FedCompass
 from offbeat.core.strategies.fedcompass.compass import Group
-from offbeat.core.surroundings import Trip
-from offbeat.engines.until import Until
-from offbeat.engines.virtual import VirtualEngine
-from offbeat.engines.workers.inline import Inline
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import VirtualEngine
 from offbeat.testing import ScriptedEngine, TinyClients, hand_world, optimum, tiny_world
+from offbeat.workers.inline import Inline
 
 TWO = {0: 10, 1: 30}
 THREE = {0: 5, 1: 5, 2: 5}

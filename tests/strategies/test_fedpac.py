@@ -13,8 +13,6 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.client.data import ClientData
-from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.parts.proximal import Proximal
@@ -24,8 +22,10 @@ from offbeat.core.strategies.fedpac import FedPAC, simplex
 from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody
 from offbeat.core.strategies.fedpac.simplex import simplex_minimum, weights, without_small
 from offbeat.core.vector import Layout, flatten
-from offbeat.engines.gate import Gate
+from offbeat.engine.gate import Gate
 from offbeat.testing import ScriptedEngine, layout_of
+from offbeat.training.client_data import ClientData
+from offbeat.training.trainer import Trainer, Training
 
 TWO = {0: 10, 1: 30}
 # one feature, two classes: the model is (theta; phi_0, phi_1)

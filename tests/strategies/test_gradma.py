@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat.client.data import ClientData
-from offbeat.client.training import Trainer, Training
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import PLAIN, Job, descend, start_job
 from offbeat.core.protocol import Commit, Gradient, LocalWork, Note, Strategy, World
@@ -21,7 +19,9 @@ from offbeat.core.strategies.fedavgm import FedAvgM
 from offbeat.core.strategies.gradma import Corrected, GradMA
 from offbeat.core.vector import flatten
 from offbeat.testing import ScriptedEngine, hand_world, layout_of, play, random_script, tiny_layout, tiny_world
-from offbeat.testing.worlds import Sgd
+from offbeat.testing.tiny_worlds import Sgd
+from offbeat.training.client_data import ClientData
+from offbeat.training.trainer import Trainer, Training
 
 TWO = {0: 10, 1: 30}
 

@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts import reuse
+from offbeat.core.parts import reused_memory
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Note, Reject, UpdateArrived, World
 from offbeat.core.snapshot import pack, pack_state
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.orthofl import OrthoFL
 from offbeat.core.vector import Layout
-from offbeat.engines.checkpoint import Checkpoints
+from offbeat.engine.checkpoint import Checkpoints
 from offbeat.testing import (
     PATTERNS,
     Entry,
@@ -476,7 +476,7 @@ def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
 
 def test_used_memory_never_shows_through_in_a_model_somebody_holds() -> None:
     made = torch.Generator().manual_seed(0)
-    size = 2 * reuse.LARGE // 8
+    size = 2 * reused_memory.LARGE // 8
     world = World(
         model=torch.zeros(size, dtype=torch.float64),
         layout=layout_of([("w", (size,), "param")]),

@@ -16,8 +16,8 @@ import worlds
 from children import Ended, Wrong, call, child
 from worlds import World
 
-from offbeat.experiment import files
-from offbeat.experiment.run import Run
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import experiment_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def written(folder: Path, world: World) -> Path:
     """The world as an experiment file."""
     path = folder / "world.yaml"
     if not path.exists():
-        files.write(path, worlds.experiment(world))
+        experiment_files.write(path, worlds.experiment(world))
     return path
 
 

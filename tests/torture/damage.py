@@ -22,7 +22,7 @@ from disk import Disk
 from worlds import World
 
 from offbeat.core.errors import OffbeatError
-from offbeat.experiment.run import Run
+from offbeat.experiment.run.execution import Run
 
 WORLDS: tuple[World, ...] = (
     ("strategy=fedbuff", "strategy.k=2", "until=12updates"),

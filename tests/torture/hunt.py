@@ -26,10 +26,10 @@ import worlds
 from cases import Case, read
 from children import Wrong
 
-from offbeat.cli import output, show
+from offbeat.cli import show, terminal
 from offbeat.experiment import build
 
-WARM = (output, show)  # imported before the first fork, since every child needs them
+WARM = (terminal, show)  # imported before the first fork, since every child needs them
 SHRINKING = 40.0  # seconds for a failing case at most
 PATIENCE = 600.0  # seconds for what is replayed
 SHOWN = 5  # kinds of failures a part prints; the others are counted

@@ -18,7 +18,7 @@ from children import KILLED, Wrong, call, child
 from disk import HOWS, Disk
 from worlds import LIMITED, TROUBLED, World
 
-from offbeat.engines import trace
+from offbeat.engine import trace
 
 WORLDS: tuple[World, ...] = (
     ("strategy=fedasync", "until=4updates"),

@@ -20,9 +20,9 @@ from children import Wrong, child
 from safetensors.torch import load_file
 
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.engines.virtual import INTERRUPTED, VirtualEngine
-from offbeat.experiment import run as runs
-from offbeat.experiment.run import Run
+from offbeat.engine.virtual.virtual_engine import INTERRUPTED, VirtualEngine
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run.execution import Run
 
 REFUSED = 3  # exit status of a child whose world was refused before the run began
 

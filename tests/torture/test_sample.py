@@ -41,8 +41,8 @@ def test_the_sample_ends_well(sample):
 BROKEN = """
 import sys
 from pathlib import Path
-from offbeat.engines import trace
-from offbeat.engines.coordinator import Coordinator
+from offbeat.engine import trace
+from offbeat.engine.coordinator import Coordinator
 from offbeat.experiment import files
 {fault}
 sys.path.insert(0, {here!r})

@@ -12,18 +12,18 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from offbeat.client.survey import Survey
-from offbeat.client.training import Training
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts.staleness import STALENESS
 from offbeat.core.strategies import REGISTRY
-from offbeat.engines.until import Until
-from offbeat.experiment import files
-from offbeat.experiment.config import Experiment
+from offbeat.engine.until import Until
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data.synthetic import Synthetic
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.partition import Iid
+from offbeat.training.survey import Survey
+from offbeat.training.trainer import Training
 
 World = tuple[str, ...]
 # a word that is no change but an option of the run: its result is that of a run without
@@ -110,7 +110,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 @cache
 def experiment(world: World) -> Experiment:
     """Raises ConfigError where the changes do not go together."""
-    return files.changed(TINY, [change for word in world if word != LIMITED for change in _apart(word)])
+    return experiment_files.changed(TINY, [change for word in world if word != LIMITED for change in _apart(word)])
 
 
 def legal(world: World) -> bool:

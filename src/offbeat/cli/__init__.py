@@ -17,7 +17,7 @@ from offbeat.cli import (
     export,
     join,
     keys,
-    listing,
+    list_command,
     new,
     replay,
     reproduce,
@@ -29,7 +29,7 @@ from offbeat.cli import (
     watch,
     which,
 )
-from offbeat.cli.verb import App
+from offbeat.cli.help_format import App
 
 app = App(
     name="offbeat",
@@ -42,7 +42,7 @@ app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
 app.command("reproduce")(reproduce.reproduce)
 app.command("which")(which.which)
-app.command("list")(listing.list_names)
+app.command("list")(list_command.list_names)
 app.command("show")(show.show)
 app.command("explain")(explain.explain)
 app.command("watch")(watch.watch)
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _end(message: str, status: int) -> NoReturn:
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
 
     say(f"offbeat: {' '.join(message.split())}", err=True)
     sys.exit(status)
@@ -147,11 +147,11 @@ def _memory(error: Exception) -> str | None:
 
 def _own(error: BaseException) -> str | None:
     """Of somebody's own code, where it had a part in it and there is any."""
-    if "offbeat.experiment.own" not in sys.modules or sys.flags.dev_mode:
+    if "offbeat.experiment.spec.user_code" not in sys.modules or sys.flags.dev_mode:
         return None
-    from offbeat.experiment import own
+    from offbeat.experiment.spec import user_code
 
-    said = own.blamed(error)
+    said = user_code.blamed(error)
     return None if said is None else f"{said} (in code of your own; 'python -X dev -m offbeat …' shows more)"
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat.cli.options import Json
+from offbeat.cli.shared_options import Json
 
 if TYPE_CHECKING:
     from offbeat.testing import Finding
@@ -26,14 +26,14 @@ def check(
     Also looks at what experiment files and lists expect of it. Prints the smallest event script that breaks a law, and
     what would keep it. Exit status 0: all kept; 1: some broken.
     """
-    from offbeat.cli.output import print_json, say
-    from offbeat.experiment import form
+    from offbeat.cli.terminal import print_json, say
+    from offbeat.experiment.spec import strategy_lint
 
     broken = False
     report: dict[str, Any] = {}
     for reference, cls in _strategies(file).items():
         strategy = _instance(cls)
-        findings, advice = _findings(reference, strategy, scripts, seed), list(form.advice(strategy))
+        findings, advice = _findings(reference, strategy, scripts, seed), list(strategy_lint.advice(strategy))
         broken |= not all(f.passed for f in findings)
         if as_json:
             report[cls.__name__] = [_plain(f) for f in findings]
@@ -52,11 +52,11 @@ def check(
 
 def _findings(reference: str, strategy: Any, scripts: int, seed: int) -> list[Finding]:
     """Of the laws, and of its form."""
-    from offbeat.experiment import form
+    from offbeat.experiment.spec import strategy_lint
     from offbeat.testing import Finding
     from offbeat.testing import check as check_laws
 
-    formal = [Finding(r.rule, r.meaning, r.passed, 0, r.message) for r in form.remarks(reference, strategy)]
+    formal = [Finding(r.rule, r.meaning, r.passed, 0, r.message) for r in strategy_lint.remarks(reference, strategy)]
     return [*check_laws(strategy, scripts=scripts, seed=seed), *formal]
 
 
@@ -77,11 +77,11 @@ def _plain(finding: Finding) -> dict[str, Any]:
 def _strategies(file: str) -> dict[str, type]:
     """FILE.py:Name -> the class."""
     from offbeat.core.errors import ConfigError, unknown
-    from offbeat.experiment import own
+    from offbeat.experiment.spec import user_code
 
     path, _, wanted = file.rpartition(":") if ".py:" in file else (file, "", "")
-    module = own.load_file(own.resolved(path))
-    named = {name: getattr(module, name) for name in own.own_names(module)}
+    module = user_code.load_file(user_code.resolved(path))
+    named = {name: getattr(module, name) for name in user_code.own_names(module)}
     found = {
         name: cls
         for name, cls in named.items()

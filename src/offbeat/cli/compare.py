@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli import completion
-from offbeat.cli.options import (
+from offbeat.cli.shared_options import (
     ClientMemory,
     DataRoot,
     DryRun,
@@ -31,7 +31,7 @@ from offbeat.cli.options import (
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
-    from offbeat.experiment.config import Experiment
+    from offbeat.experiment.spec.config import Experiment
     from offbeat.presets import Preset
 
 Strategies = Annotated[
@@ -126,12 +126,12 @@ def carry_out(
     track: list[str] | None = None,
 ) -> None:
     """Finish every run of it, and say what is left where that was stopped."""
-    from offbeat.cli.output import say
-    from offbeat.cli.progress import runs_progress
+    from offbeat.cli.progress_bar import runs_progress
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import RunError
     from offbeat.experiment import comparison as comparing
-    from offbeat.experiment.run import Unfinished
-    from offbeat.experiment.track import tracking
+    from offbeat.experiment.run.execution import Unfinished
+    from offbeat.results.tracking import tracking
 
     comparison.checked(reference)
     names = [entry["folder"] for entry in comparison.layout()]
@@ -168,10 +168,11 @@ def _create(
     """A new comparison; with `dry_run` only told."""
     from dataclasses import replace
 
-    from offbeat.cli.output import print_experiment
+    from offbeat.cli.terminal import print_experiment
     from offbeat.core.errors import unknown
-    from offbeat.experiment import build, misfits
+    from offbeat.experiment import build
     from offbeat.experiment import comparison as comparing
+    from offbeat.experiment.spec import setting_warnings
 
     refuse_per_run(changes or [])
     preset = load(source, changes, until, scale, several=True)
@@ -193,7 +194,7 @@ def _create(
         worker,
         memory,
     )
-    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in misfits.of(experiment))
+    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in setting_warnings.of(experiment))
     return made
 
 
@@ -207,7 +208,7 @@ def say_moved(comparison: Comparison) -> None:
 def refuse_per_run(changes: list[str]) -> None:
     """What a comparison sets for each of its runs would silently win over these."""
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment.files import split_change
+    from offbeat.experiment.spec.experiment_files import split_change
 
     instead = {
         "strategy": "a comparison has several strategies; choose them with --strategies",
@@ -221,19 +222,20 @@ def refuse_per_run(changes: list[str]) -> None:
 
 def chosen(preset: Preset, strategies: str | None, option: str = "--strategies") -> dict[str, Experiment]:
     """Label -> experiment, of those that are named; else of the preset's or the file's."""
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import labels, words
+    from offbeat.experiment import method_labels
+    from offbeat.experiment.spec import call_syntax
 
     if strategies is None:
         return {name: preset.with_strategy(name) for name in preset.compared or preset.methods}
-    given = [word for word in words.split(strategies) if word]
+    given = [word for word in call_syntax.split(strategies) if word]
     if not given:
         raise ConfigError(
             f"{option} {strategies!r} names none: write fedavg,fedbuff(k=2); see 'offbeat list strategies'"
         )
-    called = labels.of(given, preset.methods)
-    experiments, lines = labels.distinct([(name, preset.with_strategy(word)) for word, name in called])
+    called = method_labels.of(given, preset.methods)
+    experiments, lines = method_labels.distinct([(name, preset.with_strategy(word)) for word, name in called])
     for line in lines:
         say(line, err=True)
     return experiments

@@ -17,8 +17,8 @@ def dashboard(
     Only for this machine (127.0.0.1), and read only: nothing can be started, stopped or changed from it. Ctrl-C ends
     it.
     """
-    from offbeat.cli.output import say
-    from offbeat.experiment.dashboard import Dashboard
+    from offbeat.cli.terminal import say
+    from offbeat.results.dashboard import Dashboard
 
     with Dashboard(folder, port) as server:
         say(f"{server.address} shows what is in {folder}; Ctrl-C ends it")

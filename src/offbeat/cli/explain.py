@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.options import Json
+from offbeat.cli.shared_options import Json
 
 
 def explain(
@@ -24,9 +24,9 @@ def explain(
 
     From the trace alone: nothing is run. What the trace does not hold is said to be unknown.
     """
-    from offbeat.cli.output import print_json, print_table, say
-    from offbeat.experiment import explain as explaining
-    from offbeat.experiment.folder import Run
+    from offbeat.cli.terminal import print_json, print_table, say
+    from offbeat.experiment.run.run_folder import Run
+    from offbeat.results import explanation as explaining
 
     told = explaining.read(Run(folder), client)
     if as_json:

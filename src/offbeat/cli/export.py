@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.options import use_data
+from offbeat.cli.shared_options import use_data
 
 # endings that promise something else than what is written
 LIES = {
@@ -34,10 +34,10 @@ def export(
     The file's header says what it is: architecture, preprocessing, classes, run
     (safetensors.safe_open(FILE, "pt").metadata()).
     """
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError
-    from offbeat.engines.checkpoint import write_whole
-    from offbeat.experiment.run import Run
+    from offbeat.engine.checkpoint import write_whole
+    from offbeat.experiment.run.execution import Run
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")

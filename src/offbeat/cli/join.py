@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from offbeat.deploy.joining import Member
+    from offbeat.deploy.site_processes import Member
 
 
 def join(
@@ -42,7 +42,7 @@ def join(
     Ctrl-C leaves it; the same command comes back as the same site. What leaves this machine is listed in
     HOME/sent.log.
     """
-    from offbeat.deploy.extra import need_flower
+    from offbeat.deploy.flower_extra import need_flower
 
     need_flower()
     if check:
@@ -58,9 +58,9 @@ def _member(
     import socket
 
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.joining import Member
-    from offbeat.deploy.keys import SiteKeys
-    from offbeat.deploy.reaching import is_loopback, split
+    from offbeat.deploy.federation_keys import SiteKeys
+    from offbeat.deploy.preflight import is_loopback, split
+    from offbeat.deploy.site_processes import Member
 
     if server is None:
         raise ConfigError("which federation? Give --server HOST:PORT, where 'offbeat serve' runs")
@@ -98,12 +98,12 @@ def _refuse_missing(data: Path | None) -> None:
 
 def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
     """Whatever is given is looked at; the server sees no more of it than a question whether it knows this site."""
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.checking import check_site
-    from offbeat.deploy.keys import SiteKeys, fingerprint
-    from offbeat.deploy.reaching import ask_door
-    from offbeat.deploy.sitefile import SiteFile
+    from offbeat.deploy.federation_keys import SiteKeys, fingerprint
+    from offbeat.deploy.preflight import ask_door
+    from offbeat.deploy.site_check import check_site
+    from offbeat.deploy.site_file import SiteFile
 
     if data is None:
         raise ConfigError("--check looks at a site's own file: give --data FILE (made by 'offbeat new site')")
@@ -124,9 +124,9 @@ def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
 def _run(member: Member, home: Path) -> None:
     import logging
 
-    from offbeat.cli.live import interrupted, tell
-    from offbeat.cli.output import say
-    from offbeat.deploy.joining import Joining
+    from offbeat.cli.live_options import interrupted, tell
+    from offbeat.cli.terminal import say
+    from offbeat.deploy.site_processes import Joining
 
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
     joining = Joining(member, home)

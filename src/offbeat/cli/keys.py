@@ -27,21 +27,21 @@ def keys(
     --site gets a folder DIR/sites/NAME: hand it to that site alone, over a channel you trust. A server that is running
     lets new sites in after some seconds, and those whose folder is removed no longer.
     """
-    from offbeat.cli.output import print_table, say
-    from offbeat.deploy import keys as made
-    from offbeat.deploy import making_keys
-    from offbeat.deploy.extra import need_flower
+    from offbeat.cli.terminal import print_table, say
+    from offbeat.deploy import federation_keys as made
+    from offbeat.deploy import key_generation
+    from offbeat.deploy.flower_extra import need_flower
 
     need_flower()
     own = made.ServerKeys(folder)
     new = not own.ca.exists()
     if new or hosts or sites:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        making_keys.make_authority(folder, max(days, 3650))
+        key_generation.make_authority(folder, max(days, 3650))
         if hosts or not own.certificate.exists():
-            making_keys.make_server(folder, hosts or [], days)
+            key_generation.make_server(folder, hosts or [], days)
         for name in sites or []:
-            say(f"made {making_keys.make_site(folder, name)}: hand this folder to {name}, and to nobody else")
+            say(f"made {key_generation.make_site(folder, name)}: hand this folder to {name}, and to nobody else")
     rows = [["what", "file", "valid", "for"]]
     for what, path in (("authority", own.ca), ("server", own.certificate)):
         left = made.days_left(path)

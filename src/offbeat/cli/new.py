@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.verb import App
+from offbeat.cli.help_format import App
 
 app = App(no_args_is_help=True, help="Write a file to start from.")
 
@@ -21,8 +21,8 @@ def new() -> None:
 @app.command("site")
 def site(name: Annotated[str, typer.Argument(metavar="NAME", help="Of the site; the file is called NAME.py.")]) -> None:
     """Write a site's own file: its model and its data, commented, and working as it stands."""
-    from offbeat.cli.output import say
-    from offbeat.deploy.sitefile import starting_text
+    from offbeat.cli.terminal import say
+    from offbeat.deploy.site_file import starting_text
 
     path = _named(name, ".py", "a site", "hospital-a")
     _write(path, starting_text(path.stem, path.name))
@@ -35,7 +35,7 @@ def strategy(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the method; the file is called NAME.py.")],
 ) -> None:
     """Write a strategy of your own: commented, lawful and running as it stands."""
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
 
     path = _named(name, ".py", "a strategy", "cosbuff")
     called = _class_name(path.stem)
@@ -51,8 +51,8 @@ def experiment(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the experiment; the file is called NAME.yaml.")],
 ) -> None:
     """Write an experiment file: commented, and running as it stands."""
-    from offbeat.cli.output import say
-    from offbeat.cli.starting_experiment import TEXT
+    from offbeat.cli.experiment_template import TEXT
+    from offbeat.cli.terminal import say
 
     path = _named(name, ".yaml", "an experiment", "study")
     _write(path, TEXT.replace("NAME", path.stem).replace("THIS", path.name))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.options import DataRoot, Json, Sets, UntilText, WorkerName, new_folder, use_data
+from offbeat.cli.shared_options import DataRoot, Json, Sets, UntilText, WorkerName, new_folder, use_data
 
 
 def replay(
@@ -29,17 +29,19 @@ def replay(
     from dataclasses import replace
 
     from offbeat.cli.run import execute
-    from offbeat.deploy import replaying
-    from offbeat.engines.until import parse_until
-    from offbeat.experiment import build, files, workers
-    from offbeat.experiment import run as runs
-    from offbeat.experiment.config import strategy_name
+    from offbeat.deploy import replay_scenario
+    from offbeat.engine.until import parse_until
+    from offbeat.experiment import build
+    from offbeat.experiment.run import execution as runs
+    from offbeat.experiment.spec import experiment_files
+    from offbeat.experiment.spec.config import strategy_name
+    from offbeat.workers import registry
 
     use_data(data, live)
     if worker is not None:
-        workers.parse(worker)
+        registry.parse(worker)
     named = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
-    experiment = files.changed(replaying.like(runs.Run(live), named), changes or [], {})
+    experiment = experiment_files.changed(replay_scenario.like(runs.Run(live), named), changes or [], {})
     if until is not None:
         experiment = replace(experiment, until=parse_until(until, experiment.until))
     build.setup(experiment)  # what cannot be built is refused before a folder is made

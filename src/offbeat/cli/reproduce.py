@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import DataRoot, UntilText, WorkerName, refuse_no_end, use_data, warn
+from offbeat.cli.shared_options import DataRoot, UntilText, WorkerName, refuse_no_end, use_data, warn
 
 if TYPE_CHECKING:
-    from offbeat.evidence.published import Entry
-    from offbeat.evidence.store import Store, World
     from offbeat.experiment.comparison import Comparison
+    from offbeat.papers.entries import Entry
+    from offbeat.papers.run_store import Store, World
     from offbeat.presets import Scale
 
 MOST_TOLD = 5  # entries
@@ -62,19 +62,19 @@ def reproduce(
 
     Finished runs are kept in the store and never repeated; a table can be built in pieces.
     """
-    from offbeat import evidence
-    from offbeat.cli.output import print_table, say
+    from offbeat import papers
+    from offbeat.cli.terminal import print_table, say
     from offbeat.core.errors import ConfigError
-    from offbeat.evidence import page
-    from offbeat.evidence.kept import key_of
-    from offbeat.evidence.looked_at import look
-    from offbeat.evidence.store import Store
-    from offbeat.experiment import workers
+    from offbeat.papers import paper_page
+    from offbeat.papers.evaluated_entry import look
+    from offbeat.papers.page_merge import key_of
+    from offbeat.papers.run_store import Store
+    from offbeat.workers import registry
 
     use_data(data)
     size = _scale(scale)
     if worker is not None:
-        workers.parse(worker)
+        registry.parse(worker)
     if until is not None:
         refuse_no_end(until)
     _refuse_file("--store", store)
@@ -82,12 +82,12 @@ def reproduce(
     _refuse_file("--out", pages)
     kept = Store(store)
     if listed:
-        names = [what] if what is not None else list(evidence.papers())
-        _list([entry for name in names for entry in evidence.find(name)[1]], kept)
+        names = [what] if what is not None else list(papers.papers())
+        _list([entry for name in names for entry in papers.find(name)[1]], kept)
         return
     if what is None:
-        raise ConfigError(f"give a paper, or one of its tables: {', '.join(evidence.papers())}, fedcompass/table1")
-    paper, entries = evidence.find(what)
+        raise ConfigError(f"give a paper, or one of its tables: {', '.join(papers.papers())}, fedcompass/table1")
+    paper, entries = papers.find(what)
     for folder in into or []:
         _take(kept, folder)
     failed = False
@@ -99,7 +99,7 @@ def reproduce(
         failed = _run(_worlds(what, entries, size, until, every), kept, seeds, worker, jobs)
     looked = look(paper.entries, kept)
     warn(f"not shown: {line}" for one in looked for line in one.left)
-    path, stays = page.write(paper, looked, pages)
+    path, stays = paper_page.write(paper, looked, pages)
     if stays:
         wheres = list(dict.fromkeys(where for where, _ in stays))
         which = "; ".join(wheres[:MOST_TOLD]) + ("; …" if len(wheres) > MOST_TOLD else "")
@@ -143,7 +143,7 @@ def _tell_unused(**given: object) -> None:
 def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None, every: bool) -> list[World]:
     """Those to run. What cannot be, for want of data, is told."""
     from offbeat.core.errors import DataError
-    from offbeat.evidence.store import fitting
+    from offbeat.papers.run_store import fitting
 
     entries = list(entries)
     whole = every or scale != "quick" or any(entry.preset == what for entry in entries)
@@ -165,7 +165,7 @@ def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None
 
 def _run(worlds: list[World], store: Store, seeds: int | None, worker: str | None, jobs: int | None) -> bool:
     """Make and finish what is missing; true if some could not be finished."""
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import RunError
 
     failed = False
@@ -186,8 +186,8 @@ def _run(worlds: list[World], store: Store, seeds: int | None, worker: str | Non
 
 
 def _finish(comparison: Comparison, jobs: int | None, worker: str | None) -> None:
-    from offbeat.cli.output import say
-    from offbeat.cli.progress import runs_progress
+    from offbeat.cli.progress_bar import runs_progress
+    from offbeat.cli.terminal import say
     from offbeat.experiment import comparison as comparing
 
     finished = False
@@ -202,8 +202,8 @@ def _finish(comparison: Comparison, jobs: int | None, worker: str | None) -> Non
 
 
 def _take(store: Store, folder: Path) -> None:
-    from offbeat.cli.output import say
-    from offbeat.evidence.taking import take
+    from offbeat.cli.terminal import say
+    from offbeat.papers.import_runs import take
 
     taken = take(store, folder)
     home = store.path.resolve()
@@ -218,8 +218,8 @@ def _take(store: Store, folder: Path) -> None:
 
 
 def _list(entries: Iterable[Entry], store: Store) -> None:
-    from offbeat.cli.output import print_table
-    from offbeat.evidence.looked_at import NOT_RUN
+    from offbeat.cli.terminal import print_table
+    from offbeat.papers.evaluated_entry import NOT_RUN
 
     there = store.worlds()
     found: dict[str, list[str]] = {}

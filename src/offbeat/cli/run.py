@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import (
+from offbeat.cli.shared_options import (
     ClientMemory,
     DataRoot,
     DryRun,
@@ -29,7 +29,7 @@ from offbeat.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from offbeat.experiment.run import Run
+    from offbeat.experiment.run.execution import Run
 
 
 def run(
@@ -57,11 +57,12 @@ def run(
     A run can be stopped with Ctrl-C, or killed, at any moment: --resume gives the same result as if nothing had
     happened, bit for bit.
     """
-    from offbeat.cli.output import print_experiment
+    from offbeat.cli.terminal import print_experiment
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import build, misfits
-    from offbeat.experiment import run as runs
-    from offbeat.experiment.config import strategy_name
+    from offbeat.experiment import build
+    from offbeat.experiment.run import execution as runs
+    from offbeat.experiment.spec import setting_warnings
+    from offbeat.experiment.spec.config import strategy_name
 
     use_data(data, resume)
     refuse_unread(worker, memory, track)
@@ -89,7 +90,7 @@ def run(
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
     made = runs.create(folder, experiment, command, worker=worker or "inline", memory=memory)
-    warn(misfits.of(experiment))
+    warn(setting_warnings.of(experiment))
     execute(made, checkpoint_every, as_json, track=track)
 
 
@@ -101,15 +102,15 @@ def execute(
     memory: str | None = None,
     track: list[str] | None = None,
 ) -> None:
-    from offbeat.cli.output import say
-    from offbeat.cli.progress import run_progress
+    from offbeat.cli.progress_bar import run_progress
     from offbeat.cli.show import print_run
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import RunError
-    from offbeat.engines import finite
-    from offbeat.engines.allocation import keep_freed
-    from offbeat.engines.virtual import INTERRUPTED
-    from offbeat.experiment import run as runs
-    from offbeat.experiment.track import tracking
+    from offbeat.engine import divergence
+    from offbeat.engine.process_memory import keep_freed
+    from offbeat.engine.virtual.virtual_engine import INTERRUPTED
+    from offbeat.experiment.run import execution as runs
+    from offbeat.results.tracking import tracking
 
     again = shlex.join(["offbeat", "run", "--resume", str(run.folder), *where(run.folder)])
     keep_freed()
@@ -128,5 +129,5 @@ def execute(
     if outcome is None:
         say("this run was complete already", err=True)
     ended = print_run(run, as_json).ended
-    if finite.ended(ended):
+    if divergence.ended(ended):
         raise RunError(f"{ended}. What is stored is whole: the model is the last finite one")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat.cli.options import DataRoot, Json, ScaleText, Sets, Source, UntilText, load, new_folder, use_data
+from offbeat.cli.shared_options import DataRoot, Json, ScaleText, Sets, Source, UntilText, load, new_folder, use_data
 
 if TYPE_CHECKING:
-    from offbeat.deploy.hosting import Hosting, Place
-    from offbeat.deploy.standing import Orders, Standing
+    from offbeat.deploy.server_processes import Hosting, Place
+    from offbeat.deploy.status_files import Orders, Standing
 
 PORT = 8443
 SOON = 30  # days before its end from which on a certificate is worth a word
@@ -70,8 +70,8 @@ def serve(
     themselves. The same strategies as in 'offbeat run'; delays, network and faults are the world's.
     """
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.extra import need_flower
-    from offbeat.deploy.hosting import Hosting
+    from offbeat.deploy.flower_extra import need_flower
+    from offbeat.deploy.server_processes import Hosting
 
     need_flower()
     use_data(data, resume)
@@ -114,12 +114,12 @@ def _seeded(seed: int | None) -> list[str]:
 
 
 def _place(host: str, port: int | None, folder: Path, insecure: bool, local: int | None) -> Place:
-    from offbeat.cli.live import tell
+    from offbeat.cli.live_options import tell
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.hosting import Place
-    from offbeat.deploy.keys import ServerKeys, days_left
-    from offbeat.deploy.processes import free_port, refuse_taken
-    from offbeat.deploy.reaching import is_loopback
+    from offbeat.deploy.child_processes import free_port, refuse_taken
+    from offbeat.deploy.federation_keys import ServerKeys, days_left
+    from offbeat.deploy.preflight import is_loopback
+    from offbeat.deploy.server_processes import Place
 
     if (insecure or local) and not is_loopback(host):
         given = "--insecure" if insecure else "--local"
@@ -148,9 +148,9 @@ def _made(
     model: Path | None,
 ) -> Path:
     """A new run folder. With --local the data is for so many clients."""
-    from offbeat.deploy.serving import refuse_unservable
-    from offbeat.experiment import run as runs
-    from offbeat.experiment.config import strategy_name
+    from offbeat.deploy.run_server import refuse_unservable
+    from offbeat.experiment.run import execution as runs
+    from offbeat.experiment.spec.config import strategy_name
 
     shared = [] if local is None else [f"clients={local}"]
     experiment = load(source, [*shared, *changes], until, scale).experiment
@@ -162,8 +162,8 @@ def _made(
 
 def _stopped(folder: Path) -> Path:
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.overview import LIVE
-    from offbeat.experiment.folder import Run
+    from offbeat.deploy.live_overview import LIVE
+    from offbeat.experiment.run.run_folder import Run
 
     run = Run(folder)
     run.experiment()
@@ -178,8 +178,8 @@ def _orders(run: Path, checkpoint_every: float, said: dict[str, Any]) -> Orders:
     """What is not said again stays as it was."""
     from dataclasses import replace
 
-    from offbeat.deploy.overview import LIVE
-    from offbeat.deploy.standing import Orders
+    from offbeat.deploy.live_overview import LIVE
+    from offbeat.deploy.status_files import Orders
 
     before = Orders.read(run / LIVE) or Orders("")
     given = {key: value for key, value in said.items() if value is not None}
@@ -188,8 +188,8 @@ def _orders(run: Path, checkpoint_every: float, said: dict[str, Any]) -> Orders:
 
 def _members(run: Path, place: Place, local: int) -> list[list[str]]:
     """The commands of the sites of --local: what anybody would type."""
-    from offbeat.deploy.overview import LIVE
-    from offbeat.deploy.reaching import joined
+    from offbeat.deploy.live_overview import LIVE
+    from offbeat.deploy.preflight import joined
 
     common = [sys.executable, "-m", "offbeat", "join", "--insecure", "--server", joined(place.host, place.port)]
     homes = [run / LIVE / "sites" / f"site-{i + 1}" for i in range(local)]
@@ -200,8 +200,8 @@ def _supervise(hosting: Hosting, run: Path, local: int | None, members: list[lis
     import logging
     import time
 
-    from offbeat.cli.live import interrupted, tell
-    from offbeat.deploy.reaching import joined
+    from offbeat.cli.live_options import interrupted, tell
+    from offbeat.deploy.preflight import joined
 
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
     place = hosting.place
@@ -241,8 +241,8 @@ def _member_died(hosting: Hosting, name: str, command: list[str]) -> None:
 
 def _progress(run: Path) -> str:
     from offbeat.core.errors import OffbeatError
-    from offbeat.deploy.overview import AWAY, LIVE, overview
-    from offbeat.deploy.standing import Orders, Registered
+    from offbeat.deploy.live_overview import AWAY, LIVE, overview
+    from offbeat.deploy.status_files import Orders, Registered
 
     try:
         found = overview(run)
@@ -275,7 +275,7 @@ def _line() -> Any:
 
     from rich.console import Console
 
-    from offbeat.cli.live import tell
+    from offbeat.cli.live_options import tell
     from offbeat.core.errors import printable
 
     @contextmanager
@@ -300,12 +300,12 @@ def _line() -> Any:
 
 
 def _conclude(run: Path, standing: Standing | None, as_json: bool) -> None:
-    from offbeat.cli.live import tell
-    from offbeat.cli.output import print_json
+    from offbeat.cli.live_options import tell
     from offbeat.cli.status import print_overview
+    from offbeat.cli.terminal import print_json
     from offbeat.core.errors import RunError
-    from offbeat.deploy.overview import overview
-    from offbeat.experiment.folder import Run
+    from offbeat.deploy.live_overview import overview
+    from offbeat.experiment.run.run_folder import Run
 
     again = shlex.join(["offbeat", "serve", "--resume", str(run)])
     if standing is not None and standing.state == "failed":

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.drawing import draw
-from offbeat.cli.options import FigureFile, FigureKind, Json, Reference
+from offbeat.cli.figure_output import draw
+from offbeat.cli.shared_options import FigureFile, FigureKind, Json, Reference
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
-    from offbeat.experiment.metrics import Summary
-    from offbeat.experiment.reading import Compared
-    from offbeat.experiment.run import Run
-    from offbeat.experiment.sweep import Sweep
-    from offbeat.experiment.tables import Single, Table
+    from offbeat.experiment.parameter_sweep import Sweep
+    from offbeat.experiment.run.execution import Run
+    from offbeat.metrics.trace_summary import Summary
+    from offbeat.results.result_files import Compared
+    from offbeat.results.tables import Single, Table
 
 
 def show(
@@ -44,9 +44,9 @@ def show(
     """Show what runs and comparisons amount to, finished or not: means and intervals over seeds, differences, ranks."""
     import sqlite3
 
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError, DataError, OffbeatError
-    from offbeat.experiment import reading
+    from offbeat.results import result_files
 
     if figure is not None:
         if len(folders) != 1:
@@ -65,12 +65,12 @@ def show(
     wrong: list[Exception] = []
     for folder in dict.fromkeys(folders):
         try:
-            items.append(reading.opened(folder, reference))
+            items.append(result_files.opened(folder, reference))
         except (OffbeatError, OSError, sqlite3.Error) as error:
             if len(folders) == 1:
                 raise
             wrong.append(error)
-    if items and reference is not None and not any(isinstance(item, reading.Compared) for item in items):
+    if items and reference is not None and not any(isinstance(item, result_files.Compared) for item in items):
         raise ConfigError(f"--reference {reference}: {items[0].folder} is one run, there is nothing to compare it with")
     if items:
         _warn(items)
@@ -86,10 +86,10 @@ def show(
 def _sweep(folder: Path, reference: str | None) -> Sweep | None:
     """A sweep has a table of its own; in other formats it is a comparison of its combinations."""
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import sweep
+    from offbeat.experiment import parameter_sweep
     from offbeat.experiment.comparison import MANIFEST, Comparison
 
-    found = sweep.read(Comparison(folder)) if (folder / MANIFEST).is_file() else None
+    found = parameter_sweep.read(Comparison(folder)) if (folder / MANIFEST).is_file() else None
     if found is not None and reference is not None:
         raise ConfigError(f"--reference {reference}: {folder} is a sweep, without speed-ups")
     return found
@@ -98,15 +98,15 @@ def _sweep(folder: Path, reference: str | None) -> Sweep | None:
 def _chosen(wanted: str | None, out: Path | None, as_json: bool) -> str:
     """The format: as it is said, else as the file's name has it."""
     from offbeat.core.errors import ConfigError, unknown
-    from offbeat.experiment import guard
-    from offbeat.experiment.formats import FORMATS, SUFFIXES
-    from offbeat.experiment.reading import PARTS
+    from offbeat.experiment.run import run_lock
+    from offbeat.results.result_files import PARTS
+    from offbeat.results.table_formats import FORMATS, SUFFIXES
 
     if wanted is not None and wanted not in FORMATS:
         raise unknown("format", wanted, FORMATS)
     if as_json and wanted not in (None, "json"):
         raise ConfigError(f"--json and --format {wanted}: choose one of them")
-    if out is not None and any((out.parent / part).is_file() for part in PARTS) and out.name in (*guard.OWN, *PARTS):
+    if out is not None and any((out.parent / part).is_file() for part in PARTS) and out.name in (*run_lock.OWN, *PARTS):
         raise ConfigError(f"--out {out} is a file of what is shown: choose another name")
     if wanted is not None or as_json:
         return wanted or "json"
@@ -118,26 +118,31 @@ def _chosen(wanted: str | None, out: Path | None, as_json: bool) -> str:
 
 
 def _tell(items: Sequence[Compared | Single], chosen: str, out: Path | None, command: str) -> None:
-    from offbeat.cli.output import in_json, in_text, print_tables
-    from offbeat.experiment import formats, reading
+    from offbeat.cli.terminal import in_json, in_text, print_tables
+    from offbeat.results import result_files, table_formats
 
     if chosen == "text" and out is None:
         print_tables(tables_of(items))
         for item in items:
-            if isinstance(item, reading.Compared):
+            if isinstance(item, result_files.Compared):
                 _say_pictures(item)
         return
     if chosen == "json":
-        ranks = reading.ranked(items)
-        several = {"folders": [reading.plain(item) for item in items], "ranks": ranks and reading.plain_ranks(ranks)}
-        made = in_json(reading.plain(items[0]) if len(items) == 1 else several) + "\n"
+        ranks = result_files.ranked(items)
+        several = {
+            "folders": [result_files.plain(item) for item in items],
+            "ranks": ranks and result_files.plain_ranks(ranks),
+        }
+        made = in_json(result_files.plain(items[0]) if len(items) == 1 else several) + "\n"
     elif chosen == "csv":
-        made = formats.tidy(record for item in items for record in reading.records(item))
+        made = table_formats.tidy(record for item in items for record in result_files.records(item))
     elif chosen == "text":
         made = in_text(tables_of(items))
     else:
-        about = [command, *(f"digest of {item.folder}: {reading.digest(item)}" for item in items)]
-        made = (formats.latex if chosen == "latex" else formats.markdown)(tables_of(items, arrows=True), about)
+        about = [command, *(f"digest of {item.folder}: {result_files.digest(item)}" for item in items)]
+        made = (table_formats.latex if chosen == "latex" else table_formats.markdown)(
+            tables_of(items, arrows=True), about
+        )
     if out is None:
         typer.echo(made, nl=False)
     else:
@@ -145,8 +150,8 @@ def _tell(items: Sequence[Compared | Single], chosen: str, out: Path | None, com
 
 
 def _write(text: str, out: Path) -> None:
-    from offbeat.cli.output import say
-    from offbeat.engines.checkpoint import write_whole
+    from offbeat.cli.terminal import say
+    from offbeat.engine.checkpoint import write_whole
 
     data = text.encode(errors="replace")
     write_whole(out, data)
@@ -157,24 +162,24 @@ def tables_of(items: Sequence[Compared | Single], arrows: bool = False) -> list[
     """A run by itself is a list; comparisons come first, then runs beside each other, then ranks."""
     from dataclasses import replace
 
-    from offbeat.experiment import reading, tables
+    from offbeat.results import result_files, tables
 
     singles = [item for item in items if isinstance(item, tables.Single)]
     if len(items) == len(singles) == 1:
         return [_list(singles[0])]
     made: list[Table] = []
     for item in items:
-        if isinstance(item, reading.Compared):
+        if isinstance(item, result_files.Compared):
             first, *more = _of_comparison(item, arrows)
             title = ": ".join(filter(None, [item.folder, first.title]))
             made += [first if len(items) == 1 else replace(first, title=title), *more]
     made += tables.beside(singles, arrows) if singles else []
-    ranks = reading.ranked(items)
+    ranks = result_files.ranked(items)
     return made + ([tables.ranked(ranks)] if ranks else [])
 
 
 def _of_comparison(item: Compared, arrows: bool) -> list[Table]:
-    from offbeat.experiment import tables
+    from offbeat.results import tables
 
     made, found = [], item.report
     if found.rows:
@@ -189,7 +194,7 @@ def _of_comparison(item: Compared, arrows: bool) -> list[Table]:
 
 def _list(run: Single) -> Table:
     """One run: a name and a number a line."""
-    from offbeat.experiment.tables import Table
+    from offbeat.results.tables import Table
 
     data = run.summary.data  # prose, too long for a table
     return Table(_lines(run), run.folder, () if data is None else (f"data: {data}",), kind="pairs")
@@ -197,8 +202,8 @@ def _list(run: Single) -> Table:
 
 def _warn(items: Sequence[Compared | Single]) -> None:
     """Of what nobody should have to find in a table."""
-    from offbeat.cli.output import say
-    from offbeat.experiment.tables import Single
+    from offbeat.cli.terminal import say
+    from offbeat.results.tables import Single
 
     for item in items:
         if isinstance(item, Single):
@@ -216,15 +221,15 @@ def _warn(items: Sequence[Compared | Single]) -> None:
 
 
 def print_run(run: Run, as_json: bool) -> Summary:
-    from offbeat.cli.output import print_json, print_tables
-    from offbeat.experiment import reading
-    from offbeat.experiment.tables import Single
+    from offbeat.cli.terminal import print_json, print_tables
+    from offbeat.results import result_files
+    from offbeat.results.tables import Single
 
-    item = reading.opened(run.folder)
+    item = result_files.opened(run.folder)
     assert isinstance(item, Single)
     _warn([item])
     if as_json:
-        print_json(reading.plain(item))
+        print_json(result_files.plain(item))
     else:
         print_tables([_list(item)])
     return item.summary
@@ -232,16 +237,17 @@ def print_run(run: Run, as_json: bool) -> Summary:
 
 def print_comparison(comparison: Comparison, as_json: bool, reference: str | None = None) -> None:
     """When all of it is finished: the table, the figure and the page."""
-    from offbeat.cli.output import print_json, print_tables, say
-    from offbeat.experiment import reading, report, sweep
+    from offbeat.cli.terminal import print_json, print_tables, say
+    from offbeat.experiment import parameter_sweep
+    from offbeat.results import report, result_files
 
-    if (swept := sweep.read(comparison)) is not None:
+    if (swept := parameter_sweep.read(comparison)) is not None:
         from offbeat.cli.sweep import print_sweep
 
         return print_sweep(swept, as_json, write=True)
-    item = reading.Compared(comparison, report.write(comparison, reference))
+    item = result_files.Compared(comparison, report.write(comparison, reference))
     if as_json:
-        print_json(reading.plain(item))
+        print_json(result_files.plain(item))
         return
     _warn([item])
     print_tables(_of_comparison(item, arrows=False)[:1])
@@ -250,7 +256,7 @@ def print_comparison(comparison: Comparison, as_json: bool, reference: str | Non
 
 
 def _say_pictures(item: Compared) -> None:
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
 
     for name, path in (("figure", item.report.figure), ("report", item.report.page)):
         if path.is_file():
@@ -258,8 +264,8 @@ def _say_pictures(item: Compared) -> None:
 
 
 def _lines(run: Single) -> list[list[str]]:
-    from offbeat.experiment import curves
-    from offbeat.experiment.run import Run
+    from offbeat.experiment.run.execution import Run
+    from offbeat.metrics import curves
 
     lines, s = [["strategy", run.strategy]], run.summary
     if run.target is not None:
@@ -274,8 +280,8 @@ def _lines(run: Single) -> list[list[str]]:
 
 
 def _numbers(s: Summary) -> list[list[str]]:
-    from offbeat.experiment import measures
-    from offbeat.experiment.sites import called, named
+    from offbeat.metrics import measures
+    from offbeat.metrics.client_names import called, named
 
     lines = [["ended", s.ended]]
     lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts import statistics
+from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.parts.staleness import Polynomial, Staleness
 from offbeat.core.protocol import Action, Event, LocalWork, UpdateArrived, World
@@ -63,5 +63,5 @@ class CLASS(Settings):
         # a new tensor: what was sent out or received is never changed
         model = state.model + weight * (event.local - event.base)
         # means and variances of BatchNorm are no directions: they are mixed, not added
-        statistics.mix(state.layout, model, state.model, event.local, weight)
+        buffer_statistics.mix(state.layout, model, state.model, event.local, weight)
         return [state.publish(model)]  # counts the version and commits it

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offbeat.cli.options import Json
+from offbeat.cli.shared_options import Json
 
 
 def status(
@@ -20,7 +20,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show sites, versions, staleness and refused updates of a live run, while it goes on or afterwards."""
-    from offbeat.cli.output import print_json
+    from offbeat.cli.terminal import print_json
 
     found = _found(source, keys)
     if as_json:
@@ -31,16 +31,16 @@ def status(
 
 def _found(source: str, keys: Path | None) -> dict[str, Any]:
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.overview import overview
+    from offbeat.deploy.live_overview import overview
 
     folder = Path(source)
     if folder.is_dir():
         return overview(folder)
     if ":" not in source:
         raise ConfigError(f"{source} is neither a run folder nor HOST:PORT")
-    from offbeat.deploy.extra import need_flower
-    from offbeat.deploy.keys import SiteKeys
-    from offbeat.deploy.reaching import ask_door
+    from offbeat.deploy.federation_keys import SiteKeys
+    from offbeat.deploy.flower_extra import need_flower
+    from offbeat.deploy.preflight import ask_door
 
     need_flower()
     own = None if keys is None else SiteKeys(keys)
@@ -50,8 +50,8 @@ def _found(source: str, keys: Path | None) -> dict[str, Any]:
 
 
 def print_overview(found: dict[str, Any]) -> None:
-    from offbeat.cli.output import print_table, say
-    from offbeat.deploy.overview import table
+    from offbeat.cli.terminal import print_table, say
+    from offbeat.deploy.live_overview import table
 
     reason = f" ({found['reason']})" if found["reason"] else ""
     measured = "".join(f", {key} {value:.4f}" for key, value in found["metrics"].items() if value is not None)

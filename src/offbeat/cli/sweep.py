@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli.compare import Strategies, chosen, execute, refuse_per_run, say_moved
-from offbeat.cli.options import (
+from offbeat.cli.shared_options import (
     ClientMemory,
     DataRoot,
     Json,
@@ -28,7 +28,7 @@ from offbeat.cli.options import (
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
-    from offbeat.experiment.sweep import Sweep
+    from offbeat.experiment.parameter_sweep import Sweep
 
 
 def sweep(
@@ -98,9 +98,9 @@ def _create(
     worker: str,
     memory: str | None,
 ) -> Comparison:
-    from offbeat.cli.output import say
-    from offbeat.experiment import misfits
-    from offbeat.experiment import sweep as sweeps
+    from offbeat.cli.terminal import say
+    from offbeat.experiment import parameter_sweep as sweeps
+    from offbeat.experiment.spec import setting_warnings
 
     refuse_per_run(changes or [])
     over = sweeps.parse(given)
@@ -114,26 +114,26 @@ def _create(
     made = sweeps.create(new_folder(f"sweep-{preset.experiment.name}", out), points, over, numbers, worker, memory)
     for line in sweeps.left_as_they_are(methods, over):
         say(line, err=True)
-    warn(f"{point.method}: {line}" for point, experiment in points.items() for line in misfits.of(experiment))
+    warn(f"{point.method}: {line}" for point, experiment in points.items() for line in setting_warnings.of(experiment))
     say(f"{len(points)} combinations, {len(points) * len(numbers)} runs: {made.folder}", err=True)
     return made
 
 
 def print_sweep(sweep: Sweep, as_json: bool, write: bool = False) -> None:
     """Also of one that is not finished; `write` draws the picture as well."""
-    from offbeat.cli.output import print_json, print_tables, say
-    from offbeat.experiment import sensitivity
+    from offbeat.cli.terminal import print_json, print_tables, say
+    from offbeat.results import sweep_figure
 
     results, folder = sweep.results(), sweep.comparison.folder
     if write:
-        sensitivity.save(sweep, results, sweep.figure)
+        sweep_figure.save(sweep, results, sweep.figure)
     if as_json:
-        print_json(sensitivity.plain(sweep, results))
+        print_json(sweep_figure.plain(sweep, results))
         return
     for r in results:
         for line in () if r.row is None else r.row.warnings:
             say(f"warning: {r.point.label}, {line}", err=True)
-    print_tables([sensitivity.table(sweep, results)])
+    print_tables([sweep_figure.table(sweep, results)])
     if sweep.figure.is_file():
         say(f"figure: {sweep.figure}")
     left = sum(r.seeds - r.done for r in results)
@@ -145,10 +145,10 @@ def print_sweep(sweep: Sweep, as_json: bool, write: bool = False) -> None:
 
 def in_file(sweep: Sweep, as_json: bool) -> str:
     """The same, without a word about the picture."""
-    from offbeat.cli.output import in_json, in_text
-    from offbeat.experiment import sensitivity
+    from offbeat.cli.terminal import in_json, in_text
+    from offbeat.results import sweep_figure
 
     results = sweep.results()
     if as_json:
-        return in_json(sensitivity.plain(sweep, results)) + "\n"
-    return in_text([sensitivity.table(sweep, results)])
+        return in_json(sweep_figure.plain(sweep, results)) + "\n"
+    return in_text([sweep_figure.table(sweep, results)])

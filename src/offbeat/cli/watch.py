@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from offbeat.experiment.follow import Follower, Look
+    from offbeat.results.run_follower import Follower, Look
 
 PATIENCE = 10.0  # seconds without anybody at it before it is given up: processes take a while to begin
 ON_SCREEN, IN_LOG = 1.0, 10.0  # seconds between two looks
@@ -31,11 +31,11 @@ def watch(
     import sys
     import time
 
-    from offbeat.cli.progress import told
+    from offbeat.cli.progress_bar import told
     from offbeat.core.errors import RunError
-    from offbeat.experiment import follow
+    from offbeat.results import run_follower
 
-    watched = {name: follow.Follower(run) for name, run in follow.runs_of(folder).items()}
+    watched = {name: run_follower.Follower(run) for name, run in run_follower.runs_of(folder).items()}
     telling = Telling(folder, watched)
     on_screen = sys.stderr.isatty() and not as_json and not once
     every = every or (ON_SCREEN if on_screen else IN_LOG)
@@ -64,8 +64,8 @@ class Telling:
     """What there is to say of a run, or of several, after each look."""
 
     def __init__(self, folder: Path, watched: dict[str, Follower]) -> None:
-        from offbeat.cli.progress import Pace
-        from offbeat.experiment.guard import COMPARISON
+        from offbeat.cli.progress_bar import Pace
+        from offbeat.experiment.run.run_lock import COMPARISON
 
         self.folder, self.watched = folder, watched
         self.several = (folder / COMPARISON).is_file()
@@ -109,7 +109,7 @@ class Telling:
     def in_json(self) -> str:
         import json
 
-        from offbeat.experiment.metrics import without_nan
+        from offbeat.metrics.trace_summary import without_nan
 
         pace = {"folder": str(self.folder), "share": self.share, "left": self.left, "rate": self.rate}
         each = [look.plain() for look in self.looks]
@@ -118,7 +118,7 @@ class Telling:
 
     def again(self) -> str:
         from offbeat.experiment.comparison import Comparison
-        from offbeat.experiment.folder import Run
+        from offbeat.experiment.run.run_folder import Run
 
         if not self.several and (self.folder / "sites.json").is_file():
             verb = "serve"
@@ -130,7 +130,7 @@ class Telling:
 
 
 def _measured(look: Look) -> list[str]:
-    from offbeat.cli.progress import measured
+    from offbeat.cli.progress_bar import measured
 
     return measured(look.metrics)
 

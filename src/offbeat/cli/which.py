@@ -12,13 +12,13 @@ import typer
 
 from offbeat.cli import completion
 from offbeat.cli.compare import carry_out, chosen, refuse_per_run
-from offbeat.cli.options import DataRoot, Json, ScaleText, Sets, UntilText, load, new_folder, use_data, warn
+from offbeat.cli.shared_options import DataRoot, Json, ScaleText, Sets, UntilText, load, new_folder, use_data, warn
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
-    from offbeat.experiment.config import Experiment
+    from offbeat.experiment.spec.config import Experiment
     from offbeat.presets import Preset
-    from offbeat.presets.stand_in import Sites
+    from offbeat.presets.made_up_sites import Sites
 
 
 def which(
@@ -87,7 +87,7 @@ def which(
     else:
         refuse_per_run(changes or [])
         comparison = _create(source, like, given, methods, seeds, until, budget, scale, changes, out)
-    from offbeat.experiment import tournament
+    from offbeat.results import tournament
 
     if tournament.unfinished(comparison):
         carry_out(comparison, jobs)
@@ -114,10 +114,12 @@ def _create(
 ) -> Comparison:
     from dataclasses import replace
 
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import counted
-    from offbeat.experiment import build, misfits, tournament
+    from offbeat.experiment import build
     from offbeat.experiment import comparison as comparing
+    from offbeat.experiment.spec import setting_warnings
+    from offbeat.results import tournament
 
     if source is not None:
         preset, stand_in = load(source, changes, until, scale, several=True), None
@@ -150,7 +152,7 @@ def _create(
     experiments = {label: tournament.ending(e, plan.until) for label, e in experiments.items()}
     for seed in range(plan.seeds):
         build.setup(replace(next(iter(experiments.values())), seed=seed))
-    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in misfits.of(experiment))
+    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in setting_warnings.of(experiment))
     about = "" if plan.expected is None else f", about {plan.expected:.0f} s"
     many = f"{counted(len(experiments), 'method')} × {counted(plan.seeds, 'seed')}"
     say(f"{many} until {plan.until}{about}", err=True)
@@ -167,7 +169,7 @@ def _never_waits(experiment: Experiment) -> bool:
 
 def _methods(preset: Preset, methods: str | None, named: bool) -> dict[str, Experiment]:
     """Those that are named; else what a preset or a file compares; else one of each kind beside its own."""
-    from offbeat.experiment import tournament
+    from offbeat.results import tournament
 
     if methods is not None or (named and (preset.compared or len(preset.methods) > 1)):
         return chosen(preset, methods, "--methods")
@@ -184,25 +186,25 @@ def _like(like: Path, changes: list[str] | None, until: str | None) -> tuple[Pre
     from dataclasses import replace
 
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy import replaying
-    from offbeat.experiment import files
-    from offbeat.experiment.run import Run
-    from offbeat.presets import Preset, stand_in
+    from offbeat.deploy import replay_scenario
+    from offbeat.experiment.run.execution import Run
+    from offbeat.experiment.spec import experiment_files
+    from offbeat.presets import Preset, made_up_sites
 
     run = Run(like)
     if not like.is_dir():
         raise ConfigError(f"--from {like}: there is no such folder")
-    if replaying.served(run) is None:
+    if replay_scenario.served(run) is None:
         run.experiment()  # which says what is no run
         return load(str(like), changes, until), None
     named = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
     words = None
-    experiment = replaying.like(run, data_named=True)
-    if replaying.served(run) == replaying.OWN_FILE and not named:
-        found, _ = replaying.sites(run)
-        experiment = stand_in.in_place(experiment, [site.examples for site in found])
-        words = stand_in.WORDS
-    experiment = files.changed(experiment, changes or [], {})
+    experiment = replay_scenario.like(run, data_named=True)
+    if replay_scenario.served(run) == replay_scenario.OWN_FILE and not named:
+        found, _ = replay_scenario.sites(run)
+        experiment = made_up_sites.in_place(experiment, [site.examples for site in found])
+        words = made_up_sites.WORDS
+    experiment = experiment_files.changed(experiment, changes or [], {})
     preset = Preset(f"sites like those of {like}", experiment)
     return replace(preset, experiment=_until(experiment, until)), words
 
@@ -211,14 +213,14 @@ def _comings(experiment: Experiment, like: Path, folder: Path) -> Experiment:
     """With sites that come and go as those of a live run did, for as long as that was recorded."""
     from dataclasses import replace
 
-    from offbeat.deploy import replaying
-    from offbeat.engines.checkpoint import write_whole
-    from offbeat.experiment.run import Run
+    from offbeat.deploy import replay_scenario
+    from offbeat.engine.checkpoint import write_whole
+    from offbeat.experiment.run.execution import Run
     from offbeat.scenario.availability import RecordedAvailability
 
-    if replaying.served(Run(like)) is None:
+    if replay_scenario.served(Run(like)) is None:
         return experiment
-    found, end = replaying.sites(Run(like))
+    found, end = replay_scenario.sites(Run(like))
     if experiment.until.seconds is not None and end > 0:
         seconds = min(experiment.until.seconds, end)
         experiment = replace(experiment, until=replace(experiment.until, seconds=seconds))
@@ -234,20 +236,20 @@ def _comings(experiment: Experiment, like: Path, folder: Path) -> Experiment:
 def _stand_in(given: dict[str, Any], changes: list[str] | None, until: str | None) -> tuple[Preset, str]:
     from dataclasses import replace
 
-    from offbeat.experiment import files
-    from offbeat.presets import Preset, stand_in
+    from offbeat.experiment.spec import experiment_files
+    from offbeat.presets import Preset, made_up_sites
 
-    answers: Sites = replace(stand_in.Sites(), **given)
-    experiment = files.changed(stand_in.experiment(answers), changes or [], {})
-    words = stand_in.WORDS if "digits" in str(experiment.data).lower() else ""
+    answers: Sites = replace(made_up_sites.Sites(), **given)
+    experiment = experiment_files.changed(made_up_sites.experiment(answers), changes or [], {})
+    words = made_up_sites.WORDS if "digits" in str(experiment.data).lower() else ""
     return Preset("sites as they were described", _until(experiment, until)), words
 
 
 def _asked() -> dict[str, Any]:
     """Four questions, on a terminal."""
-    from offbeat.cli.output import say
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError
-    from offbeat.presets.stand_in import Sites
+    from offbeat.presets.made_up_sites import Sites
 
     if not sys.stdin.isatty():
         raise ConfigError(
@@ -269,7 +271,7 @@ def _asked() -> dict[str, Any]:
 def _until(experiment: Experiment, until: str | None) -> Experiment:
     from dataclasses import replace
 
-    from offbeat.engines.until import parse_until
+    from offbeat.engine.until import parse_until
 
     return experiment if until is None else replace(experiment, until=parse_until(until, experiment.until))
 
@@ -278,8 +280,8 @@ def _until(experiment: Experiment, until: str | None) -> Experiment:
 
 
 def _tell(comparison: Comparison, as_json: bool) -> None:
-    from offbeat.cli.output import print_json, print_table, say
-    from offbeat.experiment import advice, report, tournament
+    from offbeat.cli.terminal import print_json, print_table, say
+    from offbeat.results import method_choice, report, tournament
 
     found = tournament.judge(comparison)
     made = report.write(comparison)
@@ -287,12 +289,12 @@ def _tell(comparison: Comparison, as_json: bool) -> None:
     until = comparison.run(comparison.layout()[0]).experiment().until
     if as_json:
         head = {"folder": str(comparison.folder), "until": str(until), "stand_in": stand_in}
-        print_json({**head, **advice.plain(found)})
+        print_json({**head, **method_choice.plain(found)})
         return
     if stand_in:
         say(f"on {stand_in}: it tells how methods cope with such sites, not how good a model will be")
     if found.seeds:
-        print_table(advice.table(found))
+        print_table(method_choice.table(found))
     for label, reason in found.out.items():
         say(f"{label} is out of it: {reason}")
     say(found.why)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from offbeat import __version__
 from offbeat.core.errors import RunError
-from offbeat.deploy.keys import ServerKeys
-from offbeat.deploy.processes import Children, answers, free_port, until
-from offbeat.deploy.standing import VARIABLE
+from offbeat.deploy.child_processes import Children, answers, free_port, until
+from offbeat.deploy.federation_keys import ServerKeys
+from offbeat.deploy.status_files import VARIABLE
 
 HOST = "127.0.0.1"
 STARTING = 60.0  # seconds; importing it alone takes some on a busy machine
-APP = "offbeat.deploy.server_app:app"
+APP = "offbeat.deploy.flower_server_app:app"
 
 # it has no code in it: both sides run their own offbeat
 PROJECT = """[build-system]
@@ -37,7 +37,7 @@ publisher = "offbeat"
 
 [tool.flwr.app.components]
 serverapp = "{server}"
-clientapp = "offbeat.deploy.client_app:app"
+clientapp = "offbeat.deploy.flower_client_app:app"
 
 [tool.flwr.app.config]
 """

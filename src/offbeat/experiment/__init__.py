@@ -1,1 +1,1 @@
-"""Experiments as values, runs as folders, and what is read off them."""
+"""Definition and execution of experiments."""

@@ -15,41 +15,42 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from offbeat.client.data import ClientData
-from offbeat.client.evaluation import Evaluator
-from offbeat.client.randomness import drawing
-from offbeat.client.rehearsal import rehearse
-from offbeat.client.sensitivity import make_probe
-from offbeat.client.survey import OwnTests, Surveyor
-from offbeat.client.task import TASKS, Classification, Loss, Metric, Task, as_task
-from offbeat.client.training import Trainer
-from offbeat.core.contract import contract_of
+from offbeat.core.computed_rows import each
 from offbeat.core.errors import ConfigError, unknown
 from offbeat.core.protocol import LocalWork, World
-from offbeat.core.rows import each
+from offbeat.core.strategy_contract import contract_of
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Binding, Layout, flatten
-from offbeat.engines.checkpoint import Checkpoints
-from offbeat.engines.gate import Gate
-from offbeat.engines.store import ClientMemory
-from offbeat.engines.trace import Trace
-from offbeat.engines.traffic import Payload
-from offbeat.engines.until import Until
-from offbeat.engines.virtual import VirtualEngine, Watch
-from offbeat.engines.workers import Worker
-from offbeat.engines.workers.faulty import Faulty
-from offbeat.engines.workers.inline import Inline
-from offbeat.experiment import card, groups, metrics, sites
-from offbeat.experiment.config import Experiment, is_pooled
-from offbeat.experiment.dealing import arriving, deal, owners
+from offbeat.engine.checkpoint import Checkpoints
+from offbeat.engine.client_store import ClientMemory
+from offbeat.engine.gate import Gate
+from offbeat.engine.trace import Trace
+from offbeat.engine.traffic import Payload
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import VirtualEngine, Watch
+from offbeat.engine.worker import Worker
+from offbeat.experiment import model_card, speed_groups
+from offbeat.experiment.data_assignment import arriving, deal, owners
+from offbeat.experiment.spec.config import Experiment, is_pooled
+from offbeat.metrics import client_names, trace_summary
 from offbeat.scenario.availability import Always
-from offbeat.scenario.counts import ExampleCounts
 from offbeat.scenario.data import load
 from offbeat.scenario.delays import Constant
+from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.faults import spoiler
 from offbeat.scenario.network import Instant
+from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.scenario.streaming import Static
-from offbeat.scenario.surroundings import SimulatedWorld
+from offbeat.training.client_data import ClientData
+from offbeat.training.evaluation import Evaluator
+from offbeat.training.model_check import rehearse
+from offbeat.training.sensitivity import make_probe
+from offbeat.training.survey import SLOW_CLASSES, SLOWEST, OwnTests, Surveyor
+from offbeat.training.tasks import TASKS, Classification, Loss, Metric, Task, as_task
+from offbeat.training.torch_generators import drawing
+from offbeat.training.trainer import Trainer
+from offbeat.workers.fault_injection import Faulty
+from offbeat.workers.inline import Inline
 
 POINTS = 50  # evaluations in a run whose grid is not given
 AT_WORK = 1000  # clients at most that are taken to work at once, where a grid is guessed
@@ -107,11 +108,11 @@ def setup(experiment: Experiment, device: str = "cpu") -> Setup:
         held_out = experiment.split.of("test", seed, dealt)
         tests = ClientData.shared(x_train, y_train, held_out, num_classes=data.num_classes)
     else:
-        tests = groups.own_tests(data, dealt)
+        tests = speed_groups.own_tests(data, dealt)
         tests = None if tests is None else tests.to(device)
     made = assemble(module, clients, evaluator, experiment, task, tests)
-    facts = {"data": data.summary, "evaluated": experiment.evaluate, **card.facts(module, data)}
-    return replace(made, facts={**made.facts, **facts, **sites.facts(owners(experiment, data, dealt))})
+    facts = {"data": data.summary, "evaluated": experiment.evaluate, **model_card.facts(module, data)}
+    return replace(made, facts={**made.facts, **facts, **client_names.facts(owners(experiment, data, dealt))})
 
 
 def on(device: str, tensor: Tensor) -> Tensor:
@@ -175,7 +176,9 @@ def assemble(
     counts = clients.num_examples
     world = World(model=model, layout=layout, clients=_registered(surroundings), seed=seed, probe=probe)
     every = experiment.evaluate_every or _grid(experiment.until, surroundings, counts)
-    facts = {metrics.DIRECTIONS: json.dumps(directions(evaluator.metrics))}  # stored with the run: names do not tell
+    facts = {
+        trace_summary.DIRECTIONS: json.dumps(directions(evaluator.metrics))
+    }  # stored with the run: names do not tell
     return Setup(module, world, surroundings, trainer, evaluator, every, surveyor, own, facts)
 
 
@@ -220,10 +223,12 @@ def _surveyor(
     """Who is asked at the end; the evaluator is told what the slowest hold, so that it can follow it over time."""
     if experiment.survey.examples == 0:
         return None
-    made = groups.surveyor(evaluator, data, tests, groups.expected_seconds(federated, asked), experiment.survey)
+    made = speed_groups.surveyor(
+        evaluator, data, tests, speed_groups.expected_seconds(federated, asked), experiment.survey
+    )
     classes = data.num_classes
-    if groups.SLOWEST in made.groups and classes is not None and isinstance(evaluator.task, Classification):
-        evaluator.mixes = {groups.SLOW_CLASSES: groups.class_shares(data, made.groups[groups.SLOWEST], classes)}
+    if SLOWEST in made.groups and classes is not None and isinstance(evaluator.task, Classification):
+        evaluator.mixes = {SLOW_CLASSES: speed_groups.class_shares(data, made.groups[SLOWEST], classes)}
     return made
 
 

@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import ConfigError, RunError, printable, unknown
-from offbeat.engines.checkpoint import write_whole
-from offbeat.engines.progress import Status
-from offbeat.engines.until import Target
-from offbeat.engines.virtual import INTERRUPTED
-from offbeat.engines.workers.counted import Work
-from offbeat.experiment import crew, curves, guard, identity, labels, pooled, workers
-from offbeat.experiment import run as runs
-from offbeat.experiment.config import Experiment
-from offbeat.experiment.given import Given
-from offbeat.experiment.measures import Row, over_seeds, speed_up
-from offbeat.experiment.metrics import Summary
+from offbeat.engine.checkpoint import write_whole
+from offbeat.engine.progress import Status
+from offbeat.engine.until import Target
+from offbeat.engine.virtual.virtual_engine import INTERRUPTED
+from offbeat.experiment import method_labels
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.run import identity, pooled_runs, process_pool, run_lock
+from offbeat.experiment.scripted.scripted_run import Given
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics import curves
+from offbeat.metrics.measures import Row, over_seeds, speed_up
+from offbeat.metrics.trace_summary import Summary
+from offbeat.workers import registry
+from offbeat.workers.counting import Work
 
 log = logging.getLogger("offbeat")
 
@@ -170,7 +173,7 @@ def create(
     if runs.Run(folder).experiment_file.exists() or runs.Run(folder).scripted:
         raise ConfigError(f"{folder} already holds a run: choose another --out")
     against = reference if reference in experiments else next(iter(experiments))
-    called = labels.folders(experiments)
+    called = method_labels.folders(experiments)
     kept: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
     entries = []
     for name, experiment in experiments.items():
@@ -200,8 +203,8 @@ def grow(
     finished or not, and must be of the same experiment. `experiments`: one a label, of all there may ever be.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made, called, order = Comparison(folder), labels.folders(experiments), list(experiments)
-    with guard.alone(folder):
+    made, called, order = Comparison(folder), method_labels.folders(experiments), list(experiments)
+    with run_lock.alone(folder):
         there = made.layout() if (folder / MANIFEST).is_file() else []
         entries = {(entry["strategy"], entry["seed"]): entry for entry in there}
         kept: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
@@ -234,7 +237,7 @@ def _world(experiment: Experiment, kept: list[tuple[Experiment, identity.Identit
 def execute(
     comparison: Comparison,
     jobs: int | None = None,
-    on_progress: crew.Progress | None = None,
+    on_progress: process_pool.Progress | None = None,
     worker: str | None = None,
     memory: str | None = None,
 ) -> bool:
@@ -243,41 +246,41 @@ def execute(
     """
     several = [comparison.run(entry) for entry in comparison.layout()]
     todo = [run for run in several if not run.complete]
-    chosen = [run.worker() if worker is None else workers.parse(worker) for run in several]
-    if workers.AUTO in chosen and todo:
-        at_once = min(jobs or workers.cores_of(workers.INLINE), len(todo))
-        settled = _settled(todo, max(1, workers.cores_of(workers.INLINE) // at_once))
-        chosen = [_all_cores(settled) if choice == workers.AUTO else choice for choice in chosen]
+    chosen = [run.worker() if worker is None else registry.parse(worker) for run in several]
+    if registry.AUTO in chosen and todo:
+        at_once = min(jobs or registry.cores_of(registry.INLINE), len(todo))
+        settled = _settled(todo, max(1, registry.cores_of(registry.INLINE) // at_once))
+        chosen = [_all_cores(settled) if choice == registry.AUTO else choice for choice in chosen]
         worker = None if worker is None else str(settled)
-    usable = [workers.usable(choice) for choice in dict.fromkeys(chosen)]
-    if all(workers.device_of(choice) != "cpu" for choice in usable):
-        return pooled.execute(several, on_progress, worker, memory)
-    other = next((choice for choice in usable if not workers.cores_of(choice)), None)
+    usable = [registry.usable(choice) for choice in dict.fromkeys(chosen)]
+    if all(registry.device_of(choice) != "cpu" for choice in usable):
+        return pooled_runs.execute(several, on_progress, worker, memory)
+    other = next((choice for choice in usable if not registry.cores_of(choice)), None)
     if other is not None and jobs is not None and jobs > 1:
         raise ConfigError(f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline")
-    if other is None and crew.possible(several):
-        at_once = max(1, min(jobs or max(map(workers.cores_of, usable)), len(todo)))
-        each = [str(workers.shared(choice, at_once)) for choice in chosen]
+    if other is None and process_pool.possible(several):
+        at_once = max(1, min(jobs or max(map(registry.cores_of, usable)), len(todo)))
+        each = [str(registry.shared(choice, at_once)) for choice in chosen]
         try:
-            return crew.execute(several, at_once, on_progress, each, memory)
-        except crew.Unfit as reason:
+            return process_pool.execute(several, at_once, on_progress, each, memory)
+        except process_pool.Unfit as reason:
             log.warning("forks cannot train here (%s): runs go one after the other", reason)
     return _in_turn(several, on_progress, worker, memory)
 
 
-def _settled(todo: list[runs.Run], cores: int) -> workers.Choice:
+def _settled(todo: list[runs.Run], cores: int) -> registry.Choice:
     """Whom `auto` chose for one of them before, or chooses now: one for all."""
     before = next(filter(None, map(runs.computed_by, todo)), None)
     return runs.settled(todo[0], cores) if before is None else before
 
 
-def _all_cores(choice: workers.Choice) -> workers.Choice:
+def _all_cores(choice: registry.Choice) -> registry.Choice:
     """What was chosen for one run among others, for all of them."""
-    return choice if workers.device_of(choice) != "cpu" else workers.Choice(choice.name)
+    return choice if registry.device_of(choice) != "cpu" else registry.Choice(choice.name)
 
 
 def _in_turn(
-    several: list[runs.Run], on_progress: crew.Progress | None, worker: str | None, memory: str | None
+    several: list[runs.Run], on_progress: process_pool.Progress | None, worker: str | None, memory: str | None
 ) -> bool:
     """A run that fails leaves the others going, and is told at the end."""
     shares, work = [float(run.complete) for run in several], Work()

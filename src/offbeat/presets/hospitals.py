@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from offbeat.client.training import Training
-from offbeat.engines.until import Until
-from offbeat.experiment.config import Experiment
+from offbeat.engine.until import Until
+from offbeat.experiment.spec.config import Experiment
 from offbeat.presets import Preset
-from offbeat.presets.methods import METHODS, STEPS, variant
+from offbeat.presets.method_settings import METHODS, STEPS, variant
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.partition import Natural
+from offbeat.training.trainer import Training
 
 BUFFERED = {"fedbuff": "k", "ca2fl": "k", "fedfa": "k", "fedpsa": "buffer"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from offbeat.presets import Preset
-from offbeat.presets.methods import digits
+from offbeat.presets.method_settings import digits
 from offbeat.scenario.models import Mlp
 
 # three that everybody knows, and the five papers: what fits into a minute

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from offbeat.client.training import Training
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.engines.until import Until
-from offbeat.experiment.config import Experiment
+from offbeat.engine.until import Until
+from offbeat.experiment.spec.config import Experiment
 from offbeat.presets import Preset
 from offbeat.scenario.availability import Diurnal
 from offbeat.scenario.data.synthetic import Synthetic
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Draws
+from offbeat.training.trainer import Training
 
 CLIENTS, AT_WORK = 1_000_000, 1_000
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from offbeat.core import draws
 from offbeat.core.errors import require
+from offbeat.scenario.client_groups import Range, among, as_range, between, require_share
 from offbeat.scenario.recordings import AVAILABLE, Recorded, Series
-from offbeat.scenario.shares import Range, among, as_range, between, require_share
 
 SHORTEST = 1e-3  # seconds of a period: shorter ones would be all that a run does
 RAREST = 1e-4  # of a share drawn period by period: the next one of a rarer kind would be looked for too long

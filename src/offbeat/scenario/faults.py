@@ -16,11 +16,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from offbeat.core import draws
+from offbeat.core.client_environment import Trip
 from offbeat.core.errors import require
 from offbeat.core.jobs import Job, Result
-from offbeat.core.surroundings import Trip
 from offbeat.core.vector import Layout
-from offbeat.scenario.shares import among, require_share
+from offbeat.scenario.client_groups import among, require_share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Protocol, runtime_checkable
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.delays.law import passing
+from offbeat.scenario.client_groups import between
+from offbeat.scenario.delays.delay_law import passing
 from offbeat.scenario.recordings import MBPS, Recorded, Series
-from offbeat.scenario.shares import between
 
 BITS = 8e-6  # megabits in a byte
 

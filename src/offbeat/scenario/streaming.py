@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.shares import Range, as_range, between
+from offbeat.scenario.client_groups import Range, as_range, between
 
 Per = Literal["round", "second"]
 

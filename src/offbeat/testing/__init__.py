@@ -18,14 +18,14 @@ By law, on random scripts of arrivals, losses, refusals and newcomers; what brea
         assert finding.passed, finding
 """
 
-from offbeat.core.tell import plain, tell
-from offbeat.testing.checking import Finding, check, random_scripts, tiny_worlds
-from offbeat.testing.equality import identical, reloaded
+from offbeat.core.event_text import plain, tell
+from offbeat.testing.event_scripts import PATTERNS, Script, Step, play, random_script, read, show, shrink
+from offbeat.testing.law_observers import Crashed, LawBroken
+from offbeat.testing.law_runner import Finding, check, random_scripts, tiny_worlds
 from offbeat.testing.laws import LAWS, meaning
-from offbeat.testing.observing import Crashed, LawBroken
-from offbeat.testing.script import Entry, ScriptedEngine, ScriptError
-from offbeat.testing.steps import PATTERNS, Script, Step, play, random_script, read, show, shrink
-from offbeat.testing.worlds import (
+from offbeat.testing.scripted_engine import Entry, ScriptedEngine, ScriptError
+from offbeat.testing.state_equality import identical, reloaded
+from offbeat.testing.tiny_worlds import (
     CopyingStore,
     TinyClients,
     hand_world,

@@ -12,16 +12,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from offbeat.core.event_text import tell
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, Dispatch, Note, Reject, Strategy, UpdateArrived, World
-from offbeat.core.tell import tell
-from offbeat.testing.equality import fresh, identical, reloaded
-from offbeat.testing.large import LargeClients, fields_of, not_finite
-from offbeat.testing.observing import Case, LawBroken, Observer, Observing, crashed, reason
-from offbeat.testing.script import Entry, ScriptedEngine
-from offbeat.testing.stacking import differs, ragged, stackable, train_stacked
-from offbeat.testing.steps import Script, play
-from offbeat.testing.worlds import CopyingStore, TinyClients
+from offbeat.testing.event_scripts import Script, play
+from offbeat.testing.large_updates import LargeClients, fields_of, not_finite
+from offbeat.testing.law_observers import Case, LawBroken, Observer, Observing, crashed, reason
+from offbeat.testing.scripted_engine import Entry, ScriptedEngine
+from offbeat.testing.stacked_rules import differs, ragged, stackable, train_stacked
+from offbeat.testing.state_equality import fresh, identical, reloaded
+from offbeat.testing.tiny_worlds import CopyingStore, TinyClients
 
 Law = Callable[[Strategy, Script, World | None], None]
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from offbeat.core.parts.blocks import distance
-from offbeat.core.parts.buffer import Buffer
 from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.parts.server import ServerState
-from offbeat.core.parts.server_opt import Moments, ServerOptimizer
+from offbeat.core.parts.server_optimizers import Moments, ServerOptimizer
+from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.vector_blocks import distance
+from offbeat.core.parts.weighted_sum import Buffer
 from offbeat.core.protocol import Action, Dispatch, Event, LocalWork, Note, UpdateArrived
 
 

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Annotated
 
 from offbeat.core.draws import below
-from offbeat.core.parts.server import ServerState
+from offbeat.core.parts.server_state import ServerState
 from offbeat.core.protocol import (
     Action,
     ClientLost,

@@ -42,10 +42,10 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts import statistics
-from offbeat.core.parts.reuse import new_vector, room
+from offbeat.core.parts import buffer_statistics
+from offbeat.core.parts.client_weights import Census
+from offbeat.core.parts.reused_memory import new_vector, room
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
-from offbeat.core.parts.weights import Census
 from offbeat.core.protocol import (
     Action,
     ClientReady,
@@ -181,7 +181,7 @@ class AsoFed(Settings):
         p = state.census.weight(event.client, "examples")  # n'_k / N'
         back = torch.sub(event.base, event.local, out=room(event.local))
         w = torch.sub(state.w, back, alpha=p, out=room(back))  # w^(t+1) = w^t - (n'_k / N') (w_k^t - w_k^(t+1))
-        statistics.mix(state.layout, w, state.w, event.local, p)
+        buffer_statistics.mix(state.layout, w, state.w, event.local, p)
         state.sent = self._attended(state.layout, w)
         state.w = state.sent if self.feature == "literal" else w
         commit = state.publish(state.sent)

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.parts.absence import Absences, EvictAfter
-from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.reuse import room
-from offbeat.core.parts.running import RunningSum
+from offbeat.core.parts.absent_clients import Absences, EvictAfter
+from offbeat.core.parts.reused_memory import room
+from offbeat.core.parts.running_sum import RunningSum
 from offbeat.core.parts.selection import Concurrency, Seated, serve
+from offbeat.core.parts.weighted_sum import Buffer
 from offbeat.core.protocol import Action, ClientReady, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Rate, Settings, least
 

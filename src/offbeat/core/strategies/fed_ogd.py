@@ -38,13 +38,13 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts.absence import Absences, EvictAfter
+from offbeat.core.parts.absent_clients import Absences, EvictAfter
+from offbeat.core.parts.buffer_statistics import Contributions, own
 from offbeat.core.parts.epochs import Epochs
-from offbeat.core.parts.reuse import new_vector, room
-from offbeat.core.parts.running import RunningSum
+from offbeat.core.parts.reused_memory import new_vector, room
+from offbeat.core.parts.running_sum import RunningSum
 from offbeat.core.parts.selection import Concurrency
-from offbeat.core.parts.server import ServerState
-from offbeat.core.parts.statistics import Contributions, own
+from offbeat.core.parts.server_state import ServerState
 from offbeat.core.protocol import (
     Action,
     ClientLost,

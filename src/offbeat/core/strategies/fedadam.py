@@ -20,7 +20,7 @@ from offbeat.core.about import About
 from offbeat.core.parts.averaging import Averaging, average
 from offbeat.core.parts.rounds import Rounds
 from offbeat.core.parts.selection import Sample
-from offbeat.core.parts.server_opt import Adam
+from offbeat.core.parts.server_optimizers import Adam
 from offbeat.core.protocol import Action, Event, LocalWork, World
 from offbeat.core.settings import Amount, Seconds, Settings
 

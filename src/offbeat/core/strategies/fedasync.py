@@ -23,13 +23,13 @@ import torch
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts import statistics
+from offbeat.core.parts import buffer_statistics
+from offbeat.core.parts.buffer_statistics import Statistics
+from offbeat.core.parts.client_weights import Census, ClientWeight
 from offbeat.core.parts.proximal import with_proximal
-from offbeat.core.parts.reuse import room
+from offbeat.core.parts.reused_memory import room
 from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, Staleness, as_staleness, too_old
-from offbeat.core.parts.statistics import Statistics
-from offbeat.core.parts.weights import Census, ClientWeight
 from offbeat.core.protocol import Action, Event, LocalWork, UpdateArrived, World
 from offbeat.core.settings import Settings, Share
 
@@ -95,5 +95,5 @@ class FedAsync(Settings):
             model.mul_(alpha_t).add_(state.model)  # w + a_t p_k (local - base)
         if not state.layout.plain:
             omega = 1.0 if self.statistics == "replace" else alpha_t
-            statistics.mix(state.layout, model, state.model, event.local, omega)
+            buffer_statistics.mix(state.layout, model, state.model, event.local, omega)
         return [state.publish(model)]

@@ -35,12 +35,12 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.profile import Profile, cut_by_ratio, cut_into, nearest, profile_turn
 from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds
 from offbeat.core.parts.selection import Sample
-from offbeat.core.parts.server import ServerState
+from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.speed_profile import Profile, cut_by_ratio, cut_into, nearest, profile_turn
+from offbeat.core.parts.weighted_sum import Buffer
 from offbeat.core.protocol import (
     Action,
     CancelTimer,

@@ -22,7 +22,7 @@ from offbeat.core.about import About
 from offbeat.core.parts.averaging import Averaging, average
 from offbeat.core.parts.rounds import Rounds
 from offbeat.core.parts.selection import Sample
-from offbeat.core.parts.server_opt import Momentum
+from offbeat.core.parts.server_optimizers import Momentum
 from offbeat.core.protocol import Action, Event, LocalWork, World
 from offbeat.core.settings import Amount, BelowOne, Seconds, Settings
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.client_weights import Census, ClientWeight
 from offbeat.core.parts.selection import Concurrency, Seated, hold, must_step, serve
-from offbeat.core.parts.server_opt import Moments, Plain
+from offbeat.core.parts.server_optimizers import Moments, Plain
 from offbeat.core.parts.staleness import Polynomial, Staleness, as_staleness, too_old
-from offbeat.core.parts.weights import Census, ClientWeight
+from offbeat.core.parts.weighted_sum import Buffer
 from offbeat.core.protocol import Action, Event, LocalWork, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Rate, Settings, least
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.parts.reuse import room
-from offbeat.core.parts.running import RunningSum
+from offbeat.core.parts.buffer_statistics import Contributions, own
+from offbeat.core.parts.reused_memory import room
+from offbeat.core.parts.running_sum import RunningSum
 from offbeat.core.parts.selection import Concurrency, Seated, serve
-from offbeat.core.parts.statistics import Contributions, own
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Settings, least
 

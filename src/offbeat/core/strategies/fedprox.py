@@ -23,10 +23,10 @@ from typing import ClassVar
 
 from offbeat.core.about import About
 from offbeat.core.parts.averaging import Averaging, average
-from offbeat.core.parts.blocks import distance
 from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.rounds import Rounds
 from offbeat.core.parts.selection import Sample
+from offbeat.core.parts.vector_blocks import distance
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Amount, NonNegative, Seconds, Settings
 

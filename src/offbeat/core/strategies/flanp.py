@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.blocks import distance
-from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.profile import Profile, Profiled, fastest, profile_turn
 from offbeat.core.parts.rounds import OPEN, Round, Rounds, Turn
 from offbeat.core.parts.selection import Sample, sample_size
-from offbeat.core.parts.server import ServerState
+from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.speed_profile import Profile, Profiled, fastest, profile_turn
+from offbeat.core.parts.vector_blocks import distance
+from offbeat.core.parts.weighted_sum import Buffer
 from offbeat.core.protocol import (
     Action,
     ClientLost,

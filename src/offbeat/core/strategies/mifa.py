@@ -40,14 +40,14 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts import statistics
-from offbeat.core.parts.absence import Absences, EvictAfter
+from offbeat.core.parts import buffer_statistics
+from offbeat.core.parts.absent_clients import Absences, EvictAfter
+from offbeat.core.parts.buffer_statistics import Contributions
 from offbeat.core.parts.epochs import Epochs
-from offbeat.core.parts.reuse import room
+from offbeat.core.parts.reused_memory import room
 from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.parts.running import RunningSum
-from offbeat.core.parts.server import ServerState
-from offbeat.core.parts.statistics import Contributions
+from offbeat.core.parts.running_sum import RunningSum
+from offbeat.core.parts.server_state import ServerState
 from offbeat.core.protocol import (
     Action,
     ClientLost,
@@ -145,7 +145,7 @@ class Mifa(Settings):
     def _remember(self, state: State, event: UpdateArrived) -> None:
         eta = self._eta(event.base_version)  # what this client trained with; the step has the rate of its own time
         G = torch.sub(event.base, event.local, out=room(event.local)).div_(eta)  # G_i = (x - y) / eta_t
-        statistics.own(state.layout, G, event.local)
+        buffer_statistics.own(state.layout, G, event.local)
         state.total.put(state.table, event.client, G)
         state.heard[event.client] = None
 

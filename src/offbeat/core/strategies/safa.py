@@ -38,12 +38,12 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.parts.absence import Absences, EvictAfter
-from offbeat.core.parts.reuse import room
-from offbeat.core.parts.running import RunningSum
+from offbeat.core.parts.absent_clients import Absences, EvictAfter
+from offbeat.core.parts.buffer_statistics import Contributions
+from offbeat.core.parts.reused_memory import room
+from offbeat.core.parts.running_sum import RunningSum
 from offbeat.core.parts.selection import Sample, sample_size
-from offbeat.core.parts.server import ServerState
-from offbeat.core.parts.statistics import Contributions
+from offbeat.core.parts.server_state import ServerState
 from offbeat.core.protocol import (
     Action,
     ClientLost,

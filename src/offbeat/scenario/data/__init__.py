@@ -8,25 +8,25 @@ from pathlib import Path
 from offbeat.core.errors import ConfigError
 from offbeat.core.threads import one_thread
 from offbeat.scenario.data.ag_news import AgNews
-from offbeat.scenario.data.air import BeijingAir, KddAir
+from offbeat.scenario.data.air_quality import BeijingAir, KddAir
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
+from offbeat.scenario.data.data_root import data_root
 from offbeat.scenario.data.dataset import Dataset, Source
 from offbeat.scenario.data.digits import Digits
 from offbeat.scenario.data.extrasensory import ExtraSensory
 from offbeat.scenario.data.fitrec import FitRec
 from offbeat.scenario.data.har import UciHar
-from offbeat.scenario.data.heart import HeartDisease
-from offbeat.scenario.data.idx import FashionMnist, Mnist
+from offbeat.scenario.data.heart_disease import HeartDisease
 from offbeat.scenario.data.isic import Isic2019
 from offbeat.scenario.data.ixi import Ixi
+from offbeat.scenario.data.mnist import FashionMnist, Mnist
 from offbeat.scenario.data.newsgroups import TwentyNews
-from offbeat.scenario.data.plug import Npz, from_dataset, from_npz
-from offbeat.scenario.data.root import data_root
-from offbeat.scenario.data.stand_in import StandIn
 from offbeat.scenario.data.synthetic import Synthetic
+from offbeat.scenario.data.synthetic_stand_in import StandIn
 from offbeat.scenario.data.tcga import TcgaBrca
-from offbeat.scenario.data.tiny import TinyImageNet
-from offbeat.scenario.registry import find
+from offbeat.scenario.data.tiny_imagenet import TinyImageNet
+from offbeat.scenario.data.user_data import Npz, from_dataset, from_npz
+from offbeat.scenario.names import find
 
 __all__ = ["DATASETS", "Dataset", "Source", "from_dataset", "from_npz", "load", "source"]
 

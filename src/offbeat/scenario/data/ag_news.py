@@ -12,11 +12,11 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.settings import DataFile
+from offbeat.scenario.data.csv_tables import read_text
+from offbeat.scenario.data.data_root import data_root, find_file
 from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.root import data_root, find_file
-from offbeat.scenario.data.split import every_fifth
-from offbeat.scenario.data.tables import read_text
-from offbeat.scenario.data.text import Texts, as_dataset, check_settings
+from offbeat.scenario.data.fixed_test_split import every_fifth
+from offbeat.scenario.data.texts import Texts, as_dataset, check_settings
 
 PAGE = "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html"
 HOME = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"

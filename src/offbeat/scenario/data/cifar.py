@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError
+from offbeat.scenario.data.cifar_pickle import read_pickle
+from offbeat.scenario.data.data_root import Published, data_root, find_folder
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.images import standardised
-from offbeat.scenario.data.pickles import read_pickle
-from offbeat.scenario.data.root import Published, data_root, find_folder
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 HOMES = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")

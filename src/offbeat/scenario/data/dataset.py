@@ -33,7 +33,7 @@ class Source(Protocol):
 class Pixels:
     """Images that stay bytes in memory become standardised floats at the model's door: a hook before its forward."""
 
-    by_example: ClassVar[bool] = True  # what an image becomes depends on no other (client/chain.py)
+    by_example: ClassVar[bool] = True  # what an image becomes depends on no other (training/stacked/dense_chain.py)
     mean: tuple[float, ...]  # of each channel, in 0..1
     deviation: tuple[float, ...]
 

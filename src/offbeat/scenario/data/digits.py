@@ -12,7 +12,7 @@ import torch
 
 from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset, scaled
-from offbeat.scenario.data.split import every_fifth
+from offbeat.scenario.data.fixed_test_split import every_fifth
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
+from offbeat.scenario.data.csv_tables import read_text
+from offbeat.scenario.data.data_root import Published, find_files
 from offbeat.scenario.data.dataset import Dataset, owned, scaled
-from offbeat.scenario.data.over_time import Gathered, check_shares, in_time
-from offbeat.scenario.data.root import Published, find_files
-from offbeat.scenario.data.tables import read_text
+from offbeat.scenario.data.time_split import Gathered, check_shares, in_time
 
 Floats = NDArray[np.float32]
 

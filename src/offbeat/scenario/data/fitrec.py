@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
+from offbeat.scenario.data.data_root import find_file
 from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.over_time import Gathered, check_shares, in_time, windows
-from offbeat.scenario.data.root import find_file
+from offbeat.scenario.data.time_split import Gathered, check_shares, in_time, windows
 
 Floats = NDArray[np.float64]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.threads import one_thread
+from offbeat.scenario.data.csv_tables import read_matrix
+from offbeat.scenario.data.data_root import Published, find_folder
 from offbeat.scenario.data.dataset import Dataset, owned, scaled
-from offbeat.scenario.data.root import Published, find_folder
-from offbeat.scenario.data.tables import read_matrix
 
 PAGE = "https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones"
 ARCHIVE = Published(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.core.errors import DataError, require
+from offbeat.scenario.data.csv_tables import numbers, read_table
+from offbeat.scenario.data.data_root import find_file, find_folder
 from offbeat.scenario.data.dataset import Dataset, owned
 from offbeat.scenario.data.images import read_images, statistics
-from offbeat.scenario.data.root import find_file, find_folder
-from offbeat.scenario.data.tables import numbers, read_table
 
 PAGE = "https://github.com/owkin/FLamby/tree/main/flamby/datasets/fed_isic2019 (licences have to be accepted first)"
 IMAGES = "ISIC_2019_Training_Input_preprocessed"

@@ -17,10 +17,10 @@ from torch.nn.functional import interpolate
 
 from offbeat.core.errors import DataError, require
 from offbeat.core.threads import one_thread
+from offbeat.scenario.data.csv_tables import read_table
+from offbeat.scenario.data.data_root import Published, data_root, find_folder, read_bytes
 from offbeat.scenario.data.dataset import Dataset, owned
-from offbeat.scenario.data.root import Published, data_root, find_folder, read_bytes
-from offbeat.scenario.data.split import every_fifth
-from offbeat.scenario.data.tables import read_table
+from offbeat.scenario.data.fixed_test_split import every_fifth
 
 IXI = "https://brain-development.org/ixi-dataset/ (CC BY-SA 3.0)"
 PAGE = f"https://torchio.readthedocs.io/datasets.html#ixitiny and {IXI}"

@@ -9,9 +9,9 @@ import torch
 
 from offbeat.core.errors import DataError
 from offbeat.core.settings import DataFile
+from offbeat.scenario.data.data_root import Published, find_folder
 from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.root import Published, find_folder
-from offbeat.scenario.data.text import Texts, as_dataset, check_settings
+from offbeat.scenario.data.texts import Texts, as_dataset, check_settings
 
 PAGE = "http://qwone.com/~jason/20Newsgroups/"
 ARCHIVE = Published(

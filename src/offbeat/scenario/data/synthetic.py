@@ -11,7 +11,7 @@ from offbeat.core import draws
 from offbeat.core.errors import require
 from offbeat.core.threads import one_thread
 from offbeat.scenario.data.dataset import Dataset, owned
-from offbeat.scenario.data.over_time import Gathered
+from offbeat.scenario.data.time_split import Gathered
 
 INPUTS, CLASSES = 60, 10
 TRAIN_SHARE = 0.9

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from offbeat.core.errors import DataError
+from offbeat.scenario.data.csv_tables import numbers, read_table
+from offbeat.scenario.data.data_root import find_file
 from offbeat.scenario.data.dataset import Dataset, owned, scaled
-from offbeat.scenario.data.root import find_file
-from offbeat.scenario.data.tables import numbers, read_table
 
 PAGE = "https://github.com/owkin/FLamby/tree/main/flamby/datasets/fed_tcga_brca"
 HOME = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_tcga_brca/"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from offbeat.scenario.delays.changing import Changing, RecordedDelays
+from offbeat.scenario.delays.changing_speeds import Changing, RecordedDelays
+from offbeat.scenario.delays.delay_law import SHORTEST, Delays, Paced, Unit
 from offbeat.scenario.delays.devices import Devices
-from offbeat.scenario.delays.law import SHORTEST, Delays, Paced, Unit
-from offbeat.scenario.delays.replayed import Replayed
-from offbeat.scenario.delays.spread import (
+from offbeat.scenario.delays.distributions import (
     Constant,
     Exponential,
     Groups,
@@ -17,6 +16,7 @@ from offbeat.scenario.delays.spread import (
     PerClient,
     Uniform,
 )
+from offbeat.scenario.delays.replayed_delays import Replayed
 
 __all__ = [
     "DELAYS",

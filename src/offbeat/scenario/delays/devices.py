@@ -11,7 +11,7 @@ from statistics import NormalDist, fmean
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.delays.law import Delays, Unit, positive, require_unit
+from offbeat.scenario.delays.delay_law import Delays, Unit, positive, require_unit
 
 # seconds a round, as OrthoFL's public code lists them
 RASPBERRY_MEANS = (96.213, 904.121, 360.234, 276.631, 150.165, 161.408, 177.241, 106.254, 385.554)

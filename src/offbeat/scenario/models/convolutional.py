@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from torch import nn
 
 from offbeat.core.errors import ConfigError, require, unknown
-from offbeat.scenario.models.building import Shape, pictures, seeded
 from offbeat.scenario.models.dense import dense
+from offbeat.scenario.models.model_base import Shape, pictures, seeded
 
 Padding = Literal["same", "valid"]
 Pool = Literal["each", "last"]

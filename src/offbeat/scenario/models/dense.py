@@ -9,7 +9,7 @@ from math import prod
 from torch import nn
 
 from offbeat.core.errors import require
-from offbeat.scenario.models.building import Shape, check, seeded
+from offbeat.scenario.models.model_base import Shape, check, seeded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, DataError, require
 from offbeat.core.settings import DataFile
-from offbeat.scenario.models.building import Shape, expect, positive, seeded, weights_path
+from offbeat.scenario.models.model_base import Shape, expect, positive, seeded, weights_path
 
 FILES = ("config.json", "model.safetensors")
 TARGETS = ["q_lin", "v_lin", "query", "value"]  # query and value projections, as DistilBERT and as BERT name them

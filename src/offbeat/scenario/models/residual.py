@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, require
-from offbeat.scenario.models.building import Shape, expect, pictures, positive, seeded
+from offbeat.scenario.models.model_base import Shape, expect, pictures, positive, seeded
 
 Depth = Literal[18, 34]
 BLOCKS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # in each of the four stages

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, require
-from offbeat.scenario.models.building import Shape, check, expect, positive, seeded
+from offbeat.scenario.models.model_base import Shape, check, expect, positive, seeded
 
 
 @dataclass(frozen=True, kw_only=True)

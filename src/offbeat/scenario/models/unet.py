@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from offbeat.core.errors import ConfigError
-from offbeat.scenario.models.building import Shape, expect, positive, seeded
+from offbeat.scenario.models.model_base import Shape, expect, positive, seeded
 
 
 @dataclass(frozen=True, kw_only=True)

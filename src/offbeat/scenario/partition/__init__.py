@@ -6,12 +6,12 @@ A client's examples are listed in increasing order, so the same split always rea
 
 from __future__ import annotations
 
-from offbeat.scenario.partition.classes import Classes, Disjoint, MainClass, Pieces
-from offbeat.scenario.partition.dealing import Partition, class_counts
+from offbeat.scenario.partition.assignment import Partition, class_counts
+from offbeat.scenario.partition.by_class import Classes, Disjoint, MainClass, Pieces
 from offbeat.scenario.partition.dirichlet import Dirichlet, DirichletEqual, DualDirichlet
-from offbeat.scenario.partition.drawn import Draws
-from offbeat.scenario.partition.natural import Iid, Natural
-from offbeat.scenario.partition.split import Split
+from offbeat.scenario.partition.iid_and_natural import Iid, Natural
+from offbeat.scenario.partition.local_split import Split
+from offbeat.scenario.partition.overlapping import Draws
 
 __all__ = [
     "PARTITIONS",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.partition.dealing import TRIES, Floats, Ints, by_owner, cut, enough, one_class, until_all_have
+from offbeat.scenario.partition.assignment import TRIES, Floats, Ints, by_owner, cut, enough, one_class, until_all_have
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,14 +42,14 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts import statistics
-from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.reuse import room
+from offbeat.core.parts import buffer_statistics
+from offbeat.core.parts.buffer_statistics import Contributions, Statistics
+from offbeat.core.parts.client_weights import Census, ClientWeight
+from offbeat.core.parts.reused_memory import room
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
-from offbeat.core.parts.server_opt import Moments, Momentum, Plain
+from offbeat.core.parts.server_optimizers import Moments, Momentum, Plain
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, too_old
-from offbeat.core.parts.statistics import Contributions, Statistics
-from offbeat.core.parts.weights import Census, ClientWeight
+from offbeat.core.parts.weighted_sum import Buffer
 from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import BelowOne, Exponent, Settings, Share
 from offbeat.core.strategies.fedcompass.compass import Compass, Create, Move, Schedule, Speed, fastest_first
@@ -133,7 +133,9 @@ class FedCompass(Settings):
         delta = torch.sub(event.local, event.base, out=room(event.local))
         if turn.place == "first" or turn.group is None:
             model = delta.mul_(st * p).add_(state.model)  # w := w - st(u) p_i Delta_i
-            statistics.mix(state.layout, model, state.model, event.local, st * p if self.statistics == "mix" else 1.0)
+            buffer_statistics.mix(
+                state.layout, model, state.model, event.local, st * p if self.statistics == "mix" else 1.0
+            )
             return [note, state.publish(model)]
         pile = state.general if turn.place == "late" else state.piles.setdefault(turn.group, Pile())
         if self.normalized:

@@ -39,11 +39,11 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts.absence import Absences, EvictAfter
-from offbeat.core.parts.buffer import Buffer
+from offbeat.core.parts.absent_clients import Absences, EvictAfter
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.selection import Sample
-from offbeat.core.parts.server import ServerState
+from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.weighted_sum import Buffer
 from offbeat.core.protocol import Action, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Amount, NonNegative, Positive, Seconds, Settings, above, least
 from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody

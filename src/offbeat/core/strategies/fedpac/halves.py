@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 from offbeat.core.errors import ConfigError, require, unknown
-from offbeat.core.parts.reuse import new_vector
+from offbeat.core.parts.reused_memory import new_vector
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork, Phase
 from offbeat.core.vector import Layout
 

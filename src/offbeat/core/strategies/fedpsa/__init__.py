@@ -2,7 +2,7 @@
 Paper:    Lu, Sun, Yang, Chen, Yin, Zhu, "FedPSA: Modeling Behavioral Staleness in Asynchronous Federated Learning",
           arXiv 2026.
 Follows:  Algorithm 1; eq. 11-12 (sketch, kappa), 16-18 (thermometer), 19-20 (softmax, step). Eq. 8, the sensitivity,
-          needs a module and data: offbeat.client.sensitivity computes it, World.probe and LocalJob.probe bring its
+          needs a module and data: offbeat.training.sensitivity computes it, World.probe and LocalJob.probe bring its
           sketch here.
 Notation: L_s -> buffer; L_q -> queue; gamma, delta -> same; k -> sketch; s~_i -> extras["sketch"]; s~_g ->
           state.sketch; D_b -> calibration, calibration_size; Q -> state.norms; M_0 -> state.first; Delta w_i = local
@@ -42,11 +42,11 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require
-from offbeat.core.parts.blocks import LEAST, blocks
-from offbeat.core.parts.reuse import new_vector
-from offbeat.core.parts.running import RunningSum
+from offbeat.core.parts.buffer_statistics import Contributions, own
+from offbeat.core.parts.reused_memory import new_vector
+from offbeat.core.parts.running_sum import RunningSum
 from offbeat.core.parts.selection import Concurrency, Seated, hold, must_step, serve
-from offbeat.core.parts.statistics import Contributions, own
+from offbeat.core.parts.vector_blocks import LEAST, blocks
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, NonNegative, Positive, Settings, above, least
 from offbeat.core.strategies.fedpsa.sketch import Calibration, Fisher, GaussianSketch, Signal, Sketched

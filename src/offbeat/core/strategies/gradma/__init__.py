@@ -39,13 +39,13 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts.absence import Absences, EvictAfter
-from offbeat.core.parts.blocks import LEAST, blocks, distance
-from offbeat.core.parts.buffer import Buffer
-from offbeat.core.parts.reuse import room
+from offbeat.core.parts.absent_clients import Absences, EvictAfter
+from offbeat.core.parts.reused_memory import room
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.selection import Sample
-from offbeat.core.parts.server import ServerState
+from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.vector_blocks import LEAST, blocks, distance
+from offbeat.core.parts.weighted_sum import Buffer
 from offbeat.core.protocol import (
     Action,
     Dispatch,

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.core.parts.blocks import LEAST, blocks
+from offbeat.core.parts.vector_blocks import LEAST, blocks
 
 Matrix = NDArray[np.float64]
 

@@ -38,9 +38,9 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts import statistics
-from offbeat.core.parts.absence import Absences, EvictAfter
-from offbeat.core.parts.reuse import new_vector, room
+from offbeat.core.parts import buffer_statistics
+from offbeat.core.parts.absent_clients import Absences, EvictAfter
+from offbeat.core.parts.reused_memory import new_vector, room
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, too_old
 from offbeat.core.protocol import Action, ClientLost, Dispatch, Event, LocalWork, Note, UpdateArrived, World
@@ -138,11 +138,11 @@ class OrthoFL(Settings):
             if state.version == 0 and self.first_alpha is not None:
                 beta_t = self.first_alpha
             W = torch.lerp(state.model, Y, beta_t, out=new_vector(state.model))  # W := (1 - beta_t) W + beta_t Y
-            statistics.mix(state.layout, W, state.model, Y, beta_t)
+            buffer_statistics.mix(state.layout, W, state.model, Y, beta_t)
             notes["beta_t"] = beta_t
         else:
             W = C if state.layout.plain else new_vector(C).copy_(C)  # C may be what was received
-            statistics.mix(state.layout, W, state.model, Y, 1.0)
+            buffer_statistics.mix(state.layout, W, state.model, Y, 1.0)
             C = W  # one tensor: it is committed, kept and sent
         commit = state.publish(W)
         self._communicated(state, client)  # tau := t, W^(tau+) := W
@@ -175,5 +175,5 @@ class OrthoFL(Settings):
         before, after = (state.layout.trainable(v).norm().item() for v in (d, left))
         notes["kept"] = after / before if before > 0 else 0.0
         G = left.add_(G)  # G := G + d~
-        statistics.own(state.layout, G, Y)  # a reply keeps the client's own
+        buffer_statistics.own(state.layout, G, Y)  # a reply keeps the client's own
         return G

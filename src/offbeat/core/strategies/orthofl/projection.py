@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.core.parts.reuse import new_vector
-from offbeat.core.parts.statistics import own
+from offbeat.core.parts.buffer_statistics import own
+from offbeat.core.parts.reused_memory import new_vector
 from offbeat.core.vector import Layout
 
 BLOCK = 1 << 18  # entries worked on at once: short layers share the calls, and long vectors stay in the caches

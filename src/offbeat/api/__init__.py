@@ -1,0 +1,1 @@
+"""The functions that scripts call: simulate, repeat and compare."""

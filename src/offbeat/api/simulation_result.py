@@ -1,0 +1,135 @@
+"""What came out of a simulation on one's own model and data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sqlite3
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import save
+from torch import Tensor
+
+from offbeat.api import arguments
+from offbeat.core.errors import ConfigError, RunError
+from offbeat.engine.checkpoint import write_whole
+from offbeat.engine.progress import Outcome
+from offbeat.engine.trace import Trace
+from offbeat.experiment import build
+from offbeat.experiment.scripted.scripted_run import Given
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics import trace_summary
+from offbeat.metrics.curves import Curve
+from offbeat.metrics.trace_summary import Summary
+from offbeat.workers import registry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, repr=False)  # what a prompt shows is the result in words, not its tensors
+class Simulation:
+    """What came out: print it, plot it, save it, take the model."""
+
+    given: Given
+    outcome: Outcome
+    summary: Summary
+    trace: Trace
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.given.experiment
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """At the end."""
+        return self.summary.metrics
+
+    @property
+    def by_client(self) -> dict[str | int, float]:
+        """The metric a table shows, of each client: on test examples of its own, or on those it trains on."""
+        return {self.given.holdings.name(client): value for client, value in self.summary.by_client.items()}
+
+    def curve(self, metric: str) -> Curve:
+        """A metric on the evaluation grid."""
+        measured = trace_summary.metric_names(self._db)
+        if metric not in measured:
+            raise ConfigError(f"{metric!r} was not measured; {', '.join(measured)} were")
+        return trace_summary.curve(self._db, metric)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The final model, for your module's load_state_dict."""
+        return build.state_dict(self.given.module, self.outcome.model)
+
+    def plot(self, path: str | Path | None = None, metric: str | None = None) -> Figure:
+        """The metric against virtual time, as a matplotlib figure; saved if a path is given."""
+        from matplotlib.figure import Figure
+
+        name = metric or self.summary.headline
+        points = self.curve(name)
+        figure = Figure(figsize=(6.4, 4), layout="constrained")
+        axis = figure.subplots()
+        axis.plot(points.seconds, points.values)
+        axis.set(xlabel="virtual seconds", ylabel=name, title=type(self.experiment.strategy).__name__)
+        axis.grid(alpha=0.2)
+        if path is not None:
+            figure.savefig(path, dpi=130)
+        return figure
+
+    def save(self, folder: str | Path) -> Path:
+        """The folder that out= would have made: the model (a plain state_dict), the trace, and what it takes to repeat
+        it.
+        """
+        from offbeat.experiment.run import final_checksums
+        from offbeat.experiment.run import run_folder as folders
+
+        worker = str(self.summary.worker or registry.INLINE).split(" (")[0].split(", then ")[-1]
+        memory = self.summary.client_memory
+        path = arguments.folder(folder)
+        run = folders.create(path, self.experiment, called_by(), worker=worker, memory=memory, script=self.given)
+        try:
+            self._copy_trace(run.trace_file)
+        except (OSError, sqlite3.Error) as error:
+            raise RunError(f"cannot write to {path}: {getattr(error, 'strerror', None) or error}") from None
+        model = save(self.state_dict())
+        final_checksums.write(path, self.trace, model)
+        write_whole(run.model_file, model)  # last: with it the run is complete
+        return path
+
+    def _copy_trace(self, path: Path) -> None:
+        partial = path.with_name(f"{path.name}.tmp")
+        with contextlib.closing(sqlite3.connect(partial)) as target:
+            self._db.backup(target)
+        os.replace(partial, path)
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        self.trace.flush()
+        return self.trace.db
+
+    def __repr__(self) -> str:
+        s = self.summary
+        shown = {name: s.metrics[name] for name in ("loss", s.headline) if name in s.metrics}
+        measured = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        whose = " (means over clients, each on its own test)" if s.evaluated == "clients" else ""
+        warnings = "".join(f"\n  warning: {line}" for line in s.warnings)
+        return (
+            f"{type(self.experiment.strategy).__name__}: {measured}{whose} after {s.seconds:.0f} virtual seconds\n"
+            f"  {s.updates} updates, {s.versions} versions, staleness {s.staleness_mean:.1f} on average, at most "
+            f"{s.staleness_max}\n"
+            f"  clients idle {s.idle_share:.0%} of the time; refused {sum(s.refused.values())}, rejected "
+            f"{s.rejected}, lost {s.lost}{warnings}"
+        )
+
+
+def called_by() -> str:
+    """The command that makes the call again."""
+    main = sys.modules.get("__main__")
+    if getattr(main, "__file__", None) is None or hasattr(sys, "ps1"):
+        return "# a call of offbeat, at a prompt or in a notebook"
+    return shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])

@@ -1,1 +1,0 @@
-"""How local work is carried out on data: training, evaluation."""

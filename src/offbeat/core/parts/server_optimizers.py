@@ -1,0 +1,85 @@
+"""Server optimizers: what is done with the aggregated direction d (ascent sign: w + d is plain averaging).
+
+Only trainable entries are adapted; statistics are written afterwards by the `statistics` part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import require
+from offbeat.core.parts.reused_memory import new_vector, room
+from offbeat.core.parts.vector_blocks import blocks
+
+
+class ServerOptimizer(Protocol):
+    def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
+        """The next model, a new tensor."""
+        ...
+
+
+@dataclass(slots=True)
+class Moments:
+    """What an optimizer carries from step to step; part of a strategy's state."""
+
+    first: Tensor | None = None
+    second: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"server lr = {self.lr}: must be positive")
+
+    def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
+        return torch.add(w, d, alpha=self.lr, out=room(w))
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """FedAvgM's: vel := mu vel + d; w := w + vel. No (1 - mu) factor, no Nesterov."""
+
+    mu: float = 0.9
+
+    def __post_init__(self) -> None:
+        require(0 <= self.mu < 1, f"server momentum mu = {self.mu}: must lie in [0, 1)")
+
+    def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
+        before = memory.first
+        memory.first = (
+            new_vector(d).copy_(d) if before is None else torch.mul(before, self.mu, out=room(before)).add_(d)
+        )
+        return torch.add(w, memory.first, out=room(w))
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """FedAdam's: no bias correction, and the second moment starts at tau^2."""
+
+    lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0 and self.tau > 0, f"server Adam lr = {self.lr}, tau = {self.tau}: both must be positive")
+        require(
+            0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
+            f"server Adam beta1 = {self.beta1}, beta2 = {self.beta2}: both lie in [0, 1)",
+        )
+
+    def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
+        m = new_vector(d).zero_() if memory.first is None else memory.first
+        v = new_vector(d).fill_(self.tau**2) if memory.second is None else memory.second
+        model, memory.first, memory.second = new_vector(d), new_vector(d), new_vector(d)
+        for w_, d_, m_, v_, m_new, v_new, w_new in blocks(w, d, m, v, memory.first, memory.second, model):
+            torch.mul(m_, self.beta1, out=m_new).add_(d_, alpha=1 - self.beta1)  # m := beta1 m + (1 - beta1) d
+            torch.mul(v_, self.beta2, out=v_new).addcmul_(d_, d_, value=1 - self.beta2)  # v likewise, of d^2
+            torch.addcdiv(w_, m_new, torch.sqrt(v_new).add_(self.tau), value=self.lr, out=w_new)
+        return model

@@ -1,0 +1,1 @@
+"""Engines that drive strategies in virtual and in wall-clock time."""

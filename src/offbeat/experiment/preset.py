@@ -1,0 +1,60 @@
+"""Define the `Preset` class: a named experiment with the methods that it compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from offbeat.core.errors import ConfigError
+from offbeat.experiment.spec import experiment_files
+from offbeat.experiment.spec.config import Experiment
+from offbeat.scenario.data import Source
+from offbeat.scenario.models import Model
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An experiment, and the settings its methods have there."""
+
+    summary: str
+    experiment: Experiment
+    # name -> strategy, in the order of a table; a variant's begins alike
+    methods: Mapping[str, Any] = field(default_factory=dict)
+    compared: tuple[str, ...] = ()  # whom `offbeat compare` compares unless told otherwise; empty: all of `methods`
+    seeds: int = 3
+    reference: str = "fedavg"  # the method whose time the paper calls 1
+    nearest: Source | None = None  # real data that is most like the paper's, for who does not have that
+
+    def with_strategy(self, word: str) -> Experiment:
+        """The experiment with another method, `fedbuff` or `fedbuff(k=2)`: in the preset's own settings where it has
+        some, but for those in brackets.
+        """
+        if word in self.methods:
+            return replace(self.experiment, strategy=self.methods[word])
+        try:
+            return experiment_files.changed(self.experiment, [f"strategy={word}"], self.methods)
+        except ConfigError as error:
+            raise ConfigError(f"{word}: {error}" if "(" in word else str(error)) from None
+
+    def varied(self, summary: str, methods: Mapping[str, Any] | None = None, **changes: Any) -> Preset:
+        """Another figure or table: the same but for the methods compared, and for these fields of the experiment."""
+        rows = self.methods if methods is None else methods
+        return replace(self, summary=summary, methods=rows, experiment=replace(self.experiment, **changes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a paper's tables: a data set and its model. Papers add what else differs from column to column."""
+
+    title: str
+    data: Source
+    model: Model
+    small: Mapping[str, Any] = field(default_factory=dict)  # what differs at the quick scale
+
+    def quick(self, experiment: Experiment, **changes: Any) -> Experiment:
+        return replace(experiment, **{**changes, **self.small})
+
+
+Scale = Literal["paper", "quick"]
+Maker = Callable[[Scale], Preset]

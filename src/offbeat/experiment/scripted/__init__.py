@@ -1,0 +1,1 @@
+"""Runs that a script defines with its own model and data."""

@@ -1,0 +1,1 @@
+"""Experiment files and the choices that they name."""

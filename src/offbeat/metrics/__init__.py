@@ -1,0 +1,1 @@
+"""Summaries of traces: metrics, measures and statistics over seeds."""

@@ -1,0 +1,1 @@
+"""ASO-Fed: presets, published numbers and claims."""

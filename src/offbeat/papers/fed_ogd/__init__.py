@@ -1,0 +1,1 @@
+"""Fed-OGD: presets, published numbers and claims."""

@@ -1,0 +1,148 @@
+"""Fed-OGD's experiments: accuracy and its variance (Figures 2 to 5, Tables I to IV), and the ablations (Figure 6).
+
+The paper gives no hyper-parameters; these are the defaults of the authors' code. Its epoch is a period of `PERIOD`
+virtual seconds: groups of clients answer after one, three or five of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from offbeat.core.strategies.fed_ogd import FedOGD
+from offbeat.core.strategies.fedavg import FedAvg
+from offbeat.core.strategies.flanp import FLANP
+from offbeat.core.strategies.gradma import GradMA
+from offbeat.core.strategies.mifa import Mifa
+from offbeat.core.strategies.safa import Safa
+from offbeat.engine.until import Until
+from offbeat.experiment.preset import Column, Maker, Preset, Scale
+from offbeat.experiment.spec.config import Experiment
+from offbeat.scenario.data.ag_news import AgNews
+from offbeat.scenario.data.cifar import Cifar10, Cifar100
+from offbeat.scenario.data.tiny_imagenet import TinyImageNet
+from offbeat.scenario.delays import Groups
+from offbeat.scenario.models import Cnn, ResNet, TextCnn
+from offbeat.scenario.partition import MainClass
+from offbeat.training.survey import Survey
+from offbeat.training.trainer import Training
+
+PERIOD = 10.0
+CLIENTS = 50
+EPOCHS, QUICK_EPOCHS = 300, 60
+# the shares of clients that answer after one, three and five periods
+CASES = {"l1": (0.6, 0.2, 0.2), "l2": (0.4, 0.3, 0.3), "l3": (0.2, 0.4, 0.4)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedOGDColumn(Column):
+    partition: MainClass
+    table: str
+    figure: int
+
+
+COLUMNS: dict[str, FedOGDColumn] = {
+    "cifar10": FedOGDColumn(
+        title="CIFAR-10: ResNet-18, 95 % of one class",
+        data=Cifar10(),
+        model=ResNet(depth=18),
+        partition=MainClass(share=0.95, main=1),
+        table="I",
+        figure=2,
+        small={"model": Cnn(channels=(16, 32)), "clients": 20},
+    ),
+    "cifar100": FedOGDColumn(
+        title="CIFAR-100: ResNet-18, 2 × 40 % main classes",
+        data=Cifar100(),
+        model=ResNet(depth=18),
+        partition=MainClass(share=0.8, main=2),
+        table="II",
+        figure=3,
+        small={"model": Cnn(channels=(16, 32)), "clients": 50},
+    ),
+    "tiny": FedOGDColumn(
+        title="Tiny-ImageNet: ResNet-34, 95 % of 4 classes",
+        data=TinyImageNet(),
+        model=ResNet(depth=34),
+        partition=MainClass(share=0.95, main=4),
+        table="III",
+        figure=4,
+        small={"model": Cnn(channels=(8, 16, 16)), "clients": 20},
+    ),
+    "ag_news": FedOGDColumn(
+        # 13 of 50 clients share a class of 30,000 texts: with 2,300 a client 13 × 2,185 + 37 × 38 = 29,811 of them
+        title="AG News: TextCNN, 95 % of one class",
+        data=AgNews(),
+        model=TextCnn(),
+        partition=MainClass(share=0.95, main=1, size=2300),
+        table="IV",
+        figure=5,
+        small={
+            "data": AgNews(vocabulary=5000, length=32),
+            "model": TextCnn(vocabulary=5000, embedding=32, filters=32, dropout=0.0),
+            "clients": 20,  # of as many texts as there are: five clients a class
+            "partition": MainClass(share=0.95, main=1),
+        },
+    ),
+}
+
+
+def methods(scale: Scale) -> dict[str, Any]:
+    """All at the rate of the authors' code, in rounds or epochs of one period."""
+    local, server = (0.01, 0.003) if scale == "paper" else (0.02, 0.02)  # minutes need larger steps
+    return {
+        "fedavg": FedAvg(),  # waits for the slowest group: a step every five periods
+        "safa": Safa(lag=5, sample=0.3, cap=PERIOD),  # a round is a period, as in the authors' simulation
+        "mifa": Mifa(lr=local, epoch=PERIOD, wait="no_wait", average="heard"),  # as the authors' code has it
+        "flanp": FLANP(n0=2),
+        "gradma": GradMA(beta1=0.9, beta2=0.0, lr_local=local),
+        "fed_ogd": FedOGD(lr_local=local, lr_global=server, epoch=PERIOD),
+    }
+
+
+def accuracy(case: str, name: str, scale: Scale) -> Preset:
+    """Top-1 accuracy, and how far active clients and stragglers are from it."""
+    column, shares = COLUMNS[name], CASES[case]
+    rows = methods(scale)
+    experiment = Experiment(
+        data=column.data,
+        model=column.model,  # PyTorch's initial weights, where the code draws Kaiming's and N(0, 0.01)
+        clients=CLIENTS,
+        partition=column.partition,
+        # who is in which group is drawn; in the code it goes by number
+        # a period is a response time, whatever is computed in it: GradMA's three gradients a step take no longer
+        delays=Groups(period=PERIOD, factors=(1.0, 3.0, 5.0), shares=shares, jitter=0.0, unit="response"),
+        training=Training(lr=0.01, momentum=0.1, batch=8, epochs=1),
+        strategy=rows["fed_ogd"],
+        until=Until(seconds=EPOCHS * PERIOD),
+        evaluate_every=5 * PERIOD,
+        survey=Survey(active=shares[0]),
+    )
+    seeds = 3  # not given
+    if scale == "quick":
+        training, until = Training(lr=0.02, momentum=0.1, batch=32, steps=10), Until(seconds=QUICK_EPOCHS * PERIOD)
+        survey, seeds = Survey(active=shares[0], examples=100), 1
+        experiment = column.quick(experiment, training=training, until=until, survey=survey)
+    per_cent = " / ".join(f"{share:.0%}" for share in shares)
+    what = f"Fed-OGD Figure {column.figure} and Table {column.table}, {case.upper()}"
+    summary = f"{what}; {column.title}, {experiment.clients} clients, r / 3r / 5r: {per_cent}"
+    return Preset(summary, experiment, rows, seeds=seeds)
+
+
+def ablation(name: str, scale: Scale) -> Preset:
+    """Without the cache, and with every gradient projected."""
+    preset = accuracy("l2", name, scale)
+    full = preset.methods["fed_ogd"]
+    rows = {
+        "fed_ogd": full,
+        "fed_ogd-no-cache": replace(full, cache=False),
+        "fed_ogd-always": replace(full, project="always"),
+    }
+    summary = f"Fed-OGD Figure 6, ablations in case L2; {COLUMNS[name].title}, {preset.experiment.clients} clients"
+    return preset.varied(summary, rows)
+
+
+def makers() -> dict[str, Maker]:
+    made: dict[str, Maker] = {f"{case}-{name}": partial(accuracy, case, name) for case in CASES for name in COLUMNS}
+    return made | {f"fig6-{name}": partial(ablation, name) for name in ("cifar10", "cifar100")}

@@ -1,0 +1,1 @@
+"""FedCompass: presets, published numbers and claims."""

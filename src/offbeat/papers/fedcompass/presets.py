@@ -1,0 +1,201 @@
+"""FedCompass: time to a target on MNIST and CIFAR-10 (Table 1), FLamby's sets (2), and for other Qmin / Qmax (3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from offbeat.core.parts.staleness import Polynomial
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.core.strategies.fedat import FedAT
+from offbeat.core.strategies.fedavg import FedAvg
+from offbeat.core.strategies.fedavgm import FedAvgM
+from offbeat.core.strategies.fedbuff import FedBuff
+from offbeat.core.strategies.fedcompass import FedCompass
+from offbeat.engine.until import Target, Until
+from offbeat.experiment.preset import Column, Maker, Preset, Scale
+from offbeat.experiment.spec.config import Experiment
+from offbeat.scenario.data.cifar import Cifar10
+from offbeat.scenario.data.isic import Isic2019
+from offbeat.scenario.data.ixi import Ixi
+from offbeat.scenario.data.mnist import Mnist
+from offbeat.scenario.delays import Constant, Delays, Exponential, Normal
+from offbeat.scenario.models import Cnn, EfficientNet, ResNet, UNet3d
+from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
+from offbeat.scenario.partition import Classes, DualDirichlet, Natural, Partition
+from offbeat.training.losses import Focal, LossChoice, TaskLoss
+from offbeat.training.trainer import Training
+
+ALPHA, DISCOUNT = 0.9, Polynomial(a=0.5)
+SEEDS = 10
+ROUNDS = 150  # of a client of mean speed; the paper trains "until it converges"
+QUICK_ROUNDS = 20
+PARTITIONS = ("class", "dirichlet")
+SPEEDS = {"homo": "equally fast", "normal": "normal speeds", "exp": "exponential speeds"}
+SIZES = (5, 10, 20)
+RATIOS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+# "the default experiment settings provided by FLamby": its weighted focal loss. The weights are those of FLamby's code
+# (BaselineLoss of fed_isic2019; neither paper gives them), all training examples over those of the class: MEL, NV, BCC,
+# AK, BKL, DF, VASC, SCC
+ISIC_LOSS = Focal(gamma=2.0, weights=(5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCompassColumn(Column):
+    training: Training  # without steps
+    seconds: float  # a local step of a client of mean speed
+    targets: Mapping[str, Target]  # by partition
+    mu: float = 0.9  # of FedAvgM and FedCompass+M
+    loss: LossChoice = TaskLoss()
+
+
+COLUMNS: dict[str, FedCompassColumn] = {
+    "mnist": FedCompassColumn(
+        title="MNIST: CNN",
+        data=Mnist(),
+        model=FEDCOMPASS_MNIST,
+        training=Training(optimizer="adam", lr=0.003, batch=64),
+        seconds=0.15,
+        targets={"class": Target("acc", 0.9), "dirichlet": Target("acc", 0.9)},
+        small={"model": Cnn(channels=(8, 16), kernel=5), "training": Training(optimizer="adam", lr=0.003, batch=32)},
+    ),
+    "cifar10": FedCompassColumn(
+        title="CIFAR-10: ResNet-18",
+        data=Cifar10(),
+        model=ResNet(depth=18),
+        training=Training(lr=0.1, batch=128),
+        seconds=0.5,
+        targets={"class": Target("acc", 0.6), "dirichlet": Target("acc", 0.5)},
+        small={"model": Cnn(channels=(16, 32)), "training": Training(lr=0.1, batch=32)},
+    ),
+    "ixi": FedCompassColumn(
+        # AdamW as FLamby takes it, with PyTorch's weight decay
+        title="Fed-IXI: 3-D U-Net, 3 hospitals",
+        data=Ixi(),
+        model=UNet3d(),
+        training=Training(optimizer="adamw", lr=0.001, weight_decay=0.01, batch=2),
+        seconds=0.8,
+        targets={"natural": Target("dice", 0.98)},
+        small={"data": Ixi(shape=(16, 20, 16)), "model": UNet3d(width=4, levels=2)},
+    ),
+    "isic": FedCompassColumn(
+        title="Fed-ISIC2019: EfficientNet-B0, 6 centres",
+        data=Isic2019(),
+        model=EfficientNet(weights="efficientnet_b0/model.safetensors"),
+        training=Training(optimizer="adam", lr=0.0005, batch=64),
+        seconds=1.5,
+        targets={"natural": Target("balanced_acc", 0.5)},
+        mu=0.5,
+        loss=ISIC_LOSS,
+        small={
+            "data": Isic2019(size=32),
+            "model": Cnn(channels=(16, 32)),
+            "training": Training(optimizer="adam", lr=0.001, batch=32),
+        },
+    ),
+}
+
+
+def methods(q_min: int, q_max: int, k: int, mu: float) -> dict[str, Any]:
+    """The rows of Tables 1 and 2. Weighted deltas, as in the authors' code and its baselines."""
+    own = FedCompass(q_min=q_min, q_max=q_max, latest=1.2, alpha=ALPHA, a=DISCOUNT.a, mu=mu)
+    return {
+        "fedavg": FedAvg(),
+        "fedavgm": FedAvgM(mu=mu),
+        "fedasync": FedAsync(mode="delta", alpha=ALPHA, staleness=DISCOUNT, client_weight="examples", rho=0.0),
+        # alpha is a factor of every update
+        "fedbuff": FedBuff(k=k, lr=ALPHA, staleness=DISCOUNT, client_weight="examples"),
+        "fedat": FedAT(ratio=2.0),  # for FLamby's sets the ratio is not given
+        "fedcompass": own,
+        "fedcompass+M": replace(own, momentum=True),
+        "fedcompass+N": replace(own, normalized=True),
+    }
+
+
+def speeds(law: str, mean: float) -> Delays:
+    """Seconds a local step; a round of one client varies by a twentieth."""
+    if law == "homo":
+        return Constant(mean=mean, unit="step", jitter=0.05)
+    if law == "normal":
+        return Normal(mean=mean, spread=0.3, unit="step", jitter=0.05)
+    # one client in ten would be faster than that, some a thousand times: they would send nearly all updates
+    return Exponential(mean=mean, least=mean / 10, unit="step", jitter=0.05)
+
+
+LocalSteps = tuple[int, int, int]  # Q of the others, Qmin, Qmax
+
+
+def _preset(
+    name: str, partition: str, division: Partition, clients: int, law: str, steps: LocalSteps, k: int, scale: Scale
+) -> Preset:
+    column = COLUMNS[name]
+    changes: dict[str, Any] = {}
+    rounds, seeds, (q, q_min, q_max) = ROUNDS, SEEDS, steps
+    if scale == "quick":
+        changes, rounds, seeds, (q, q_min, q_max) = dict(column.small), QUICK_ROUNDS, 1, (n // 10 for n in steps)
+    rows = methods(q_min, q_max, k, column.mu)
+    training = replace(changes.pop("training", column.training), steps=q)
+    seconds = rounds * q * column.seconds
+    experiment = Experiment(
+        data=column.data,
+        model=column.model,
+        clients=clients,
+        partition=division,
+        delays=speeds(law, column.seconds),
+        training=training,
+        loss=column.loss,
+        strategy=rows["fedcompass"],
+        until=Until(seconds=seconds),
+        target=column.targets[partition],
+        evaluate_every=seconds / (200 if scale == "paper" else 20),  # relative times need a fine grid
+    )
+    return Preset("", replace(experiment, **changes), rows, seeds=seeds, reference="fedcompass")
+
+
+def table1(name: str, partition: str, clients: int, law: str, scale: Scale) -> Preset:
+    """Time to 90 % (MNIST), 60 or 50 % (CIFAR-10)."""
+    fewest, most = (5, 6) if clients == 5 else (3, 5)
+    division: Partition = Classes(fewest=fewest, most=most) if partition == "class" else DualDirichlet()
+    steps, k = ((100, 20, 100), 5) if clients == 20 else ((200, 40, 200), 3)
+    preset = _preset(name, partition, division, clients, law, steps, k, scale)
+    split = "class partition" if partition == "class" else "dual Dirichlet partition"
+    title = f"{COLUMNS[name].title}, {clients} clients, {split}, {SPEEDS[law]}"
+    return preset.varied(f"FedCompass Table 1, {title}: time to {COLUMNS[name].targets[partition]}")
+
+
+def table2(name: str, law: str, scale: Scale) -> Preset:
+    """Time to a DICE of 0.98 (IXI), to a balanced accuracy of 50 % (ISIC)."""
+    clients, k = (3, 2) if name == "ixi" else (6, 3)
+    preset = _preset(name, "natural", Natural(), clients, law, (50, 20, 100), k, scale)
+    summary = f"FedCompass Table 2, {COLUMNS[name].title}, {SPEEDS[law]}: time to {COLUMNS[name].targets['natural']}"
+    return preset.varied(summary)
+
+
+def table3(name: str, clients: int, law: str, scale: Scale) -> Preset:
+    """Qmin from a twentieth of Qmax to all of it; at 1.0 it is FedAsync."""
+    preset = table1(name, "dirichlet", clients, law, scale)
+    own: FedCompass = preset.methods["fedcompass"]
+    lowest = {ratio: max(1, round(ratio * own.q_max)) for ratio in RATIOS}
+    rows: dict[str, Any] = {f"fedcompass-q{ratio:g}": replace(own, q_min=q_min) for ratio, q_min in lowest.items()}
+    rows |= {method: preset.methods[method] for method in ("fedbuff", "fedat")}
+    title = f"{COLUMNS[name].title}, {clients} clients, dual Dirichlet partition, {SPEEDS[law]}"
+    varied = preset.varied(f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}", rows)
+    return replace(varied, reference="fedcompass-q0.2")
+
+
+def makers() -> dict[str, Maker]:
+    made: dict[str, Maker] = {}
+    for law in SPEEDS:
+        for name in ("mnist", "cifar10"):
+            for m in SIZES:
+                made |= {
+                    f"table1-{name}-{partition}-m{m}-{law}": partial(table1, name, partition, m, law)
+                    for partition in PARTITIONS
+                }
+                made[f"table3-{name}-m{m}-{law}"] = partial(table3, name, m, law)
+        made |= {f"table2-{name}-{law}": partial(table2, name, law) for name in ("ixi", "isic")}
+    return made

@@ -1,0 +1,1 @@
+"""FedPSA: presets, published numbers and claims."""

@@ -1,0 +1,1 @@
+"""OrthoFL: presets, published numbers and claims."""

@@ -1,0 +1,202 @@
+"""Air quality in Beijing: six pollutants from two days of weather, one client a station.
+
+Two publications: the multi-site data of 2013-2017 (12 stations) and KDD Cup 2018 (the areas whose name has both an air
+station and a weather station: nine, as in ASO-Fed). Gaps: a weather value that was not measured is the last one
+measured, for at most `carry` hours; windows that still have a gap, and those whose pollutants were not all measured,
+are left out. Nothing is filled in where something is predicted. Carbon monoxide is in mg/m³, the others in µg/m³.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from offbeat.core.errors import DataError, require
+from offbeat.scenario.data.csv_tables import numbers, read_table
+from offbeat.scenario.data.data_root import Published, find_file, find_files
+from offbeat.scenario.data.dataset import Dataset
+from offbeat.scenario.data.time_split import Gathered, check_shares, in_time, windows
+
+Floats = NDArray[np.float64]
+Readings = tuple[Floats, Floats]  # (hours, weather), (hours, pollutants)
+
+POLLUTANTS = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3")
+YEARS = (1900, 2100)  # every hour from a station's first to its last has a place: a wrong year would fill the memory
+COMPASS = ("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW")
+BEIJING_PAGE = "https://archive.ics.uci.edu/dataset/501/beijing+multi+site+air+quality+data"
+# nobody published its checksum: not downloaded
+BEIJING = Published(name="PRSA2017_Data_20130301-20170228.zip", most=100_000_000)
+KDD_PAGE = "https://www.biendata.xyz/competition/kdd_2018/data/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Windows:
+    hours: int = 48  # of weather before and at the hour that is predicted
+    stride: int = 25  # hours from one window to the next; 24 would always predict the same hour of the day
+    carry: int = 6  # hours for which a weather value stands in for those not measured
+    train: float = 0.6  # share of a station's time, from its beginning
+    test: float = 0.2  # at its end; what lies between is left for validation
+
+    def __post_init__(self) -> None:
+        require(self.hours >= 1, f"air hours = {self.hours}: a window needs at least 1")
+        require(self.stride >= 1, f"air stride = {self.stride}: at least 1 hour from window to window")
+        require(self.carry >= 0, f"air carry = {self.carry}: must be 0 or more hours")
+        check_shares("air", self.train, self.test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeijingAir(_Windows):
+    """Beijing 2013-2017: six pollutants from 48 hours of weather, 12 stations (files: beijing-air/PRSA_Data_*.csv)."""
+
+    def load(self) -> Dataset:
+        paths = find_files("beijing-air", ("PRSA_Data_*.csv",), BEIJING, BEIJING_PAGE)
+        stations: dict[str, Readings] = {}
+        for path in paths:
+            name, series = _beijing(path)
+            if name in stations:
+                raise DataError(f"{path} holds station {name!r}, which another file holds too")
+            stations[name] = series
+        return _dataset("beijing-air", stations, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KddAir(_Windows):
+    """KDD Cup 2018: six pollutants from 48 hours of weather, 9 areas (files: kdd-air/beijing_17_18_{aq,meo}.csv)."""
+
+    def load(self) -> Dataset:
+        air, weather = (find_file("kdd-air", (f"beijing_17_18_{kind}.csv",), page=KDD_PAGE) for kind in ("aq", "meo"))
+        return _dataset("kdd-air", _kdd(air, weather), self)
+
+
+def _beijing(path: Path) -> tuple[str, Readings]:
+    weather = ("TEMP", "PRES", "DEWP", "RAIN", "WSPM")
+    columns = read_table(path, ("year", "month", "day", "hour", *POLLUTANTS, *weather, "wd", "station"))
+
+    def values(name: str) -> Floats:
+        return numbers(path, name, columns[name], ("NA", ""))
+
+    station = set(columns["station"])
+    if len(station) != 1:
+        raise DataError(f"{path} holds {len(station)} stations: one a file is expected")
+    year, month, day, hour = (values(name) for name in ("year", "month", "day", "hour"))
+    times = _moments(path, year, month, day, hour)
+    wind = np.array([_direction(path, cell) for cell in columns["wd"]])
+    pollutants = np.stack([values(name) for name in POLLUTANTS], axis=1)
+    pollutants[:, POLLUTANTS.index("CO")] /= 1000  # mg/m³, as in KDD Cup 2018
+    return station.pop(), _hourly(times, np.column_stack([*(values(name) for name in weather), wind]), pollutants)
+
+
+def _moments(path: Path, year: Floats, month: Floats, day: Floats, hour: Floats) -> NDArray[np.datetime64]:
+    parts = np.stack([year, month, day, hour])
+    fine = np.isfinite(parts).all() and (parts == np.rint(parts)).all()
+    fine = fine and ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour >= 0) & (hour <= 23)).all()
+    if not fine:
+        raise DataError(f"{path}: year, month, day and hour must be given in every row, as whole numbers")
+    odd = year[(year < YEARS[0]) | (year > YEARS[1])]
+    if len(odd):
+        raise DataError(f"{path}: year {odd[0]:g} is out of range: {YEARS[0]} to {YEARS[1]}")
+    y, m, d, h = parts.astype(np.int64)
+    months = (y - 1970).astype("M8[Y]").astype("M8[M]") + (m - 1)
+    hours: NDArray[np.datetime64] = months.astype("M8[D]").astype("M8[h]") + ((d - 1) * 24 + h)
+    return hours
+
+
+def _direction(path: Path, cell: str) -> tuple[float, float]:
+    """A compass point as sine and cosine: north and north-north-west are neighbours."""
+    if cell in ("NA", ""):
+        return np.nan, np.nan
+    if cell not in COMPASS:
+        raise DataError(f"{path}: wind direction {cell!r} is none of {', '.join(COMPASS)}")
+    angle = 2 * np.pi * COMPASS.index(cell) / len(COMPASS)
+    return np.sin(angle), np.cos(angle)
+
+
+def _kdd(air_file: Path, weather_file: Path) -> dict[str, Readings]:
+    measured = ("temperature", "pressure", "humidity", "wind_speed", "wind_direction")
+    air, weather = _by_station(air_file, "stationId", POLLUTANTS), _by_station(weather_file, "station_id", measured)
+    areas = sorted(set(air) & set(weather))
+    if not areas:
+        raise DataError(f"{air_file} and {weather_file} have no area in common, such as shunyi_aq and shunyi_meo")
+    return {area: _joined(air[area], weather[area]) for area in areas}
+
+
+def _by_station(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tuple[NDArray[np.datetime64], Floats]]:
+    """Area -> (times, values); an area is a station's name without what it measures."""
+    columns = read_table(path, (key, "utc_time", *wanted))
+    try:
+        times = np.array(columns["utc_time"], dtype="M8[s]").astype("M8[h]")
+    except ValueError:
+        raise DataError(f"{path}: utc_time must be written as 2017-01-01 14:00:00") from None
+    first, last = (np.datetime64(str(year), "h") for year in (YEARS[0], YEARS[1] + 1))
+    odd = np.flatnonzero(~((times >= first) & (times < last)))  # nor is it NaT
+    if len(odd):
+        given = columns["utc_time"][odd[0]]
+        raise DataError(f"{path}: utc_time {given!r} is out of range: years from {YEARS[0]} to {YEARS[1]}")
+    values = np.stack([numbers(path, name, columns[name], ("", "NA")) for name in wanted], axis=1)
+    stations = np.array([name.rsplit("_", 1)[0] for name in columns[key]])
+    return {str(area): (times[stations == area], values[stations == area]) for area in np.unique(stations)}
+
+
+def _joined(air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[np.datetime64], Floats]) -> Readings:
+    times, raw = weather
+    raw = np.where(raw == 999999, np.nan, raw)
+    angle = np.deg2rad(raw[:, 4])
+    calm = raw[:, 4] == 999017  # no wind has no direction
+    wind = np.where(calm[:, None], 0.0, np.column_stack([np.sin(angle), np.cos(angle)]))
+    both = np.concatenate([times, air[0]])
+    values = np.full((len(both), 6 + len(POLLUTANTS)), np.nan)
+    values[: len(times), :6] = np.column_stack([raw[:, :4], wind])
+    values[len(times) :, 6:] = air[1]
+    return _hourly(both, values[:, :6], values[:, 6:])
+
+
+def _hourly(times: NDArray[np.datetime64], weather: Floats, pollutants: Floats) -> Readings:
+    """Every hour from first to last in its place: one without a row is a gap, of two values the first counts."""
+    place = (times - times.min()).astype(np.int64)
+    values = np.concatenate([weather, pollutants], axis=1)
+    grid = np.full((int(place.max()) + 1, values.shape[1]), np.nan)
+    for at in range(values.shape[1]):
+        measured = np.flatnonzero(~np.isnan(values[:, at]))[::-1]  # backwards, so that the first is written last
+        grid[place[measured], at] = values[measured, at]
+    return grid[:, : weather.shape[1]], grid[:, weather.shape[1] :]
+
+
+def _carried(values: Floats, hours: int) -> Floats:
+    """Gaps filled with the last value measured, at most so many hours old."""
+    rows = np.arange(len(values))[:, None]
+    last = np.maximum.accumulate(np.where(np.isnan(values), -1, rows), axis=0)
+    filled = np.take_along_axis(values, np.maximum(last, 0), axis=0)
+    return np.where((last >= 0) & (rows - last <= hours), filled, np.nan)
+
+
+def _dataset(name: str, stations: dict[str, Readings], settings: _Windows) -> Dataset:
+    gathered, possible = Gathered(), 0
+    for station in sorted(stations):
+        weather, pollutants = stations[station]
+        end, start = in_time(len(weather), settings.train, settings.test)
+        for part, (first, last) in {"train": (0, end), "test": (start, len(weather))}.items():
+            x, y, tried = _windows(weather[first:last], pollutants[first:last], settings)
+            possible += tried
+            gathered.add(part, x, y, station)
+    train, test = gathered.count("train"), gathered.count("test")
+    if not train or not test:
+        none = f"no window of {settings.hours} hours is whole in the training or the test part"
+        raise DataError(f"{name}: {none}: use fewer hours")
+    note = f"{possible - train - test} of {possible} windows left out for gaps"
+    return windows(name, gathered, class_names=POLLUTANTS, notes=(note,))
+
+
+def _windows(weather: Floats, pollutants: Floats, settings: _Windows) -> tuple[Floats, Floats, int]:
+    """Windows (n, hours, weather), the pollutants of each one's last hour, and how many there would be without gaps."""
+    features = weather.shape[1]
+    if len(weather) < settings.hours:
+        return np.empty((0, settings.hours, features)), np.empty((0, len(POLLUTANTS))), 0
+    filled = _carried(weather, settings.carry)
+    x = sliding_window_view(filled, settings.hours, axis=0)[:: settings.stride].transpose(0, 2, 1)
+    y = pollutants[settings.hours - 1 :: settings.stride]
+    whole = ~np.isnan(x).any((1, 2)) & ~np.isnan(y).any(1)
+    return x[whole], y[whole], len(y)

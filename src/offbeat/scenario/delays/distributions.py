@@ -1,0 +1,200 @@
+"""Clients of different speeds: each draws its mean time once, and its jobs vary a little around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import exp, log, pi, sqrt
+from statistics import NormalDist
+from typing import ClassVar
+
+from offbeat.core.errors import require
+from offbeat.scenario.client_groups import group_of, require_shares
+from offbeat.scenario.delays.delay_law import SHORTEST, Varying, positive, speed
+
+_NORMAL = NormalDist()
+WIDEST = 20.0  # of a lognormal law: one client in six takes e^20 = 5e8 times the median, more is a slip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Varying):
+    """All clients are equally fast: `mean` seconds."""
+
+    mean: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("constant", mean=self.mean)
+
+    def mean_of(self, seed: int, client: int) -> float:
+        return self.mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Varying):
+    """Mean times spread evenly between `low` and `high` seconds."""
+
+    low: float = 10.0
+    high: float = 500.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("uniform", low=self.low, high=self.high)
+        require(self.low <= self.high, f"uniform delays: low = {self.low} lies above high = {self.high}")
+
+    def mean_of(self, seed: int, client: int) -> float:
+        return self.low + (self.high - self.low) * speed(seed, client)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal(Varying):
+    """Mean times are normal around `mean` seconds, with a deviation of `spread` times that; at least a twentieth."""
+
+    mean: float = 60.0
+    spread: float = 0.3  # FedCompass's
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("normal", mean=self.mean, spread=self.spread)
+
+    def mean_of(self, seed: int, client: int) -> float:
+        return self.mean * max(SHORTEST, 1.0 + self.spread * _NORMAL.inv_cdf(speed(seed, client)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FromZero(Varying):
+    law: ClassVar[str]
+    mean: float = 60.0
+    least: float = 0.0  # nobody is faster than this; the law itself has clients that take next to nothing
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self.law, mean=self.mean)
+        least = f"{self.law} delays: least = {self.least}"
+        require(0 <= self.least <= self.mean, f"{least}: from 0 to the mean, {self.mean}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfNormal(_FromZero):
+    """Mean times are half-normal around `mean` seconds: most clients are fast, none is very slow."""
+
+    law = "half-normal"
+
+    def mean_of(self, seed: int, client: int) -> float:
+        scale = self.mean * sqrt(pi / 2)  # the mean of |N(0, s^2)| is s sqrt(2 / pi)
+        return max(self.least, scale * _NORMAL.inv_cdf((1.0 + speed(seed, client)) / 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lognormal(Varying):
+    """A few clients are very slow: log times are normal around `median` seconds with deviation `sigma`.
+
+    Or give the `mean` and standard deviation `std` of the times themselves: sigma^2 = ln(std^2 / mean^2 + 1) and
+    median = mean exp(-sigma^2 / 2).
+    """
+
+    median: float = 60.0
+    sigma: float = 1.0
+    mean: float | None = None
+    std: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("lognormal", median=self.median, sigma=self.sigma)
+        require(self.sigma <= WIDEST, f"lognormal delays: sigma = {self.sigma}: at most {WIDEST:g}")
+        if self.mean is None or self.std is None:
+            require(self.mean is self.std, "lognormal delays: mean and std go together: give both or neither")
+            return
+        positive("lognormal", mean=self.mean, std=self.std)
+        # their squares are numbers, and sigma below 16
+        usable = 1e-100 <= self.mean <= 1e100 and self.std <= 1e50 * self.mean
+        require(usable, f"lognormal delays: mean = {self.mean}, std = {self.std}: too far from 1, or from each other")
+        variance = log(self.std**2 / self.mean**2 + 1)
+        object.__setattr__(self, "sigma", sqrt(variance))
+        object.__setattr__(self, "median", self.mean * exp(-variance / 2))
+
+    def mean_of(self, seed: int, client: int) -> float:
+        return self.median * exp(self.sigma * _NORMAL.inv_cdf(speed(seed, client)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential(_FromZero):
+    """Exponentially distributed mean times around `mean` seconds: many fast clients, a long tail of slow ones."""
+
+    law = "exponential"
+
+    def mean_of(self, seed: int, client: int) -> float:
+        # the quantile: a large draw is a slow client, as elsewhere
+        return max(self.least, -self.mean * log(1.0 - speed(seed, client)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongTail(Varying):
+    """Most clients take little more than `low` seconds, a few up to `high`: a Pareto law cut off there.
+
+    FedPSA names a long tail "where most response times cluster around 10" and no more; with a = 1 half of the clients
+    lie below about twice the lowest time, whatever the highest.
+    """
+
+    low: float = 10.0
+    high: float = 500.0
+    a: float = 1.0  # the smaller, the more slow clients
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("long-tail", low=self.low, high=self.high, a=self.a)
+        require(self.low <= self.high, f"long-tail delays: low = {self.low} lies above high = {self.high}")
+        require(self.a >= 1e-6, f"long-tail delays: a = {self.a}: at least 1e-6")
+
+    def mean_of(self, seed: int, client: int) -> float:
+        # F(x) = (1 - (low/x)^a) / (1 - (low/high)^a)
+        share = speed(seed, client) * (1.0 - (self.low / self.high) ** self.a)
+        return float(min(self.low * (1.0 - share) ** (-1.0 / self.a), self.high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups(Varying):
+    """Groups of equally fast clients: a share of them (`shares`) takes each of `factors` times `period` seconds.
+
+    Fed-OGD's settings are L1 = (0.6, 0.2, 0.2), L2 = (0.4, 0.3, 0.3) and L3 = (0.2, 0.4, 0.4) of r, 3r and 5r. Who is
+    in which group is drawn, but the shares are kept: of every ten clients 6, 2 and 2.
+    """
+
+    period: float = 10.0
+    factors: tuple[float, ...] = (1.0, 3.0, 5.0)
+    shares: tuple[float, ...] = (0.4, 0.3, 0.3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "factors", tuple(self.factors))
+        object.__setattr__(self, "shares", tuple(self.shares))
+        positive("group", period=self.period, **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
+        given = f"{len(self.factors)} factors and {len(self.shares)} shares"
+        fine = len(self.factors) == len(self.shares) > 0
+        require(fine, f"group delays: {given}: one share for each factor is needed")
+        require_shares("group delays", self.shares)
+
+    def mean_of(self, seed: int, client: int) -> float:
+        return self.period * self.factors[group_of(self.shares, seed, "response group", client)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerClient(Varying):
+    """Measured times: the mean seconds of each client, in the order of the clients."""
+
+    means: tuple[float, ...]  # seconds of each client; of sites in a file also by name: {bern: 20, zug: 240}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "means", tuple(self.means))  # a list from a file is meant as a tuple
+        require(len(self.means) > 0, "per-client delays: means is empty: one number for each client is needed")
+        positive("per-client", **{f"means[{client}]": mean for client, mean in enumerate(self.means)})
+
+    def mean_of(self, seed: int, client: int) -> float:
+        known = len(self.means)
+        require(0 <= client < known, f"per-client delays: none for client {client}, there are {known}")
+        return self.means[client]
+
+    def covers(self, clients: Iterable[int]) -> None:
+        for client in clients:
+            self.mean_of(0, client)

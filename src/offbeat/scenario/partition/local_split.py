@@ -1,0 +1,82 @@
+"""What of its own data a client trains on, and what it keeps to itself: for validation, and for a test of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.core import draws
+from offbeat.core.computed_rows import Rows, each
+from offbeat.core.errors import DataError, require
+from offbeat.scenario.example_counts import ExampleCounts
+from offbeat.scenario.partition.assignment import cut
+
+
+class Parts(NamedTuple):
+    """One client's examples, each part in increasing order."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+class Sizes(NamedTuple):
+    train: int
+    validation: int
+    test: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Each client's examples in three parts, drawn at random: to train on, for validation (unused), and the test.
+
+    All is trained on unless told otherwise. The parts are those of what a partition dealt; the data set's own test
+    examples are not touched.
+    """
+
+    train: float = 1.0  # shares of the client's examples; what is left of 1 is its test part
+    validation: float = 0.0  # kept apart, and unused
+
+    def __post_init__(self) -> None:
+        fine = 0 < self.train <= 1 and self.validation >= 0 and self.train + self.validation <= 1 + 1e-9
+        given = f"split train = {self.train}, validation = {self.validation}"
+        require(fine, f"{given}: shares, train above 0, together 1 or less")
+
+    @property
+    def test(self) -> float:
+        return max(0.0, round(1 - self.train - self.validation, 9))  # 1 - 0.8 - 0.2 is -5e-17
+
+    def of(self, part: Literal["train", "test"], seed: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """That part of every client's examples."""
+        change = partial(self._one, part, seed)
+        if not isinstance(rows, Rows):
+            return each(rows, change)
+        counts = ExampleCounts.mapped(rows.counts, lambda client, held: getattr(self._sizes(client, held), part))
+        return rows.then(change, counts)
+
+    def _one(self, part: str, seed: int, client: int, rows: Tensor) -> Tensor:
+        made: Tensor = getattr(self.parts(seed, client, rows), part)
+        return made
+
+    def parts(self, seed: int, client: int, rows: Tensor) -> Parts:
+        """Cuts fall on the nearest whole example."""
+        if self.train == 1:
+            return Parts(rows, rows[:0], rows[:0])
+        order = torch.randperm(len(rows), generator=draws.generator(seed, "split", client)).numpy()
+        sizes = self._sizes(client, len(rows))
+        return Parts(*(rows[torch.from_numpy(np.sort(part))] for part in np.split(order, np.cumsum(sizes)[:-1])))
+
+    def _sizes(self, client: int, held: int) -> Sizes:
+        shares = np.array([self.train, self.validation, self.test])
+        sizes = Sizes(*(len(part) for part in cut(np.arange(held), shares)))
+        for name, share, size in zip(Sizes._fields, shares, sizes, strict=True):
+            if share > 0 and name != "validation" and size == 0:
+                few = f"client {client} has {held} examples: too few for a {name} part of {share:g} of them"
+                raise DataError(f"{few}; deal more to each, or hold less out")
+        return sizes

@@ -1,0 +1,268 @@
+"""A scripted engine: drive any strategy by hand, event by event, under the same rules as the real engines.
+
+    engine = ScriptedEngine(FedAsync(alpha=0.5), tiny_world(clients=2))
+    engine.start()                          # everyone reports ready at time 0
+    engine.arrive(0, at=3.0)                # client 0 trains and answers
+    engine.lose(1, at=4.0, reachable=False)
+    engine.advance(10.0)                    # time passes, timers fire
+    print(engine)                           # what happened, one line an event
+
+Calls without `at` happen at this very instant, and an instant has an order: updates, losses, clients coming back,
+each by client; timers last, when the clock moves on or `advance()` ends the instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.core.event_text import tell
+from offbeat.core.jobs import Job, Result
+from offbeat.core.ledger import Ledger
+from offbeat.core.protocol import Action, CancelTimer, Event, ProtocolError, SetTimer, Strategy, World
+from offbeat.engine.coordinator import Coordinator
+from offbeat.testing.tiny_worlds import TinyClients, with_probe
+
+ARRIVE, LOST, READY = range(3)  # the order within one instant
+ENDLESS = 1000  # timers at one instant before it counts as never ending
+
+
+class ScriptError(Exception):
+    """The script, not the strategy, asked for something that cannot happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event, what the strategy answered, and the version after that."""
+
+    event: Event
+    actions: tuple[Action, ...]
+    version: int
+
+    def __str__(self) -> str:
+        return tell(self.event) + "".join(f"\n    {tell(action)}" for action in self.actions)
+
+
+OnAnswer = Callable[["ScriptedEngine", Entry], None]
+
+
+class ScriptedEngine:
+    def __init__(
+        self,
+        strategy: Strategy,
+        world: World,
+        train: Callable[[Job], Result] | None = None,  # how a client answers when the script gives no local model
+        watch: OnAnswer | None = None,  # called after each answer was booked
+        now: float = 0.0,
+    ) -> None:
+        self.world = with_probe(world, strategy)
+        self.now = now
+        self.log: list[Entry] = []
+        self.timers: dict[str, float] = {}  # in the order in which they were set
+        self.examples = dict(world.clients)
+        self._train = train or TinyClients(world.layout, probe=self.world.probe)
+        self._watch = watch
+        self._last = (-1, -1)  # (kind, client) of this instant's last event
+        self.coordinator = Coordinator(strategy, self.world, num_examples=self._holds, heard=self._heard)
+        self.coordinator.begin(now, away=self.world.clients)
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.coordinator.strategy
+
+    @property
+    def state(self) -> Any:
+        return self.coordinator.state
+
+    @property
+    def model(self) -> Tensor:
+        """Of the last Commit."""
+        return self.coordinator.model
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.coordinator.ledger
+
+    @property
+    def memory(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """What client rules keep between jobs."""
+        return self.coordinator.memories
+
+    @property
+    def stopped(self) -> str | None:
+        """The reason the strategy gave, or that it is over."""
+        return self.coordinator.reason
+
+    # ------------------------------------------------------------ what may happen
+
+    def start(self) -> None:
+        """Everyone known reports ready."""
+        for client in sorted(self.world.clients):
+            if self.stopped is None:
+                self.ready(client)
+
+    def ready(self, client: int, *, at: float | None = None, num_examples: int | None = None) -> None:
+        """A known client that was not reachable (nobody is before the start) can take work."""
+        self._happens(READY, client, at)
+        if client not in self.ledger.absent:
+            why = "reachable already" if self.ledger.known(client) else "unknown: it may join"
+            raise ScriptError(f"client {client} cannot become ready: it is {why}")
+        self._appears(client, num_examples)
+
+    back = ready
+
+    def join(self, client: int, *, at: float | None = None, num_examples: int | None = None) -> None:
+        """A client nobody knew appears."""
+        self._happens(READY, client, at)
+        if self.ledger.known(client):
+            raise ScriptError(f"client {client} is known: it may come back, not join")
+        self._appears(client, num_examples)
+
+    def arrive(
+        self,
+        client: int,
+        local: Tensor | Sequence[float] | None = None,
+        *,
+        at: float | None = None,
+        num_examples: int | None = None,
+        steps: int | None = None,
+        extras: Mapping[str, Tensor] | None = None,
+        reachable: bool = True,
+    ) -> None:
+        """The client's update arrives: what it trained, or the `local` given. Unreachable: then it is gone."""
+        self._happens(ARRIVE, client, at)
+        job = self._job(client)
+        result = self._train(job) if local is None else self._given(job, local)
+        result = replace(
+            result,
+            num_examples=result.num_examples if num_examples is None else num_examples,
+            steps=result.steps if steps is None else steps,
+            extras=result.extras if extras is None else extras,
+        )
+        self.coordinator.answered(self.now, job.ticket, result, self._back(reachable))
+
+    def lose(self, client: int, *, at: float | None = None, reachable: bool = True) -> None:
+        """The client will not answer its ticket: it crashed, or its job raised."""
+        self._lost(client, at, reachable)
+        if not reachable and self.stopped is None:
+            self.coordinator.left(self.now, client)
+
+    def expire(self, client: int, *, at: float | None = None) -> None:
+        """The ticket timed out while the client still works on it: nothing more is heard until it is `back`."""
+        self._lost(client, at, reachable=False)
+
+    def refuse(self, client: int, *, at: float | None = None) -> None:
+        """The client answers, the admission gate refuses it: the strategy hears of a loss, the work is for nothing."""
+        if at is not None:
+            self.move(at)
+        self._train(self._job(client))
+        self.lose(client)
+
+    def leave(self, client: int, *, at: float | None = None) -> None:
+        """An idle client goes away."""
+        self._happens(LOST, client, at)
+        if not self.ledger.idle(client):
+            raise ScriptError(f"client {client} is not idle: only an idle client leaves, one at work is lost")
+        self.coordinator.left(self.now, client)
+
+    def finish(self) -> list[Action]:
+        """The run ends here: what the strategy asks at the end, carried out."""
+        self._end_instant()
+        actions = self.coordinator.finish(self.now)
+        if actions and self.state.model is not self.model:
+            raise ProtocolError("finish: state.model is not the tensor of the last Commit")
+        self.coordinator.end("the run is over")
+        return actions
+
+    def move(self, to: float) -> None:
+        """Let time pass up to `to`; what happens there comes before the timers due there."""
+        if to < self.now:
+            raise ScriptError(f"time {to} lies before now, {self.now}")
+        while self.now < to and self.stopped is None:
+            self._end_instant()
+            self.now = min(to, min(self.timers.values(), default=inf))
+            self._last = (-1, -1)
+
+    def advance(self, to: float | None = None) -> None:
+        """Let time pass up to `to` (or just end this instant), with every timer that is due on the way and then."""
+        self.move(self.now if to is None else to)
+        self._end_instant()
+
+    @property
+    def stands_still(self) -> bool:
+        """Nothing can happen any more unless a client comes back or joins."""
+        return not self.ledger.open and not self.timers
+
+    # ------------------------------------------------------------ the rules of an instant
+
+    def _happens(self, kind: int, client: int, at: float | None) -> None:
+        if at is not None:
+            self.move(at)
+        if self.stopped is not None:
+            raise ScriptError(f"nothing happens any more: {self.stopped}")
+        if (kind, client) <= self._last:
+            order = "updates, losses, clients coming back, each by client"
+            late = f"out of order at {self.now:g} s for client {client}"
+            raise ScriptError(f"{late}: an instant has {order}; or give a later `at`")
+        self._last = (kind, client)
+
+    def _end_instant(self) -> None:
+        """Fire the timers of this instant, those set meanwhile too; an update with now == at has gone first."""
+        for _ in range(ENDLESS):
+            due = min(self.timers, key=self.timers.__getitem__, default=None)  # of equal ones the first that was set
+            due = None if due is None or self.timers[due] > self.now else due
+            if due is None or self.stopped is not None:
+                self._last = (-1, -1)
+                return
+            del self.timers[due]  # a fired timer is gone
+            self.coordinator.fired(self.now, due)
+        raise ProtocolError(f"timer {due!r} is set for now, {self.now:g}, again and again: this instant never ends")
+
+    # ------------------------------------------------------------ facts and orders
+
+    def _appears(self, client: int, num_examples: int | None) -> None:
+        if num_examples is None:
+            num_examples = self.examples.get(client, 10 * (client + 1))
+        self.examples[client] = num_examples
+        self.coordinator.joined(self.now, client, num_examples)
+
+    def _lost(self, client: int, at: float | None, reachable: bool) -> None:
+        self._happens(LOST, client, at)
+        self.coordinator.expired(self.now, self._job(client).ticket, None, self._back(reachable))
+
+    def _heard(self, event: Event, actions: Sequence[Action]) -> None:
+        """Timers are kept; jobs are under way until the script says how they end, and who is away until it says so."""
+        for action in actions:
+            if isinstance(action, SetTimer) and self.timers.get(action.key) != action.at:
+                self.timers.pop(action.key, None)  # moved: it now counts as the last one set
+                self.timers[action.key] = action.at
+            elif isinstance(action, CancelTimer):
+                self.timers.pop(action.key, None)
+        entry = Entry(event, tuple(actions), self.ledger.version)
+        self.log.append(entry)
+        if self._watch is not None:
+            self._watch(self, entry)
+
+    def _back(self, reachable: bool) -> float:
+        return self.now if reachable else inf
+
+    def _holds(self, client: int, index: int, now: float) -> int:
+        return self.examples[client]
+
+    def _job(self, client: int) -> Job:
+        if client not in self.ledger.busy:
+            raise ScriptError(f"client {client} has no work: in flight are {sorted(self.ledger.busy)}")
+        return self.ledger.open[self.ledger.busy[client]]
+
+    def _given(self, job: Job, local: Tensor | Sequence[float]) -> Result:
+        if not isinstance(local, Tensor):
+            local = torch.tensor(local, dtype=self.world.model.dtype)
+        return Result(job.ticket, local, job.num_examples, steps=1, memory=job.memory)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.log))

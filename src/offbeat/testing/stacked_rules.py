@@ -1,0 +1,76 @@
+"""A client rule must do to a stack of clients what it does to each alone: then many can be trained in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, stacked_carry, stacked_job, start_job, stretch
+from offbeat.core.protocol import Gradient, LocalJob
+from offbeat.testing.tiny_worlds import Sgd, TinyClients, optimum
+
+RAGGED = 3  # numbers of steps that jobs of a stack take in turn, where their work leaves it open
+
+
+def ragged(clients: TinyClients, jobs: Sequence[Job]) -> list[TinyClients]:
+    """The clients of these jobs, some with more steps than others."""
+    return [replace(clients, steps=clients.steps + i % RAGGED) for i in range(len(jobs))]
+
+
+def stackable(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs with one rule of their own, and extras of the same shapes; two or more."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        rule = job.work.rule
+        if rule is not None and rule.stacks:
+            extras = tuple((name, tuple(extra.shape)) for name, extra in sorted(job.work.extras.items()))
+            groups.setdefault((rule, len(rule.phases(job.work)), extras), []).append(job)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def train_stacked(clients: Sequence[TinyClients], jobs: Sequence[Job]) -> list[Result]:
+    """As `clients[i](jobs[i])`, with `direction` given all of them at once."""
+    rule, layout = jobs[0].work.rule or PLAIN, clients[0].layout
+    alone = [_local_job(own, job) for own, job in zip(clients, jobs, strict=True)]
+    together = stacked_job(alone)
+    centres = torch.stack([optimum(job.seed, job.client, layout.num_params, job.base.dtype) for job in jobs])
+    carry = stacked_carry([rule.begin(job) for job in alone])
+    w, taken = together.start.clone(), [0] * len(jobs)
+    for number, phase in enumerate(rule.phases(jobs[0].work)):
+        own = [rule.phases(job.work)[number] for job in jobs]
+        counts = [client.count(one) for client, one in zip(clients, own, strict=True)]
+        taken = [before + count for before, count in zip(taken, counts, strict=True)]
+        lr = column([job.lr if one.lr is None else one.lr for job, one in zip(alone, own, strict=True)], w)
+        _, carry = stretch(rule, together, phase, lr, w, _steps(counts, centres), Sgd(), carry)
+    return [clients[i].end(jobs[i], alone[i], w[i], taken[i], carry_of(carry, i)) for i in range(len(jobs))]
+
+
+def differs(alone: Result, stacked: Result) -> str | None:
+    """What of two results is not the same within rounding; None if all is."""
+    if alone.steps != stacked.steps:
+        return "number of steps"
+    pairs = {"local model": (alone.local, stacked.local)}
+    for what, one, other in (("extras", alone.extras, stacked.extras), ("memory", alone.memory, stacked.memory)):
+        if one.keys() != other.keys():
+            return what
+        pairs |= {f"{what}[{name!r}]": (one[name], other[name]) for name in one}
+    tolerance = 1e-9 if alone.local.dtype == torch.float64 else 1e-3
+    for name, (a, b) in pairs.items():
+        if a.shape != b.shape or not torch.allclose(a, b, rtol=tolerance, atol=tolerance):
+            return name
+    return None
+
+
+def _local_job(clients: TinyClients, job: Job) -> LocalJob:
+    lr = clients.lr if job.work.lr is None else job.work.lr
+    return start_job(job, clients.layout, lr, clients.probe, lambda vector: clients.features(job, vector))
+
+
+def _steps(counts: list[int], centres: Tensor) -> Iterator[tuple[Gradient, Tensor | None]]:
+    for step in range(max(counts)):
+        active = torch.tensor([count > step for count in counts])[:, None]
+        yield (lambda points: points - centres), None if bool(active.all()) else active

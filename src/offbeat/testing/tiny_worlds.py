@@ -1,0 +1,186 @@
+"""Tiny worlds: a model of nine numbers, a handful of clients, and a client half that really trains.
+
+Every number is a multiple of 1/16 and every rate a power of two, so that local training is exact in float64: the
+same bits on every machine, and values short enough to be worked out by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.core.draws import below
+from offbeat.core.jobs import PLAIN, Job, Rate, Result, descend, start_job
+from offbeat.core.protocol import Gradient, LocalJob, Phase, World
+from offbeat.core.strategy_contract import contract_of
+from offbeat.core.vector import Kind, Layout, Slice
+
+Named = tuple[str, tuple[int, ...], Kind]
+PARAMS: tuple[Named, ...] = (
+    ("body.weight", (2, 2), "param"),
+    ("body.bias", (2,), "param"),
+    ("head.weight", (1, 2), "param"),
+    ("head.bias", (1,), "param"),
+)
+STATISTICS: tuple[Named, ...] = (("norm.mean", (2,), "buffer"), ("norm.seen", (), "counter"))
+
+
+def layout_of(entries: Iterable[Named]) -> Layout:
+    """A layout from (name, shape, kind), one after another."""
+    slices: list[Slice] = []
+    end = 0
+    for name, shape, kind in entries:
+        slices.append(Slice(name, shape, end, end + prod(shape), kind))
+        end += prod(shape)
+    return Layout(tuple(slices))
+
+
+def tiny_layout(buffers: bool = False, in_the_middle: bool = False) -> Layout:
+    """Statistics come last, as `Layout.of` puts them, or between the params, as a layout made by hand may."""
+    if not buffers:
+        return layout_of(PARAMS)
+    return layout_of((*PARAMS[:2], *STATISTICS, *PARAMS[2:]) if in_the_middle else (*PARAMS, *STATISTICS))
+
+
+def sixteenths(count: int, dtype: torch.dtype, seed: int, purpose: str, *counters: int) -> Tensor:
+    """`count` multiples of 1/16 in [-1, 1]."""
+    return torch.tensor([(below(33, seed, purpose, *counters, i) - 16) / 16 for i in range(count)], dtype=dtype)
+
+
+def tiny_world(
+    clients: int = 3,
+    dtype: torch.dtype = torch.float64,
+    buffers: bool = False,
+    seed: int = 0,
+    *,
+    in_the_middle: bool = False,
+    probe: Callable[[Tensor], Tensor] | None = None,
+) -> World:
+    """Clients 0, 1, ... with 10, 20, ... examples."""
+    layout = tiny_layout(buffers, in_the_middle)
+    model = sixteenths(layout.size, dtype, seed, "tiny model")
+    for a, b in layout.counters:
+        model[a:b] = 0.0
+    examples = MappingProxyType({client: 10 * (client + 1) for client in range(clients)})
+    return World(model=model, layout=layout, clients=examples, seed=seed, probe=probe)
+
+
+def hand_world(model: Sequence[float], clients: Mapping[int, int], *, statistics: bool = False, seed: int = 0) -> World:
+    """A float64 world for numbers worked by hand: params `w`, and with `statistics` a last buffer and counter."""
+    entries: list[Named] = [("w", (len(model) - 2 * statistics,), "param")]
+    if statistics:
+        entries += [("mean", (1,), "buffer"), ("seen", (), "counter")]
+    return World(model=torch.tensor(model, dtype=torch.float64), layout=layout_of(entries), clients=clients, seed=seed)
+
+
+def with_probe(world: World, strategy: Any) -> World:
+    """The world as it is; with the probe that the strategy's `sketcher` asks for, if it has one and the world none."""
+    sketcher = contract_of(strategy).sketcher
+    if sketcher is None or world.probe is not None:
+        return world
+    layout, seed = world.layout, world.seed
+    centre = sixteenths(layout.num_params, world.model.dtype, seed, "tiny calibration")
+
+    def probe(vector: Tensor) -> Tensor:
+        w = layout.trainable(vector)
+        g = w - centre  # of one calibration example, with the loss 0.5 ||w - centre||^2
+        s = w if sketcher.signal == "parameters" else (g * w - g.square() * w.square() / 2).abs()
+        sketch: Tensor = sketcher.sketch(s, seed)
+        return sketch
+
+    return replace(world, probe=probe)
+
+
+class CopyingStore(MutableMapping[int, Tensor]):
+    """Per-client tensors copied in and out, as from disk: whoever changes one in place must put it back."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Tensor] = {}
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self._held[client].clone()
+
+    def __setitem__(self, client: int, value: Tensor) -> None:
+        self._held[client] = value.clone()
+
+    def __delitem__(self, client: int) -> None:
+        del self._held[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd:
+    """w := w - lr d."""
+
+    def step(self, w: Tensor, d: Tensor, lr: Rate) -> None:
+        if isinstance(lr, Tensor):
+            w.sub_(lr * d)
+        else:
+            w.add_(d, alpha=-lr)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyClients:
+    """Clients that train for real: client k minimises 0.5 ||w - c_k||^2 by a few SGD steps, whatever the rule.
+
+    Called with a job, returns its result, like any worker's `train`. Buffers move by at most 1/2, counters count steps.
+    """
+
+    layout: Layout
+    lr: float = 0.125
+    steps: int = 2  # of a job that names none, and of one epoch
+    probe: Callable[[Tensor], Tensor] | None = None  # the world's
+
+    def __call__(self, job: Job) -> Result:
+        rule = job.work.rule or PLAIN
+        lr = self.lr if job.work.lr is None else job.work.lr
+        local_job = start_job(job, self.layout, lr, self.probe, lambda vector: self.features(job, vector))
+        centre = optimum(job.seed, job.client, self.layout.num_params, job.base.dtype)
+        w = local_job.start.clone()
+
+        def batches(phase: Phase) -> Iterable[Gradient]:
+            return [lambda point: point - centre] * self.count(phase)
+
+        steps, carry = descend(rule, local_job, rule.phases(job.work), w, batches, Sgd)
+        return self.end(job, local_job, w, steps, carry)
+
+    def end(self, job: Job, local_job: LocalJob, w: Tensor, steps: int, carry: Any) -> Result:
+        """What comes of a job that has arrived at w."""
+        rule = job.work.rule or PLAIN
+        local = self.layout.with_trainable(job.base, w)
+        for a, b in self.layout.buffers:
+            local[a:b] += sixteenths(b - a, local.dtype, job.seed, "tiny buffer", job.client, job.index) / 2
+        for a, b in self.layout.counters:
+            local[a:b] += steps
+        extras, memory = rule.end(local_job, local, carry)
+        return Result(job.ticket, local, job.num_examples, steps, extras, memory)
+
+    def count(self, phase: Phase) -> int:
+        """How many steps a phase takes."""
+        return phase.steps if phase.steps is not None else self.steps * (phase.epochs or 1)
+
+    def features(self, job: Job, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Four examples of the client: numbers of its own plus the model's first ones; labels go round the classes."""
+        matrices = [s.shape for s in self.layout.of_kind("param") if len(s.shape) >= 2]
+        classes, width = (matrices[-1][0], prod(matrices[-1][1:])) if matrices else (1, 1)
+        own = sixteenths(4 * width, vector.dtype, job.seed, "tiny features", job.client).view(4, width)
+        moved = self.layout.trainable(vector)[..., :width]
+        return own + moved.unsqueeze(-2), (torch.arange(4) % classes).expand(*vector.shape[:-1], 4)
+
+
+@lru_cache(maxsize=1024)
+def optimum(seed: int, client: int, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """c_k, where the client's own loss is smallest. Shared: do not change it."""
+    return sixteenths(size, dtype, seed, "tiny optimum", client)

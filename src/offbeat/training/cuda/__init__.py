@@ -1,0 +1,1 @@
+"""Training of stacks on a GPU with recorded CUDA graphs and Triton kernels."""

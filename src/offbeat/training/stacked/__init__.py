@@ -1,0 +1,1 @@
+"""Training of many clients as one stack of vectors."""

@@ -1,0 +1,121 @@
+"""A small world for engine tests: durations by the script, training that adds one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+import torch
+
+from offbeat.core.client_environment import Trip
+from offbeat.core.jobs import Job, Result
+from offbeat.core.protocol import (
+    Action,
+    ClientReady,
+    Commit,
+    Dispatch,
+    Event,
+    Layout,
+    LocalWork,
+    Slice,
+    UpdateArrived,
+    World,
+)
+from offbeat.engine.client_store import ClientMemory
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import VirtualEngine
+from offbeat.engine.worker import Worker
+from offbeat.scenario.faults import spoiler
+from offbeat.scenario.simulated_world import SimulatedWorld
+from offbeat.testing import with_probe
+from offbeat.workers.fault_injection import Faulty
+from offbeat.workers.inline import Inline
+
+LAYOUT = Layout((Slice("w", (2,), 0, 2, "param"),))
+LAYERED = Layout((Slice("body.weight", (2, 1), 0, 2, "param"), Slice("head.weight", (3, 2), 2, 8, "param")))
+
+
+@dataclass
+class Surroundings:
+    """Client k's jobs take durations[k] seconds; crashes and absences as listed."""
+
+    durations: dict[int, float]
+    crashes: set[tuple[int, int]] = field(default_factory=set)  # (client, n-th job)
+    slow: dict[tuple[int, int], float] = field(default_factory=dict)  # jobs that take another time than expected
+    away: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # client -> [from, to)
+
+    def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
+        expected = self.durations[client]
+        return Trip(self.slow.get((client, index), expected), expected, (client, index) in self.crashes)
+
+    def next_available(self, client: int, now: float) -> float:
+        for start, end in self.away.get(client, []):
+            if start <= now < end:
+                return end
+        return now
+
+    def leaves(self, client: int, now: float) -> float:
+        return min((start for start, _ in self.away.get(client, []) if start > now), default=inf)
+
+    def num_examples(self, client: int, index: int, now: float) -> int:
+        return 10
+
+
+def add_one(job: Job) -> Result:
+    return Result(job.ticket, job.base + 1, job.num_examples, steps=1)
+
+
+@dataclass
+class State:
+    model: torch.Tensor
+    version: int
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Dispatch to whoever is ready, take over what arrives; tells what it saw."""
+
+    seen: list[tuple[Any, ...]] = field(default_factory=list)
+    answer: Callable[[Any, Event], list[Action] | None] | None = None
+
+    def init(self, world: World) -> State:
+        return State(world.model, 0)
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        fields = [getattr(event, name) for name in ("now", "client", "ticket", "key") if hasattr(event, name)]
+        self.seen.append((type(event).__name__, *fields))
+        if self.answer is not None and (given := self.answer(state, event)) is not None:
+            return given
+        match event:
+            case ClientReady():
+                return [Dispatch(event.client, state.model)]
+            case UpdateArrived():
+                state.model, state.version = event.local, state.version + 1
+                return [Commit(event.local)]
+        return []
+
+
+def make_engine(
+    strategy: Any,
+    surroundings: Surroundings | SimulatedWorld,
+    *,
+    until: Until,
+    train: Any = add_one,
+    layout: Layout = LAYOUT,
+    world: World | None = None,
+    worker: Worker | None = None,
+    memory: ClientMemory | None = None,
+    **settings: Any,
+) -> VirtualEngine:
+    clients = dict.fromkeys(
+        surroundings.counts if isinstance(surroundings, SimulatedWorld) else surroundings.durations, 10
+    )
+    world = world or with_probe(World(model=torch.zeros(layout.size), layout=layout, clients=clients), strategy)
+    if memory is not None:
+        world = replace(world, store=memory.store)
+    worker = worker or Inline(train)
+    if spoil := spoiler(getattr(surroundings, "faults", ()), layout):
+        worker = Faulty(worker, spoil)
+    return VirtualEngine(strategy, world, surroundings, worker, until=until, **settings)

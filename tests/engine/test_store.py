@@ -1,0 +1,445 @@
+"""What a server keeps for its clients, in memory and beyond: shared, spilled, rounded, checkpointed by reference."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from math import inf
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import VARIANTS, die_after, engine_in, finish
+
+from offbeat.core.errors import CheckpointError, ProtocolError
+from offbeat.core.snapshot import pack_state, unpack_state
+from offbeat.engine import slot_files
+from offbeat.engine.checkpoint import Checkpoints
+from offbeat.engine.client_store import ClientMemory, ClientStore
+from offbeat.engine.state_size import bytes_held
+
+ROW = 256  # bytes of 64 float32
+
+
+def row(value: float) -> torch.Tensor:
+    return torch.full((64,), float(value))
+
+
+def filled(memory: ClientMemory, clients: int = 6) -> ClientStore:
+    store = memory.store("x")
+    for client in range(clients):
+        store[client] = row(client)
+    return store
+
+
+def in_file(memory: ClientMemory) -> int:
+    """Slots that are in use."""
+    return sum(file.count - len(file.free) for file in memory._files.values())
+
+
+# ---------------------------------------------------------------- a mapping
+
+
+def test_it_is_a_dict_that_keeps_its_order(tmp_path):
+    for memory in (ClientMemory(), ClientMemory(2 * ROW), ClientMemory(1, folder=tmp_path)):
+        store, plain = filled(memory), {client: row(client) for client in range(6)}
+        for each in (store, plain):
+            each[3] = row(33)
+            del each[1]
+            assert each.pop(4)[0] == 4
+            each[1] = row(11)
+        assert list(store) == list(plain)
+        assert len(store) == 5
+        assert 4 not in store
+        assert store.get(4) is None
+        assert all(torch.equal(store[client], plain[client]) for client in plain)
+        with pytest.raises(KeyError):
+            store[4]
+        store.clear()
+        assert not store
+        assert memory.resident == 0
+        assert in_file(memory) == 0
+
+
+def test_no_more_is_in_memory_than_was_given_and_who_was_used_last_stays():
+    memory = ClientMemory(3 * ROW)
+    store = filled(memory, 3)
+    store[0]
+    store[3] = row(3)
+    assert memory.resident == 3 * ROW
+    inside = {client for client, kept in store._rows.items() if kept.tensor is not None}
+    assert inside == {0, 2, 3}  # 1 had waited longest
+    assert store[1][0] == 1
+
+
+def test_stores_of_a_run_share_what_they_may_take():
+    memory = ClientMemory(4 * ROW)
+    one, two = filled(memory), filled(memory)
+    assert memory.resident == 4 * ROW
+    assert [float(two[client][0]) for client in two] == [float(one[client][0]) for client in one] == list(range(6))
+
+
+def test_asking_who_is_there_reads_nothing(monkeypatch):
+    store = filled(ClientMemory(ROW))
+    monkeypatch.setattr(slot_files.SlotFile, "read", lambda *_: pytest.fail("it read"))
+    assert 2 in store
+    assert list(store) == list(range(6))
+    bytes_held({"store": store})
+    store.clear()
+
+
+# ---------------------------------------------------------------- immutable
+
+
+def test_what_was_read_stays_what_it_was_when_the_client_gets_another():
+    for most in (inf, ROW):
+        memory = ClientMemory(most)
+        store = filled(memory)
+        read = [store[client] for client in range(6)]
+        parts = [tensor[3:5] for tensor in read]
+        for _ in range(3):  # slots are used again
+            for client in range(6):
+                store[client] = row(100 + client)
+        assert [float(tensor[0]) for tensor in read] == list(range(6))
+        assert [float(part[0]) for part in parts] == list(range(6))
+
+
+def test_a_tensor_changed_in_place_is_noticed_when_it_is_spilled():
+    memory = ClientMemory(ROW)
+    store = memory.store("x")
+    mine = row(1)
+    store[0] = mine
+    mine.add_(1)
+    with pytest.raises(ProtocolError, match="changed in place after it was put into a store"):
+        store[1] = row(2)
+
+
+def test_views_are_kept_without_what_they_are_a_part_of():
+    memory, whole = ClientMemory(), torch.arange(640.0).view(10, 64)
+    store = memory.store("x")
+    store[0], store[1] = whole[3], whole[:, 5]
+    assert torch.equal(store[0], whole[3])
+    assert torch.equal(store[1], whole[:, 5])
+    assert memory.resident == ROW + 40
+    assert bytes_held(store) == ROW + 40
+
+
+# ---------------------------------------------------------------- shared
+
+
+def test_equal_tensors_are_kept_once(tmp_path):
+    memory = ClientMemory(2 * ROW, folder=tmp_path)
+    store, other, model = memory.store("x"), memory.store("y"), row(7)
+    for client in range(100):
+        store[client] = model
+        other[client] = model.clone()
+    assert memory.resident == ROW
+    assert store[5] is model
+    assert bytes_held([store, other]) == ROW
+    for client in range(10):  # push it out, and it is still found
+        store[client] = row(client)
+    other[500] = row(7)
+    assert other._rows[500] is store._rows[50]
+    assert len(list(store.rows())) == 10 + 1 - 1  # seven is equal to the others
+
+
+def test_equal_is_bit_for_bit():
+    memory = ClientMemory()
+    store = memory.store("x")
+    store[0], store[1] = torch.zeros(64), -torch.zeros(64)
+    store[2], store[3] = torch.zeros(64, dtype=torch.float64), torch.zeros(8, 8)
+    assert len(list(store.rows())) == 4
+    assert torch.signbit(store[1]).all()
+    assert not torch.signbit(store[0]).any()
+    assert store[2].dtype == torch.float64
+    assert store[3].shape == (8, 8)
+    nearly = row(1)
+    nearly[1] += 1  # not among the entries that are looked at first, of so many
+    large, other = torch.zeros(1000), torch.zeros(1000)
+    other[1] = 1
+    store[4], store[5] = large, other
+    assert store._rows[4] is not store._rows[5]
+
+
+def test_half_takes_half_and_comes_back_as_it_was_given():
+    memory = ClientMemory(half=True)
+    store = memory.store("x")
+    store[0], store[1] = row(1 / 3), torch.arange(64)
+    assert memory.resident == ROW // 2 + 512  # whole numbers are not rounded
+    assert store[0].dtype == torch.float32
+    assert torch.allclose(store[0], row(1 / 3), rtol=2**-8)
+    assert not torch.equal(store[0], row(1 / 3))
+    assert torch.equal(store[1], torch.arange(64))
+    spilled = ClientMemory(1, half=True).store("x")
+    spilled[0], spilled[1] = row(1 / 3), row(2)
+    assert torch.equal(spilled[0], store[0])
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+class State:
+    """Stands for a strategy's state with one store."""
+
+
+def save(checkpoints: Checkpoints, store: ClientStore) -> None:
+    checkpoints.save(store.save)
+
+
+def opened(folder: Path, most: float = inf) -> tuple[ClientMemory, Checkpoints, ClientStore]:
+    memory = ClientMemory(most, folder=folder)
+    checkpoints = Checkpoints(folder, beside=memory)
+
+    def read(tree, get):
+        store = memory.store("x")
+        store.restore(tree, get)
+        return store
+
+    return memory, checkpoints, checkpoints.load(read) if checkpoints.exist() else memory.store("x")
+
+
+def written(monkeypatch) -> list[int]:
+    """How many rows are written from here on."""
+    real, count = slot_files.SlotFile.write, [0]
+
+    def counting(self, tensor):
+        count[0] += 1
+        return real(self, tensor)
+
+    monkeypatch.setattr(slot_files.SlotFile, "write", counting)
+    return count
+
+
+def test_only_what_changed_is_written(tmp_path, monkeypatch):
+    memory, checkpoints, store = opened(tmp_path, 3 * ROW)
+    for client in range(10):
+        store[client] = row(client)
+    save(checkpoints, store)
+    count = written(monkeypatch)
+    save(checkpoints, store)
+    assert count == [0]
+    store[4], store[20] = row(44), store[3]
+    save(checkpoints, store)
+    assert count == [1]
+    assert in_file(memory) == 11  # 4 as it was: the checkpoint before refers to it
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) < 20_000
+
+
+def test_both_checkpoints_can_be_read_after_every_change(tmp_path):
+    """The process dies after each single operation; slots are used again, the file does not grow for ever."""
+    memory, checkpoints, store = opened(tmp_path, 2 * ROW)
+    saved: list[dict[int, float]] = []
+    for i in range(60):
+        store[i % 7] = row(1000 + i)
+        if i % 11 == 5:
+            store.pop((i + 3) % 7, None)
+        if i % 4 == 3:
+            save(checkpoints, store)
+            saved.append({client: float(store[client][0]) for client in store})
+        names = sorted(tmp_path.glob("*.json"))
+        for name, expected in zip(reversed(names), reversed(saved), strict=False):
+            for path in tmp_path.glob("*.json"):
+                path.rename(path.with_suffix(".json" if path == name else ".hidden"))
+            _, _, found = opened(tmp_path)
+            assert {client: float(found[client][0]) for client in found} == expected
+            for path in tmp_path.glob("*.hidden"):
+                path.rename(path.with_suffix(".json"))
+    # 7 clients; 4 changed between two checkpoints, and the last two are kept: 7 + 2 x 4 rows, or a few more
+    assert memory._files[ROW].count <= 16
+
+
+def test_killed_again_and_again_before_a_checkpoint_the_file_does_not_grow(tmp_path):
+    _, checkpoints, store = opened(tmp_path, ROW)
+    for client in range(5):
+        store[client] = row(client)
+    save(checkpoints, store)
+    sizes = set()
+    for attempt in range(5):
+        memory, _, store = opened(tmp_path, ROW)
+        for client in range(5):
+            store[client] = row(100 * attempt + client)
+        sizes.add(memory._files[ROW].count)
+    assert len(sizes) == 1
+    _, _, store = opened(tmp_path)
+    assert [float(store[client][0]) for client in store] == list(range(5))
+
+
+def test_killed_before_an_old_checkpoint_was_removed_no_slot_is_given_away_twice(tmp_path, monkeypatch):
+    """Then three are there, and the older two refer to the same rows: both go with the next one that is written."""
+
+    def dies() -> None:
+        raise KeyboardInterrupt
+
+    _, checkpoints, store = opened(tmp_path, ROW)
+    for client in range(3):
+        store[client] = row(client)
+    save(checkpoints, store)
+    save(checkpoints, store)
+    for client in range(3):
+        store[client] = row(10 + client)
+    monkeypatch.setattr(checkpoints, "_clean", dies)
+    with pytest.raises(KeyboardInterrupt):
+        save(checkpoints, store)
+    assert len(list(tmp_path.glob("*.json"))) == 3
+
+    memory, checkpoints, store = opened(tmp_path, ROW)
+    save(checkpoints, store)
+    (file,) = memory._files.values()
+    assert sorted(file.free) == [0, 1, 2]
+    for client in range(10):
+        store[client] = row(20 + client)
+    save(checkpoints, store)
+    _, _, found = opened(tmp_path)
+    assert [float(found[client][0]) for client in found] == [20 + client for client in range(10)]
+
+
+def test_sharing_survives(tmp_path):
+    _, checkpoints, store = opened(tmp_path)
+    model = row(7)
+    store[0] = store[1] = model
+    save(checkpoints, store)
+    memory, _, again = opened(tmp_path)
+    assert again._rows[0] is again._rows[1]
+    assert in_file(memory) == 1
+
+
+def test_a_damaged_row_gives_way_to_the_checkpoint_before_it(tmp_path, caplog):
+    _, checkpoints, store = opened(tmp_path)
+    store[0], store[1] = row(0), row(1)
+    save(checkpoints, store)
+    store[1] = row(2)
+    save(checkpoints, store)
+    path = tmp_path / f"rows-{ROW}.slots"
+    data = bytearray(path.read_bytes())
+    data[2 * ROW + 100] ^= 1
+    path.write_bytes(data)
+    _, _, found = opened(tmp_path)
+    assert [float(found[client][0]) for client in found] == [0, 1]
+    assert "rows-256.slots is damaged: the SHA-256 of slot 2" in caplog.text
+
+
+def test_a_row_that_both_refer_to_is_one_line_and_so_is_a_file_that_is_gone(tmp_path):
+    _, checkpoints, store = opened(tmp_path)
+    store[0] = row(0)
+    save(checkpoints, store)
+    save(checkpoints, store)
+    path = tmp_path / f"rows-{ROW}.slots"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"no usable checkpoint .* slot 0 "):
+        opened(tmp_path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"no usable checkpoint .* has no slot 0"):
+        opened(tmp_path)
+
+
+def test_a_row_that_changed_on_disk_while_the_run_goes_on_is_noticed(tmp_path):
+    memory = ClientMemory(1, folder=tmp_path)
+    store = filled(memory, 2)
+    (tmp_path / f"rows-{ROW}.slots").write_bytes(b"\xff" * ROW)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        store[0]
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    def full(handle: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = filled(ClientMemory(ROW, folder=tmp_path), 1)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(CheckpointError, match=r"cannot write .*rows-256.slots: No space left on device"):
+        store[1] = row(1)
+
+
+def test_a_row_of_a_checkpoint_that_could_not_be_used_takes_no_slot_away(tmp_path):
+    memory, checkpoints, store = opened(tmp_path)
+    store[0] = row(0)
+    save(checkpoints, store)
+    held = store._rows[0]
+    path, other = tmp_path / f"rows-{ROW}.slots", row(5)
+    path.write_bytes(other.numpy().tobytes())
+    again = memory.lying(held.kind, held.at, hashlib.sha256(other.numpy().tobytes()).digest())
+    memory.hold([])
+    store.clear()
+    del held
+    assert memory._files[ROW].free == []
+    assert memory.read(again)[0] == 5
+    del again
+    assert memory._files[ROW].free == [0]
+
+
+def test_no_link_is_followed(tmp_path):
+    (tmp_path / f"rows-{ROW}.slots").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="cannot open"):
+        filled(ClientMemory(1, folder=tmp_path))
+
+
+# ---------------------------------------------------------------- runs
+
+STORED = [name for name in VARIANTS if name.split()[0] in
+          ("ca2fl", "mifa", "fed_ogd", "safa", "orthofl", "gradma", "fedpac", "local")]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_run_that_spills_is_the_run_that_does_not_wherever_it_is_stopped(tmp_path, name):
+    whole = finish(engine_in(tmp_path / "whole", VARIANTS[name]))
+    deaths, result = 0, None
+    while result is None:
+        memory = ClientMemory(1, folder=tmp_path / "stopped" / "checkpoint")
+        engine = engine_in(tmp_path / "stopped", VARIANTS[name], memory=memory)
+        engine.checkpoint_every = 0.0
+        engine.restore()
+        die_after(engine, events=15)
+        try:
+            result = finish(engine)
+        except KeyboardInterrupt:
+            deaths += 1
+            engine.trace.flush()
+            engine.trace.db.close()
+        memory.close()
+    assert deaths >= 3
+    assert result == whole
+
+
+def test_a_checkpoint_of_before_is_taken_into_a_store(tmp_path):
+    """And one that is begun with a store goes on with another limit."""
+    strategy = VARIANTS["ca2fl"]
+    whole = finish(engine_in(tmp_path / "whole", strategy))
+    for most in (None, ROW, inf, 1, None):
+        memory = None if most is None else ClientMemory(most, folder=tmp_path / "x" / "checkpoint")
+        engine = engine_in(tmp_path / "x", strategy, memory=memory)
+        if most is None and (tmp_path / "x" / "checkpoint").exists():
+            with pytest.raises(CheckpointError, match=r"\$store"):
+                engine.restore()
+            engine.trace.db.close()
+            break
+        engine.restore()
+        engine.checkpoint_every = 0.0
+        die_after(engine, events=20)
+        with pytest.raises(KeyboardInterrupt):
+            engine.run()
+        engine.trace.db.close()
+    engine = engine_in(tmp_path / "x", strategy, memory=ClientMemory(folder=tmp_path / "x" / "checkpoint"))
+    engine.restore()
+    assert finish(engine) == whole
+
+
+def test_a_state_without_a_store_for_what_was_stored_in_one_is_told(tmp_path):
+    from dataclasses import dataclass
+
+    @dataclass
+    class Holding:
+        store: dict[int, torch.Tensor]
+
+    store = filled(ClientMemory(folder=tmp_path), 2)
+    table: list[torch.Tensor] = []
+
+    def put(tensor):
+        table.append(tensor)
+        return len(table) - 1
+
+    tree = pack_state(Holding(store), put)
+    with pytest.raises(CheckpointError):
+        unpack_state(Holding({}), tree, table.__getitem__)
+    back = unpack_state(Holding(ClientMemory(folder=tmp_path).store("x")), tree, table.__getitem__)
+    assert [float(back.store[client][0]) for client in back.store] == [0, 1]

@@ -1,0 +1,197 @@
+"""Whoever reads the trace of a running run is at most two seconds behind it: host time, played here by a clock of
+our own.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from small_world import Eager, Surroundings, add_one, make_engine
+
+from offbeat.core.errors import RunError
+from offbeat.core.jobs import Job, Result
+from offbeat.engine.trace import LAG, LOOK, Trace
+from offbeat.engine.trace_digest import Tally
+from offbeat.engine.trace_file import TABLES, read_only
+from offbeat.engine.until import Until
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def trace(tmp_path: Path, clock: Clock) -> Trace:
+    return Trace(tmp_path / "run.sqlite", clock)
+
+
+def seen(trace: Trace, table: str = "trace") -> int:
+    """Rows that somebody else can read."""
+    assert trace.path is not None
+    if not trace.path.is_file():
+        return 0
+    with closing(read_only(trace.path)) as db:
+        return db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
+
+
+def test_rows_wait_while_the_last_are_young_and_are_written_when_they_are_not(trace, clock):
+    for _ in range(4 * LOOK):
+        trace.add(1.0, "timer", 0)
+    trace.keep_up()
+    assert seen(trace) == 0
+    clock.now = LAG
+    trace.keep_up()
+    assert seen(trace) == 4 * LOOK
+    trace.commit(1.0, 1)
+    clock.now = 1.5 * LAG
+    trace.keep_up()
+    assert seen(trace, "commits") == 0  # half of the time has passed
+    clock.now = 2 * LAG
+    trace.keep_up()
+    assert seen(trace, "commits") == 1
+
+
+def test_a_run_in_which_nobody_answers_is_looked_at_by_its_rows(trace, clock):
+    """Tickets that expire, timers that fire: no result is waited for, so nobody calls keep_up."""
+    for _ in range(2 * LOOK):
+        clock.now += LAG / LOOK
+        trace.add(clock.now, "lost", 0)
+    assert seen(trace) >= LOOK
+
+
+def test_before_a_wait_that_will_be_too_long_all_is_written(trace, clock):
+    """Jobs of 1.5 s: what is half a second old when the wait begins would be 2 s old before anybody looked again."""
+    trace.keep_up()
+    clock.now = 1.5
+    trace.add(1.0, "arrive", 0)
+    trace.keep_up()  # 1.5 s since the last look, so the next one comes at 3 s: later than LAG
+    assert seen(trace) == 1
+
+
+def test_looking_costs_nothing_where_nothing_happened(trace, clock):
+    clock.now = 100.0
+    trace.keep_up()
+    assert not trace.path.exists()
+
+
+def test_a_full_block_does_not_wait_for_the_disk_and_the_row_after_it_does_for_both(trace, monkeypatch):
+    """Rows 0 and 1 are a block, handed over before row 2 is added."""
+    monkeypatch.setattr("offbeat.engine.trace.BLOCK", 2)
+    trace._look_at = trace._next_look()
+    said: list[str] = []
+    trace.db.set_trace_callback(said.append)
+    for _ in range(2):
+        trace.add(1.0, "timer", 0)
+    assert (said, seen(trace)) == ([], 0)
+    trace.add(1.0, "timer", 0)
+    assert seen(trace) == 2
+    assert (said[0], said[-1]) == ("PRAGMA synchronous=NORMAL", "COMMIT")
+    said.clear()
+    trace.flush()
+    assert seen(trace) == 3
+    assert (said[0], said[-1]) == ("PRAGMA synchronous=FULL", "COMMIT")
+
+
+@pytest.mark.parametrize(
+    "durably", [Trace.flush, lambda trace: trace.set_facts({}), lambda trace: trace.cut(1), Trace.digest, Trace.close]
+)
+def test_what_the_disk_may_not_have_is_made_durable_where_nothing_more_is_to_be_written(trace, durably):
+    """SQLite waits for the disk in a commit that changes a page; then it does for all of the log."""
+    trace.add(1.0, "timer", 0)
+    trace.flush(durable=False)
+    said: list[str] = []
+    trace.db.set_trace_callback(said.append)
+    for _ in range(2):
+        assert said == []
+        trace.flush(durable=False)  # which nothing is left for
+    durably(trace)
+    at = said.index("COMMIT")
+    assert [word for word in said[: at + 1] if not word.startswith("DELETE")] == [
+        "PRAGMA synchronous=FULL",
+        "BEGIN",
+        "PRAGMA user_version=0",
+        "COMMIT",
+    ]
+    if durably is Trace.flush:
+        trace.flush()
+        assert said[at + 1 :] == []  # once is enough
+
+
+def test_facts_are_one_transaction(trace):
+    said: list[str] = []
+    trace.db.set_trace_callback(said.append)
+    trace.set_facts({"a": 1, "b": 2})
+    assert said[0] == "PRAGMA synchronous=FULL"
+    assert (said.count("BEGIN"), said.count("COMMIT")) == (1, 1)
+    assert dict(trace.db.execute("SELECT * FROM facts")) == {"a": "1", "b": "2"}
+
+
+def test_a_disk_that_is_full_for_a_while_loses_no_row_and_doubles_none(trace):
+    """SQLite's own: a file may have so many pages and no more. What it had begun to write is taken back."""
+    trace.add(1.0, "timer", 0)
+    trace.flush()
+    (pages,) = trace.db.execute("PRAGMA page_count").fetchone()
+    trace.db.execute(f"PRAGMA max_page_count={pages}")
+    for i in range(300):
+        trace.add(1.0, "refuse", 0, detail=f"{i}" * 50)
+    with pytest.raises(RunError, match=r"cannot write the trace .* full"):
+        trace.flush()
+    assert not trace.db.in_transaction
+    assert seen(trace) == 1
+    assert trace.tally.plain()["trace"][0] == 1
+    trace.db.execute(f"PRAGMA max_page_count={1000 * pages}")
+    trace.flush()
+    assert seen(trace) == 301
+    assert trace.tally.difference(Tally.of(trace.db, TABLES).plain()) is None
+
+
+def test_a_disk_without_room_is_tried_again_now_and_then_not_at_every_row(trace, monkeypatch, caplog):
+    monkeypatch.setattr("offbeat.engine.trace.BLOCK", 10)
+    trace._look_at, trace.patient, tried = trace._next_look(), True, []
+
+    def full(durable: bool = True) -> None:
+        tried.append(trace.seq)
+        raise RunError("no room")
+
+    monkeypatch.setattr(trace, "flush", full)
+    for _ in range(10 + 3 * LOOK):
+        trace.add(1.0, "timer", 0)
+    assert tried == [10, 10 + LOOK, 10 + 2 * LOOK]
+    assert caplog.text.count("no room; it is tried again") == 1
+
+
+def test_a_trace_in_memory_is_nobody_elses(clock):
+    trace = Trace(None, clock)
+    trace.add(1.0, "timer", 0)
+    clock.now = 100.0
+    trace.keep_up()
+    assert "db" not in trace.__dict__
+
+
+def test_a_reader_of_a_slow_run_is_never_further_behind(trace, clock):
+    written: list[float] = []  # when each row was, by seq
+    behind: list[float] = []
+
+    def slow(job: Job) -> Result:
+        """A job takes a second of host time; then somebody reads."""
+        written.extend([clock.now] * (trace.seq - len(written)))
+        clock.now += 1.0
+        missing = seen(trace) + seen(trace, "commits")
+        behind.append(clock.now - written[missing] if missing < len(written) else 0.0)
+        return add_one(job)
+
+    make_engine(Eager(), Surroundings({0: 3.0, 1: 5.0}), until=Until(updates=30), train=slow, trace=trace).run()
+    assert len(behind) == 30
+    assert 0 < max(behind) <= LAG

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from little_papers import WORLD
+
+from offbeat.experiment.run import execution as runs
+from offbeat.papers.run_store import Store
+
+
+@pytest.fixture(scope="session")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose small world is finished, two seeds of both methods."""
+    path = tmp_path_factory.mktemp("computed")
+    comparison = Store(path).make(WORLD, [(name, seed) for name in ("fedasync", "orthofl") for seed in (0, 1)])
+    for _, run in comparison.entries():
+        runs.execute(run)
+    return path
+
+
+@pytest.fixture
+def elsewhere(computed: Path, tmp_path: Path) -> Path:
+    """A copy of it: what another machine has."""
+    return Path(shutil.copytree(computed, tmp_path / "elsewhere"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")

@@ -1,0 +1,178 @@
+"""Pooling of two by two pixels: torch's values, ties and gradients."""
+
+from __future__ import annotations
+
+import pickle
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from ragged import agree, jobs_of, trainer_of
+from torch import Tensor, nn
+
+from offbeat.training import pooling
+from offbeat.training.client_data import ClientData
+from offbeat.training.evaluation import Evaluator
+from offbeat.training.pooling import quick
+from offbeat.training.stacked.stack_trainer import StackTrainer
+from offbeat.training.trainer import Trainer, Training
+
+POOLS = (nn.MaxPool2d, nn.AvgPool2d)
+largest, means = (quick(pool(2)) for pool in POOLS)
+
+
+@pytest.fixture(autouse=True)
+def however_few(monkeypatch: Any) -> None:
+    monkeypatch.setattr(pooling, "FEW", 0)
+
+
+def through(pool: Any, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    out = pool(x)
+    return out.detach(), torch.autograd.grad(out, x, grad)[0]
+
+
+def test_the_largest_of_each_window_gets_the_gradient_and_of_equals_the_first() -> None:
+    # windows: 3 at the lower left; all equal; the upper right and the lower left equal; 5 at the lower right
+    x = torch.tensor([[[[1.0, 2.0, 7.0, 7.0], [3.0, 0.0, 7.0, 7.0], [1.0, 4.0, -2.0, -1.0], [4.0, 2.0, -3.0, 5.0]]]])
+    out, back = through(largest, x, torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]]))
+    assert out.tolist() == [[[[3.0, 7.0], [4.0, 5.0]]]]
+    assert back.tolist() == [
+        [[[0.0, 0.0, 20.0, 0.0], [10.0, 0.0, 0.0, 0.0], [0.0, 30.0, 0.0, 0.0], [0.0, 0.0, 0.0, 40.0]]]
+    ]
+
+
+def test_means_are_of_four_and_share_the_gradient_alike() -> None:
+    x = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]])
+    out, back = through(means, x, torch.tensor([[[[8.0]]]]))
+    assert out.item() == 3.0
+    assert back.tolist() == [[[[2.0, 2.0], [2.0, 2.0]]]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(3, 2, 8, 6), (1, 1, 2, 2), (2, 3, 4, 10)])
+@pytest.mark.parametrize(("ours", "theirs"), [(largest, nn.MaxPool2d(2)), (means, nn.AvgPool2d(2))])
+def test_bits_are_torchs_with_ties_and_without(ours: Any, theirs: Any, shape: Any, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    spread = torch.randn(shape, generator=draw, dtype=dtype)
+    few = torch.randint(-1, 2, shape, generator=draw).to(dtype)  # three values: most windows have equals
+    wide = torch.where(few > 0, torch.inf, spread)
+    for x in (spread, few, few.relu(), wide):
+        grad = torch.randn((*shape[:2], shape[2] // 2, shape[3] // 2), generator=draw, dtype=dtype)
+        for a, b in zip(through(ours, x, grad), through(theirs, x, grad), strict=True):
+            assert torch.equal(a, b)
+        with torch.no_grad():
+            assert torch.equal(ours(x), theirs(x))
+
+
+def test_nan_stays_nan() -> None:
+    x = torch.zeros(1, 1, 2, 4)
+    x[0, 0, 0, 0] = float("nan")
+    for pool in (largest, means):
+        out, back = through(pool, x, torch.tensor([[[[float("nan"), 1.0]]]]))
+        assert out.isnan().flatten().tolist() == [True, False]
+        assert not back.isfinite().all()
+
+
+def test_gradients_may_come_in_any_order_of_memory() -> None:
+    x, grad = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 3, 2).transpose(2, 3)
+    for ours, theirs in zip((largest, means), POOLS, strict=True):
+        assert torch.equal(through(ours, x, grad)[1], through(theirs(2), x, grad)[1])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(2, 1, 5, 4),
+        torch.randn(1, 4, 4),
+        torch.randn(2, 3, 4, 4).bfloat16(),
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    ],
+)
+def test_what_is_not_plain_is_left_to_torch(x: Tensor, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pooling, "_pixels", None)
+    for ours, theirs in zip((largest, means), POOLS, strict=True):
+        assert torch.equal(ours(x), theirs(2)(x))
+
+
+def test_so_are_few_pixels(monkeypatch: Any) -> None:
+    monkeypatch.setattr(pooling, "_pixels", None)
+    monkeypatch.setattr(pooling, "FEW", 17)
+    assert means(torch.ones(1, 1, 4, 4)).tolist() == [[[[1.0, 1.0], [1.0, 1.0]]]]
+    with pytest.raises(TypeError):  # which would call it
+        means(torch.ones(2, 1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(3),
+        nn.MaxPool2d(2, stride=1),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.AvgPool2d((2, 1)),
+    ],
+)
+def test_so_are_other_windows(pool: Any, monkeypatch: Any) -> None:
+    x = torch.randn(2, 3, 6, 6)
+    expected = pool(x)
+    monkeypatch.setattr(pooling, "_pixels", None)
+    assert torch.equal(quick(deepcopy(pool))(x), expected)
+    later = quick(type(pool)(2))  # a setting that is changed afterwards counts
+    vars(later).update({name: value for name, value in vars(pool).items() if name in pool.__constants__})
+    assert torch.equal(later(x), expected)
+
+
+def test_who_has_a_forward_of_its_own_keeps_it() -> None:
+    class Mine(nn.MaxPool2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return input
+
+    own, patched = Mine(2), nn.MaxPool2d(2)
+    patched.forward = own.forward  # type: ignore[method-assign]
+    x = torch.ones(1, 1, 2, 2)
+    assert quick(nn.Sequential(own, patched))(x) is x
+    values, places = quick(nn.MaxPool2d(2, return_indices=True))(x)
+    assert values.shape == places.shape
+
+
+def test_a_copy_and_a_pickle_pool_by_their_own_settings() -> None:
+    x = torch.randn(1, 1, 4, 4)
+    for copy in (deepcopy(largest), pickle.loads(pickle.dumps(largest))):
+        assert torch.equal(copy(x), nn.MaxPool2d(2)(x))
+        copy.kernel_size = copy.stride = 4
+        assert torch.equal(copy(x), x.amax((2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_stack_with_ties_is_each_client_alone(pool: Any, caplog: Any) -> None:
+    """Weights of zero make every window one of equals."""
+    first = nn.Linear(36, 36)
+    nn.init.zeros_(first.weight)
+    nn.init.zeros_(first.bias)
+    pictures = nn.Sequential(nn.Flatten(), first, nn.Unflatten(1, (1, 6, 6)))
+    trainer = trainer_of(Training(batch=8), nn.Sequential(pictures, pool(2), nn.Flatten(), nn.Linear(9, 4)))
+    jobs = jobs_of(trainer, None)
+    agree(StackTrainer(trainer)(jobs), [trainer(job) for job in jobs])
+    assert not caplog.records, caplog.text  # it did stack
+
+
+def test_training_and_evaluation_use_it_and_leave_the_users_module_alone(monkeypatch: Any) -> None:
+    called: list[str] = []
+
+    def worth(layer: nn.Module, x: Tensor) -> bool:
+        called.append("asked")
+        return False
+
+    monkeypatch.setattr(pooling, "_worth", worth)
+    module = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2))
+    x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 2
+    trainer, evaluator = Trainer(module, ClientData.own([(x, y)])), Evaluator(module, x, y)
+    evaluator(torch.zeros(sum(p.numel() for p in module.parameters())))
+    assert called == ["asked"]
+    trainer.binding.module(x)
+    assert called == ["asked"] * 2
+    assert "forward" not in vars(module[1])
