@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.api.run_simulation import simulate
-from offbeat.core.client_environment import Trip
+from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import STATISTICS, Job, Result, handed_back, with_own_statistics
+from offbeat.core.jobs import CLIENT_STATISTICS, Job, Result, extract_client_statistics, insert_client_statistics
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Reject, World
 from offbeat.core.strategies import REGISTRY, FedAsync, FedPSA, Global, Local
 from offbeat.core.vector import Layout, flatten
@@ -42,11 +42,11 @@ def moved(layout: Layout) -> Any:
         local = torch.tensor([w + 4, (mean + CENTRE[job.client]) / 2, seen + 1], dtype=job.base.dtype)
         return Result(job.ticket, local, job.num_examples, steps=1)
 
-    return lambda job: handed_back(job, train(with_own_statistics(job, layout)), layout)
+    return lambda job: extract_client_statistics(job, train(insert_client_statistics(job, layout)), layout)
 
 
 def kept(engine: ScriptedEngine, client: int) -> list[float]:
-    return engine.memory[client][STATISTICS].tolist()
+    return engine.memory[client][CLIENT_STATISTICS].tolist()
 
 
 # ---------------------------------------------------------------- a job
@@ -108,16 +108,16 @@ def trained(trainer: Trainer, model: Tensor, memory: dict[str, Tensor], client: 
 
 def test_a_batchnorm_of_torch_worked_by_hand() -> None:
     module = Halfway()
-    trainer = Trainer(module, ClientData.own(PAIRS), Training(bn="local", lr=0.125, batch=2))
+    trainer = Trainer(module, ClientData.separate(PAIRS), Training(bn="local", lr=0.125, batch=2))
     model = flatten(module)
     assert model.tolist() == [1, 0, 1, 0]  # weight; running mean, running variance; batches
     first = trained(trainer, model, {})
     # mean of (1, 3): 2, variance (unbiased) 2: half the way from 0 to 2 and from 1 to 2
-    assert first.memory[STATISTICS].tolist() == [1, 1.5, 1]
+    assert first.memory[CLIENT_STATISTICS].tolist() == [1, 1.5, 1]
     assert first.local[1:].tolist() == [0, 1, 0]  # as sent
     again = trained(trainer, model, dict(first.memory))
-    assert again.memory[STATISTICS].tolist() == [1.5, 1.75, 2]  # from 1 to 2 and from 1.5 to 2
-    shared = Trainer(module, ClientData.own(PAIRS), Training(lr=0.125, batch=2))
+    assert again.memory[CLIENT_STATISTICS].tolist() == [1.5, 1.75, 2]  # from 1 to 2 and from 1.5 to 2
+    shared = Trainer(module, ClientData.separate(PAIRS), Training(lr=0.125, batch=2))
     plain = trained(shared, model, {})
     assert plain.local[1:].tolist() == [1, 1.5, 1]
     assert torch.equal(plain.local[:1], first.local[:1])  # training itself does not read them
@@ -136,7 +136,7 @@ def test_a_sketch_is_of_what_is_uploaded_so_that_the_server_can_compare_it() -> 
     state = strategy.init(world)
     (dispatch,) = strategy.on_event(state, ClientReady(0.0, 0, 2))
     assert isinstance(dispatch, Dispatch)
-    trainer = Trainer(module, ClientData.own(PAIRS), Training(bn="local", batch=2), probe=probe)
+    trainer = Trainer(module, ClientData.separate(PAIRS), Training(bn="local", batch=2), probe=probe)
     seen.clear()
     trainer(
         Job(
@@ -147,7 +147,7 @@ def test_a_sketch_is_of_what_is_uploaded_so_that_the_server_can_compare_it() -> 
             0,
             replace(dispatch.work, steps=1),
             2,
-            {STATISTICS: torch.tensor([5.0, 6.0, 7.0])},
+            {CLIENT_STATISTICS: torch.tensor([5.0, 6.0, 7.0])},
             seed=0,
         )
     )
@@ -168,9 +168,9 @@ def test_the_servers_statistics_stay_what_the_model_came_with_to_the_last_bit(na
     def train(job: Job) -> Result:
         nonlocal kept_by_clients
         assert torch.equal(layout.statistics(job.base), came_with)
-        result = handed_back(job, clients(with_own_statistics(job, layout)), layout)
-        before = job.memory.get(STATISTICS, came_with)
-        assert result.memory[STATISTICS][-1] == before[-1] + result.steps  # it counts on from its own
+        result = extract_client_statistics(job, clients(insert_client_statistics(job, layout)), layout)
+        before = job.memory.get(CLIENT_STATISTICS, came_with)
+        assert result.memory[CLIENT_STATISTICS][-1] == before[-1] + result.steps  # it counts on from its own
         kept_by_clients += 1
         return result
 
@@ -184,7 +184,7 @@ def test_the_laws_hold_where_clients_keep_their_statistics(monkeypatch: pytest.M
     plain = TinyClients.__call__
 
     def keeping(self: TinyClients, job: Job) -> Result:
-        return handed_back(job, plain(self, with_own_statistics(job, self.layout)), self.layout)
+        return extract_client_statistics(job, plain(self, insert_client_statistics(job, self.layout)), self.layout)
 
     monkeypatch.setattr(TinyClients, "__call__", keeping)
     for name in ("fedavg", "orthofl", "safa"):
@@ -206,7 +206,7 @@ def admitted(memory: dict[str, Tensor], **settings: Any) -> bool:
 
 def test_the_gate_lets_own_statistics_pass_that_are_as_long_as_they_should_be_and_finite() -> None:
     def own(*values: float) -> dict[str, Tensor]:
-        return {STATISTICS: torch.tensor(values, dtype=torch.float64)}
+        return {CLIENT_STATISTICS: torch.tensor(values, dtype=torch.float64)}
 
     assert admitted(own(6, 1), local_statistics=True)
     assert not admitted(own(6, 1, 2), local_statistics=True)
@@ -220,14 +220,14 @@ def test_the_gate_lets_own_statistics_pass_that_are_as_long_as_they_should_be_an
 class Speeds:
     """Client 0 answers every 2 s, client 1 every 3 s, client 2 never before 100 s."""
 
-    def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
+    def time_job(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> JobTiming:
         seconds = (2.0, 3.0, 100.0)[client]
-        return Trip(seconds, seconds)
+        return JobTiming(seconds, seconds)
 
     def next_available(self, client: int, now: float) -> float:
         return now
 
-    def leaves(self, client: int, now: float) -> float:
+    def next_departure(self, client: int, now: float) -> float:
         return float("inf")
 
     def num_examples(self, client: int, index: int, now: float) -> int:

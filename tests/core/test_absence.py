@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from offbeat.core.parts.absent_clients import Absences
-from offbeat.core.parts.running_sum import RunningSum
+from offbeat.core.parts.client_records import Absences
+from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import ClientLost, ClientReady, TimerFired, UpdateArrived
 
 
@@ -16,48 +16,48 @@ def update(now: float, client: int) -> UpdateArrived:
 
 def test_without_a_limit_nothing_is_booked_or_given_up() -> None:
     absences = Absences()
-    assert absences.hear(ClientLost(1.0, 0, 5), None) == []
-    assert absences.hear(TimerFired(1e9, "t"), None) == []
+    assert absences.update(ClientLost(1.0, 0, 5), None) == []
+    assert absences.update(TimerFired(1e9, "t"), None) == []
     assert absences.since == {}
 
 
 def test_who_was_lost_is_given_up_with_the_first_event_so_many_seconds_later() -> None:
     absences = Absences()
-    assert absences.hear(ClientLost(1.0, 0, 5), 3.0) == []
-    assert absences.hear(ClientLost(2.0, 1), 3.0) == []
-    assert absences.hear(TimerFired(3.999, "t"), 3.0) == []
-    assert absences.hear(TimerFired(4.0, "t"), 3.0) == [0]  # 4 - 1 = 3
-    assert absences.hear(ClientReady(9.0, 2, 1), 3.0) == [1]
-    assert absences.hear(ClientReady(99.0, 2, 1), 3.0) == []  # once
+    assert absences.update(ClientLost(1.0, 0, 5), 3.0) == []
+    assert absences.update(ClientLost(2.0, 1), 3.0) == []
+    assert absences.update(TimerFired(3.999, "t"), 3.0) == []
+    assert absences.update(TimerFired(4.0, "t"), 3.0) == [0]  # 4 - 1 = 3
+    assert absences.update(ClientReady(9.0, 2, 1), 3.0) == [1]
+    assert absences.update(ClientReady(99.0, 2, 1), 3.0) == []  # once
 
 
 @pytest.mark.parametrize("heard", [ClientReady(3.5, 0, 1), update(3.5, 0)])
 def test_who_is_heard_of_before_that_is_not_given_up(heard: ClientReady | UpdateArrived) -> None:
     absences = Absences()
-    absences.hear(ClientLost(1.0, 0, 5), 3.0)
-    assert absences.hear(heard, 3.0) == []
-    assert absences.hear(TimerFired(99.0, "t"), 3.0) == []
+    absences.update(ClientLost(1.0, 0, 5), 3.0)
+    assert absences.update(heard, 3.0) == []
+    assert absences.update(TimerFired(99.0, "t"), 3.0) == []
 
 
 def test_who_comes_back_after_that_comes_too_late_though_nothing_happened_in_between() -> None:
     absences = Absences()
-    absences.hear(ClientLost(1.0, 0), 3.0)
-    assert absences.hear(ClientReady(8.0, 0, 1), 3.0) == [0]
+    absences.update(ClientLost(1.0, 0), 3.0)
+    assert absences.update(ClientReady(8.0, 0, 1), 3.0) == [0]
 
 
 def test_a_second_loss_does_not_put_it_off() -> None:
     absences = Absences()
-    absences.hear(ClientLost(1.0, 0, 5), 3.0)
-    absences.hear(ClientLost(2.0, 0), 3.0)
-    assert absences.hear(TimerFired(4.0, "t"), 3.0) == [0]
+    absences.update(ClientLost(1.0, 0, 5), 3.0)
+    absences.update(ClientLost(2.0, 0), 3.0)
+    assert absences.update(TimerFired(4.0, "t"), 3.0) == [0]
 
 
 def test_whose_last_answer_is_still_to_be_used_is_given_up_after_that() -> None:
     absences, used = Absences(), {1: None}
     for client in (0, 1):
-        absences.hear(ClientLost(1.0, client), 3.0)
-    assert absences.hear(TimerFired(5.0, "t"), 3.0, used.__contains__) == [0]
-    assert absences.hear(TimerFired(6.0, "t"), 3.0) == [1]
+        absences.update(ClientLost(1.0, client), 3.0)
+    assert absences.update(TimerFired(5.0, "t"), 3.0, used.__contains__) == [0]
+    assert absences.update(TimerFired(6.0, "t"), 3.0) == [1]
 
 
 def test_what_is_dropped_leaves_the_sum_of_the_table() -> None:

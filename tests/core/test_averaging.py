@@ -40,7 +40,7 @@ def test_a_round_nobody_answers_keeps_the_model_its_version_and_what_the_optimiz
     assert engine.ledger.version == 1
     assert engine.state.memory.first is first
     assert engine.state.memory.second is second
-    assert sorted(engine.ledger.busy) == [0, 1]  # the next round
+    assert sorted(engine.ledger.open_tickets) == [0, 1]  # the next round
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,7 +56,7 @@ def test_the_late_are_rejected_and_weigh_nothing(kind: type) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_over_selection_closes_with_the_quickest(kind: type) -> None:
     engine = opened(kind(sample=2, over_select=0.5), [0], {0: 10, 1: 10, 2: 10})
-    assert len(engine.ledger.busy) == 3
+    assert len(engine.ledger.open_tickets) == 3
     engine.arrive(2, [6], at=1.0)
     assert engine.ledger.version == 0
     engine.arrive(0, [2], at=2.0)
@@ -73,12 +73,12 @@ def test_a_lost_or_refused_member_is_not_waited_for_and_a_newcomer_is_in_the_nex
     lossy.join(7, num_examples=5)
     lossy.advance()
     assert torch.equal(lossy.model, alone.model)
-    assert sorted(lossy.ledger.busy) == [0, 1, 7]
+    assert sorted(lossy.ledger.open_tickets) == [0, 1, 7]
     lossy.ready(2, at=4.0)
     for client in (0, 1, 7):
         lossy.arrive(client, [1], at=5.0 + client)
     lossy.advance()
-    assert sorted(lossy.ledger.busy) == [0, 1, 2, 7]  # who came back is in the round after
+    assert sorted(lossy.ledger.open_tickets) == [0, 1, 2, 7]  # who came back is in the round after
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,4 +121,4 @@ def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, float
 def test_the_work_asked_for_is_what_is_sent(kind: type) -> None:
     work = LocalWork(steps=7)
     engine = opened(kind(work=work), [0], TWO)
-    assert all(ticket.work is work for ticket in engine.ledger.open.values())
+    assert all(ticket.work is work for ticket in engine.ledger.open_jobs.values())

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.core.parts.compression import BLOCK, EightBit, Half, TopK, Uncompressed, compress, parse
+from offbeat.core.parts.compression import BLOCK, EightBit, Half, TopK, Uncompressed, compress, parse_compression
 
 
 def unpacked(how: str, delta: Tensor) -> Tensor:
-    chosen = parse(how)
+    chosen = parse_compression(how)
     return chosen.unpack(chosen.pack(delta), len(delta), delta.dtype)
 
 
 def test_choices_by_name() -> None:
-    chosen = [parse(text) for text in ("none", "half", "8bit", "topk:0.01")]
+    chosen = [parse_compression(text) for text in ("none", "half", "8bit", "topk:0.01")]
     assert chosen == [Uncompressed(), Half(), EightBit(), TopK(0.01)]
     assert [str(one) for one in chosen] == ["none", "half", "8bit", "topk:0.01"]
-    assert parse(str(TopK(0.1 + 0.2))) == TopK(0.1 + 0.2)
+    assert parse_compression(str(TopK(0.1 + 0.2))) == TopK(0.1 + 0.2)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_choices_by_name() -> None:
 )
 def test_a_choice_that_cannot_be_meant(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        parse(text)
+        parse_compression(text)
 
 
 def test_top_k_sends_the_largest_and_owes_the_rest() -> None:
@@ -112,6 +112,9 @@ def test_what_is_not_finite_stays_so(how: str) -> None:
 def test_bytes_that_travel() -> None:
     """Of 10240 floats, 40960 bytes: half of them; one byte each and 40 scales of 4; a hundredth, 103 of 4 + 4 bytes."""
     delta = torch.linspace(-1, 1, 10240)
-    sizes = {how: sum(part.nbytes for part in parse(how).pack(delta).values()) for how in ("none", "half", "8bit")}
+    sizes = {
+        how: sum(part.nbytes for part in parse_compression(how).pack(delta).values())
+        for how in ("none", "half", "8bit")
+    }
     assert sizes == {"none": 40960, "half": 20480, "8bit": 10240 + 160}
     assert sum(part.nbytes for part in TopK(0.01).pack(delta).values()) == 103 * 8

@@ -16,9 +16,13 @@ def test_bits_are_blake2b_of_the_key_on_every_machine() -> None:
 
 def test_draws_of_many_keys_are_those_of_each() -> None:
     # printf '7/delay/3/0' | b2sum -l 64, as above
-    assert draws.bits_of("delay", [(7, 3, 0)]).tolist() == [int.from_bytes(bytes.fromhex("7161de491d22adec"), "little")]
+    assert draws.bits_for_keys("delay", [(7, 3, 0)]).tolist() == [
+        int.from_bytes(bytes.fromhex("7161de491d22adec"), "little")
+    ]
     keys = [(7, 3, 0), (0, 3, 0), (7, 30, 1), (np.int64(12), np.int64(5), np.int64(0)), (7, 3, 0)]
-    assert draws.bits_of("batches", keys).tolist() == [bits(seed, "batches", *counters) for seed, *counters in keys]
+    assert draws.bits_for_keys("batches", keys).tolist() == [
+        bits(seed, "batches", *counters) for seed, *counters in keys
+    ]
 
 
 def test_a_draw_depends_on_seed_purpose_and_every_counter() -> None:
@@ -72,7 +76,7 @@ def test_everybody_is_sampled_equally_often() -> None:
 
 
 def test_so_are_many_of_whom_few_are_hashed(monkeypatch) -> None:
-    monkeypatch.setattr(draws, "MANY", 4)
+    monkeypatch.setattr(draws, "LARGE_SAMPLE", 4)
     counts = dict.fromkeys(range(10, 15), 0)
     for n in range(2000):
         drawn = sample([14, 10, 13, 12, 11], 2, 0, "fair", n)

@@ -35,7 +35,7 @@ class Ticking:
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
-        if state.epochs.hear(event):
+        if state.epochs.update(event):
             actions = [Dispatch(client, state.model) for client in state.epochs.serve(self.concurrency, state.seed)]
         return actions + state.epochs.timer(event)
 
@@ -50,7 +50,7 @@ def started(epoch: float | None, clients: int = 3, concurrency: int | None = Non
 
 
 def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.busy)
+    return sorted(engine.ledger.open_tickets)
 
 
 # ---------------------------------------------------------------- ticks
@@ -63,7 +63,7 @@ def test_everybody_is_served_at_time_zero_and_whoever_reports_waits_for_the_tick
     assert (at_work(engine), engine.timers) == ([0, 2], {"epoch": 5.0})
     engine.advance(5.0)
     assert (at_work(engine), engine.timers) == ([0, 1, 2], {"epoch": 10.0})
-    assert engine.ledger.open[engine.ledger.busy[1]].started == 5.0
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].started == 5.0
 
 
 def test_a_report_at_exactly_the_tick_belongs_to_it() -> None:
@@ -71,7 +71,7 @@ def test_a_report_at_exactly_the_tick_belongs_to_it() -> None:
     engine.arrive(1, at=5.0)
     assert engine.state.epochs.age(1) == 1
     engine.advance()
-    assert engine.ledger.open[engine.ledger.busy[1]].started == 5.0
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].started == 5.0
 
 
 @pytest.mark.parametrize("epoch", [0.1, 0.3, 1 / 3, 7.7])
@@ -129,7 +129,7 @@ def test_one_who_comes_exactly_on_the_grid_is_served_at_once() -> None:
     engine.lose(0, at=1.0, reachable=False)
     engine.ready(0, at=20.0)
     engine.advance()
-    assert engine.ledger.open[engine.ledger.busy[0]].started == 20.0
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].started == 20.0
 
 
 def test_with_a_limit_some_wait_and_all_get_their_turn() -> None:
@@ -139,8 +139,8 @@ def test_with_a_limit_some_wait_and_all_get_their_turn() -> None:
         for client in at_work(engine):
             engine.arrive(client, at=5.0 * k - 1)
         engine.advance(5.0 * k)
-    assert len(engine.ledger.jobs) == 5
-    assert sum(engine.ledger.jobs.values()) == 2 * 20
+    assert len(engine.ledger.job_counts) == 5
+    assert sum(engine.ledger.job_counts.values()) == 2 * 20
 
 
 # ---------------------------------------------------------------- measuring the epoch
@@ -263,7 +263,7 @@ def test_work_sent_at_a_tick_that_came_late_does_not_look_old() -> None:
     first = [ClientReady(0.0, 0, 1), TimerFired(0.0, "epoch"), arrived(0.9, 0)]
     story: list[Event] = [*first, ClientReady(0.9, 0, 1), TimerFired(3.5, "epoch"), arrived(3.9, 0)]
     for event in story:
-        if epochs.hear(event):
+        if epochs.update(event):
             assert epochs.serve(None, 0) == [0]
         if isinstance(event, UpdateArrived):
             ages.append(epochs.age(0))
@@ -273,7 +273,7 @@ def test_work_sent_at_a_tick_that_came_late_does_not_look_old() -> None:
 
 def test_a_report_of_work_nobody_knows_of_counts_as_sent_at_the_last_tick() -> None:
     epochs = Epochs(1.0)
-    epochs.hear(arrived(0.5, 7))
+    epochs.update(arrived(0.5, 7))
     assert epochs.age(7) == 1
 
 

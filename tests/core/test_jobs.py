@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import PLAIN, Job, descend, start_job
+from offbeat.core.jobs import PLAIN_RULE, Job, descend, make_local_job
 from offbeat.core.parts.proximal import Proximal, with_proximal
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 from offbeat.testing import TinyClients, layout_of, optimum, tiny_layout, tiny_world
@@ -33,7 +33,7 @@ def job_at(*base: float, work: LocalWork = LocalWork(), memory: Mapping[str, Ten
         memory=memory or {},
         seed=0,
     )
-    return start_job(job, LAYOUT, lr=0.5)
+    return make_local_job(job, LAYOUT, lr=0.5)
 
 
 def towards_four(phase: Phase) -> Iterable[Gradient]:
@@ -70,7 +70,7 @@ def test_a_rule_sees_the_trainable_entries_and_memory_starts_at_zero() -> None:
 def test_plain_descent_takes_the_steps_it_was_given() -> None:
     job = job_at(0, 2, 9, 4)
     w = job.start.clone()
-    steps, _ = descend(PLAIN, job, [Phase(steps=2)], w, towards_four, Sgd)
+    steps, _ = descend(PLAIN_RULE, job, [Phase(steps=2)], w, towards_four, Sgd)
     # w := w - .5 (w - 4), twice: the distance to 4 shrinks to a quarter: 0 -> 3, 2 -> 3.5, 4 -> 4
     assert steps == 2
     assert w.tolist() == [3, 3.5, 4]
@@ -80,7 +80,7 @@ def test_a_phase_moves_only_the_slices_it_names() -> None:
     job = job_at(0, 0, 9, 0)
     w = job.start.clone()
     phases = [Phase(steps=1, slices=("head",)), Phase(steps=2, slices=("body",), lr=0.25)]
-    steps, _ = descend(PLAIN, job, phases, w, towards_four, Sgd)
+    steps, _ = descend(PLAIN_RULE, job, phases, w, towards_four, Sgd)
     # head: one step of .5 from 0 to 2; body: two of .25: 0 -> 1 -> 1.75
     assert steps == 3
     assert w.tolist() == [1.75, 1.75, 2]
@@ -89,7 +89,7 @@ def test_a_phase_moves_only_the_slices_it_names() -> None:
 def test_frozen_slices_do_not_move_even_with_momentum_and_optimizers_start_fresh() -> None:
     job = job_at(0, 0, 9, 0)
     w = job.start.clone()
-    descend(PLAIN, job, [Phase(steps=1), Phase(steps=1, slices=("head",))], w, towards_four, Heavy)
+    descend(PLAIN_RULE, job, [Phase(steps=1), Phase(steps=1, slices=("head",))], w, towards_four, Heavy)
     # first step 0 -> 2 everywhere; then velocity is fresh: head 2 - .5 (2 - 4) = 3, not 2 - .5 (-2 - 2) = 4
     assert w.tolist() == [2, 2, 3]
 
@@ -97,7 +97,7 @@ def test_frozen_slices_do_not_move_even_with_momentum_and_optimizers_start_fresh
 def test_phases_with_leading_client_dimensions_move_every_client() -> None:
     job = job_at(0, 0, 9, 0)
     w = torch.zeros(2, 3, dtype=torch.float64)
-    descend(PLAIN, job, [Phase(steps=1, slices=("head",))], w, towards_four, Sgd)
+    descend(PLAIN_RULE, job, [Phase(steps=1, slices=("head",))], w, towards_four, Sgd)
     assert w.tolist() == [[0, 0, 2], [0, 0, 2]]
 
 
@@ -116,7 +116,7 @@ def test_the_carry_goes_from_begin_through_every_step() -> None:
 
 
 def test_the_default_phase_repeats_what_the_work_asks() -> None:
-    assert PLAIN.phases(LocalWork(epochs=2, lr=0.1)) == (Phase(epochs=2, lr=0.1),)
+    assert PLAIN_RULE.phases(LocalWork(epochs=2, lr=0.1)) == (Phase(epochs=2, lr=0.1),)
 
 
 @pytest.mark.parametrize("setting", [{"steps": 0}, {"epochs": 0}, {"lr": 0.0}, {"steps": 1, "epochs": 1}])
@@ -160,7 +160,7 @@ def test_a_pull_is_not_put_on_top_of_another_rule() -> None:
 
 
 def tiny_job(layout: Layout, work: LocalWork = LocalWork(), memory: Mapping[str, Tensor] | None = None) -> Job:
-    base = tiny_world(buffers=not layout.plain).model
+    base = tiny_world(buffers=not layout.params_only).model
     return Job(
         ticket=3, client=1, index=0, base=base, base_version=0, work=work, num_examples=20, memory=memory or {}, seed=0
     )

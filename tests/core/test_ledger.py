@@ -33,12 +33,12 @@ def books() -> Ledger:
 
 
 def check(*actions: Action, arrived: Job | None = None) -> None:
-    books().check(list(actions), like=MODEL, arrived=arrived, now=5.0)
+    books().validate(list(actions), like=MODEL, arrived=arrived, now=5.0)
 
 
 def test_idle_means_known_reachable_and_without_work() -> None:
     ledger = books()
-    assert [client for client in (0, 1, 2, 7, 99) if ledger.idle(client)] == [1, 7]
+    assert [client for client in (0, 1, 2, 7, 99) if ledger.is_idle(client)] == [1, 7]
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,11 @@ def test_idle_means_known_reachable_and_without_work() -> None:
     [
         ([Dispatch(0, MODEL)], "still works on ticket 0"),
         ([Dispatch(2, MODEL)], "not reachable"),
-        ([Dispatch(99, MODEL)], "no such client"),
+        ([Dispatch(99, MODEL)], "client is unknown"),
         ([Dispatch(1, MODEL), Dispatch(1, MODEL)], "twice in one answer"),
         ([Dispatch(1, torch.zeros(3))], r"shape \(3,\): a model is a flat vector of 2"),
         ([Dispatch(1, torch.zeros(2, 1))], r"shape \(2, 1\)"),
-        (
-            [Commit(torch.zeros(2, dtype=torch.float64))],
-            "torch.float64: strategies compute in the dtype of the model they are given",
-        ),
+        ([Commit(torch.zeros(2, dtype=torch.float64))], "torch.float64: use torch.float32"),
         ([Commit(None)], "NoneType"),  # type: ignore[arg-type]
         ([SetTimer("t", 4.9)], "at or after"),
         ([SetTimer("t", float("inf"))], "at or after"),
@@ -82,14 +79,21 @@ def test_checking_books_nothing_even_when_only_the_last_action_is_illegal() -> N
     facts = (
         ledger.version,
         ledger.next_ticket,
-        dict(ledger.open),
-        dict(ledger.busy),
-        dict(ledger.jobs),
+        dict(ledger.open_jobs),
+        dict(ledger.open_tickets),
+        dict(ledger.job_counts),
         dict(ledger.absent),
     )
     with pytest.raises(ProtocolError):
-        ledger.check([Commit(MODEL), Dispatch(1, MODEL), Dispatch(0, MODEL)], MODEL, None, 0.0)
-    assert facts == (ledger.version, ledger.next_ticket, ledger.open, ledger.busy, ledger.jobs, ledger.absent)
+        ledger.validate([Commit(MODEL), Dispatch(1, MODEL), Dispatch(0, MODEL)], MODEL, None, 0.0)
+    assert facts == (
+        ledger.version,
+        ledger.next_ticket,
+        ledger.open_jobs,
+        ledger.open_tickets,
+        ledger.job_counts,
+        ledger.absent,
+    )
     assert before == ledger
 
 
@@ -113,7 +117,7 @@ def test_tickets_are_numbered_globally_and_jobs_by_client() -> None:
 def test_a_ticket_is_consumed_once() -> None:
     ledger = books()
     assert ledger.close(0).client == 0
-    assert ledger.idle(0)
+    assert ledger.is_idle(0)
     with pytest.raises(KeyError):
         ledger.close(0)
 
@@ -121,5 +125,5 @@ def test_a_ticket_is_consumed_once() -> None:
 def test_a_client_that_comes_back_is_no_newcomer() -> None:
     ledger = books()
     ledger.join(2, 99)
-    assert ledger.idle(2)
-    assert ledger.joined == {7: 40}
+    assert ledger.is_idle(2)
+    assert ledger.newcomers == {7: 40}

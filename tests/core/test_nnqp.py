@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 from torch import Tensor
 
-from offbeat.core.parts import vector_blocks
+from offbeat.core.parts import large_vectors
 from offbeat.core.strategies.gradma import nnqp
 from offbeat.core.strategies.gradma.nnqp import against, gram_of, solve, solve_three
 
@@ -291,14 +291,14 @@ def test_in_float32_random_and_correlated_programs_are_solved_to_its_precision()
 
 @pytest.mark.parametrize("rows", [2, nnqp.FEW, nnqp.FEW + 1])
 def test_long_rows_have_the_gram_matrix_of_short_ones(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(vector_blocks, "ROOM", 1)  # in pieces, of which the last is a short one
-    size = 2 * vector_blocks.LEAST + 5
+    monkeypatch.setattr(large_vectors, "PIECES_SIZE", 1)  # in pieces, of which the last is a short one
+    size = 2 * large_vectors.MIN_PIECE + 5
     G = torch.randn(rows, size, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
     torch.testing.assert_close(gram_of(list(G), 3, size), G[:, 3:] @ G[:, 3:].mT, rtol=1e-12, atol=1e-9)
 
 
 def test_a_program_is_solved_where_v_goes_against_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nnqp, "LEAST", 0)
+    monkeypatch.setattr(nnqp, "MIN_PIECE", 0)
     G = matrix((1, 1, 0, 2, 0), (2, -1, 0, 0, 1))
     v, tensors = matrix((1, 3, -4, -1, -1))[0], [slice(0, 2), slice(2, 3), slice(3, 5)]
     # products 4 and -1; 0 and 0; -2 and -1

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from offbeat.core.parts.speed_profile import Profile, cut_by_ratio, cut_into, fastest, nearest, profile_turn
+from offbeat.core.parts.speed_profile import (
+    SpeedProfile,
+    find_nearest,
+    profile_turn,
+    sort_by_speed,
+    split_by_ratio,
+    split_equally,
+)
 from offbeat.core.protocol import CancelTimer, ClientLost, ClientReady, Reject, SetTimer, TimerFired, UpdateArrived
 
 NOTHING = torch.zeros(1)
@@ -18,7 +25,7 @@ def update(client: int, now: float, started: float = 0.0) -> UpdateArrived:
 
 
 def test_first_jobs_go_out_at_once_and_the_round_is_over_when_the_last_is_back() -> None:
-    profile = Profile()
+    profile = SpeedProfile()
     assert [profile_turn(profile, ready(client)).chosen for client in (0, 1)] == [[0], [1]]
     first = profile_turn(profile, update(1, 2.0))
     assert (first.counts, first.closes) == (True, False)
@@ -30,7 +37,7 @@ def test_first_jobs_go_out_at_once_and_the_round_is_over_when_the_last_is_back()
 
 
 def test_a_lost_client_is_not_waited_for_and_is_measured_later() -> None:
-    profile = Profile()
+    profile = SpeedProfile()
     for client in (0, 1):
         profile_turn(profile, ready(client))
     profile_turn(profile, update(0, 2.0))
@@ -43,7 +50,7 @@ def test_a_lost_client_is_not_waited_for_and_is_measured_later() -> None:
 
 
 def test_when_everybody_is_lost_everybody_is_asked_again() -> None:
-    profile = Profile()
+    profile = SpeedProfile()
     profile_turn(profile, ready(0))
     assert not profile_turn(profile, ClientLost(1.0, 0, 0)).closes
     assert profile_turn(profile, ready(0, 1.0)).chosen == [0]
@@ -51,7 +58,7 @@ def test_when_everybody_is_lost_everybody_is_asked_again() -> None:
 
 
 def test_those_who_come_after_the_first_answer_are_measured_but_not_waited_for() -> None:
-    profile = Profile()
+    profile = SpeedProfile()
     for client in (0, 1):
         profile_turn(profile, ready(client))
     profile_turn(profile, update(0, 2.0))
@@ -63,7 +70,7 @@ def test_those_who_come_after_the_first_answer_are_measured_but_not_waited_for()
 
 
 def test_at_the_deadline_whoever_is_measured_is_sorted() -> None:
-    profile = Profile()
+    profile = SpeedProfile()
     assert profile_turn(profile, ready(0), 3.0).actions == [SetTimer("profile", 3.0)]
     assert profile_turn(profile, ready(1), 3.0).actions == []
     profile_turn(profile, update(0, 1.0), 3.0)
@@ -73,7 +80,7 @@ def test_at_the_deadline_whoever_is_measured_is_sorted() -> None:
 
 
 def test_a_deadline_nobody_meets_is_put_off_while_somebody_works() -> None:
-    profile = Profile()
+    profile = SpeedProfile()
     profile_turn(profile, ready(0), 3.0)
     assert profile_turn(profile, TimerFired(3.0, "profile"), 3.0).actions == [SetTimer("profile", 6.0)]
     turn = profile_turn(profile, update(0, 4.0), 3.0)
@@ -81,7 +88,7 @@ def test_a_deadline_nobody_meets_is_put_off_while_somebody_works() -> None:
 
 
 def test_a_client_that_leaves_while_it_waits_is_sorted_but_not_idle() -> None:
-    profile = Profile()
+    profile = SpeedProfile()
     for client in (0, 1):
         profile_turn(profile, ready(client))
     profile_turn(profile, update(0, 1.0))
@@ -92,7 +99,7 @@ def test_a_client_that_leaves_while_it_waits_is_sorted_but_not_idle() -> None:
 
 
 def test_speeds_are_means_and_after_forgetting_the_past_counts_once() -> None:
-    profile = Profile(closed=True)
+    profile = SpeedProfile(closed=True)
     for now in (1.0, 2.0, 6.0):
         profile.measure(update(0, now))
     assert profile.seconds[0] == 3.0  # (1 + 2 + 6) / 3
@@ -107,16 +114,16 @@ def test_speeds_are_means_and_after_forgetting_the_past_counts_once() -> None:
 )
 def test_tiers_of_equal_size_are_cut_from_the_fastest_on(number: int, tiers: list[list[int]]) -> None:
     seconds = {0: 2.0, 1: 4.0, 2: 3.0, 3: 1.0, 4: 5.0}
-    assert fastest(seconds) == [3, 0, 2, 1, 4]
-    assert cut_into(number, seconds) == tiers
+    assert sort_by_speed(seconds) == [3, 0, 2, 1, 4]
+    assert split_equally(number, seconds) == tiers
 
 
 def test_by_ratio_nobody_is_slower_than_the_fastest_of_its_tier_times_the_ratio() -> None:
     seconds = {0: 1.0, 1: 2.0, 2: 2.1, 3: 4.0, 4: 4.3, 5: 0.15, 6: 0.1 + 0.2}
     # .15 and .3 (0.1 + 0.2 is a little over 2 * .15, by rounding only); 1 and 2; 2.1 and 4; 4.3 > 4.2
-    assert cut_by_ratio(2.0, seconds) == [[5, 6], [0, 1], [2, 3], [4]]
+    assert split_by_ratio(2.0, seconds) == [[5, 6], [0, 1], [2, 3], [4]]
 
 
 def test_the_nearest_in_speed_is_another_client_and_of_two_the_first() -> None:
-    assert nearest(9, {0: 1.0, 1: 4.0, 9: 3.0}) == 1
-    assert nearest(9, {0: 2.0, 1: 4.0, 9: 3.0}) == 0
+    assert find_nearest(9, {0: 1.0, 1: 4.0, 9: 3.0}) == 1
+    assert find_nearest(9, {0: 2.0, 1: 4.0, 9: 3.0}) == 0

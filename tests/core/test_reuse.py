@@ -8,15 +8,15 @@ import threading
 import pytest
 import torch
 
-from offbeat.core.parts import reused_memory
-from offbeat.core.parts.reused_memory import new_vector
+from offbeat.core.parts import large_vectors
+from offbeat.core.parts.large_vectors import new_vector
 
-LARGE = torch.empty(reused_memory.LARGE // 4)  # in float32
+LARGE = torch.empty(large_vectors.MIN_REUSED_BYTES // 4)  # in float32
 
 
 @pytest.fixture(autouse=True)
 def _nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reused_memory, "_spare", {})
+    monkeypatch.setattr(large_vectors, "_spare", {})
 
 
 def test_memory_nobody_holds_any_more_is_handed_out_again() -> None:
@@ -52,7 +52,7 @@ def test_no_two_vectors_that_live_share_memory() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("extra", [-1, 0, 1, 1001])
 def test_a_new_vector_looks_like_the_one_it_is_made_after(dtype: torch.dtype, extra: int) -> None:
-    like = torch.zeros(reused_memory.LARGE // dtype.itemsize + extra, dtype=dtype)
+    like = torch.zeros(large_vectors.MIN_REUSED_BYTES // dtype.itemsize + extra, dtype=dtype)
     for _ in range(2):  # fresh, then used memory
         made = new_vector(like)
         assert (made.shape, made.dtype, made.is_contiguous(), made.untyped_storage().nbytes()) == (
@@ -66,18 +66,18 @@ def test_a_new_vector_looks_like_the_one_it_is_made_after(dtype: torch.dtype, ex
 
 
 def test_only_so_many_blocks_wait_to_be_used_again() -> None:
-    many = [new_vector(LARGE) for _ in range(3 * reused_memory.KEPT)]
+    many = [new_vector(LARGE) for _ in range(3 * large_vectors.MAX_SPARE_BLOCKS)]
     del many
     gc.collect()
-    assert [len(blocks) for blocks in reused_memory._spare.values()] == [reused_memory.KEPT]
+    assert [len(blocks) for blocks in large_vectors._spare.values()] == [large_vectors.MAX_SPARE_BLOCKS]
 
 
 def test_fewer_large_blocks_wait_than_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reused_memory, "SPARE", reused_memory.KEPT * LARGE.nbytes - 1)
-    many = [new_vector(LARGE) for _ in range(3 * reused_memory.KEPT)]
+    monkeypatch.setattr(large_vectors, "MAX_SPARE_BYTES", large_vectors.MAX_SPARE_BLOCKS * LARGE.nbytes - 1)
+    many = [new_vector(LARGE) for _ in range(3 * large_vectors.MAX_SPARE_BLOCKS)]
     del many
     gc.collect()
-    assert [len(blocks) for blocks in reused_memory._spare.values()] == [reused_memory.FEW]
+    assert [len(blocks) for blocks in large_vectors._spare.values()] == [large_vectors.MAX_LARGE_SPARE_BLOCKS]
 
 
 def test_threads_do_not_get_the_same_memory() -> None:

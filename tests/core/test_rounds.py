@@ -3,7 +3,7 @@
 import pytest
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds, Turn
+from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds, RoundTurn
 from offbeat.core.protocol import (
     CancelTimer,
     ClientLost,
@@ -24,19 +24,19 @@ class Bench:
     def __init__(self, seed: int = 0, **settings: object) -> None:
         self.rounds, self.state, self.seed = Rounds(**settings), Round(), seed  # type: ignore[arg-type]
 
-    def turn(self, event: Event) -> Turn:
+    def turn(self, event: Event) -> RoundTurn:
         return self.rounds.turn(self.state, event, CLIENTS, self.seed)
 
-    def ready(self, client: int, now: float = 0.0) -> Turn:
+    def ready(self, client: int, now: float = 0.0) -> RoundTurn:
         return self.turn(ClientReady(now, client, 10))
 
-    def arrive(self, client: int, now: float = 1.0) -> Turn:
+    def arrive(self, client: int, now: float = 1.0) -> RoundTurn:
         return self.turn(UpdateArrived(now, client, 70 + client, 0, None, None, 10, 1, 0.0))  # type: ignore[arg-type]
 
-    def lose(self, client: int, now: float = 1.0) -> Turn:
+    def lose(self, client: int, now: float = 1.0) -> RoundTurn:
         return self.turn(ClientLost(now, client, 70 + client))
 
-    def fire(self, key: str, now: float = 0.0) -> Turn:
+    def fire(self, key: str, now: float = 0.0) -> RoundTurn:
         return self.turn(TimerFired(now, key))
 
     def opened(self) -> list[int]:
@@ -55,9 +55,9 @@ def test_a_round_opens_when_the_instant_is_over_with_everybody_who_is_idle() -> 
 def test_a_round_closes_when_each_of_its_clients_is_heard_or_lost() -> None:
     bench = Bench()
     bench.opened()
-    assert bench.arrive(0) == Turn(counts=True)
-    assert bench.lose(1) == Turn()
-    assert bench.arrive(2) == Turn(counts=True)
+    assert bench.arrive(0) == RoundTurn(counts=True)
+    assert bench.lose(1) == RoundTurn()
+    assert bench.arrive(2) == RoundTurn(counts=True)
     last = bench.arrive(3)
     assert (last.counts, last.closes) == (True, True)
     assert last.actions == [SetTimer(OPEN, 1.0)]  # the next one waits for the end of this instant
@@ -84,15 +84,15 @@ def test_the_client_that_closed_a_round_can_be_in_the_next() -> None:
 
 def test_nobody_idle_opens_no_round_until_somebody_is() -> None:
     bench = Bench()
-    assert bench.fire(OPEN) == Turn()
+    assert bench.fire(OPEN) == RoundTurn()
     assert bench.ready(1, 5.0).actions == [SetTimer(OPEN, 5.0)]
 
 
 def test_while_a_round_is_open_the_ready_wait() -> None:
     bench = Bench(sample=2)
     bench.opened()
-    assert bench.ready(9, 1.0) == Turn()
-    assert bench.fire(OPEN, 1.0) == Turn()
+    assert bench.ready(9, 1.0) == RoundTurn()
+    assert bench.fire(OPEN, 1.0) == RoundTurn()
 
 
 def test_a_client_that_left_is_not_sampled() -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from offbeat.core.draws import generator
-from offbeat.core.parts.running_sum import RunningSum
+from offbeat.core.parts.vector_sums import RunningSum
 
 
 def vectors(count: int, dtype: torch.dtype) -> list[torch.Tensor]:

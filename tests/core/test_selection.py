@@ -5,15 +5,15 @@ import pytest
 from offbeat.core.parts.selection import (
     SELECT,
     STALLED,
-    Pool,
+    IdleClients,
     Seats,
-    hold,
+    defer,
+    is_stalled,
     must_step,
     next_clients,
     release,
     sample_size,
     stall_timer,
-    stalled,
 )
 from offbeat.core.protocol import ClientLost, ClientReady, Event, SetTimer, TimerFired, UpdateArrived
 
@@ -39,7 +39,7 @@ def seats_of(clients: range, limit: int | None, seed: int) -> tuple[Seats, list[
 
 
 def test_a_pool_adds_removes_and_draws_each_client_once() -> None:
-    pool = Pool()
+    pool = IdleClients()
     for client in (4, 7, 9, 7):
         pool.add(client)
     assert len(pool) == 3
@@ -53,12 +53,12 @@ def test_a_pool_adds_removes_and_draws_each_client_once() -> None:
 
 
 def test_a_pool_is_the_same_after_its_places_are_rebuilt() -> None:
-    pool = Pool()
+    pool = IdleClients()
     for client in range(6):
         pool.add(client)
     pool.draw(1)
-    again = Pool(members=pool.members[:])
-    assert again.place == pool.place
+    again = IdleClients(members=pool.members[:])
+    assert again.positions == pool.positions
     assert [pool.draw(0) for _ in range(5)] == [again.draw(0) for _ in range(5)]
 
 
@@ -134,9 +134,9 @@ def test_over_a_long_run_the_client_that_just_answered_has_the_same_chance() -> 
 def test_a_held_client_is_served_only_when_released() -> None:
     seats, _ = seats_of(range(2), None, seed=0)
     next_clients(seats, arrived(0), None, 0)
-    hold(seats, 0)
+    defer(seats, 0)
     assert next_clients(seats, ready(0, 1.0), None, 0) == ([], [])
-    assert not stalled(seats)  # client 1 still works
+    assert not is_stalled(seats)  # client 1 still works
     assert release(seats, None, 2.0) == ([0], [])
     assert seats.at_work == 2
 
@@ -144,7 +144,7 @@ def test_a_held_client_is_served_only_when_released() -> None:
 def test_a_held_client_that_left_is_served_when_it_is_back() -> None:
     seats, _ = seats_of(range(2), None, seed=0)
     next_clients(seats, arrived(0), None, 0)
-    hold(seats, 0)
+    defer(seats, 0)
     for event in (ready(0, 1.0), ClientLost(2.0, 0)):
         next_clients(seats, event, None, 0)
     assert release(seats, None, 3.0) == ([], [])
@@ -153,11 +153,11 @@ def test_a_held_client_that_left_is_served_when_it_is_back() -> None:
 
 def test_when_only_held_clients_are_left_the_seats_are_stalled() -> None:
     seats, _ = seats_of(range(2), None, seed=0)
-    assert not stalled(seats)
+    assert not is_stalled(seats)
     for client in (0, 1):
         next_clients(seats, arrived(client), None, 0)
-        hold(seats, client)
-    assert stalled(seats)
+        defer(seats, client)
+    assert is_stalled(seats)
 
 
 def test_a_stall_is_a_reason_to_step_once_its_instant_is_over() -> None:
@@ -165,7 +165,7 @@ def test_a_stall_is_a_reason_to_step_once_its_instant_is_over() -> None:
     for client in (0, 1):
         assert stall_timer(seats, arrived(client)) == []
         next_clients(seats, arrived(client), None, 0)
-        hold(seats, client)
+        defer(seats, client)
     assert not must_step(seats, arrived(1), full=False)
     assert stall_timer(seats, arrived(1)) == [SetTimer(STALLED, 1.0)]
     assert must_step(seats, TimerFired(1.0, STALLED), full=False)
@@ -178,7 +178,7 @@ def test_a_stall_is_a_reason_to_step_once_its_instant_is_over() -> None:
 def test_released_clients_compete_for_seats_where_there_is_a_limit() -> None:
     seats, chosen = seats_of(range(1), 1, seed=0)
     next_clients(seats, arrived(0), 1, 0)
-    hold(seats, 0)
+    defer(seats, 0)
     next_clients(seats, ready(0, 1.0), 1, 0)
     assert release(seats, 1, 1.0) == ([], [SetTimer(SELECT, 1.0)])
     assert next_clients(seats, TimerFired(1.0, SELECT), 1, 0)[0] == chosen == [0]

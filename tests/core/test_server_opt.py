@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts.server_optimizers import Adam, Moments, Momentum, Plain
+from offbeat.core.parts.server_optimizers import Adam, Moments, Momentum, PlainStep
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -13,9 +13,9 @@ def vector(*values: float) -> torch.Tensor:
 
 def test_plain_adds_the_direction_times_its_rate() -> None:
     memory = Moments()
-    w = Plain(lr=0.5).step(memory, vector(1, 2), vector(4, -2))
+    w = PlainStep(lr=0.5).step(memory, vector(1, 2), vector(4, -2))
     assert w.tolist() == [3, 1]  # 1 + .5 * 4, 2 - .5 * 2
-    w = Plain(lr=0.5).step(memory, w, vector(2, 2))
+    w = PlainStep(lr=0.5).step(memory, w, vector(2, 2))
     assert w.tolist() == [4, 2]
     assert memory == Moments()
 
@@ -41,7 +41,7 @@ def test_adam_starts_at_tau_squared_and_corrects_no_bias() -> None:
     assert w.tolist() == [0.875, -0.875]
 
 
-@pytest.mark.parametrize("optimizer", [Plain(), Momentum(), Adam()])
+@pytest.mark.parametrize("optimizer", [PlainStep(), Momentum(), Adam()])
 def test_neither_model_nor_direction_nor_what_was_remembered_changes_in_place(optimizer: object) -> None:
     memory = Moments()
     w, d = vector(1, 2), vector(3, 4)
@@ -62,7 +62,7 @@ def test_the_direction_may_be_reused_after_a_momentum_step() -> None:
 @pytest.mark.parametrize(
     ("kind", "setting"),
     [
-        (Plain, {"lr": 0}),
+        (PlainStep, {"lr": 0}),
         (Momentum, {"mu": 1.0}),
         (Momentum, {"mu": -0.1}),
         (Adam, {"lr": -1}),

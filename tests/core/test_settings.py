@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts.absent_clients import EvictAfter
+from offbeat.core.parts.client_records import EvictAfter
 from offbeat.core.parts.selection import Concurrency, Sample
 from offbeat.core.parts.staleness import MaxStaleness, Staleness
 from offbeat.core.settings import (

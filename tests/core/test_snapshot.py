@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import CheckpointError
-from offbeat.core.parts.selection import Pool, Seats
-from offbeat.core.snapshot import TensorTable, described, pack, pack_state, unpack, unpack_state
+from offbeat.core.parts.selection import IdleClients, Seats
+from offbeat.core.snapshot import TensorTable, matches_repr, pack, pack_state, unpack, unpack_state
 from offbeat.core.vector import Layout
 from offbeat.testing import CopyingStore, tiny_layout
 
@@ -82,14 +82,14 @@ def test_a_tensor_that_is_shared_is_stored_once_and_stays_shared() -> None:
 
 
 def test_dataclasses_are_rebuilt_through_their_constructor() -> None:
-    seats = Seats(idle=Pool(array("q", [4, 2])), at_work=1, held={3: True})
+    seats = Seats(idle=IdleClients(array("q", [4, 2])), at_work=1, deferred={3: True})
     again = through_text(seats)
     assert again == seats
-    assert again.idle.place == {4: 0, 2: 1}  # derived, so not in the file
+    assert again.idle.positions == {4: 0, 2: 1}  # derived, so not in the file
 
 
 def test_derived_fields_are_not_in_the_file() -> None:
-    tree = pack(Pool(array("q", [4, 2])), TensorTable().put)
+    tree = pack(IdleClients(array("q", [4, 2])), TensorTable().put)
     assert list(tree["fields"]) == ["members"]
 
 
@@ -104,7 +104,7 @@ def test_a_class_defined_inside_a_function_is_refused() -> None:
     class Local:
         x: int = 0
 
-    with pytest.raises(CheckpointError, match="top of its module"):
+    with pytest.raises(CheckpointError, match="top level of its module"):
         pack(Local(), TensorTable().put)
 
 
@@ -209,11 +209,11 @@ def test_a_value_is_known_by_its_text_also_from_before_it_had_all_its_fields():
         new: str = "as before"
 
     name = Grown.__qualname__
-    assert described(Grown(old=2), f"{name}(old=2, new='as before')")
-    assert described(Grown(old=2), f"{name}(old=2)")
-    assert not described(Grown(old=2), f"{name}(old=1)")
-    assert not described(Grown(old=2, new="other"), f"{name}(old=2)")  # it was not so then
-    assert described(3, "3")
+    assert matches_repr(Grown(old=2), f"{name}(old=2, new='as before')")
+    assert matches_repr(Grown(old=2), f"{name}(old=2)")
+    assert not matches_repr(Grown(old=2), f"{name}(old=1)")
+    assert not matches_repr(Grown(old=2, new="other"), f"{name}(old=2)")  # it was not so then
+    assert matches_repr(3, "3")
 
 
 def test_a_field_that_is_of_another_kind_now_is_noticed():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.core.parts.buffer_statistics import Contributions, mix
-from offbeat.core.parts.weighted_sum import Buffer
+from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.testing import layout_of
 
 LAYOUT = layout_of([("w", (1,), "param"), ("mean", (1,), "buffer"), ("seen", (), "counter")])
@@ -76,7 +76,7 @@ def test_a_client_vector_is_not_changed_by_those_added_after_it() -> None:
 
 
 def test_a_buffer_sums_weighted_deltas_and_gathers_statistics_of_the_locals() -> None:
-    buffer = Buffer()
+    buffer = WeightedSum()
     buffer.add_delta(LAYOUT, base=vector(1, 0, 0), local=vector(3, 2, 1), weight=1.0)
     buffer.add_delta(LAYOUT, base=vector(2, 0, 0), local=vector(8, 5, 4), weight=0.5)
     assert buffer.total is not None

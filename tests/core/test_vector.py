@@ -39,13 +39,13 @@ def test_a_batchnorm_model_has_params_then_buffers_then_counters() -> None:
         ("1.running_mean", "buffer", 3), ("1.running_var", "buffer", 3), ("1.num_batches_tracked", "counter", 1),
     ]  # fmt: skip
     assert (layout.params, layout.buffers, layout.counters) == (((0, 15),), ((15, 21),), ((21, 22),))
-    assert (layout.size, layout.num_params, layout.plain) == (22, 15, False)
+    assert (layout.size, layout.num_params, layout.params_only) == (22, 15, False)
 
 
 def test_tied_weights_travel_once() -> None:
     layout = Layout.of(Tied())
     assert [s.name for s in layout.slices] == ["enter.weight"]
-    assert layout.plain
+    assert layout.params_only
 
 
 def test_frozen_parameters_stay_in_the_module() -> None:
@@ -148,15 +148,15 @@ def test_a_bound_module_moves_with_its_vector() -> None:
 def test_tied_weights_stay_tied_when_bound() -> None:
     module = Tied()
     binding = Binding(module)
-    binding.put(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    binding.load(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     assert module.leave.weight.tolist() == module.enter.weight.tolist() == [[1, 2], [3, 4]]
 
 
 def test_put_then_take_gives_the_vector_back() -> None:
     binding = Binding(normed())
     vector = torch.arange(22.0)
-    binding.put(vector)
-    assert torch.equal(binding.take(), vector)
+    binding.load(vector)
+    assert torch.equal(binding.copy(), vector)
     assert binding.module[1].num_batches_tracked.item() == 21
     assert binding.module[1].num_batches_tracked.dtype == torch.int64
 
@@ -166,14 +166,14 @@ def test_take_sees_the_statistics_the_module_gathered() -> None:
     binding = Binding(module)
     module.train()
     module(torch.randn(8, 2))
-    taken = binding.take()
+    taken = binding.copy()
     assert torch.equal(taken[15:18], module[1].running_mean)
     assert taken[21] == 1  # one batch tracked
 
 
 def test_what_was_taken_does_not_move_any_more() -> None:
     binding = Binding(normed())
-    taken = binding.take()
+    taken = binding.copy()
     before = taken.clone()
     binding.w.zero_()
     assert torch.equal(taken, before)
@@ -182,7 +182,7 @@ def test_what_was_taken_does_not_move_any_more() -> None:
 def test_a_bound_module_still_gets_gradients() -> None:
     module = nn.Linear(1, 1, bias=False)
     binding = Binding(module)
-    binding.put(torch.tensor([3.0]))
+    binding.load(torch.tensor([3.0]))
     module(torch.tensor([[2.0]])).sum().backward()  # d(3 * 2)/dw = 2
     assert module.weight.grad is not None
     assert module.weight.grad.item() == 2
@@ -190,4 +190,4 @@ def test_a_bound_module_still_gets_gradients() -> None:
 
 def test_a_vector_of_the_wrong_length_does_not_fit() -> None:
     with pytest.raises(ConfigError, match=r"shape \(3,\) does not fit a model of 22"):
-        Binding(normed()).put(torch.zeros(3))
+        Binding(normed()).load(torch.zeros(3))

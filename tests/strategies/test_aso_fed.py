@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import Job, Result, descend, start_job
+from offbeat.core.jobs import Job, Result, descend, make_local_job
 from offbeat.core.protocol import Commit, Dispatch, LocalJob, LocalWork, Note, World
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.aso_fed import AsoFed, DecayedGradients, attend, first_layer
@@ -50,7 +50,7 @@ def started(strategy: AsoFed, given: World, train: Callable[[Job], Result] | Non
 
 
 def job_of(engine: ScriptedEngine, client: int) -> Job:
-    return engine.ledger.open[engine.ledger.busy[client]]
+    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]]
 
 
 def notes(engine: ScriptedEngine) -> list[Note]:
@@ -73,7 +73,7 @@ class ThreeSteps:
     def __call__(self, job: Job) -> Result:
         assert job.work.lr is not None
         assert job.work.rule is not None
-        local_job = start_job(job, LAYER, job.work.lr)
+        local_job = make_local_job(job, LAYER, job.work.lr)
         w = local_job.start.clone()
         gradients = [lambda point: point - CENTRE] * 3
         steps, carry = descend(
@@ -226,7 +226,7 @@ def test_memory_outlives_the_job_and_counts_in_the_next_one() -> None:
     zetas: list[float] = []
 
     def train(job: Job) -> Result:
-        local = start_job(job, given.layout, 1.0)
+        local = make_local_job(job, given.layout, 1.0)
         rule = job.work.rule
         assert rule is not None
         zeta, carry = rule.direction(local, local.start, lambda point: point * 0 + 4, rule.begin(local))
@@ -507,7 +507,7 @@ def test_large_and_vanishing_weights_give_no_infinities(dtype: torch.dtype) -> N
 def test_with_everything_switched_off_it_is_weighted_asynchronous_sgd_by_hand() -> None:
     # clients 0 (10 examples) and 1 (30): c = (4), (-4), loss .5 (w - c)^2, two steps of .5 a job: y = x + .75 (c - x)
     def train(job: Job) -> Result:
-        local = start_job(job, given.layout, job.work.lr or 0.0)
+        local = make_local_job(job, given.layout, job.work.lr or 0.0)
         centre, w, rule = (4.0, -4.0)[job.client], local.start.clone(), job.work.rule
         assert rule is not None
         gradients = [lambda point: point - centre] * 2
@@ -597,10 +597,10 @@ def test_updates_of_one_instant_are_added_one_by_one() -> None:
 def test_at_most_so_many_clients_are_in_flight() -> None:
     engine = started(AsoFed(concurrency=2), hand_world([0.0], dict.fromkeys(range(5), 10)))
     for at in range(1, 20):
-        assert len(engine.ledger.busy) == 2
-        engine.arrive(min(engine.ledger.busy, key=engine.ledger.busy.__getitem__), [1.0], at=float(at))
+        assert len(engine.ledger.open_tickets) == 2
+        engine.arrive(min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=float(at))
         engine.advance()
-    assert len(engine.ledger.jobs) == 5
+    assert len(engine.ledger.job_counts) == 5
 
 
 def test_the_work_asked_for_is_what_the_strategy_says_with_its_own_rate_and_rule() -> None:

@@ -151,9 +151,9 @@ def test_lost_updates_take_no_place_in_the_buffer() -> None:
 def test_a_client_gets_the_current_model_at_once() -> None:
     engine = started(CA2FL(k=2), [0])
     engine.arrive(0, [2], at=1.0)
-    assert engine.ledger.open[engine.ledger.busy[0]].base is engine.world.model
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base is engine.world.model
     engine.arrive(1, [4], at=2.0)
-    assert engine.ledger.open[engine.ledger.busy[1]].base is engine.model
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].base is engine.model
 
 
 def test_the_notes_tell_how_well_caches_predict_and_how_much_they_calibrate() -> None:
@@ -268,11 +268,11 @@ def test_the_running_mean_does_not_wander_from_the_caches() -> None:
 def test_at_most_so_many_clients_are_in_flight() -> None:
     engine = started(CA2FL(k=3, concurrency=2), [0], dict.fromkeys(range(5), 10))
     for at in range(1, 25):
-        assert len(engine.ledger.busy) == 2
-        engine.arrive(min(engine.ledger.busy, key=engine.ledger.busy.__getitem__), [1.0], at=float(at))
+        assert len(engine.ledger.open_tickets) == 2
+        engine.arrive(min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=float(at))
         engine.advance()
     assert engine.ledger.version == 8  # 24 updates, three a step
-    assert len(engine.ledger.jobs) == 5
+    assert len(engine.ledger.job_counts) == 5
 
 
 @pytest.mark.parametrize("settings", [{"k": 0}, {"lr": 0.0}, {"concurrency": 0}])

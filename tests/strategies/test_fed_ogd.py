@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import Job, Optimizer, Result, descend, start_job
+from offbeat.core.jobs import Job, Optimizer, Result, descend, make_local_job
 from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note, Phase, World
 from offbeat.core.strategies.fed_ogd import FedOGD, Orthogonal, OrthogonalDifference
 from offbeat.testing import ScriptedEngine, TinyClients, hand_world, layout_of, tiny_layout, tiny_world
@@ -160,7 +160,7 @@ def answers(
         rule = job.work.rule
         assert rule is not None
         assert job.work.lr is not None
-        local_job = start_job(job, world.layout, job.work.lr)
+        local_job = make_local_job(job, world.layout, job.work.lr)
         w = local_job.start.clone()
         gradient = torch.tensor(gradients(job), dtype=w.dtype)
         steps, carry = descend(rule, local_job, rule.phases(job.work), w, lambda phase: [lambda point: gradient], fresh)
@@ -183,17 +183,17 @@ def started(
 
 def basis(engine: ScriptedEngine, client: int) -> list[float]:
     """What the client was sent to project on."""
-    return engine.ledger.open[engine.ledger.busy[client]].work.extras["basis"].tolist()
+    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]].work.extras["basis"].tolist()
 
 
 def report(engine: ScriptedEngine, client: int, G: Sequence[float], at: float, lr: float = 0.1, **how: bool) -> None:
     """The client answers so that (base - local) / lr = G."""
-    base = engine.ledger.open[engine.ledger.busy[client]].base
+    base = engine.ledger.open_jobs[engine.ledger.open_tickets[client]].base
     engine.arrive(client, base - lr * torch.tensor(G, dtype=base.dtype), at=at, **how)
 
 
 def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.busy)
+    return sorted(engine.ledger.open_tickets)
 
 
 def close(tensor: Tensor, expected: Sequence[float]) -> bool:
@@ -632,7 +632,7 @@ def test_the_basis_holds_the_params_only_wherever_the_statistics_lie() -> None:
     engine = constant_speeds(FedOGD(lr_local=0.125, epoch=1.0), world, 4, (1, 2))
     layout = tiny_layout(buffers=True, in_the_middle=True)
     for client, other in ((0, 1), (1, 0)):
-        sent = engine.ledger.open[engine.ledger.busy[client]].work.extras["basis"]
+        sent = engine.ledger.open_jobs[engine.ledger.open_tickets[client]].work.extras["basis"]
         torch.testing.assert_close(sent, layout.trainable(engine.state.caches[other]))
 
 
@@ -724,7 +724,7 @@ def test_the_projected_component_is_the_mean_over_a_jobs_steps() -> None:
 
 def test_clients_train_with_the_rate_their_gradient_is_divided_by() -> None:
     engine = started(FedOGD(lr_local=0.03, epoch=1.0, work=LocalWork(epochs=2)), [0])
-    work = engine.ledger.open[0].work
+    work = engine.ledger.open_jobs[0].work
     assert (work.lr, work.epochs, work.rule) == (0.03, 2, Orthogonal())
     assert FedOGD(lr_local=0.03, work=LocalWork(lr=0.03)).work.lr == 0.03
 

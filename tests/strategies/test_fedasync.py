@@ -147,7 +147,7 @@ def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_served
     assert [action for action in engine.log[-2].actions if isinstance(action, Reject)] == [
         Reject(1, 1, "staleness 2 is over 1")
     ]
-    ticket = engine.ledger.open[engine.ledger.busy[1]]
+    ticket = engine.ledger.open_jobs[engine.ledger.open_tickets[1]]
     assert (ticket.base is before, ticket.base_version, ticket.started) == (True, 2, 3.0)
 
 
@@ -169,7 +169,7 @@ def test_updates_of_one_instant_are_mixed_one_by_one() -> None:
 def test_a_client_that_answered_is_sent_the_model_it_just_changed() -> None:
     engine = started(FedAsync(alpha=0.5), [0])
     engine.arrive(0, [2], at=1.0)
-    ticket = engine.ledger.open[engine.ledger.busy[0]]
+    ticket = engine.ledger.open_jobs[engine.ledger.open_tickets[0]]
     assert ticket.base is engine.model
     assert ticket.base_version == 1
 
@@ -178,24 +178,24 @@ def test_a_lost_client_changes_nothing_and_is_served_again() -> None:
     engine = started(FedAsync(), [1])
     engine.lose(0, at=1.0)
     assert (engine.model.tolist(), engine.ledger.version) == ([1], 0)
-    assert sorted(engine.ledger.busy) == [0, 1]
+    assert sorted(engine.ledger.open_tickets) == [0, 1]
 
 
 def test_the_client_is_pulled_towards_what_it_was_sent() -> None:
     engine = started(FedAsync(), [0])
-    assert {ticket.work.rule for ticket in engine.ledger.open.values()} == {Proximal(mu=0.005)}
+    assert {ticket.work.rule for ticket in engine.ledger.open_jobs.values()} == {Proximal(mu=0.005)}
     engine = started(FedAsync(rho=0.0, work=LocalWork(epochs=2)), [0])
-    assert {ticket.work for ticket in engine.ledger.open.values()} == {LocalWork(epochs=2)}
+    assert {ticket.work for ticket in engine.ledger.open_jobs.values()} == {LocalWork(epochs=2)}
 
 
 def test_at_most_so_many_clients_are_in_flight() -> None:
     engine = started(FedAsync(concurrency=2), [0], dict.fromkeys(range(5), 10))
     for at in range(1, 20):
-        assert len(engine.ledger.busy) == 2
-        engine.arrive(min(engine.ledger.busy, key=engine.ledger.busy.__getitem__), [1.0], at=float(at))
-        assert len(engine.ledger.busy) == 1  # the seat is given away when the instant is over
+        assert len(engine.ledger.open_tickets) == 2
+        engine.arrive(min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=float(at))
+        assert len(engine.ledger.open_tickets) == 1  # the seat is given away when the instant is over
         engine.advance()
-    assert len(engine.ledger.jobs) == 5  # everybody had a turn
+    assert len(engine.ledger.job_counts) == 5  # everybody had a turn
 
 
 @pytest.mark.parametrize(

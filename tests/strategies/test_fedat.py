@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import PLAIN
+from offbeat.core.jobs import PLAIN_RULE
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import Commit, LocalWork, Note, Reject, Strategy
 from offbeat.core.strategies.fedat import FedAT
@@ -37,7 +37,7 @@ def tiers(engine: ScriptedEngine) -> list[list[int]]:
 
 
 def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.busy)
+    return sorted(engine.ledger.open_tickets)
 
 
 def rejected(engine: ScriptedEngine) -> list[int]:
@@ -62,7 +62,7 @@ def test_first_jobs_are_one_fedavg_round_and_then_tiers_are_cut_by_their_duratio
     assert engine.model.tolist() == [4]  # (4 + 8 + 2 + 2) / 4
     assert engine.ledger.version == 1
     assert tiers(engine) == [[2, 1], [3, 0]]
-    assert {(job.client, job.started, job.base_version) for job in engine.ledger.open.values()} == {
+    assert {(job.client, job.started, job.base_version) for job in engine.ledger.open_jobs.values()} == {
         (k, 4.0, 1) for k in range(4)
     }
     assert notes(engine, "fastest") == [{"tiers": 2, "fastest": 1.0, "slowest": 4.0}]
@@ -127,7 +127,9 @@ def test_a_tier_is_the_mean_of_its_own_clients_weighted_by_examples_and_all_are_
     engine.arrive(0, [8], at=7.0)  # T = (1, 1): (8 + 5) / 2
     assert engine.model.tolist() == [6.5]
     engine.advance()
-    assert engine.ledger.open[engine.ledger.busy[0]].base.tolist() == [6.5]  # the global model, not w^(1) = 8
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base.tolist() == [
+        6.5
+    ]  # the global model, not w^(1) = 8
 
 
 def test_a_tier_samples_among_its_own() -> None:
@@ -158,7 +160,7 @@ def test_with_fewer_clients_than_tiers_the_empty_ones_do_not_exist() -> None:
 def test_clients_are_pulled_towards_what_they_were_sent_in_every_job() -> None:
     engine = ScriptedEngine(FedAT(work=LocalWork(epochs=3)), hand_world([0], TWO))
     engine.start()
-    assert {job.work for job in engine.ledger.open.values()} == {LocalWork(epochs=3, rule=Proximal(mu=0.4))}
+    assert {job.work for job in engine.ledger.open_jobs.values()} == {LocalWork(epochs=3, rule=Proximal(mu=0.4))}
     assert FedAT(lam=0.0)._pulled == LocalWork()
 
 
@@ -223,7 +225,7 @@ def test_a_tier_whose_members_are_gone_keeps_its_model_and_goes_on_when_they_are
     assert engine.model.tolist() == pytest.approx([4], rel=1e-15)
     engine.back(1, at=12.0)
     engine.advance()
-    assert engine.ledger.open[engine.ledger.busy[1]].base is engine.model  # its speed is known
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].base is engine.model  # its speed is known
     engine.arrive(1, [4], at=16.0)  # T = (2, 2): (10 + 4) / 2
     assert engine.model.tolist() == [7]
 
@@ -387,7 +389,7 @@ def test_one_tier_is_fedavg_and_with_the_pull_fedprox(seed: int, smooth: int) ->
     [
         {"lam": -0.1}, {"tiers": 0}, {"tiers": None}, {"ratio": 0.5}, {"ratio": 2.0, "tiers": 3}, {"smooth": 2},
         {"retier": 0},
-        {"sample": 0}, {"deadline": 0.0}, {"work": LocalWork(rule=PLAIN)},
+        {"sample": 0}, {"deadline": 0.0}, {"work": LocalWork(rule=PLAIN_RULE)},
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ def opened(strategy: FedAvg, model: list[float], clients: dict[int, int], **worl
 
 
 def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.busy)
+    return sorted(engine.ledger.open_tickets)
 
 
 def rejected(engine: ScriptedEngine) -> list[int]:
@@ -52,7 +52,7 @@ def test_two_rounds_follow_each_other() -> None:
     engine.advance()
     assert [
         (ticket.client, ticket.base.tolist(), ticket.base_version, ticket.started)
-        for ticket in engine.ledger.open.values()
+        for ticket in engine.ledger.open_jobs.values()
     ] == [
         (0, [7], 1, 2.0),  # (10 * 4 + 30 * 8) / 40 = 7
         (1, [7], 1, 2.0),
@@ -121,7 +121,9 @@ def test_a_deadline_nobody_meets_keeps_the_model() -> None:
     engine.arrive(1, [9], at=6.0)
     engine.advance()
     assert rejected(engine) == [1]
-    assert engine.ledger.open[engine.ledger.busy[1]].started == 6.0  # offered work again, in a round of its own
+    assert (
+        engine.ledger.open_jobs[engine.ledger.open_tickets[1]].started == 6.0
+    )  # offered work again, in a round of its own
 
 
 def test_an_old_deadline_does_not_close_the_next_round() -> None:
@@ -166,7 +168,7 @@ def test_the_slowest_client_has_its_chance_in_every_round() -> None:
         engine.arrive(fast, [1], at=1.0)
         engine.arrive(slow, [1], at=2.0)
         engine.advance()
-        again += slow in engine.ledger.busy
+        again += slow in engine.ledger.open_tickets
     assert 15 <= again <= 45  # half of 60 expected, 4 standard deviations are 15
 
 
@@ -183,7 +185,7 @@ def test_a_share_grows_with_the_newcomers() -> None:
 def test_every_member_gets_the_same_tensor_and_the_work_asked_for() -> None:
     work = LocalWork(steps=7)
     engine = opened(FedAvg(work=work), [0, 0], TWO)
-    assert all(ticket.base is engine.world.model and ticket.work is work for ticket in engine.ledger.open.values())
+    assert all(ticket.base is engine.world.model and ticket.work is work for ticket in engine.ledger.open_jobs.values())
 
 
 @pytest.mark.parametrize("settings", [{"sample": 0}, {"sample": 2.0}, {"deadline": -1.0}, {"over_select": -0.5}])

@@ -39,7 +39,7 @@ def test_clients_are_sent_the_model_that_was_carried_on() -> None:
     engine = opened(FedAvgM(mu=0.5), [0])
     a_round(engine, [4], [8])
     a_round(engine, [3], [7])
-    assert [ticket.base.tolist() for ticket in engine.ledger.open.values()] == [[9.5], [9.5]]
+    assert [ticket.base.tolist() for ticket in engine.ledger.open_jobs.values()] == [[9.5], [9.5]]
 
 
 def test_a_lost_round_neither_repeats_nor_wears_the_velocity() -> None:

@@ -21,7 +21,7 @@ def started(strategy: FedBuff, model: list[float], clients: dict[int, int] = TWO
 
 
 def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.busy)
+    return sorted(engine.ledger.open_tickets)
 
 
 def test_the_model_moves_by_the_mean_delta_when_k_updates_are_there() -> None:
@@ -43,7 +43,7 @@ def test_the_server_rate_scales_the_step() -> None:
 def test_a_client_gets_the_current_model_at_once_and_may_fill_the_buffer_alone() -> None:
     engine = started(FedBuff(k=2), [0])
     engine.arrive(0, [2], at=1.0)
-    ticket = engine.ledger.open[engine.ledger.busy[0]]
+    ticket = engine.ledger.open_jobs[engine.ledger.open_tickets[0]]
     assert (ticket.base is engine.world.model, ticket.base_version) == (True, 0)
     engine.arrive(0, [4], at=2.0)
     assert engine.model.tolist() == [3]
@@ -93,7 +93,7 @@ def test_an_update_over_the_limit_of_staleness_is_rejected_and_takes_no_place() 
     engine.arrive(1, [100], at=3.0)  # u = 1
     rejected = [action for entry in engine.log for action in entry.actions if isinstance(action, Reject)]
     assert rejected == [Reject(1, 1, "staleness 1 is over 0")]
-    assert engine.ledger.open[engine.ledger.busy[1]].base_version == 1  # served again
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].base_version == 1  # served again
     engine.arrive(0, [4], at=4.0)
     assert engine.ledger.version == 1  # one update in the buffer
     engine.arrive(1, [6], at=5.0)
@@ -127,7 +127,7 @@ def test_an_excluded_client_waits_for_the_step_and_then_gets_the_new_model() -> 
     engine.arrive(1, [4], at=2.0)
     assert engine.model.tolist() == [3]
     assert at_work(engine) == [0, 1, 2]
-    sent = {ticket.client: (ticket.base_version, ticket.started) for ticket in engine.ledger.open.values()}
+    sent = {ticket.client: (ticket.base_version, ticket.started) for ticket in engine.ledger.open_jobs.values()}
     assert sent == {2: (0, 0.0), 0: (1, 2.0), 1: (1, 2.0)}
 
 
@@ -187,11 +187,11 @@ def test_a_rejected_update_does_not_exclude_its_client() -> None:
 def test_at_most_so_many_clients_are_in_flight(exclude: bool) -> None:
     engine = started(FedBuff(k=3, concurrency=2, exclude_buffered=exclude), [0], dict.fromkeys(range(5), 10))
     for at in range(1, 25):
-        assert len(engine.ledger.busy) == 2
-        engine.arrive(min(engine.ledger.busy, key=engine.ledger.busy.__getitem__), [1.0], at=float(at))
+        assert len(engine.ledger.open_tickets) == 2
+        engine.arrive(min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=float(at))
         engine.advance()
     assert engine.ledger.version == 8  # 24 updates, three a step
-    assert len(engine.ledger.jobs) == 5
+    assert len(engine.ledger.job_counts) == 5
 
 
 def test_with_one_seat_excluded_clients_still_stall_and_step() -> None:

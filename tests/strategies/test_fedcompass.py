@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.core.client_environment import Trip
+from offbeat.core.client_environment import JobTiming
 from offbeat.core.draws import uniform
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Commit, Dispatch, LocalWork, Note, Reject, Strategy, UpdateArrived, World
@@ -39,19 +39,19 @@ def started(strategy: FedCompass, model: list[float], clients: dict[int, int] = 
 
 
 def steps(engine: ScriptedEngine, client: int) -> int | None:
-    return engine.ledger.open[engine.ledger.busy[client]].work.steps
+    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]].work.steps
 
 
 def at_work(engine: ScriptedEngine) -> dict[int, int | None]:
     """Who is at work, with how many steps."""
-    return {client: steps(engine, client) for client in sorted(engine.ledger.busy)}
+    return {client: steps(engine, client) for client in sorted(engine.ledger.open_tickets)}
 
 
 def answer(
     engine: ScriptedEngine, client: int, descent: Sequence[float], *, at: float | None = None, **how: Any
 ) -> None:
     """The client uploads Delta = base - local, as the paper's does."""
-    base = engine.ledger.open[engine.ledger.busy[client]].base
+    base = engine.ledger.open_jobs[engine.ledger.open_tickets[client]].base
     engine.arrive(client, base - torch.tensor(descent, dtype=base.dtype), at=at, **how)
 
 
@@ -190,7 +190,7 @@ def test_whoever_is_in_time_waits_for_the_others_and_then_all_get_the_new_model(
     answer(engine, 0, [-8.0], at=5.0)  # u = 1: 1/2 * 1/2 * 8
     assert (engine.model.tolist(), engine.ledger.version) == ([4], 3)  # 2 + 2: a sum, not a mean
     assert at_work(engine) == {0: 4, 1: 2}  # T_a = 9: (9 - 5) / 2
-    assert {job.base_version for job in engine.ledger.open.values()} == {3}
+    assert {job.base_version for job in engine.ledger.open_jobs.values()} == {3}
     assert engine.timers == {"group 2": 11.0}  # group 1's is cancelled
 
 
@@ -206,7 +206,7 @@ def test_at_the_latest_time_the_group_goes_on_without_the_missing_whose_update_g
     # (11 - 8) / 6 = 0 steps: no group fits; client 0 can be back at 11 + 4: (15 - 8) / 6 = 1 step
     assert (at_work(engine), groups(engine)[3]) == ({0: 4, 1: 1}, (14.0, 17.0, [1], []))
     # the current model, though nothing has changed
-    assert engine.ledger.open[engine.ledger.busy[1]].base is engine.model
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].base is engine.model
     answer(engine, 0, [-4.0], at=11.0)  # u = 0: 2
     assert (engine.model.tolist(), engine.ledger.version) == ([6], 4)  # 2 + 2 + the late 2
     answer(engine, 0, [0.0], at=15.0)
@@ -458,16 +458,18 @@ def test_a_group_of_rejected_updates_changes_nothing_and_lets_its_members_go() -
 def test_at_most_so_many_clients_are_in_flight_and_everybody_has_a_turn() -> None:
     engine = started(FedCompass(**SHORT, concurrency=2), [0.0], dict.fromkeys(range(5), 10))
     for n in range(60):
-        assert len(engine.ledger.busy) <= 2
-        if engine.ledger.busy:
-            engine.arrive(min(engine.ledger.busy, key=engine.ledger.busy.__getitem__), [1.0], at=1.0 + n)
+        assert len(engine.ledger.open_tickets) <= 2
+        if engine.ledger.open_tickets:
+            engine.arrive(
+                min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=1.0 + n
+            )
         engine.advance()
-    assert min(engine.ledger.jobs.get(client, 0) for client in range(5)) >= 3
+    assert min(engine.ledger.job_counts.get(client, 0) for client in range(5)) >= 3
 
 
 def test_the_work_keeps_its_rate_and_gets_its_steps_from_the_scheduler() -> None:
     engine = started(FedCompass(**SHORT, work=LocalWork(lr=0.25)), [0.0])
-    assert {job.work for job in engine.ledger.open.values()} == {LocalWork(steps=1, lr=0.25)}
+    assert {job.work for job in engine.ledger.open_jobs.values()} == {LocalWork(steps=1, lr=0.25)}
 
 
 @pytest.mark.parametrize(
@@ -644,14 +646,14 @@ class Speeds:
     def __init__(self, seconds: Sequence[float], jitter: float = 0.0) -> None:
         self.seconds, self.jitter = seconds, jitter
 
-    def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
+    def time_job(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> JobTiming:
         expected = self.seconds[client] * (work.steps or 1)
-        return Trip(expected * (1 + self.jitter * (2 * uniform(0, "jitter", client, index) - 1)), expected)
+        return JobTiming(expected * (1 + self.jitter * (2 * uniform(0, "jitter", client, index) - 1)), expected)
 
     def next_available(self, client: int, now: float) -> float:
         return now
 
-    def leaves(self, client: int, now: float) -> float:
+    def next_departure(self, client: int, now: float) -> float:
         return float("inf")
 
     def num_examples(self, client: int, index: int, now: float) -> int:

@@ -36,11 +36,11 @@ def test_the_model_is_the_mean_of_the_last_k_models_after_every_arrival() -> Non
 def test_one_client_may_hold_every_place() -> None:
     engine = started(FedFa(k=2), [0])
     engine.arrive(0, [2], at=1.0)
-    ticket = engine.ledger.open[engine.ledger.busy[0]]
+    ticket = engine.ledger.open_jobs[engine.ledger.open_tickets[0]]
     assert (ticket.base is engine.world.model, ticket.base_version) == (True, 0)  # served at once, with what there is
     engine.arrive(0, [4], at=2.0)
     assert engine.model.tolist() == [3]
-    assert engine.ledger.open[engine.ledger.busy[0]].base is engine.model
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base is engine.model
 
 
 def test_with_deltas_the_anchor_is_the_model_from_before_the_window() -> None:
@@ -83,11 +83,11 @@ def test_the_place_of_a_client_that_left_slides_out_like_any_other_and_newcomers
     engine.arrive(1, [4], at=2.0)
     assert engine.model.tolist() == [3]
     engine.join(7, at=3.0)
-    assert engine.ledger.open[engine.ledger.busy[7]].base is engine.model
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[7]].base is engine.model
     engine.arrive(7, [10], at=4.0)
     assert engine.model.tolist() == [7]  # (4 + 10) / 2
     engine.ready(0, at=5.0)
-    assert engine.ledger.open[engine.ledger.busy[0]].base_version == 2
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base_version == 2
 
 
 @pytest.mark.parametrize("queue", ["models", "deltas"])
@@ -158,11 +158,11 @@ def test_once_the_queue_is_full_a_delta_moves_the_model_by_its_kth_part(seed: in
 def test_at_most_so_many_clients_are_in_flight() -> None:
     engine = started(FedFa(k=3, concurrency=2), [0], dict.fromkeys(range(5), 10))
     for at in range(1, 25):
-        assert len(engine.ledger.busy) == 2
-        engine.arrive(min(engine.ledger.busy, key=engine.ledger.busy.__getitem__), [1.0], at=float(at))
+        assert len(engine.ledger.open_tickets) == 2
+        engine.arrive(min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=float(at))
         engine.advance()
     assert engine.ledger.version == 22  # 24 updates, the first two of which only fill the queue
-    assert len(engine.ledger.jobs) == 5
+    assert len(engine.ledger.job_counts) == 5
 
 
 @pytest.mark.parametrize("settings", [{"k": 0}, {"queue": "gradients"}, {"concurrency": 0}])

@@ -51,7 +51,7 @@ def opened(strategy: Any, model: list[float], clients: dict[int, int], *, statis
 
 
 def sent(engine: ScriptedEngine, client: int) -> Job:
-    return engine.ledger.open[engine.ledger.busy[client]]
+    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]]
 
 
 def notes(engine: ScriptedEngine) -> list[Note]:
@@ -277,7 +277,7 @@ def test_work_is_the_head_then_the_body() -> None:
 
 def test_clients_that_have_no_head_yet_share_one_tensor() -> None:
     engine = opened(FedPAC(), [0, 1, 1], TWO)
-    assert all(job.base is engine.world.model for job in engine.ledger.open.values())
+    assert all(job.base is engine.world.model for job in engine.ledger.open_jobs.values())
     dispatched = [action for entry in engine.log for action in entry.actions if isinstance(action, Dispatch)]
     assert dispatched[0].work.rule == dispatched[1].work.rule
 
@@ -478,7 +478,7 @@ def one_feature() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)).double()
 
 
-ONE = ClientData.own([(torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([0]))], num_classes=2)
+ONE = ClientData.separate([(torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([0]))], num_classes=2)
 
 
 def test_a_job_trains_the_head_and_then_the_body() -> None:
@@ -493,7 +493,7 @@ def test_a_job_trains_the_head_and_then_the_body() -> None:
     # 1/2
     theta = 1 + 0.01 * (2 + 0.1 / (1 + exp(0.1)))
     torch.testing.assert_close(result.local, vector(theta, 0.05, -0.05), rtol=1e-14, atol=0)
-    assert result.steps == trainer.steps(0, work, 1) == 2
+    assert result.steps == trainer.count_steps(0, work, 1) == 2
     assert result.extras["h"].tolist() == [1, 0]  # p = (1, 0), f = 1 before training
     assert result.extras["v"].tolist() == [0]  # one example does not vary
     torch.testing.assert_close(result.extras["means"], vector(theta, 0), rtol=1e-14, atol=0)
@@ -538,7 +538,7 @@ def test_a_named_head_is_the_one_whose_features_are_looked_at() -> None:
     module = Classifier()
     rule = HeadThenBody(Halves.of(Layout.of(module), "classifier"), lam=1.0, head_epochs=1, head_lr=0.1)
     told = {"prototypes": torch.zeros(2, 4), "known": torch.ones(2)}
-    result = Trainer(module, ClientData.own([(x, y)]), Training(steps=2, batch=12))(
+    result = Trainer(module, ClientData.separate([(x, y)]), Training(steps=2, batch=12))(
         Job(0, 0, 0, flatten(module), 0, LocalWork(rule=rule, extras=told), 12, {}, 0)
     )
     features = module.body(x).detach()
@@ -569,7 +569,7 @@ def test_a_head_may_be_a_convolution_or_flatten_what_enters_it(convolution: bool
         module = (
             nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 2), nn.Flatten()) if convolution else Flattens()
         ).double()
-        data = ClientData.own([(torch.randn(9, 1, 4, 4).double(), torch.arange(9) % 3)])
+        data = ClientData.separate([(torch.randn(9, 1, 4, 4).double(), torch.arange(9) % 3)])
         told = {"prototypes": torch.randn(3, 8).double(), "known": vector(1, 0, 1)}
     base, results = flatten(flat), []  # weights of a convolution lie in memory as the flattened picture does
     for model, name in ((module, None if convolution else "head"), (flat, None)):

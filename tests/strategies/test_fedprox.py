@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import Job, Result, start_job
+from offbeat.core.jobs import Job, Result, make_local_job
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note
 from offbeat.core.strategies.fedavg import FedAvg
@@ -50,7 +50,7 @@ def test_two_rounds_of_pulled_clients_and_their_mean() -> None:
         c = torch.tensor([4.0, 8.0], dtype=torch.float64)[job.client]
         assert isinstance(job.work.rule, Proximal)
         return Result(
-            job.ticket, descended(start_job(job, world.layout, 0.5), job.work.rule, c, 2), job.num_examples, 2
+            job.ticket, descended(make_local_job(job, world.layout, 0.5), job.work.rule, c, 2), job.num_examples, 2
         )
 
     engine = ScriptedEngine(FedProx(mu=0.5), world, train=train)
@@ -74,8 +74,8 @@ def test_only_trainable_entries_are_pulled() -> None:
     engine = ScriptedEngine(FedProx(), world)
     engine.start()
     engine.advance()
-    job = engine.ledger.open[engine.ledger.busy[0]]
-    assert start_job(job, world.layout, 0.5).start.tolist() == [1]
+    job = engine.ledger.open_jobs[engine.ledger.open_tickets[0]]
+    assert make_local_job(job, world.layout, 0.5).start.tolist() == [1]
     assert job.work.rule == Proximal(mu=0.1)
 
 

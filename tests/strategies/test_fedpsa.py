@@ -19,7 +19,7 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedpsa import FedPSA, cosine, softmax
 from offbeat.core.strategies.fedpsa import sketch as sketching
 from offbeat.core.strategies.fedpsa.sketch import GaussianSketch, Sketched
-from offbeat.testing import ScriptedEngine, hand_world, play, random_script, read, tiny_layout, tiny_world
+from offbeat.testing import ScriptedEngine, hand_world, parse_script, play, random_script, tiny_layout, tiny_world
 
 TWO = {0: 10, 1: 30}
 THREE = {0: 10, 1: 10, 2: 10}
@@ -45,7 +45,7 @@ def noted(engine: ScriptedEngine, key: str) -> list[float]:
 
 
 def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.busy)
+    return sorted(engine.ledger.open_tickets)
 
 
 # ---------------------------------------------------------------- the worked example
@@ -181,7 +181,7 @@ def test_statistics_are_averaged_with_the_weights_and_count_neither_in_norms_nor
 def test_an_update_is_noted_with_its_agreement_with_the_others_of_its_buffer(
     monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
-    monkeypatch.setattr(fedpsa, "LEAST", least)
+    monkeypatch.setattr(fedpsa, "MIN_PIECE", least)
     engine = started(FedPSA(buffer=3), [1, 0], THREE)
     engine.arrive(0, [2, 0], at=1.0)  # Δ = (1, 0), the others (0, 3): 0
     engine.arrive(1, [1, 2], at=2.0)  # Δ = (0, 2), the others (1, 1): 1/√2
@@ -355,9 +355,9 @@ def test_a_newcomer_counts_like_anybody_else() -> None:
 def test_a_client_gets_the_current_model_at_once_and_may_fill_the_buffer_alone() -> None:
     engine = started(FedPSA(buffer=2), [1, 0])
     engine.arrive(0, [3, 0], at=1.0)
-    assert engine.ledger.open[engine.ledger.busy[0]].base is engine.world.model
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base is engine.world.model
     engine.arrive(0, [1, 2], at=2.0)
-    assert engine.ledger.open[engine.ledger.busy[0]].base is engine.model
+    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base is engine.model
 
 
 def test_an_excluded_client_waits_for_the_step_and_a_stall_steps_with_what_is_there() -> None:
@@ -374,11 +374,13 @@ def test_an_excluded_client_waits_for_the_step_and_a_stall_steps_with_what_is_th
 def test_at_most_so_many_clients_are_in_flight() -> None:
     engine = started(FedPSA(buffer=3, concurrency=2), [1, 0], dict.fromkeys(range(5), 10))
     for at in range(1, 25):
-        assert len(engine.ledger.busy) == 2
-        engine.arrive(min(engine.ledger.busy, key=engine.ledger.busy.__getitem__), [1.0, at], at=float(at))
+        assert len(engine.ledger.open_tickets) == 2
+        engine.arrive(
+            min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0, at], at=float(at)
+        )
         engine.advance()
     assert engine.ledger.version == 8
-    assert len(engine.ledger.jobs) == 5
+    assert len(engine.ledger.job_counts) == 5
 
 
 # ---------------------------------------------------------------- properties and reductions
@@ -435,7 +437,7 @@ def test_at_a_low_temperature_it_is_not() -> None:
 
 
 def test_the_signal_makes_a_difference() -> None:
-    script = read("wait 1\narrive 0\narrive 0\narrive 0\n" * 4)
+    script = parse_script("wait 1\narrive 0\narrive 0\narrive 0\n" * 4)
     one, two = (play(FedPSA(buffer=3, signal=signal), script, tiny_world()) for signal in ("sensitivity", "parameters"))
     assert noted(one, "kappa") != noted(two, "kappa")
     assert noted(one, "squared_norm")[:3] == noted(two, "squared_norm")[:3]

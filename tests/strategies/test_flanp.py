@@ -27,7 +27,7 @@ def profiled(
 
 
 def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.busy)
+    return sorted(engine.ledger.open_tickets)
 
 
 def answer(engine: ScriptedEngine, *locals: list[float]) -> None:
@@ -52,7 +52,7 @@ def test_everybody_is_measured_in_a_fedavg_round_and_the_fastest_begin() -> None
     assert engine.model.tolist() == [8]  # (20 * 4 + 10 * 8 + 10 * 16) / 40
     engine.advance()
     assert at_work(engine) == [0, 2]
-    assert all(job.base is engine.model for job in engine.ledger.open.values())
+    assert all(job.base is engine.model for job in engine.ledger.open_jobs.values())
 
 
 def test_a_stage_ends_when_the_mean_delta_is_shorter_than_half_of_its_first_and_n_doubles() -> None:
@@ -62,7 +62,7 @@ def test_a_stage_ends_when_the_mean_delta_is_shorter_than_half_of_its_first_and_
     assert at_work(engine) == [0]
     answer(engine, [9, 16])  # delta (0, 4): less than 5
     assert at_work(engine) == [0, 1]  # n = 2, from the model of the stage before
-    assert {tuple(job.base.tolist()) for job in engine.ledger.open.values()} == {(9, 16)}
+    assert {tuple(job.base.tolist()) for job in engine.ledger.open_jobs.values()} == {(9, 16)}
     answer(engine, [9, 24], [9, 16])  # (24 + 16) / 2: delta (0, 4), against which this stage is measured
     answer(engine, [9, 21], [9, 21])  # delta (0, 1)
     assert at_work(engine) == [0, 1, 2]  # n = min(4, 3)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import PLAIN, Job, descend, start_job
+from offbeat.core.jobs import PLAIN_RULE, Job, descend, make_local_job
 from offbeat.core.protocol import Commit, Gradient, LocalWork, Note, Strategy, World
 from offbeat.core.strategies import gradma
 from offbeat.core.strategies.fedavg import FedAvg
@@ -37,7 +37,7 @@ def opened(strategy: GradMA, model: list[float], clients: dict[int, int] = TWO, 
 def answer(engine: ScriptedEngine, *deltas: Sequence[float]) -> None:
     """Clients 0, 1, ... answer one second apart, with locals so far below what they were sent; the next round opens."""
     for client, delta in enumerate(deltas):
-        base = engine.ledger.open[engine.ledger.busy[client]].base
+        base = engine.ledger.open_jobs[engine.ledger.open_tickets[client]].base
         engine.arrive(client, base - torch.as_tensor(delta, dtype=base.dtype), at=engine.now + 1.0)
     engine.advance()
 
@@ -277,7 +277,7 @@ def test_a_round_in_which_nobody_answers_changes_nothing_the_memory_neither() ->
     close(engine.state.momentum, [0, 3])
     close(engine.state.deltas[0], [2, 0])
     assert sum(isinstance(action, Commit) for entry in engine.log for action in entry.actions) == 1
-    assert sorted(engine.ledger.busy) == [0, 1]
+    assert sorted(engine.ledger.open_tickets) == [0, 1]
 
 
 def test_at_the_deadline_whoever_answered_counts_and_the_late_are_neither_used_nor_remembered() -> None:
@@ -295,7 +295,7 @@ def test_a_newcomer_is_in_the_next_round_and_in_the_memory() -> None:
     engine.join(7, at=0.5, num_examples=30)
     engine.arrive(0, [-4.0, 0.0], at=1.0)
     engine.advance()
-    assert sorted(engine.ledger.busy) == [0, 7]
+    assert sorted(engine.ledger.open_tickets) == [0, 7]
     engine.arrive(7, engine.model - torch.tensor([0.0, 1.0]), at=2.0)
     assert list(engine.state.chosen) == [0, 7]
 
@@ -327,7 +327,7 @@ def descended(
     """Where each step of a job leads."""
     base = torch.tensor(start, dtype=torch.float64)
     layout = layout or layout_of([("w", (len(start),), "param")])
-    job = start_job(Job(0, 0, 0, base, 0, LocalWork(rule=rule), 1, {}, 0), layout, lr)
+    job = make_local_job(Job(0, 0, 0, base, 0, LocalWork(rule=rule), 1, {}, 0), layout, lr)
     w, path = base.clone(), []
 
     class Watched(Sgd):
@@ -411,7 +411,7 @@ def test_clients_stacked_in_one_batch_go_where_each_goes_alone() -> None:
     bases = torch.randn(6, 1, layout.size, dtype=torch.float64, generator=g)
 
     def run(base: Tensor, centre: Tensor) -> Tensor:
-        job = start_job(Job(0, 0, 0, base, 0, LocalWork(rule=Corrected()), 1, {}, 0), layout, 0.3)
+        job = make_local_job(Job(0, 0, 0, base, 0, LocalWork(rule=Corrected()), 1, {}, 0), layout, 0.3)
         batches: list[Callable[[Tensor], Tensor]] = [lambda p, k=k: (p - centre) * curved.roll(k) for k in range(5)]
         w = job.start.clone()
         descend(Corrected(), job, Corrected().phases(LocalWork()), w, lambda phase: batches, Sgd)
@@ -429,7 +429,7 @@ def test_what_a_worker_returns_agrees_with_its_three_rows_in_every_tensor() -> N
     for _ in range(50):
         start, w, previous, *batch = torch.randn(9, layout.num_params, dtype=torch.float64, generator=g)
         at = {start: batch[0], w: batch[1], previous: batch[2]}
-        job = start_job(Job(0, 0, 0, start, 0, LocalWork(), 1, {}, 0), layout, 0.1)
+        job = make_local_job(Job(0, 0, 0, start, 0, LocalWork(), 1, {}, 0), layout, 0.1)
         job = replace(job, start=start)
         d, carry = Corrected().direction(job, w, at.__getitem__, previous)
         for s in layout.of_kind("param"):
@@ -449,7 +449,7 @@ def test_the_extra_gradients_do_not_move_the_statistics_of_batchnorm() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(8, 3, dtype=torch.float64, generator=g), torch.randint(2, (8,), generator=g)
-    trainer = Trainer(model, ClientData.own([(x, y)]), Training(batch=8, steps=2))
+    trainer = Trainer(model, ClientData.separate([(x, y)]), Training(batch=8, steps=2))
     base = flatten(model)
 
     def local(rule: Any, steps: int) -> Tensor:
@@ -457,7 +457,7 @@ def test_the_extra_gradients_do_not_move_the_statistics_of_batchnorm() -> None:
         return trainer(Job(0, 0, 0, base, 0, work, 8, {}, 0)).local
 
     # the first step is a plain one, so that after it all entries agree, statistics and counter included
-    torch.testing.assert_close(local(Corrected(), 1), local(PLAIN, 1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(local(Corrected(), 1), local(PLAIN_RULE, 1), rtol=1e-12, atol=1e-12)
     after = local(Corrected(), 3)
     (seen,) = trainer.binding.layout.counters
     assert after[slice(*seen)].tolist() == [3]  # three steps, nine evaluations
@@ -512,12 +512,12 @@ def test_the_worker_correction_alone_has_no_server_momentum() -> None:
     close(engine.model, [2, -3])
     assert engine.state.momentum is None
     assert engine.state.chosen == {}
-    assert isinstance(engine.ledger.open[engine.ledger.busy[0]].work.rule, Corrected)
+    assert isinstance(engine.ledger.open_jobs[engine.ledger.open_tickets[0]].work.rule, Corrected)
 
 
 def test_the_work_carries_the_local_rate_and_the_rule() -> None:
     engine = opened(GradMA(work=LocalWork(steps=5), rho=0.25), [0, 0])
-    work = engine.ledger.open[engine.ledger.busy[0]].work
+    work = engine.ledger.open_jobs[engine.ledger.open_tickets[0]].work
     assert (work.steps, work.lr, work.rule) == (5, 0.01, Corrected(rho=0.25))
     assert GradMA(lr_local=None)._work.lr is None
     assert GradMA(lr_local=None, work=LocalWork(lr=0.3))._work.lr == 0.3
@@ -529,7 +529,7 @@ def test_the_work_carries_the_local_rate_and_the_rule() -> None:
         {"beta1": 1.0}, {"beta1": -0.1}, {"beta2": 1.5}, {"lr_global": 0.0}, {"lr_local": -1.0},
         {"lr_local": float("inf")},
         {"memory_num": -1}, {"rho": 1.0}, {"sample": 0}, {"deadline": 0.0}, {"work": LocalWork(lr=0.5)},
-        {"work": LocalWork(rule=PLAIN)},
+        {"work": LocalWork(rule=PLAIN_RULE)},
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
@@ -544,8 +544,8 @@ def test_long_vectors_are_corrected_as_short_ones_are(monkeypatch: pytest.Monkey
     deltas = torch.randn(3, 4, sum(sizes), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = []
     for least in (1 << 14, 3):  # one piece and every program; pieces of three, and only the programs that are needed
-        monkeypatch.setattr(gradma, "LEAST", least)
-        monkeypatch.setattr(gradma.nnqp, "LEAST", least)
+        monkeypatch.setattr(gradma, "MIN_PIECE", least)
+        monkeypatch.setattr(gradma.nnqp, "MIN_PIECE", least)
         model = torch.zeros(sum(sizes), dtype=torch.float64)
         engine = ScriptedEngine(
             GradMA(beta2=beta2), World(model=model, layout=layout, clients=dict.fromkeys(range(4), 10))

@@ -66,8 +66,8 @@ def test_global_with_several_clients_trains_one_at_a_time() -> None:
     engine.start()
     engine.advance()
     for at in (1.0, 2.0, 3.0):
-        assert len(engine.ledger.open) == 1
-        engine.arrive(next(iter(engine.ledger.busy)), at=at)
+        assert len(engine.ledger.open_jobs) == 1
+        engine.arrive(next(iter(engine.ledger.open_tickets)), at=at)
         engine.advance()
 
 

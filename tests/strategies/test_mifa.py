@@ -25,7 +25,7 @@ def opened(strategy: Mifa, model: list[float], clients: dict[int, int] = TWO, **
 
 
 def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.busy)
+    return sorted(engine.ledger.open_tickets)
 
 
 def committed(engine: ScriptedEngine) -> list[list[float]]:
@@ -148,7 +148,7 @@ def test_averaged_over_those_in_the_table_the_others_do_not_shorten_the_step() -
 
 def test_clients_train_with_the_rate_the_server_divides_by() -> None:
     engine = opened(Mifa(lr=0.25, work=LocalWork(steps=3)), [0])
-    assert [(job.work.lr, job.work.steps) for job in engine.ledger.open.values()] == [(0.25, 3), (0.25, 3)]
+    assert [(job.work.lr, job.work.steps) for job in engine.ledger.open_jobs.values()] == [(0.25, 3), (0.25, 3)]
 
 
 def test_a_falling_rate_is_told_to_clients_and_applies_to_old_gradients_too() -> None:
@@ -157,12 +157,12 @@ def test_a_falling_rate_is_told_to_clients_and_applies_to_old_gradients_too() ->
     engine.arrive(1, [-6], at=2.0, reachable=False)
     assert engine.model.tolist() == [-4]  # t = 0, eta = 1: G = 2, 6: - 1 * 8 / 2
     engine.advance()
-    assert [job.work.lr for job in engine.ledger.open.values()] == [0.5]
+    assert [job.work.lr for job in engine.ledger.open_jobs.values()] == [0.5]
     engine.arrive(0, [-5], at=3.0)
     # t = 1, eta = 1/2: G_0 = (-4 + 5) / .5 = 2, G_1 = 6 as it was: -4 - .5 * 8 / 2
     assert engine.model.tolist() == [-6]
     engine.advance()
-    assert [job.work.lr for job in engine.ledger.open.values()] == [1 / 3]
+    assert [job.work.lr for job in engine.ledger.open_jobs.values()] == [1 / 3]
     assert noted(engine, "eta") == [1, 0.5]
 
 
@@ -199,7 +199,7 @@ def test_no_step_before_everybody_has_been_available_once() -> None:
     engine.advance()
     assert committed(engine) == []  # client 1 came, but was not asked yet
     assert at_work(engine) == [0, 1]
-    assert all(job.base is engine.world.model for job in engine.ledger.open.values())  # w_0 still
+    assert all(job.base is engine.world.model for job in engine.ledger.open_jobs.values())  # w_0 still
     engine.arrive(1, [-3], at=3.0)
     engine.arrive(0, [-1], at=4.0)
     assert committed(engine) == [[-2]]  # G = 2, 6, both of w_0

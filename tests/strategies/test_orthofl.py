@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts import reused_memory
+from offbeat.core.parts import large_vectors
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Note, Reject, UpdateArrived, World
 from offbeat.core.snapshot import pack, pack_state
@@ -22,7 +22,7 @@ from offbeat.core.vector import Layout
 from offbeat.engine.checkpoint import Checkpoints
 from offbeat.testing import (
     PATTERNS,
-    Entry,
+    LogEntry,
     ScriptedEngine,
     hand_world,
     identical,
@@ -54,7 +54,7 @@ def on_layers(strategy: OrthoFL) -> ScriptedEngine:
 
 
 def sent(engine: ScriptedEngine, client: int) -> Tensor:
-    return engine.ledger.open[engine.ledger.busy[client]].base
+    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]].base
 
 
 def noted(engine: ScriptedEngine) -> dict[str, float]:
@@ -151,8 +151,10 @@ def test_without_calibration_it_is_fedasync_bit_for_bit(pattern: str, limits: di
     assert sum(isinstance(action, Commit) for entry in fedasync for action in entry.actions) > 5
 
 
-def without_notes(entry: Entry) -> Entry:
-    return Entry(entry.event, tuple(action for action in entry.actions if not isinstance(action, Note)), entry.version)
+def without_notes(entry: LogEntry) -> LogEntry:
+    return LogEntry(
+        entry.event, tuple(action for action in entry.actions if not isinstance(action, Note)), entry.version
+    )
 
 
 def test_without_the_moving_average_the_model_is_the_last_calibrated_clients() -> None:
@@ -276,7 +278,7 @@ def test_staleness_counts_from_the_last_communication_though_the_reply_waited_fo
     engine, p, q = in_turns()
     engine.arrive(p, [4, 0], at=1.0)
     engine.advance()
-    assert list(engine.ledger.busy) == [q]
+    assert list(engine.ledger.open_tickets) == [q]
     assert list(engine.state.replies) == [p]
     assert engine.state.replies[p].tolist() == [4, 0]
     assert sent(engine, q) is engine.model  # never served before: it starts from W = (2, 0)
@@ -284,7 +286,7 @@ def test_staleness_counts_from_the_last_communication_though_the_reply_waited_fo
     assert noted(engine)["s"] == 1
     assert engine.model.tolist() == [2, 4]
     engine.advance()
-    ticket = engine.ledger.open[engine.ledger.busy[p]]
+    ticket = engine.ledger.open_jobs[engine.ledger.open_tickets[p]]
     assert (ticket.base.tolist(), ticket.base_version) == ([4, 0], 2)
     assert p not in engine.state.replies
     engine.arrive(p, [8, 0], at=3.0)
@@ -304,7 +306,7 @@ def in_turns() -> tuple[ScriptedEngine, int, int]:
             engine.start()
             engine.advance()
         for n in range(3):
-            (client,) = engines[0].ledger.busy
+            (client,) = engines[0].ledger.open_tickets
             order.append(client)
             engines[0].arrive(client, [0, 0], at=1.0 + n)
             engines[0].advance()
@@ -463,7 +465,7 @@ def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
     engine = started(OrthoFL(), [0, 0], dict.fromkeys(range(20), 10))
     engine.arrive(A, [1, 0], at=1.0)
     engine.arrive(B, [0, 1], at=2.0)
-    Checkpoints(tmp_path).save(lambda put: [pack_state(engine.state, put), pack(engine.ledger.open, put)])
+    Checkpoints(tmp_path).save(lambda put: [pack_state(engine.state, put), pack(engine.ledger.open_jobs, put)])
     stored = [
         tensor.tolist()
         for tensor in load_file(tmp_path / "000001.safetensors").values()
@@ -476,7 +478,7 @@ def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
 
 def test_used_memory_never_shows_through_in_a_model_somebody_holds() -> None:
     made = torch.Generator().manual_seed(0)
-    size = 2 * reused_memory.LARGE // 8
+    size = 2 * large_vectors.MIN_REUSED_BYTES // 8
     world = World(
         model=torch.zeros(size, dtype=torch.float64),
         layout=layout_of([("w", (size,), "param")]),
@@ -487,7 +489,7 @@ def test_used_memory_never_shows_through_in_a_model_somebody_holds() -> None:
     held: list[tuple[Tensor, Tensor]] = []
     places: list[int] = []
     for n in range(30):
-        client = min(engine.ledger.busy, key=engine.ledger.busy.__getitem__)
+        client = min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__)
         engine.arrive(client, torch.randn(size, dtype=torch.float64, generator=made), at=1.0 + n)
         places.append(engine.model.data_ptr())
         if n % 5 == 0:
@@ -509,7 +511,7 @@ def test_the_chain_is_kept_only_where_it_is_used_and_snapshots_only_where_they_a
 
 def test_clients_are_sent_the_work_they_are_given() -> None:
     engine = started(OrthoFL(work=LocalWork(epochs=5)), [0])
-    assert {ticket.work for ticket in engine.ledger.open.values()} == {LocalWork(epochs=5)}
+    assert {ticket.work for ticket in engine.ledger.open_jobs.values()} == {LocalWork(epochs=5)}
 
 
 def test_the_defaults_are_the_papers() -> None:

@@ -10,7 +10,7 @@ from offbeat.core.protocol import Commit, Strategy, World
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.testing import Script, play, random_script, read, tiny_world
+from offbeat.testing import Script, parse_script, play, random_script, tiny_world
 
 
 def committed(strategy: Strategy, script: Script, world: World) -> list[Tensor]:
@@ -45,7 +45,7 @@ def test_with_one_rate_for_both_the_params_agree_even_when_updates_are_stale(see
 def test_fedbuff_of_all_with_equal_speeds_and_sizes_is_fedavg() -> None:
     # equal speeds: all three answer at one instant, every second; buffered clients wait for the step
     world = replace(tiny_world(clients=3, buffers=True), clients={0: 10, 1: 10, 2: 10})
-    script = read("wait 1\narrive 0\narrive 0\narrive 0\n" * 6)
+    script = parse_script("wait 1\narrive 0\narrive 0\narrive 0\n" * 6)
     fedbuff = committed(FedBuff(k=3, lr=1.0, exclude_buffered=True), script, world)
     fedavg = committed(FedAvg(), script, world)
     assert_same_models(fedbuff, fedavg)
@@ -53,12 +53,12 @@ def test_fedbuff_of_all_with_equal_speeds_and_sizes_is_fedavg() -> None:
 
 def test_fedbuff_of_more_than_all_takes_the_stalled_step_and_is_fedavg_too() -> None:
     world = replace(tiny_world(clients=3, buffers=True), clients={0: 10, 1: 10, 2: 10})
-    script = read("wait 1\narrive 0\narrive 0\narrive 0\n" * 6)
+    script = parse_script("wait 1\narrive 0\narrive 0\narrive 0\n" * 6)
     assert_same_models(
         committed(FedBuff(k=10, exclude_buffered=True), script, world), committed(FedAvg(), script, world)
     )
 
 
 def test_fedasync_with_alpha_one_and_one_client_is_that_clients_own_training() -> None:
-    world, script = tiny_world(clients=1, buffers=True), read("wait 1\narrive 0\n" * 5)
+    world, script = tiny_world(clients=1, buffers=True), parse_script("wait 1\narrive 0\n" * 5)
     assert_same_models(committed(FedAsync(alpha=1.0, rho=0.0), script, world), committed(FedAvg(), script, world))

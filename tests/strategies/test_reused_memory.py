@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.core.parts import reused_memory
+from offbeat.core.parts import large_vectors
 from offbeat.core.strategies import REGISTRY
 from offbeat.testing import check
 from test_golden import CASES, trace_of
@@ -14,7 +14,7 @@ from test_golden import CASES, trace_of
 
 @pytest.fixture
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reused_memory, "LARGE", 1)
+    monkeypatch.setattr(large_vectors, "MIN_REUSED_BYTES", 1)
 
 
 @pytest.mark.parametrize(("name", "label", "settings"), CASES, ids=[f"{name}-{label}" for name, label, _ in CASES])
@@ -22,7 +22,7 @@ def test_used_memory_changes_no_trace(
     monkeypatch: pytest.MonkeyPatch, name: str, label: str, settings: dict[str, Any]
 ) -> None:
     fresh = trace_of(name, settings)
-    monkeypatch.setattr(reused_memory, "LARGE", 1)
+    monkeypatch.setattr(large_vectors, "MIN_REUSED_BYTES", 1)
     assert trace_of(name, settings) == fresh
 
 

@@ -36,11 +36,11 @@ def second_round(**settings: Any) -> ScriptedEngine:
 
 
 def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.busy)
+    return sorted(engine.ledger.open_tickets)
 
 
 def sent(engine: ScriptedEngine, client: int) -> list[float]:
-    return engine.ledger.open[engine.ledger.busy[client]].base.tolist()
+    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]].base.tolist()
 
 
 def rejected(engine: ScriptedEngine) -> list[int]:
@@ -327,7 +327,7 @@ def test_clients_keep_what_they_uploaded_so_that_sending_it_back_costs_nothing()
     engine.lose(2, at=4.0)
     engine.arrive(1, [0], at=5.0)
     engine.advance()
-    assert torch.equal(engine.ledger.open[engine.ledger.busy[2]].base, upload.local)
+    assert torch.equal(engine.ledger.open_jobs[engine.ledger.open_tickets[2]].base, upload.local)
 
 
 def test_a_client_whose_first_job_was_lost_has_no_model_of_its_own_and_is_sent_w() -> None:

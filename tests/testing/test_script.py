@@ -93,7 +93,7 @@ def test_a_client_dispatched_in_the_very_answer_is_not_ready() -> None:
     engine.start()
     engine.arrive(0, at=1.0)
     assert told(engine) == ["ready 0", "ready 1", "update 0"]
-    assert 0 in engine.ledger.busy
+    assert 0 in engine.ledger.open_tickets
 
 
 def test_a_client_gone_after_its_update_leaves_at_once() -> None:
@@ -241,7 +241,7 @@ def test_a_dispatch_carries_the_version_after_the_commits_listed_before_it() -> 
 
     engine = engine_of(answer)
     engine.start()
-    assert [ticket.base_version for ticket in engine.ledger.open.values()] == [0, 1]
+    assert [ticket.base_version for ticket in engine.ledger.open_jobs.values()] == [0, 1]
     assert engine.ledger.version == 2
 
 
@@ -255,7 +255,7 @@ def test_nothing_of_an_illegal_answer_is_carried_out() -> None:
     engine.ready(0)
     with pytest.raises(ProtocolError, match="still works on ticket 0") as caught:
         engine.ready(1)
-    assert (engine.ledger.version, engine.ledger.next_ticket, dict(engine.ledger.busy), engine.timers) == (
+    assert (engine.ledger.version, engine.ledger.next_ticket, dict(engine.ledger.open_tickets), engine.timers) == (
         0,
         1,
         {0: 0},

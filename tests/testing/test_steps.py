@@ -6,7 +6,7 @@ from offbeat.core.draws import below
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import ClientLost, ClientReady, UpdateArrived
 from offbeat.core.strategies import REGISTRY
-from offbeat.testing import PATTERNS, Step, check, play, random_script, read, show, shrink, tiny_world
+from offbeat.testing import PATTERNS, Step, check, format_script, parse_script, play, random_script, shrink, tiny_world
 
 FEDASYNC = REGISTRY["fedasync"]()
 
@@ -20,22 +20,22 @@ def heard(script: str, clients: int = 3) -> list[tuple[float, int]]:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_text_of_a_script_reads_back(pattern: str) -> None:
     script = random_script(pattern, seed=5)
-    assert read(show(script)) == script
+    assert parse_script(format_script(script)) == script
 
 
 def test_comments_and_blank_lines_do_not_count() -> None:
-    assert read("\n# at first\nwait 1.5   # seconds\n\n  join\n") == (Step("wait", seconds=1.5), Step("join"))
+    assert parse_script("\n# at first\nwait 1.5   # seconds\n\n  join\n") == (Step("wait", seconds=1.5), Step("join"))
 
 
 @pytest.mark.parametrize("line", ["arive 0", "wait", "wait soon", "wait -1", "wait 0", "arrive one"])
 def test_a_step_that_makes_no_sense_is_refused(line: str) -> None:
     with pytest.raises(ConfigError):
-        read(line)
+        parse_script(line)
 
 
 def test_an_unknown_step_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'arrive'"):
-        read("arive 0")
+        parse_script("arive 0")
 
 
 def test_every_mood_adds_up_to_a_hundred() -> None:
@@ -86,7 +86,7 @@ def test_any_part_of_a_script_is_again_a_script(pattern: str, name: str) -> None
 def test_shrinking_keeps_only_the_steps_that_matter() -> None:
     script = random_script("losses", seed=3, length=40)
     small = shrink(script, lambda candidate: sum(step.kind == "back" for step in candidate) >= 2)
-    assert show(small) == "back 0\nback 0"
+    assert format_script(small) == "back 0\nback 0"
 
 
 def test_shrinking_keeps_steps_that_matter_together() -> None:
@@ -99,8 +99,8 @@ def test_shrinking_keeps_steps_that_matter_together() -> None:
 
 
 def test_shrinking_makes_steps_plainer() -> None:
-    script = read("wait 8\nrefuse 5\nwait 2\nlose 3")
-    assert show(shrink(script, lambda candidate: len(candidate) == 4)) == "wait 1\narrive 0\nwait 1\narrive 0"
+    script = parse_script("wait 8\nrefuse 5\nwait 2\nlose 3")
+    assert format_script(shrink(script, lambda candidate: len(candidate) == 4)) == "wait 1\narrive 0\nwait 1\narrive 0"
 
 
 def test_what_always_fails_shrinks_to_nothing() -> None:

@@ -1,1 +1,4 @@
-"""Tensor mathematics only: no clock, files, network, devices or global random state."""
+"""The contract between engines and strategies, and the strategies themselves.
+
+This package is pure computation: it uses no clock, files, network, devices or global random state.
+"""

@@ -1,4 +1,4 @@
-"""What `offbeat list strategies` tells about a method; the class attribute `about` of a strategy."""
+"""Descriptions of strategies: the class attribute `about` and the header of a strategy's file."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ Mode = Literal["synchronous", "semi-asynchronous", "asynchronous", "alone"]
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Paper and year are read off the first field of the strategy's file."""
+    """The properties of a method that `offbeat list strategies` prints.
 
-    mode: Mode  # does the server wait for all it asked, for some, for nobody; or is nothing shared
-    keeps: str  # what the server holds for each client, beyond a few numbers
-    uploads: str  # what a client sends
+    Paper and year come from the field Paper of the strategy's file.
+    """
+
+    mode: Mode  # the server waits for all clients it dispatched to, for some, for none; alone: nothing is shared
+    keeps: str  # server state per client, beyond a few numbers
+    uploads: str  # content of an upload
 
 
 def paper_of(strategy: type) -> str:
-    """The first field of the file the strategy stands in; empty where a file has none."""
+    """Return the field Paper of the file that defines the strategy, or an empty string."""
     return " ".join(_field(strategy, "Paper").split())
 
 
 def deviations_of(strategy: type) -> list[str]:
-    """The numbered items of the field Deviates; its page has the same."""
+    """Return the numbered items of the field Deviates; the strategy's page in docs lists the same."""
     _, *items = re.split(r"(?:\A|\n)\s+\d+\. ", _field(strategy, "Deviates"))
     return [" ".join(item.split()) for item in items]
 
@@ -37,5 +40,6 @@ def _field(strategy: type, name: str) -> str:
 
 
 def year_of(paper: str) -> int | None:
+    """Return the last year that a reference mentions."""
     years = re.findall(r"\b(?:19|20)\d\d\b", paper)
     return int(years[-1]) if years else None

@@ -1,4 +1,4 @@
-"""What an engine that simulates asks of the world its clients live in."""
+"""The interface between a simulating engine and the world of its clients: durations, availability, data."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from typing import NamedTuple, Protocol
 from offbeat.core.protocol import LocalWork
 
 
-class Trip(NamedTuple):
-    """How long one job takes, from dispatch to arrival."""
+class JobTiming(NamedTuple):
+    """Duration and outcome of one simulated job."""
 
-    duration: float
-    expected: float  # what one would have guessed: time-outs are multiples of it
-    crashes: bool = False  # the client dies on the way and never answers
-    why: str | None = None  # it does not: for the trace
-    again: float | None = None  # a second copy of the upload arrives this much later than the first
+    duration: float  # seconds from dispatch to arrival
+    expected: float  # estimate before the job; timeouts are multiples of it
+    crashes: bool = False  # the client crashes and never answers
+    crash_reason: str | None = None  # written to the trace
+    duplicate_after: float | None = None  # seconds after which a second copy of the upload arrives
 
 
-class Surroundings(Protocol):
-    """Pure functions of their arguments: asking twice, or in another order, gives the same answers."""
+class ClientEnvironment(Protocol):
+    """Durations, availability and data of simulated clients, as pure functions of the arguments."""
 
-    def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip: ...
-
-    def next_available(self, client: int, now: float) -> float:
-        """The first time >= now at which the client is reachable; inf if it never is again."""
+    def time_job(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> JobTiming:
+        """Return how long a job takes and whether it succeeds."""
         ...
 
-    def leaves(self, client: int, now: float) -> float:
-        """When the client, reachable now, goes away next; inf if it stays."""
+    def next_available(self, client: int, now: float) -> float:
+        """Return the first time >= now at which the client is reachable; inf if there is none."""
+        ...
+
+    def next_departure(self, client: int, now: float) -> float:
+        """Return when the client, reachable now, becomes unreachable; inf if it never does."""
         ...
 
     def num_examples(self, client: int, index: int, now: float) -> int:
-        """How much of the client's data has arrived by now, before its job number `index`."""
+        """Return how many of the client's examples have arrived by now, before its job number `index`."""
         ...

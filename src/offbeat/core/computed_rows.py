@@ -1,5 +1,6 @@
-"""Which examples each of very many clients holds, computed when asked for: nothing is stored for a client but its
-count.
+"""Example indices of very many clients, computed on access.
+
+Only the number of examples is stored per client.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 
-Change = Callable[[int, Tensor], Tensor]  # (client, its rows) -> others
+RowChange = Callable[[int, Tensor], Tensor]  # (client, its rows) -> new rows
 
 
-class Rows(Sequence[Tensor]):
-    """rows[client] is `of(client)`, a pure function; the clients are 0..n-1, and `counts` tells how many rows each
-    has.
+class ComputedRows(Sequence[Tensor]):
+    """A sequence whose item `client` is `compute(client)`, for clients 0..n-1.
+
+    `compute` is a pure function and `counts` gives the number of rows of each client.
     """
 
-    def __init__(self, counts: Mapping[int, int], of: Callable[[int], Tensor]) -> None:
-        self.counts, self._of = counts, of
-        self._last: tuple[int, Tensor] | None = None  # a job asks for the rows of its client again and again
+    def __init__(self, counts: Mapping[int, int], compute: Callable[[int], Tensor]) -> None:
+        self.counts, self._compute = counts, compute
+        self._last: tuple[int, Tensor] | None = None  # a job reads the rows of its client repeatedly
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -33,34 +35,36 @@ class Rows(Sequence[Tensor]):
     def __getitem__(self, client: slice) -> list[Tensor]: ...
     def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
         if isinstance(client, slice):
-            return [self[one] for one in range(*client.indices(len(self)))]
+            return [self[index] for index in range(*client.indices(len(self)))]
         if not 0 <= client < len(self):
             raise IndexError(client)
         last = self._last
         if last is None or last[0] != client:
-            rows = self._of(client)
+            rows = self._compute(client)
             if len(rows) != self.counts[client]:
-                raise DataError(f"client {client} has {len(rows)} rows, {self.counts[client]} were announced")
+                raise DataError(f"client {client} has {len(rows)} rows, but its count is {self.counts[client]}")
             last = self._last = client, rows
         return last[1]
 
-    def then(self, change: Change, counts: Mapping[int, int] | None = None) -> Rows:
-        """The rows that `change` makes of these, when asked for; with other counts if it makes more or fewer of
-        them.
-        """
-        return Rows(self.counts if counts is None else counts, partial(_changed, self._of, change))
+    def map(self, change: RowChange, counts: Mapping[int, int] | None = None) -> ComputedRows:
+        """Return rows to which `change` is applied on access; pass `counts` if it changes their number."""
+        return ComputedRows(self.counts if counts is None else counts, partial(_apply, self._compute, change))
 
 
-def _changed(of: Callable[[int], Tensor], change: Change, client: int) -> Tensor:
-    return change(client, of(client))
+def _apply(compute: Callable[[int], Tensor], change: RowChange, client: int) -> Tensor:
+    return change(client, compute(client))
 
 
-def each(rows: Sequence[Tensor], change: Change) -> Sequence[Tensor]:
-    """The same change for every client: at once, or when its rows are asked for."""
-    return rows.then(change) if isinstance(rows, Rows) else [change(client, part) for client, part in enumerate(rows)]
+def map_rows(rows: Sequence[Tensor], change: RowChange) -> Sequence[Tensor]:
+    """Apply the same change to the rows of every client, on access if they are computed."""
+    return (
+        rows.map(change)
+        if isinstance(rows, ComputedRows)
+        else [change(client, part) for client, part in enumerate(rows)]
+    )
 
 
-def evenly(count: int, at_most: int) -> list[int]:
-    """Numbers below `count`, evenly spaced, all of them where there are no more than allowed."""
-    taken = min(count, at_most)
-    return [i * count // taken for i in range(taken)]
+def evenly_spaced(count: int, at_most: int) -> list[int]:
+    """Return at most `at_most` evenly spaced integers below `count`."""
+    number = min(count, at_most)
+    return [i * count // number for i in range(number)]

@@ -1,4 +1,7 @@
-"""Errors a user may see. Each says what is wrong, what was given, and the nearest right thing."""
+"""Errors that users see, and helpers for their messages.
+
+Each message states what is wrong, what was given, and the nearest valid value.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +14,41 @@ if TYPE_CHECKING:
 
 
 class OffbeatError(Exception):
-    """Base of every error offbeat raises on purpose; the command line prints it as one line."""
+    """Base class of all errors that offbeat raises on purpose; the command line prints them as one line."""
 
 
 class ConfigError(OffbeatError, ValueError):
-    """A setting that cannot be meant: unknown name, wrong type, impossible value."""
+    """A setting is invalid: unknown name, wrong type or impossible value."""
 
 
 class ProtocolError(OffbeatError):
-    """A strategy asked for something illegal; nothing of that answer was carried out."""
+    """A strategy returned an illegal action; none of the actions in that answer was carried out."""
 
 
 class DataError(OffbeatError, ValueError):
-    """Data that cannot be used: missing, damaged, empty, out of range."""
+    """Data cannot be used: missing, damaged, empty or out of range."""
 
 
 class MissingData(DataError):
-    """Data that is not there, so that other data may do instead; what is there and damaged is no such case."""
+    """Data is missing, so other data may replace it; data that exists but is damaged raises DataError."""
 
 
 class CheckpointError(OffbeatError):
-    """A checkpoint that cannot be written or read."""
+    """A checkpoint cannot be written or read."""
 
 
 class RunError(OffbeatError):
-    """A run that cannot start or go on."""
+    """A run cannot start or continue."""
 
 
 def require(condition: bool, message: str) -> None:
-    """Check a hyper-parameter; the message names it, its value and its range."""
+    """Raise ConfigError unless the condition holds; the message names the setting, its value and its range."""
     if not condition:
         raise ConfigError(message)
 
 
-FEW = 12  # names that may stand in one line
-LISTED = {
+MAX_INLINE_NAMES = 12  # longer lists of names are abbreviated in messages
+LIST_COMMANDS = {
     "strategy": "strategies",
     "preset": "presets",
     "preset or file": "presets",
@@ -58,59 +61,60 @@ LISTED = {
     "faults": "faults",
     "streaming": "streams",
     "loss": "losses",
-}  # what is unknown -> the list that has them all
+}  # kind of name -> argument of `offbeat list` that shows all of them
 
 
-def unknown(what: str, name: str, choices: Iterable[str]) -> ConfigError:
-    """The error for a name that does not exist, with the nearest that do."""
+def unknown_name(what: str, name: str, choices: Iterable[str]) -> ConfigError:
+    """Build the error for a name that does not exist, with the most similar names that do."""
     names = sorted(choices)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near and difflib.SequenceMatcher(None, near[0], name).ratio() >= 0.75:
-        near = near[:1]  # a slip
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else known_names(what, names, name)
+        near = near[:1]  # a typing error: only one name is meant
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else describe_choices(what, names, name)
     return ConfigError(f"unknown {what} {name!r}: {hint}")
 
 
-def known_names(what: str, choices: Iterable[str], name: str = "") -> str:
-    """All there is to choose from; of many three, the nearest to `name` if it is given, and where the others stand."""
+def describe_choices(what: str, choices: Iterable[str], name: str = "") -> str:
+    """List all choices, or the three most similar to `name` and the command that shows all."""
     names = sorted(choices)
-    if len(names) <= FEW:
+    if len(names) <= MAX_INLINE_NAMES:
         return f"known: {', '.join(names)}"
     some = difflib.get_close_matches(name, names, n=3, cutoff=0.0) if name else names[:3]
-    where = f"'offbeat list {LISTED[what]}' shows all {len(names)}" if what in LISTED else f"and {len(names) - 3} more"
+    where = (
+        f"'offbeat list {LIST_COMMANDS[what]}' shows all {len(names)}"
+        if what in LIST_COMMANDS
+        else f"and {len(names) - 3} more"
+    )
     return f"known: {', '.join(some)}, …; {where}"
 
 
-def printable(text: object) -> str:
-    """Text of clients and files as it may be printed: what would steer a terminal, or turn the line, is spelled out."""
-    plain = str(text)
-    if plain.isprintable():
-        return plain
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+def escape_unprintable(text: object) -> str:
+    """Escape control and other unprintable characters, so that text from clients and files is safe to print."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
-def kind(values: Tensor) -> str:
-    """Shape and dtype of one example of these, for a message."""
+def describe_example(values: Tensor) -> str:
+    """Describe shape and dtype of a single example of a batch."""
     return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"
 
 
-def plain_text(text: object, most: int = 500) -> str:
-    """Text from anywhere as one line to store and print: no lone surrogates, no control characters, not too long."""
+def to_single_line(text: object, max_length: int = 500) -> str:
+    """Convert untrusted text to one bounded line without lone surrogates or control characters."""
     try:
-        # by name: a str of another class may have a mind of its own
-        whole = str.encode(str(text)[:most], errors="replace").decode()
+        # str.encode by name: a subclass of str may override the method
+        whole = str.encode(str(text)[:max_length], errors="replace").decode()
     except MemoryError:
         raise
     except Exception:
-        return f"a {type(text).__name__} that cannot be told"
+        return f"a {type(text).__name__} without a readable text"
     return "".join(c if c.isprintable() else " " for c in whole)
 
 
-def in_words(error: BaseException) -> str:
-    """An error in one line, also one that raises when asked what it says."""
-    return f"{type(error).__name__}: {plain_text(error)}"
+def describe_error(error: BaseException) -> str:
+    """Describe an error in one line, even if its __str__ raises."""
+    return f"{type(error).__name__}: {to_single_line(error)}"
 
 
-def counted(number: int, what: str) -> str:
-    """1 run, 2 runs."""
+def format_count(number: int, what: str) -> str:
+    """Format a number with its noun: 1 run, 2 runs."""
     return f"{number} {what}{'' if number == 1 else 's'}"

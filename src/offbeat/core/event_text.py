@@ -1,4 +1,4 @@
-"""Events and actions in words for people, and as plain data for files."""
+"""Conversion of events and actions to text for people and to JSON data for files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from offbeat.core.protocol import (
 )
 
 
-def tell(what: Event | Action) -> str:
-    """One line, without the tensors."""
+def describe_event(what: Event | Action) -> str:
+    """Describe an event or action in one line, without tensors except committed models."""
     match what:
         case ClientReady():
             return f"{what.now:g} s: client {what.client} is ready ({what.num_examples} examples)"
@@ -57,8 +57,8 @@ def tell(what: Event | Action) -> str:
     return repr(what)
 
 
-def plain(value: Any) -> Any:
-    """An event or action as data that JSON can hold, tensors as lists of exact numbers."""
+def event_to_dict(value: Any) -> Any:
+    """Convert an event or action to JSON data, with tensors as lists of exact numbers."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, LocalWork):
@@ -68,9 +68,9 @@ def plain(value: Any) -> Any:
             "lr": value.lr,
             "rule": None if value.rule is None else repr(value.rule),
         }
-        return {**work, "extras": {name: plain(tensor) for name, tensor in value.extras.items()}}
+        return {**work, "extras": {name: event_to_dict(tensor) for name, tensor in value.extras.items()}}
     if isinstance(value, dict):
-        return {str(key): plain(held) for key, held in value.items()}
+        return {str(key): event_to_dict(item) for key, item in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    return {"kind": type(value).__name__, **{f.name: plain(getattr(value, f.name)) for f in fields(value)}}
+    return {"kind": type(value).__name__, **{f.name: event_to_dict(getattr(value, f.name)) for f in fields(value)}}

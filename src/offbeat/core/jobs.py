@@ -1,6 +1,7 @@
-"""A job is a pure function: (base, work, rule memory, how much data has arrived, random key) -> result.
+"""Jobs, their results, and the training loop that applies a local rule to one client or a stack of clients.
 
-Purity is what makes it safe to compute a job late, in any process, or twice.
+A job is a pure function: (base, work, rule memory, amount of data, random key) -> result. It can therefore be computed
+late, in any process, or twice.
 """
 
 from __future__ import annotations
@@ -13,35 +14,37 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from offbeat.core.errors import unknown
+from offbeat.core.errors import unknown_name
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 
-# memory of every client, whatever its rule, where statistics stay at the clients; not a name for a rule's
-STATISTICS = "own statistics"
-# an extra of updates that come from somewhere else: the seconds of training, as the client measured them
+# name of the client memory that holds BatchNorm statistics which stay at the client; rules must not use it
+CLIENT_STATISTICS = "own statistics"
+# name of the extra with the seconds of training that a live client measured
 TRAINING_SECONDS = "training_seconds"
 Rate = float | Tensor
-Features = Callable[[Tensor], tuple[Tensor, Tensor]]  # see LocalJob.features
+Features = Callable[[Tensor], tuple[Tensor, Tensor]]  # model -> (inputs of the head, labels)
 
 
-@dataclass(slots=True)  # one is made for every update: freezing them would cost the engine a twentieth
+@dataclass(slots=True)  # not frozen: one is created per update, and freezing would slow the engine by 5 %
 class Job:
-    """What one ticket stands for."""
+    """The work of one ticket: one local training of one client."""
 
     ticket: int
     client: int
-    index: int  # n-th job of this client: with the seed and the client, the random key
+    index: int  # n-th job of this client; (seed, client, index) is the random key
     base: Tensor
     base_version: int
     work: LocalWork
-    num_examples: int  # how much of the client's data has arrived
-    memory: Mapping[str, Tensor]  # what the client's rule kept from its last accepted job
+    num_examples: int  # number of the client's examples that have arrived
+    memory: Mapping[str, Tensor]  # kept by the client's rule from its last accepted job
     seed: int
-    started: float = 0.0  # dispatch time
+    started: float = 0.0  # time of the dispatch
 
 
 @dataclass(slots=True)
 class Result:
+    """The outcome of a job that trained."""
+
     ticket: int
     local: Tensor
     num_examples: int
@@ -52,7 +55,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A job that raised."""
+    """The outcome of a job that raised an error."""
 
     ticket: int
     reason: str
@@ -60,44 +63,44 @@ class Failure:
 
 @dataclass(frozen=True)
 class PlainRule(LocalRule):
-    """The rule of work that names none: the gradient as it is."""
+    """The default rule: descend the gradient unchanged."""
 
 
-PLAIN = PlainRule()
+PLAIN_RULE = PlainRule()
 
 
 class Optimizer(Protocol):
+    """A local optimizer, whose state lasts for one phase of one job."""
+
     def step(self, w: Tensor, d: Tensor, lr: Rate) -> None:
-        """Move w along -d, in place; w may carry leading client dimensions, and the rate then be a column."""
+        """Move w along -d in place; with leading client dimensions the rate may be a column."""
         ...
 
 
-def start_job(
+def make_local_job(
     job: Job,
     layout: Layout,
     lr: Rate,
     probe: Callable[[Tensor], Tensor] | None = None,
     features: Features | None = None,
 ) -> LocalJob:
-    """A job as its rule sees it; memory it does not have yet is zero."""
-    rule = job.work.rule or PLAIN
+    """Build the view of a job that its rule receives; missing memory is zero."""
+    rule = job.work.rule or PLAIN_RULE
     start = layout.trainable(job.base)
     memory = {name: job.memory.get(name, torch.zeros_like(start)) for name in rule.memory}
     return LocalJob(job.base, start, layout, lr, job.work.extras, memory, probe, features)
 
 
-def with_own_statistics(job: Job, layout: Layout) -> Job:
-    """Where statistics stay at the clients: the job with the client's own buffers and counters in its base, if it
-    has any.
-    """
-    held = job.memory.get(STATISTICS)
-    return job if held is None else replace(job, base=layout.with_statistics(job.base, held))
+def insert_client_statistics(job: Job, layout: Layout) -> Job:
+    """Put the statistics that the client keeps for itself, if any, into the base of its job."""
+    statistics = job.memory.get(CLIENT_STATISTICS)
+    return job if statistics is None else replace(job, base=layout.with_statistics(job.base, statistics))
 
 
-def handed_back(job: Job, result: Result, layout: Layout) -> Result:
-    """The same, afterwards: they become the client's memory; what it was sent goes back as it came."""
+def extract_client_statistics(job: Job, result: Result, layout: Layout) -> Result:
+    """Move the trained statistics to the client's memory; the upload contains those it was sent."""
     local = layout.with_statistics(result.local, layout.statistics(job.base))
-    return replace(result, local=local, memory={**result.memory, STATISTICS: layout.statistics(result.local)})
+    return replace(result, local=local, memory={**result.memory, CLIENT_STATISTICS: layout.statistics(result.local)})
 
 
 def descend(
@@ -108,16 +111,18 @@ def descend(
     batches: Callable[[Phase], Iterable[Gradient]],
     fresh: Callable[[], Optimizer],
 ) -> tuple[int, Any]:
-    """Move w in place through all phases; returns (steps taken, the rule's carry). Optimizer state is fresh in each."""
+    """Train w in place through all phases, each with a new optimizer; return (steps taken, the rule's carry)."""
     carry, steps = rule.begin(job), 0
     for phase in phases:
         gradients = ((grad, None) for grad in batches(phase))
-        taken, carry = stretch(rule, job, phase, job.lr if phase.lr is None else phase.lr, w, gradients, fresh(), carry)
+        taken, carry = run_phase(
+            rule, job, phase, job.lr if phase.lr is None else phase.lr, w, gradients, fresh(), carry
+        )
         steps += taken
     return steps, carry
 
 
-def stretch(
+def run_phase(
     rule: LocalRule,
     job: LocalJob,
     phase: Phase,
@@ -127,22 +132,22 @@ def stretch(
     optimizer: Optimizer,
     carry: Any,
 ) -> tuple[int, Any]:
-    """One phase: of one client, or of a stack of them.
+    """Train w in place through one phase, for one client or a stack of clients; return (steps taken, carry).
 
-    In a stack a rate may be a column, and with each gradient comes which clients it moves (a column too; None: all of
-    them). Those who are done stay where they are, and so does their carry. Returns (steps taken, the rule's carry).
+    In a stack the rate may be a column. Each gradient comes with a boolean column of the clients it moves (None: all).
+    Clients that have finished keep their w and their carry.
     """
-    frozen = None if phase.slices is None else ~_moving(job, phase.slices)
+    frozen = None if phase.slices is None else ~_movable_entries(job, phase.slices)
     taken = 0
     for grad, active in steps:
-        kept = None if frozen is None and active is None else w.clone()
+        before = None if frozen is None and active is None else w.clone()
         d, after = rule.direction(job, w, grad, carry)
         optimizer.step(w, d, lr)
-        if kept is not None and frozen is not None:
-            w.copy_(torch.where(frozen, kept, w))
-        if kept is not None and active is not None:
-            w.copy_(torch.where(active, w, kept))
-            after = _frozen(active, after, carry)
+        if before is not None and frozen is not None:
+            w.copy_(torch.where(frozen, before, w))
+        if before is not None and active is not None:
+            w.copy_(torch.where(active, w, before))
+            after = _merge_carry(active, after, carry)
         carry = after
         taken += 1
     return taken, carry
@@ -151,51 +156,53 @@ def stretch(
 # ---------------------------------------------------------------- stacks of clients
 
 
-def column(values: Sequence[Rate], like: Tensor) -> Tensor:
-    """A number for each client, as it is multiplied with their vectors."""
-    told = torch.tensor([float(value) for value in values], dtype=like.dtype)
-    return told.to(like.device, non_blocking=True)[:, None]
+def to_column(values: Sequence[Rate], like: Tensor) -> Tensor:
+    """Return one number per client as a column, ready to multiply with stacked vectors."""
+    numbers = torch.tensor([float(value) for value in values], dtype=like.dtype)
+    return numbers.to(like.device, non_blocking=True)[:, None]
 
 
-def stacked_job(jobs: Sequence[LocalJob]) -> LocalJob:
-    """Many jobs of one rule as one, with a leading client dimension. Only `begin` and `end`, each job's own, look at
-    features.
+def stack_jobs(jobs: Sequence[LocalJob]) -> LocalJob:
+    """Stack jobs of one rule along a leading client dimension.
+
+    The stack has no `features`: `begin` and `end`, which use them, run once per job.
     """
     first = jobs[0]
     base = torch.stack([job.base for job in jobs])
     start = first.layout.trainable(base)
     extras = {name: torch.stack([job.extras[name] for job in jobs]) for name in first.extras}
     memory = {name: torch.stack([job.memory[name] for job in jobs]) for name in first.memory}
-    return LocalJob(base, start, first.layout, column([job.lr for job in jobs], start), extras, memory, first.probe)
+    return LocalJob(base, start, first.layout, to_column([job.lr for job in jobs], start), extras, memory, first.probe)
 
 
-def stacked_carry(carries: Sequence[Any]) -> Any:
-    """What `begin` gave for each; what is not a tensor is the same for all of them."""
+def stack_carries(carries: Sequence[Any]) -> Any:
+    """Stack the carries returned by `begin`; values other than tensors are equal for all jobs."""
     return tree_map(lambda *leaves: torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *carries)
 
 
-def carry_of(carry: Any, client: int) -> Any:
+def select_carry(carry: Any, client: int) -> Any:
+    """Return the carry of one client of a stack."""
     return tree_map(lambda leaf: leaf[client].clone() if isinstance(leaf, Tensor) else leaf, carry)
 
 
-def _frozen(active: Tensor, new: Any, old: Any) -> Any:
-    """The new carry of those who took the step, the old one of the others."""
+def _merge_carry(active: Tensor, new: Any, old: Any) -> Any:
+    """Return the new carry for active clients and the old one for the others."""
 
-    def of_each(after: Any, before: Any) -> Any:
+    def merge(after: Any, before: Any) -> Any:
         return (
             torch.where(active.view(-1, *(1,) * (after.dim() - 1)), after, before)
             if isinstance(after, Tensor)
             else after
         )
 
-    return tree_map(of_each, new, old)
+    return tree_map(merge, new, old)
 
 
-def _moving(job: LocalJob, names: tuple[str, ...]) -> Tensor:
-    """Which trainable entries belong to the named slices."""
+def _movable_entries(job: LocalJob, names: tuple[str, ...]) -> Tensor:
+    """Return a mask of the trainable entries that belong to the named slices."""
     known = [s.name for s in job.layout.of_kind("param")]
     for name in names:
         if name not in known:
-            raise unknown("slice", name, known)
+            raise unknown_name("slice", name, known)
     parts = [torch.full((s.stop - s.start,), s.name in names) for s in job.layout.of_kind("param")]
     return torch.cat(parts).to(job.start.device)

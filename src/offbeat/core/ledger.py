@@ -1,7 +1,7 @@
-"""The books every engine keeps: who is idle, which tickets are open, which version is current.
+"""The ledger of an engine: idle clients, open tickets, the current version, and the check of a strategy's actions.
 
-Pure bookkeeping shared by the virtual, live and scripted engines, so that "legal" means one thing. An answer is
-checked as a whole before any of it is booked.
+The virtual, live and scripted engines share this bookkeeping, so actions are legal under the same conditions. All
+actions of an answer are checked before any of them is applied.
 """
 
 from __future__ import annotations
@@ -15,67 +15,74 @@ from torch import Tensor
 
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, Note, ProtocolError, Reject, SetTimer, Stop
-from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
+from offbeat.core.snapshot import Get, Put, Tree, expect_type, pack, unpack
 
-SAVED = {"version": int, "next_ticket": int, "joined": dict, "absent": dict, "jobs": dict}
+SAVED = {"version": int, "next_ticket": int, "newcomers": dict, "absent": dict, "job_counts": dict}
 
 
 @dataclass(slots=True)
 class Ledger:
-    clients: Mapping[int, int]  # known at the start; never copied, so a million idle clients cost nothing here
+    """Clients, tickets and versions of one run."""
+
+    clients: Mapping[int, int]  # known at the start; not copied, so a million idle clients need no memory here
     seed: int = 0
     version: int = 0
     next_ticket: int = 0
-    joined: dict[int, int] = field(default_factory=dict)  # newcomers: client -> number of examples
-    absent: dict[int, None] = field(default_factory=dict)  # known but not reachable now
-    open: dict[int, Job] = field(default_factory=dict)
-    busy: dict[int, int] = field(default_factory=dict)  # client -> its one open ticket
-    jobs: dict[int, int] = field(default_factory=dict)  # client -> how many jobs it was sent
-    sent_versions: int = 0  # the sum of the base versions of open tickets
+    newcomers: dict[int, int] = field(default_factory=dict)  # client -> number of examples
+    absent: dict[int, None] = field(default_factory=dict)  # known clients that are not reachable now
+    open_jobs: dict[int, Job] = field(default_factory=dict)
+    open_tickets: dict[int, int] = field(default_factory=dict)  # client -> its open ticket
+    job_counts: dict[int, int] = field(default_factory=dict)  # client -> number of jobs it was sent
+    sent_versions: int = 0  # sum of the base versions of open tickets
 
-    def known(self, client: int) -> bool:
-        return client in self.clients or client in self.joined
+    def is_known(self, client: int) -> bool:
+        """Return whether the client was known at the start or has joined."""
+        return client in self.clients or client in self.newcomers
 
-    def everyone(self) -> Iterator[int]:
-        return chain(self.clients, self.joined)
+    def known_clients(self) -> Iterator[int]:
+        """Iterate over all clients that were known at the start or have joined."""
+        return chain(self.clients, self.newcomers)
 
-    def idle(self, client: int) -> bool:
-        if client in self.busy or client in self.absent:
+    def is_idle(self, client: int) -> bool:
+        """Return whether the client is known, reachable and without an open ticket."""
+        if client in self.open_tickets or client in self.absent:
             return False
-        return client in self.jobs or self.known(client)  # called for every event: who was sent a job is known
+        return client in self.job_counts or self.is_known(client)  # job_counts first: this runs for every event
 
     def join(self, client: int, num_examples: int) -> None:
-        """A client appears, for the first time or again."""
+        """Register a client that appears for the first time or again."""
         self.absent.pop(client, None)
         if client not in self.clients:
-            self.joined[client] = num_examples
+            self.newcomers[client] = num_examples
 
     def leave(self, client: int) -> None:
+        """Mark a client as unreachable."""
         self.absent[client] = None
 
-    def age(self) -> float | None:
-        """How many versions ago open tickets were sent, on average."""
-        return self.version - self.sent_versions / len(self.open) if self.open else None
+    def mean_age(self) -> float | None:
+        """Return how many versions ago open tickets were sent, on average; None without open tickets."""
+        return self.version - self.sent_versions / len(self.open_jobs) if self.open_jobs else None
 
     def close(self, ticket: int) -> Job:
-        """The ticket is answered or dead: each is consumed once."""
-        job = self.open.pop(ticket)
+        """Remove a ticket that was answered, failed or expired; each ticket is closed once."""
+        job = self.open_jobs.pop(ticket)
         self.sent_versions -= job.base_version
-        del self.busy[job.client]
+        del self.open_tickets[job.client]
         return job
 
-    def check(self, actions: list[Action], like: Tensor, arrived: Job | None, now: float) -> bool:
-        """Raise ProtocolError if any action of this answer is illegal; book nothing. Does it reject the update?
+    def validate(self, actions: list[Action], like: Tensor, arrived: Job | None, now: float) -> bool:
+        """Raise ProtocolError if any action of this answer is illegal; return whether it rejects the update.
 
-        `like` is the current model, `arrived` the job whose update is answered: only that may be rejected.
+        Nothing is recorded. `like` is the current model and `arrived` the job whose update is being answered, the only
+        one that may be rejected.
         """
         if not isinstance(actions, list):
-            raise ProtocolError(f"on_event returned a {type(actions).__name__}: it returns a list of actions")
-        if len(actions) == 1:  # as a rule; and then nobody can be sent two jobs at once
+            raise ProtocolError(f"on_event returned a {type(actions).__name__}: return a list of actions")
+        if len(actions) == 1:  # fast path for the usual answers, which cannot dispatch twice to one client
             only = actions[0]
             if type(only) is Dispatch and only.model is like:
                 client = only.client
-                if client in self.jobs and client not in self.busy and client not in self.absent:  # idle, and known
+                if client in self.job_counts and client not in self.open_tickets and client not in self.absent:
                     return False
             elif type(only) is Commit:
                 _check_model("Commit", only.model, like)
@@ -85,22 +92,22 @@ class Ledger:
         for action in actions:
             if isinstance(action, Dispatch):
                 client = action.client
-                if client in sent or not self.idle(client):
+                if client in sent or not self.is_idle(client):
                     raise ProtocolError(f"Dispatch to client {client}: {self._why_not_idle(client, sent)}")
                 sent.add(client)
                 if action.model is not like:
                     _check_model("Dispatch", action.model, like)
             elif isinstance(action, Commit):
                 _check_model("Commit", action.model, like)
-                like = action.model  # what is dispatched next, as a rule
+                like = action.model  # usually dispatched next
             elif isinstance(action, SetTimer):
                 if not isfinite(action.at) or action.at < now:
                     raise ProtocolError(
-                        f"SetTimer({action.key!r}, at={action.at}): now is {now}, a timer lies at or after it"
+                        f"SetTimer({action.key!r}, at={action.at}): now is {now}; set timers at or after it"
                     )
             elif isinstance(action, Reject):
                 if rejects:
-                    raise ProtocolError("a second Reject in one answer: there is one update to refuse")
+                    raise ProtocolError("a second Reject in one answer: only one update can be rejected")
                 rejects = True
                 if arrived is None or (action.client, action.ticket) != (arrived.client, arrived.ticket):
                     raise ProtocolError(
@@ -109,66 +116,64 @@ class Ledger:
             elif isinstance(action, Note):
                 for name, value in action.values.items():
                     if not isinstance(value, (int, float)):
-                        raise ProtocolError(f"Note {name!r} = {value!r}: noted quantities are plain numbers")
+                        raise ProtocolError(f"Note {name!r} = {value!r}: use plain numbers")
             elif not isinstance(action, (CancelTimer, Stop)):
                 raise ProtocolError(f"{action!r} is not an action")
         return rejects
 
-    def check_last(self, actions: list[Action], like: Tensor, now: float) -> None:
-        """The same for what a strategy asks at the end of a run, when nothing can happen any more."""
+    def validate_final(self, actions: list[Action], like: Tensor, now: float) -> None:
+        """Validate the actions a strategy returns at the end of a run: Commit and Note only."""
         for action in actions:
             if not isinstance(action, (Commit, Note)):
-                raise ProtocolError(
-                    f"{type(action).__name__} at the end of a run: only Commit and Note are left to ask for"
-                )
-        self.check(actions, like, None, now)
+                raise ProtocolError(f"{type(action).__name__} at the end of a run: only Commit and Note are allowed")
+        self.validate(actions, like, None, now)
 
     def _why_not_idle(self, client: int, sent: set[int]) -> str:
         if client in sent:
             return "it is dispatched twice in one answer"
-        if client in self.busy:
-            return f"it still works on ticket {self.busy[client]}"
-        return "it is not reachable" if self.known(client) else "no such client is known"
+        if client in self.open_tickets:
+            return f"it still works on ticket {self.open_tickets[client]}"
+        return "it is not reachable" if self.is_known(client) else "this client is unknown"
 
     def dispatch(self, action: Dispatch, now: float, num_examples: int, memory: Mapping[str, Tensor]) -> Job:
-        """Book a checked Dispatch; it carries the version after the Commits listed before it."""
+        """Open a ticket for a validated Dispatch, with the version after the Commits listed before it."""
         ticket, client = self.next_ticket, action.client
-        index = self.jobs.get(client, 0)
+        index = self.job_counts.get(client, 0)
         job = Job(ticket, client, index, action.model, self.version, action.work, num_examples, memory, self.seed, now)
         self.next_ticket = ticket + 1
-        self.jobs[client] = index + 1
-        self.open[ticket] = job
+        self.job_counts[client] = index + 1
+        self.open_jobs[ticket] = job
         self.sent_versions += self.version
-        self.busy[client] = ticket
+        self.open_tickets[client] = ticket
         return job
 
     # ------------------------------------------------------------ save and restore
 
     def save(self, put: Put) -> Tree:
-        books = {name: pack(getattr(self, name), put) for name in SAVED}
-        return {"ledger": books, "open": [pack(job, put) for job in self.open.values()]}
+        fields = {name: pack(getattr(self, name), put) for name in SAVED}
+        return {"ledger": fields, "open_jobs": [pack(job, put) for job in self.open_jobs.values()]}
 
-    def restored(self, tree: Tree, get: Get) -> Ledger:
-        """The saved books, of the clients and seed of these."""
-        saved = {name: expect(kind, unpack(tree["ledger"][name], get), name) for name, kind in SAVED.items()}
-        jobs: list[Job] = [expect(Job, unpack(job, get), "open") for job in expect(list, tree["open"], "open")]
-        books = Ledger(self.clients, self.seed, **saved)
-        books.open = {job.ticket: job for job in jobs}
-        books.sent_versions = sum(job.base_version for job in jobs)
-        books.busy = {job.client: job.ticket for job in jobs}
-        return books
+    def restore(self, tree: Tree, get: Get) -> Ledger:
+        """Return a ledger with the saved contents, for the clients and seed of this one."""
+        saved = {name: expect_type(kind, unpack(tree["ledger"][name], get), name) for name, kind in SAVED.items()}
+        jobs: list[Job] = [
+            expect_type(Job, unpack(job, get), "open_jobs") for job in expect_type(list, tree["open_jobs"], "open_jobs")
+        ]
+        ledger = Ledger(self.clients, self.seed, **saved)
+        ledger.open_jobs = {job.ticket: job for job in jobs}
+        ledger.sent_versions = sum(job.base_version for job in jobs)
+        ledger.open_tickets = {job.client: job.ticket for job in jobs}
+        return ledger
 
 
-def in_order(clients: Mapping[int, int]) -> Iterable[int]:
-    """By id; where they are so already, without a list of them: a million would cost 40 MB."""
+def sorted_clients(clients: Mapping[int, int]) -> Iterable[int]:
+    """Return clients in order of their ids, without a copy if already sorted (40 MB per million clients)."""
     return clients if all(a < b for a, b in pairwise(clients)) else sorted(clients)
 
 
 def _check_model(what: str, model: object, like: Tensor) -> None:
     if not isinstance(model, Tensor) or model.shape != like.shape:
-        given = f"shape {tuple(model.shape)}" if isinstance(model, Tensor) else type(model).__name__
-        raise ProtocolError(f"{what} with {given}: a model is a flat vector of {like.numel()} entries")
+        actual = f"shape {tuple(model.shape)}" if isinstance(model, Tensor) else type(model).__name__
+        raise ProtocolError(f"{what} with {actual}: a model is a flat vector of {like.numel()} entries")
     if model.dtype is not like.dtype:
-        raise ProtocolError(
-            f"{what} with {model.dtype}: strategies compute in the dtype of the model they are given, {like.dtype}"
-        )
+        raise ProtocolError(f"{what} with {model.dtype}: use {like.dtype}, the dtype of the initial model")

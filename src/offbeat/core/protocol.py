@@ -1,16 +1,16 @@
 """The contract between engines and strategies: events are facts, actions are requests.
 
-Rule 1: the engine owns time, randomness, devices, files and the network. A strategy sees events and answers with
-actions; it touches nothing but its own state.
-Rule 2: an illegal action raises ProtocolError and nothing of that answer is carried out.
+Rule 1: The engine owns time, randomness, devices, files and the network. A strategy receives events and returns
+actions; it changes nothing but its own state.
+Rule 2: An illegal action raises ProtocolError, and the engine carries out none of the actions in that answer.
 
-Times are float seconds. Vectors are flat (see `core.vector`). `delta` is always local - base.
+Times are seconds as floats. Vectors are flat (see `core.vector`). `delta` is always local - base.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -46,12 +46,12 @@ __all__ = [
 ]
 
 
-# ---------------------------------------------------------------- the client half
+# ---------------------------------------------------------------- local training on a client
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One stretch of local training; `slices` names the parameters that move (None: all)."""
+    """A phase of local training; `slices` names the parameters that are trained (None: all)."""
 
     steps: int | None = None
     epochs: int | None = None
@@ -59,69 +59,70 @@ class Phase:
     slices: tuple[str, ...] | None = None
 
 
-Gradient = Callable[[Tensor], Tensor]  # the gradient of this batch's loss at a point (trainable entries only)
+Gradient = Callable[[Tensor], Tensor]  # point -> gradient of this batch's loss there (trainable entries only)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalJob:
-    """What a rule sees of its job. Vectors may carry leading client dimensions."""
+    """The view of a job that a local rule receives. Vectors may have leading client dimensions."""
 
-    base: Tensor  # what the client was sent, whole
-    start: Tensor  # the trainable entries of base: where w begins
+    base: Tensor  # the complete vector sent to the client
+    start: Tensor  # the trainable entries of base, at which w starts
     layout: Layout
-    lr: float | Tensor  # of a stack: a column, one for each client
+    lr: float | Tensor  # a column with one rate per client when jobs are stacked
     extras: Mapping[str, Tensor]
-    memory: Mapping[str, Tensor]  # trainable-sized vectors kept from the last accepted job, zeros at first
-    probe: Callable[[Tensor], Tensor] | None = None  # the sketch of a whole model, the same as World.probe
-    # what enters the head at a whole model, and the labels, of all examples that have arrived; nothing moves, nothing
-    # is drawn
+    memory: Mapping[str, Tensor]  # trainable-sized vectors kept from the last accepted job, initially zeros
+    probe: Callable[[Tensor], Tensor] | None = None  # computes the sketch of a whole model, as World.probe does
+    # (inputs of the head, labels) for all examples that have arrived, computed with a given whole model; has no side
+    # effects and draws nothing
     features: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
 
 class LocalRule(Protocol):
-    """The client half of a method: a frozen dataclass. Inherit from this to take over the defaults.
+    """The client half of a method, a frozen dataclass. Inherit from this class to use its defaults.
 
     Rules work on the trainable entries only, reduce over the last dimension, and never branch on values, so that
     many clients can be trained in one batch.
     """
 
-    memory: ClassVar[tuple[str, ...]] = ()  # vectors this client keeps between its jobs
+    memory: ClassVar[tuple[str, ...]] = ()  # names of the vectors a client keeps between its jobs
     cost: ClassVar[float] = 1.0  # gradients per step, for fair virtual time
-    # may `direction` and `loss` be given many clients at once? A law checks it; False: one by one
+    # True if `direction` and `loss` accept several clients at once (checked by a law); False trains one at a time
     stacks: ClassVar[bool] = True
 
     @property
     def head(self) -> str | None:
-        """The module whose input `features` means; None: the last one with parameters."""
+        """Name of the module whose inputs `features` returns; None means the last one with parameters."""
         return None
 
     def phases(self, work: LocalWork) -> tuple[Phase, ...]:
+        """Return the phases of the training; one by default."""
         return (Phase(steps=work.steps, epochs=work.epochs, lr=work.lr),)
 
     def begin(self, job: LocalJob) -> Any:
-        """Once before the first step; returns the carry handed to `direction`."""
+        """Run once before the first step and return the carry that `direction` receives."""
         return None
 
     def loss(self, job: LocalJob, outputs: Tensor, features: Tensor, y: Tensor) -> Tensor | None:
-        """A loss of the method's own; None keeps the task's. `features` is what enters the model's head."""
+        """Return the loss of the method, or None for the loss of the task. `features` are the inputs of the head."""
         return None
 
     def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Any) -> tuple[Tensor, Any]:
-        """The direction handed to the optimizer, and the new carry."""
+        """Return the direction for the optimizer and the new carry."""
         return grad(w), carry
 
     def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """After the last step, with the whole local vector: (extras to upload, new memory)."""
+        """Run once after the last step on the complete local vector; return (extras to upload, new memory)."""
         return {}, {}
 
     def uploads(self, layout: Layout) -> Mapping[str, int]:
-        """Names and lengths of the extras every upload must carry; the admission gate holds clients to it."""
+        """Return names and lengths of the extras that every upload must contain; the admission gate checks them."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class LocalWork:
-    """What a client is asked to do; None means the experiment's training section."""
+    """The training a client is asked to do; None means the value of the experiment's training section."""
 
     steps: int | None = None
     epochs: int | None = None
@@ -140,33 +141,18 @@ class LocalWork:
 # ---------------------------------------------------------------- events: facts
 
 
-# Four are made for every update: ClientReady, UpdateArrived, Dispatch, Commit. The `__init__` that a frozen dataclass
-# is given looks each slot up by name; theirs takes the slots' own setters, in the order of the fields, for half the
-# price.
-def _slots_of(cls: type) -> list[Callable[[Any, Any], None]]:
-    return [vars(cls)[f.name].__set__ for f in fields(cls)]
-
-
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class ClientReady:
-    """An idle, reachable client can take work; a strategy may answer now or later."""
+    """An idle, reachable client can take work; the strategy may dispatch to it now or later."""
 
     now: float
     client: int
     num_examples: int
 
-    def __init__(self, now: float, client: int, num_examples: int) -> None:
-        _ready_now(self, now)
-        _ready_client(self, client)
-        _ready_examples(self, num_examples)
 
-
-_ready_now, _ready_client, _ready_examples = _slots_of(ClientReady)
-
-
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class UpdateArrived:
-    """A client answered: `base` is exactly what it was sent, `local` what it returned."""
+    """An update of a client arrived; `base` is the vector it was sent, `local` the vector it returned."""
 
     now: float
     client: int
@@ -174,42 +160,15 @@ class UpdateArrived:
     base_version: int
     base: Tensor
     local: Tensor
-    num_examples: int  # what it trained on
+    num_examples: int  # number of examples it trained on
     steps: int
-    started: float  # dispatch time
+    started: float  # time of the dispatch
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def __init__(
-        self,
-        now: float,
-        client: int,
-        ticket: int,
-        base_version: int,
-        base: Tensor,
-        local: Tensor,
-        num_examples: int,
-        steps: int,
-        started: float,
-        extras: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        _now(self, now)
-        _client(self, client)
-        _ticket(self, ticket)
-        _base_version(self, base_version)
-        _base(self, base)
-        _local(self, local)
-        _examples(self, num_examples)
-        _steps(self, steps)
-        _started(self, started)
-        _extras(self, {} if extras is None else extras)
-
-
-_now, _client, _ticket, _base_version, _base, _local, _examples, _steps, _started, _extras = _slots_of(UpdateArrived)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLost:
-    """The client will not answer that ticket (None: an idle client left)."""
+    """A client will not answer its ticket; with ticket None, an idle client left."""
 
     now: float
     client: int
@@ -218,6 +177,8 @@ class ClientLost:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
+    """A timer of the strategy fired."""
+
     now: float
     key: str
 
@@ -228,37 +189,28 @@ Event = ClientReady | UpdateArrived | ClientLost | TimerFired
 # ---------------------------------------------------------------- actions: requests
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class Dispatch:
+    """Send a model to an idle client, which trains as `work` says."""
+
     client: int
     model: Tensor
     work: LocalWork = LocalWork()
 
-    def __init__(self, client: int, model: Tensor, work: LocalWork = LocalWork()) -> None:
-        _to_client(self, client)
-        _sent_model(self, model)
-        _sent_work(self, work)
 
-
-_to_client, _sent_model, _sent_work = _slots_of(Dispatch)
-
-
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class Commit:
-    """The global model changes; the engine counts versions from 0."""
+    """Publish a new global model; the engine counts versions from 0."""
 
     model: Tensor
-
-    def __init__(self, model: Tensor) -> None:
-        _committed(self, model)
-
-
-(_committed,) = _slots_of(Commit)
 
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Setting an existing key moves it; a timer set for `now` fires when all else of this instant is done."""
+    """Set a timer, or move the timer with this key.
+
+    A timer set for `now` fires after all other events of this instant.
+    """
 
     key: str
     at: float
@@ -266,12 +218,14 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
+    """Cancel the timer with this key, if it exists."""
+
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The strategy refuses an update (too stale, say)."""
+    """Refuse an update, for example because it is too stale."""
 
     client: int
     ticket: int
@@ -280,7 +234,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A method's own quantities into the trace."""
+    """Record quantities of the method in the trace."""
 
     values: Mapping[str, float]
     ticket: int | None = None
@@ -288,6 +242,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
+    """End the run."""
+
     reason: str
 
 
@@ -303,18 +259,18 @@ def _dict_store(name: str) -> MutableMapping[int, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a strategy knows at the start. Clients not listed here may appear at any time."""
+    """The information a strategy receives at the start. Clients not listed here may join at any time."""
 
     model: Tensor
     layout: Layout
     clients: Mapping[int, int]  # client -> number of examples
     seed: int = 0
-    probe: Callable[[Tensor], Tensor] | None = None  # FedPSA: the sensitivity sketch of a model
-    store: Callable[[str], MutableMapping[int, Tensor]] = _dict_store  # per-client tensors by purpose
+    probe: Callable[[Tensor], Tensor] | None = None  # computes the sensitivity sketch of a model (FedPSA)
+    store: Callable[[str], MutableMapping[int, Tensor]] = _dict_store  # purpose -> per-client tensors
 
 
 class State(Protocol):
-    """A plain dataclass with at least these two; `model` is the tensor of the last Commit."""
+    """A plain dataclass with at least these two fields; `model` is the tensor of the last Commit."""
 
     model: Tensor
     version: int
@@ -324,8 +280,9 @@ class State(Protocol):
 class Strategy(Protocol):
     """A frozen, keyword-only dataclass of hyper-parameters.
 
-    Optional: model_for(state, client) -> Tensor, what a client is judged by; finish(state, now) -> list[Action], asked
-    once when a run ends in order (not when it is interrupted): Commit and Note are all that is left to ask for.
+    Two methods are optional. `model_for(state, client) -> Tensor` returns the model used for per-client metrics.
+    `finish(state, now) -> list[Action]` runs once at the regular end of a run, not after an interruption, and may
+    return only Commit and Note.
     """
 
     def init(self, world: World) -> Any: ...

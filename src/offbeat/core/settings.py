@@ -1,8 +1,8 @@
-"""Settings that know what they may be: `alpha: Share = 0.6` says what is refused, and with which words.
+"""Validation of settings by annotation: `alpha: Share = 0.6` defines the valid range and the error message.
 
-An annotation carries what its value must keep (`Must`), a Literal its choices. `check` looks at all of a dataclass's
-settings; a class that inherits `Settings` is checked when it is made. What depends on two settings at once stays in
-that class's own `__post_init__`.
+An annotation contains constraints (`Must`); a Literal contains the choices. `check` validates all settings of a
+dataclass. A class that inherits from `Settings` is validated on creation. Constraints between two settings belong in
+the `__post_init__` of the class.
 """
 
 from __future__ import annotations
@@ -19,38 +19,41 @@ from offbeat.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Must:
-    """What a value must keep; the message is its name, the value, and `says`. None, where it is allowed, may stand."""
+    """A constraint of a setting; the error is "NAME = VALUE: message". It does not apply to an allowed None."""
 
-    says: str
-    test: Callable[[Any], bool]
-
-
-# annotations are evaluated where the names of their module are out of sight of a lambda: hence these
+    message: str
+    accepts: Callable[[Any], bool]
 
 
-def least(bound: float, says: str) -> Must:
-    return Must(says, lambda value: value >= bound)
+# functions instead of lambdas in annotations, which are evaluated where a lambda cannot see its module's names
 
 
-def finite(bound: float, says: str) -> Must:
-    """At least so much, and finite."""
-    return Must(says, lambda value: bound <= value < inf)
+def least(bound: float, message: str) -> Must:
+    """Require a value of at least `bound`."""
+    return Must(message, lambda value: value >= bound)
 
 
-def above(bound: float, says: str) -> Must:
-    return Must(says, lambda value: value > bound)
+def finite(bound: float, message: str) -> Must:
+    """Require a finite value of at least `bound`."""
+    return Must(message, lambda value: bound <= value < inf)
+
+
+def above(bound: float, message: str) -> Must:
+    """Require a value greater than `bound`."""
+    return Must(message, lambda value: value > bound)
 
 
 def one_of(*choices: object) -> Must:
+    """Require one of these values."""
     *others, last = map(repr, choices)
     return Must(f"{', '.join(others)} or {last}", lambda value: value in choices)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The setting is a path: a relative one in an experiment file is meant from where the file lies."""
+class PathSetting:
+    """Marks a setting as a path; a relative path in an experiment file starts at the folder of that file."""
 
-    root: bool = False  # where nothing is there, from the data root
+    from_data_root: bool = False  # if the path does not exist there, it starts at the data root
 
 
 WHOLE = Must("must be a whole number", lambda value: type(value) is int)
@@ -64,37 +67,40 @@ NonNegative = Annotated[float, least(0, "must be 0 or more")]
 Seconds = Annotated[float, Must("must be a positive number of seconds", lambda x: x > 0 and isfinite(x))]
 Exponent = Annotated[float, least(0, "must be 0 or more (a negative one would reward staleness)")]
 Amount = Annotated[float, finite(0, "must be 0 or more, and finite")]
-File = Annotated[str, Place()]  # or a folder
-DataFile = Annotated[str, Place(root=True)]
+File = Annotated[str, PathSetting()]  # a file or folder
+DataFile = Annotated[str, PathSetting(from_data_root=True)]
 
 
 class Settings:
-    """A frozen dataclass whose annotations are checked; one with more to check calls this first (slotted: `check`)."""
+    """Base class of frozen dataclasses that are validated on creation.
+
+    Subclasses with further checks call `super().__post_init__()` first. Slotted classes call `check` instead.
+    """
 
     def __post_init__(self) -> None:
         check(self)
 
 
 def check(settings: Any) -> None:
-    """Refuse the first setting of a dataclass that is not what its annotation says."""
-    for name, optional, musts in _musts(settings.__class__):
+    """Raise ConfigError for the first setting of a dataclass that violates its annotation."""
+    for name, optional, musts in _checked_fields(settings.__class__):
         value = getattr(settings, name)
         if value is None and optional:
             continue
         for must in musts:
-            if not must.test(value):
-                raise ConfigError(f"{name} = {value!r}: {must.says}")
+            if not must.accepts(value):
+                raise ConfigError(f"{name} = {value!r}: {must.message}")
 
 
-@cache  # annotations are resolved once a class, not once a value
-def _musts(cls: type) -> tuple[tuple[str, bool, tuple[Must, ...]], ...]:
+@cache  # resolving annotations is slow: once per class
+def _checked_fields(cls: type) -> tuple[tuple[str, bool, tuple[Must, ...]], ...]:
     hints = get_type_hints(cls, include_extras=True)
-    found = ((f.name, *_of(hints[f.name])) for f in fields(cls))
-    return tuple(entry for entry in found if entry[2])
+    entries = ((f.name, *_constraints_of(hints[f.name])) for f in fields(cls))
+    return tuple(entry for entry in entries if entry[2])
 
 
-def _of(hint: Any) -> tuple[bool, tuple[Must, ...]]:
-    """May it be None, and what must it keep otherwise?"""
+def _constraints_of(hint: Any) -> tuple[bool, tuple[Must, ...]]:
+    """Return whether None is allowed, and the constraints of other values."""
     musts: list[Must] = []
     if get_origin(hint) is Annotated:
         hint, *extras = get_args(hint)
@@ -103,5 +109,5 @@ def _of(hint: Any) -> tuple[bool, tuple[Must, ...]]:
     choices = tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
     if choices:
         musts.append(one_of(*choices, *([None] if NoneType in parts else [])))
-    inside = [must for part in parts if get_origin(part) is Annotated for must in _of(part)[1]]
+    inside = [must for part in parts if get_origin(part) is Annotated for must in _constraints_of(part)[1]]
     return NoneType in parts, (*musts, *inside)

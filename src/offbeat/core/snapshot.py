@@ -1,9 +1,9 @@
-"""A state as plain data plus tensors, and back: what a checkpoint stores. No pickle, no code in the file.
+"""Conversion of states to JSON data plus tensors and back, for checkpoints without pickle.
 
-`pack` turns a value into a JSON-able tree in which each distinct tensor is a number; `unpack` turns it back. Tensors
-shared in the state stay shared. Dataclasses are stored by the name of their class and rebuilt through their
-constructor; only classes of modules that are already imported are found again, so a file cannot make anything run.
-Layouts, worlds and callables are not stored: a restored state takes them from `init(world)`.
+`pack` converts a value to a JSON tree in which each distinct tensor is a number; `unpack` converts it back. Tensors
+that are shared in the state stay shared. Dataclasses are stored by class name and rebuilt through their constructor.
+Only classes of imported modules are found, so a file cannot execute code. Layouts, worlds and callables are not
+stored: a restored state takes them from `init(world)`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,29 @@ from offbeat.core.errors import CheckpointError
 from offbeat.core.protocol import World
 from offbeat.core.vector import Layout
 
-Tree = Any  # what json can hold
-Put = Callable[[Tensor], int]  # stores a tensor, returns its number
+Tree = Any  # JSON data
+Put = Callable[[Tensor], int]  # stores a tensor and returns its number
 Get = Callable[[int], Tensor]
 
 
 @runtime_checkable
 class SavesItself(Protocol):
-    """A field of a state that knows how it is stored: what an engine's memory policy keeps for clients."""
+    """A field of a state that stores itself, such as the per-client stores of an engine."""
 
-    def save(self, put: Put) -> Tree: ...
+    def save(self, put: Put) -> Tree:
+        """Return the contents as a JSON tree."""
+        ...
 
-    def restore(self, tree: Tree, get: Get) -> None: ...
+    def restore(self, tree: Tree, get: Get) -> None:
+        """Replace the contents by saved ones."""
+        ...
 
 
-MANY = 1000  # whole numbers from which on they are stored as a tensor
+TENSOR_MIN_LENGTH = 1000  # longer collections of integers are stored as a tensor
 
 
 class TensorTable:
-    """Tensors by number, each distinct one once."""
+    """A list of distinct tensors, addressed by number."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -51,7 +55,7 @@ class TensorTable:
         number = self._numbers.get(id(tensor))
         if number is None:
             number = self._numbers[id(tensor)] = len(self.tensors)
-            self.tensors.append(tensor)  # keeps it alive, so its id stays its own
+            self.tensors.append(tensor)  # keeps the tensor alive, so its id is not reused
         return number
 
     def get(self, number: int) -> Tensor:
@@ -59,20 +63,21 @@ class TensorTable:
 
 
 def pack(value: Any, put: Put) -> Tree:
+    """Convert a value to a JSON tree; `put` stores its tensors."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
         return {"$tensor": put(value.detach())} if value.requires_grad else {"$tensor": put(value)}
     if isinstance(value, list):
-        return _numbers(value, put) or [pack(v, put) for v in value]
+        return _pack_integers(value, put) or [pack(v, put) for v in value]
     if isinstance(value, (tuple, dict)) and type(value) not in (tuple, dict):
         raise CheckpointError(
-            f"a {type(value).__name__} cannot be saved: it would come back as a plain {type(value).__mro__[1].__name__}"
+            f"a {type(value).__name__} cannot be saved: it would be restored as a {type(value).__mro__[1].__name__}"
         )
     if isinstance(value, tuple):
         return {"$tuple": [pack(v, put) for v in value]}
     if isinstance(value, deque):
-        return {"$deque": _numbers(value, put) or [pack(v, put) for v in value], "maxlen": value.maxlen}
+        return {"$deque": _pack_integers(value, put) or [pack(v, put) for v in value], "maxlen": value.maxlen}
     if isinstance(value, array):
         wide = array("d" if value.typecode in "fd" else "q", value)
         dtype = torch.float64 if wide.typecode == "d" else torch.int64
@@ -81,29 +86,29 @@ def pack(value: Any, put: Put) -> Tree:
             "tensor": put(torch.frombuffer(wide, dtype=dtype) if wide else torch.zeros(0, dtype=dtype)),
         }
     if isinstance(value, Mapping):
-        keys = _numbers(value.keys(), put)
-        if keys and set(map(type, value.values())) == {NoneType}:  # a set that keeps its order
+        keys = _pack_integers(value.keys(), put)
+        if keys and set(map(type, value.values())) == {NoneType}:  # a dict used as an ordered set
             return {"$keys": keys}
-        values = _numbers(value.values(), put) if keys else None
+        values = _pack_integers(value.values(), put) if keys else None
         if keys and values:
             return {"$keys": keys, "values": values}
         return {"$map": [[pack(k, put), pack(v, put)] for k, v in value.items()]}
     if is_dataclass(value) and not isinstance(value, type):
         cls = type(value)
         if "<locals>" in cls.__qualname__:
-            raise CheckpointError(f"{cls.__qualname__} cannot be saved: define the class at the top of its module")
+            raise CheckpointError(
+                f"{cls.__qualname__} cannot be saved: define the class at the top level of its module"
+            )
         body = {f.name: pack(getattr(value, f.name), put) for f in fields(cls) if f.init}
         return {"$class": f"{cls.__module__}:{cls.__qualname__}", "fields": body}
     if isinstance(value, (set, frozenset)):
-        raise CheckpointError("a set cannot be saved: its order would not survive; use a dict with None values")
+        raise CheckpointError("a set cannot be saved: its order would be lost; use a dict with None values")
     raise CheckpointError(f"a {type(value).__name__} cannot be saved in a checkpoint")
 
 
-def _numbers(values: Collection[Any], put: Put) -> Tree | None:
-    """Many whole numbers as a tensor: a million clients as text cost seconds. None if they are few, or not all of
-    them are.
-    """
-    if len(values) < MANY or set(map(type, values)) != {int}:
+def _pack_integers(values: Collection[Any], put: Put) -> Tree | None:
+    """Store many integers as a tensor, because text would cost seconds per million clients; None if not applicable."""
+    if len(values) < TENSOR_MIN_LENGTH or set(map(type, values)) != {int}:
         return None
     try:
         return {"$numbers": put(torch.frombuffer(array("q", values), dtype=torch.int64))}
@@ -112,6 +117,7 @@ def _numbers(values: Collection[Any], put: Put) -> Tree | None:
 
 
 def unpack(tree: Tree, get: Get) -> Any:
+    """Convert a JSON tree made by `pack` back to the value."""
     if isinstance(tree, list):
         return [unpack(v, get) for v in tree]
     if not isinstance(tree, dict):
@@ -138,69 +144,63 @@ def unpack(tree: Tree, get: Get) -> Any:
     raise CheckpointError(f"unreadable entry in a checkpoint: {str(tree)[:80]}")
 
 
-def expect(kind: type, value: Any, name: str) -> Any:
-    """The value, if it is what a checkpoint should have under that name."""
+def expect_type(kind: type, value: Any, name: str) -> Any:
+    """Return the value of a checkpoint's entry, or raise CheckpointError if it has another type."""
     if not isinstance(value, kind):
-        raise CheckpointError(f"it does not hold what it should: its {name} is a {type(value).__name__}")
+        raise CheckpointError(f"unexpected content: {name} is a {type(value).__name__}")
     return value
 
 
 def pack_state(state: Any, put: Put) -> Tree:
-    """A strategy's state, field by field, without what comes from `init`."""
+    """Convert a strategy's state field by field, without the fields that `init` provides."""
     return {
         f.name: {"$store": value.save(put)} if isinstance(value, SavesItself) else pack(value, put)
         for f in fields(state)
-        if not _from_init(value := getattr(state, f.name))
+        if not _comes_from_init(value := getattr(state, f.name))
     }
 
 
 def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
-    """Fill a state just made by `init(world)` with the saved fields; one the strategy has got since must have a
-    default.
-    """
+    """Fill a state just created by `init(world)` with the saved fields; fields not saved must have a default."""
     without_default = {f.name for f in fields(fresh) if f.default is MISSING and f.default_factory is MISSING}
     wanted = without_default & pack_state(fresh, lambda _: 0).keys()
     if not wanted <= tree.keys() <= {f.name for f in fields(fresh)}:
-        raise CheckpointError(f"it does not hold what it should: its state has {', '.join(tree)}")
+        raise CheckpointError(f"unexpected content: its state has the fields {', '.join(tree)}")
     for name, saved in tree.items():
-        held = getattr(fresh, name)
-        if isinstance(saved, dict) and "$store" in saved and isinstance(held, SavesItself):
-            held.restore(saved["$store"], get)
+        current = getattr(fresh, name)
+        if isinstance(saved, dict) and "$store" in saved and isinstance(current, SavesItself):
+            current.restore(saved["$store"], get)
             continue
         value = unpack(saved, get)
-        if not _of_a_kind(value, held):
-            raise CheckpointError(f"it does not hold what it should: its state's {name} is a {type(value).__name__}")
-        if isinstance(held, MutableMapping) and not isinstance(held, dict):
-            held.clear()  # a store of the engine's: keep the store, take the contents
-            held.update(value)
+        if not _is_compatible(value, current):
+            raise CheckpointError(f"unexpected content: its state's {name} is a {type(value).__name__}")
+        if isinstance(current, MutableMapping) and not isinstance(current, dict):
+            current.clear()  # a store of the engine: keep the object, replace its contents
+            current.update(value)
         else:
             setattr(fresh, name, value)
     return fresh
 
 
-def _of_a_kind(saved: Any, held: Any) -> bool:
-    """May what was saved stand where this does? Numbers and None are whatever they came to be."""
-    loose = (NoneType, bool, int, float)
-    if isinstance(saved, loose) and isinstance(held, loose):
+def _is_compatible(saved: Any, current: Any) -> bool:
+    """Return whether a saved value may replace the current one; numbers and None replace each other."""
+    numbers = (NoneType, bool, int, float)
+    if saved is None or current is None or (isinstance(saved, numbers) and isinstance(current, numbers)):
         return True
-    if saved is None or held is None:
-        return True
-    return type(saved) is type(held) or any(
-        isinstance(saved, kind) and isinstance(held, kind) for kind in (Mapping, Tensor)
+    return type(saved) is type(current) or any(
+        isinstance(saved, kind) and isinstance(current, kind) for kind in (Mapping, Tensor)
     )
 
 
-def described(value: Any, text: str) -> bool:
-    """Is this text the repr of an equal value, perhaps of before its class had all its fields? Those have their
-    defaults then.
-    """
+def matches_repr(value: Any, text: str) -> bool:
+    """Return whether the text is the repr of an equal value, possibly without fields that have their defaults."""
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value) == text
     shown = [f for f in fields(value) if f.repr and (f"{f.name}=" in text or getattr(value, f.name) != f.default)]
     return f"{type(value).__qualname__}({', '.join(f'{f.name}={getattr(value, f.name)!r}' for f in shown)})" == text
 
 
-def _from_init(value: Any) -> bool:
+def _comes_from_init(value: Any) -> bool:
     known_clients = isinstance(value, Mapping) and not isinstance(value, MutableMapping)
     plain_function = callable(value) and not is_dataclass(value) and not isinstance(value, Tensor)
     return isinstance(value, (Layout, World)) or known_clients or plain_function
@@ -208,9 +208,9 @@ def _from_init(value: Any) -> bool:
 
 def _find_class(name: str) -> Any:
     module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module)
+    cls: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if not (isinstance(found, type) and is_dataclass(found)):
-        raise CheckpointError(f"the checkpoint holds a {name}, which this program does not have")
-    return found
+        cls = getattr(cls, part, None)
+    if not (isinstance(cls, type) and is_dataclass(cls)):
+        raise CheckpointError(f"the checkpoint contains a {name}, which this program does not have")
+    return cls

@@ -1,18 +1,17 @@
-"""What an engine takes from a strategy beyond `init` and `on_event`: all of it optional, all of it here.
+"""The optional members of a strategy, and their defaults.
 
-A plain class with only those two is a whole strategy. What else its class may say, and what holds where it says
-nothing:
+A class with only `init` and `on_event` is a complete strategy. It may also define:
 
-| member | default | means |
+| member | default | meaning |
 |---|---|---|
-| `about: About` | none | what `offbeat list strategies` prints; `mode="alone"`: nothing is shared, nothing travels |
-| `clients_keep: bool` | False | clients keep the model they sent or were sent last: sending it again costs no bytes |
+| `about: About` | none | printed by `offbeat list strategies`; with `mode="alone"` no model is shared or sent |
+| `clients_keep: bool` | False | clients keep the model they sent or received last: sending it again costs no bytes |
 | `pooled: bool` | False | the experiment builds one client that holds all data |
-| `sketcher: Sketcher` | none | the client package makes `World.probe` and `LocalJob.probe` from it |
-| `model_for(state, client)` | the model | what a client is judged by, where it has a model of its own |
-| `finish(state, now)` | nothing | asked once at an orderly end of a run, for Commit and Note |
+| `sketcher: Sketcher` | none | the training package builds `World.probe` and `LocalJob.probe` from it |
+| `model_for(state, client)` | global model | the model on which a client is evaluated, if it has its own |
+| `finish(state, now)` | no actions | called once at the regular end of a run; may return Commit and Note |
 
-Engines, builders and the test kit ask `contract_of`, never the strategy itself.
+Engines, builders and the test kit call `contract_of` instead of reading these members from the strategy.
 """
 
 from __future__ import annotations
@@ -28,20 +27,21 @@ from offbeat.core.protocol import Action
 
 
 class Sketcher(Protocol):
-    """How a model is turned into a short vector: what FedPSA's two halves compare."""
+    """Computes a short vector from the sensitivities of a model, on client and server (FedPSA)."""
 
     @property
     def signal(self) -> str: ...
+
     def sketch(self, signal: Tensor, seed: int) -> Tensor: ...
 
 
 ModelFor = Callable[[Any, int], Tensor]  # (state, client) -> the client's own model
-Finish = Callable[[Any, float], list[Action]]  # (state, now) -> its last requests
+Finish = Callable[[Any, float], list[Action]]  # (state, now) -> the last actions of a run
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The optional half of a strategy, with every default filled in."""
+    """The optional members of a strategy, with defaults for those it does not define."""
 
     shares: bool = True
     clients_keep: bool = False
@@ -52,6 +52,7 @@ class Contract:
 
 
 def contract_of(strategy: object) -> Contract:
+    """Collect the optional members of a strategy."""
     about: About | None = getattr(strategy, "about", None)
     return Contract(
         shares=about is None or about.mode != "alone",

@@ -1,7 +1,7 @@
-"""One thread, whatever the machine: a sum of floats depends on how many share it, and so would every result.
+"""Single-threaded execution, and a check that gradients work in a forked process.
 
-Autograd's own threads are another matter: they take no part in a CPU's gradients, but a fork of who has them cannot
-compute any.
+The result of a floating-point sum depends on the number of threads, so jobs run on one thread on every machine.
+Autograd's own threads do not compute gradients on a CPU, but a process forked after they exist cannot compute any.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-from offbeat.core.errors import in_words
+from offbeat.core.errors import describe_error
 
 REMEDY = (
     "CUDA_VISIBLE_DEVICES='' before Python starts hides a GPU; without one, "
@@ -22,7 +22,7 @@ REMEDY = (
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch's operations, and the linear algebra beneath numpy, on one thread. Also a decorator: @one_thread()."""
+    """Run torch operations and the BLAS of numpy on one thread; also usable as a decorator."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -32,15 +32,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def unfit() -> str | None:
-    """Why no gradient can be computed in this fork, and what helps; None where one can.
+def explain_fork_failure() -> str | None:
+    """Explain why this forked process cannot compute gradients and how to fix it; None if it can.
 
     Autograd looks for devices at the first gradient of a process, starts a thread for each, and refuses to work in
-    forks from then on. In torch's CUDA build there seems to be a device on any machine once something was traced
-    (torch.compile, torch.export: FakeTensorMode). Only a fork can tell: torch has no other way to ask.
+    later forks. The CUDA build of torch assumes a device on any machine once something was traced (torch.compile,
+    torch.export: FakeTensorMode). torch offers no query for this, so the fork computes a gradient to find out.
     """
     try:
         torch.autograd.grad((x := torch.ones(1, requires_grad=True)).sum(), x)
     except RuntimeError as error:
-        return f"{in_words(error)}; {REMEDY}"
+        return f"{describe_error(error)}; {REMEDY}"
     return None

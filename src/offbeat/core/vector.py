@@ -1,9 +1,9 @@
 """Flat vectors: every model is one contiguous vector plus a layout that names its slices.
 
-Server arithmetic is then a few passes over memory, whatever the architecture. Slices are told apart by how a
-tensor is registered and by its dtype, never by its name: `param` (trainable float parameters, tied ones once),
-`buffer` (float statistics such as BatchNorm's running mean), `counter` (integers such as num_batches_tracked,
-exact in float32 up to 2^24, in bfloat16 up to 256). Frozen parameters and non-persistent buffers stay in the module.
+Server arithmetic is then a few passes over memory, whatever the architecture. The kind of a slice depends on how its
+tensor is registered and on its dtype, never on its name: `param` (trainable float parameters, tied ones once),
+`buffer` (float statistics such as BatchNorm's running mean), `counter` (integers such as num_batches_tracked, exact
+in float32 up to 2^24, in bfloat16 up to 256). Frozen parameters and non-persistent buffers stay in the module.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ Range = tuple[int, int]
 
 
 def largest_norm(dtype: torch.dtype) -> float:
-    """How long a vector may be that a client sends, so that nothing a server computes from it overflows.
+    """Return the largest norm of an upload for which server arithmetic cannot overflow.
 
-    The cube root of the largest number: 7e12 in float32 and bfloat16, 6e102 in float64. Servers square what they are
-    sent (norms, inner products, Gram matrices, second moments), and a square leaves a factor of that cube root for the
-    rest: twice as long where two vectors are subtracted, 1 / lr^2 where a delta is read as a gradient, sums over as
-    many clients and rounds as there are. Weights times vectors, sums of models and chains of them are never squared
-    twice and have more room still. float16 has none: there a quarter of the largest number keeps differences and means
-    finite.
+    This is the cube root of the largest number: 7e12 in float32 and bfloat16, 6e102 in float64. Servers square uploads
+    (norms, inner products, Gram matrices, second moments), which leaves a factor of that cube root for differences of
+    two vectors, division by lr^2, and sums over clients and rounds. No strategy squares twice. float16 is too small
+    for this: a quarter of its largest number keeps at least differences and means finite.
     """
     largest = torch.finfo(dtype).max
     return float(largest / 4 if dtype == torch.float16 else math.cbrt(largest))
@@ -39,6 +37,8 @@ def largest_norm(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
+    """A named tensor of the model and its position in the flat vector."""
+
     name: str
     shape: tuple[int, ...]
     start: int
@@ -56,30 +56,30 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The slices of a flat vector, in order and without gaps. Params come first when made by `Layout.of`."""
+    """The slices of a flat vector, in order and without gaps. `Layout.of` puts params first."""
 
     slices: tuple[Slice, ...]
     size: int = field(init=False, compare=False)
-    params: tuple[Range, ...] = field(init=False, compare=False)  # merged ranges of each kind
+    params: tuple[Range, ...] = field(init=False, compare=False)  # adjacent slices of a kind, merged
     buffers: tuple[Range, ...] = field(init=False, compare=False)
     counters: tuple[Range, ...] = field(init=False, compare=False)
-    plain: bool = field(init=False, compare=False)  # nothing but params: the common, fast case
+    params_only: bool = field(init=False, compare=False)  # no buffers and counters: the common, fast case
 
     def __post_init__(self) -> None:
         end = 0
         for s in self.slices:
             if s.start != end:
                 raise ConfigError(
-                    f"slice {s.name!r} starts at {s.start}, expected {end}: slices leave no gap and do not overlap"
+                    f"slice {s.name!r} starts at {s.start}, expected {end}: slices must not overlap or leave gaps"
                 )
             end = s.stop
-        put = object.__setattr__  # a frozen dataclass fills its derived fields this way
+        put = object.__setattr__  # sets derived fields of a frozen dataclass
         put(self, "slices", tuple(self.slices))
         put(self, "size", end)
         put(self, "params", self._merged("param"))
         put(self, "buffers", self._merged("buffer"))
         put(self, "counters", self._merged("counter"))
-        put(self, "plain", not self.buffers and not self.counters)
+        put(self, "params_only", not self.buffers and not self.counters)
 
     def _merged(self, kind: Kind) -> tuple[Range, ...]:
         ranges: list[Range] = []
@@ -94,54 +94,56 @@ class Layout:
 
     @property
     def num_params(self) -> int:
+        """Number of trainable entries."""
         return sum(stop - start for start, stop in self.params)
 
     def of_kind(self, kind: Kind) -> Iterator[Slice]:
+        """Iterate over the slices of one kind."""
         return (s for s in self.slices if s.kind == kind)
 
     def trainable(self, vector: Tensor) -> Tensor:
-        """The param entries of a vector: a view where they are contiguous (always, for `Layout.of`)."""
+        """Return the param entries of a vector, as a view if they are contiguous (always with `Layout.of`)."""
         if len(self.params) == 1:
             start, stop = self.params[0]
             return vector[..., start:stop]
         return torch.cat([vector[..., a:b] for a, b in self.params], dim=-1)
 
     def with_trainable(self, vector: Tensor, params: Tensor) -> Tensor:
-        """A copy of `vector` whose param entries are `params`."""
-        out = vector.clone()
-        at = 0
-        for a, b in self.params:
-            out[..., a:b] = params[..., at : at + b - a]
-            at += b - a
-        return out
+        """Return a copy of `vector` whose param entries are `params`."""
+        return _with_ranges(vector, self.params, params)
 
     def statistics(self, vector: Tensor) -> Tensor:
-        """The buffer and counter entries of a vector, as a new one."""
+        """Return the buffer and counter entries of a vector as a new vector."""
         return torch.cat([vector[..., :0], *(vector[..., a:b] for a, b in (*self.buffers, *self.counters))], dim=-1)
 
     def with_statistics(self, vector: Tensor, statistics: Tensor) -> Tensor:
-        """A copy of `vector` whose buffer and counter entries are `statistics`."""
-        out, at = vector.clone(), 0
-        for a, b in (*self.buffers, *self.counters):
-            out[..., a:b] = statistics[..., at : at + b - a]
-            at += b - a
-        return out
+        """Return a copy of `vector` whose buffer and counter entries are `statistics`."""
+        return _with_ranges(vector, (*self.buffers, *self.counters), statistics)
 
     @staticmethod
     def of(module: nn.Module) -> Layout:
+        """Build the layout of a module."""
         slices: list[Slice] = []
         end = 0
-        for kind, name, tensor in _travelling(module):
+        for kind, name, tensor in _exchanged_tensors(module):
             slices.append(Slice(name, tuple(tensor.shape), end, end + tensor.numel(), kind))
             end += tensor.numel()
         layout = Layout(tuple(slices))
         if not layout.params:
-            raise ConfigError(f"{type(module).__name__} has no trainable parameters: nothing to learn")
+            raise ConfigError(f"{type(module).__name__} has no trainable parameters")
         return layout
 
 
-def _travelling(module: nn.Module) -> list[tuple[Kind, str, Tensor]]:
-    """What leaves a client, params first. Registration and dtype decide, names never do."""
+def _with_ranges(vector: Tensor, ranges: tuple[Range, ...], values: Tensor) -> Tensor:
+    out, at = vector.clone(), 0
+    for a, b in ranges:
+        out[..., a:b] = values[..., at : at + b - a]
+        at += b - a
+    return out
+
+
+def _exchanged_tensors(module: nn.Module) -> list[tuple[Kind, str, Tensor]]:
+    """List (kind, name, tensor) of all tensors that clients and server exchange, params first."""
     params: list[tuple[Kind, str, Tensor]] = []
     dtype: torch.dtype | None = None
     for name, p in module.named_parameters():  # tied parameters appear once
@@ -167,21 +169,21 @@ def _travelling(module: nn.Module) -> list[tuple[Kind, str, Tensor]]:
             elif not b.dtype.is_complex:
                 counters.append(("counter", full, b))
             else:
-                raise ConfigError(f"buffer {full!r} is {b.dtype}: complex buffers cannot travel")
+                raise ConfigError(f"buffer {full!r} is {b.dtype}: complex buffers cannot be sent")
     return params + buffers + counters
 
 
 def flatten(module: nn.Module) -> Tensor:
-    """The module's travelling state as one new vector, in the dtype of its parameters."""
-    entries = _travelling(module)
+    """Copy the exchanged tensors of a module into one new vector, in the dtype of its parameters."""
+    entries = _exchanged_tensors(module)
     dtype = entries[0][2].dtype
     return torch.cat([t.detach().reshape(-1).to(dtype) for _, _, t in entries])
 
 
 class Binding:
-    """A module that lives inside one flat vector: its parameters are views, so arithmetic on the vector moves it.
+    """A module whose parameters are views of one flat vector, so arithmetic on the vector changes the module.
 
-    Buffers and counters are copied in and out, since a module may replace them or keep them in another dtype.
+    Buffers and counters are copied in and out, because a module may replace them or store them in another dtype.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -194,10 +196,10 @@ class Binding:
             p.data = self.vector[s.start : s.stop].view(s.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Binding, (self.module,)  # a pickled view is a copy: in another process parameters are bound anew
+        return Binding, (self.module,)  # pickling a view copies it: bind the parameters again in the other process
 
-    def put(self, vector: Tensor) -> None:
-        """Make the module hold this vector."""
+    def load(self, vector: Tensor) -> None:
+        """Copy a vector into the module."""
         if vector.shape != self.vector.shape:
             raise ConfigError(
                 f"a vector of shape {tuple(vector.shape)} does not fit a model of {self.layout.size} entries"
@@ -206,14 +208,14 @@ class Binding:
         for s, t in self._statistics():
             t.copy_(vector[s.start : s.stop].view(s.shape))
 
-    def take(self) -> Tensor:
-        """A copy of what the module holds now."""
+    def copy(self) -> Tensor:
+        """Return a copy of the module's current vector."""
         for s, t in self._statistics():
             self.vector[s.start : s.stop] = t.reshape(-1).to(self.vector.dtype)
         return self.vector.clone()
 
     def _statistics(self) -> list[tuple[Slice, Tensor]]:
-        if self.layout.plain:
+        if self.layout.params_only:
             return []
-        tensors = [t for kind, _, t in _travelling(self.module) if kind != "param"]
+        tensors = [t for kind, _, t in _exchanged_tensors(self.module) if kind != "param"]
         return list(zip((s for s in self.layout.slices if s.kind != "param"), tensors, strict=True))

@@ -18,13 +18,22 @@ By law, on random scripts of arrivals, losses, refusals and newcomers; what brea
         assert finding.passed, finding
 """
 
-from offbeat.core.event_text import plain, tell
-from offbeat.testing.event_scripts import PATTERNS, Script, Step, play, random_script, read, show, shrink
+from offbeat.core.event_text import describe_event, event_to_dict
+from offbeat.testing.event_scripts import (
+    PATTERNS,
+    Script,
+    Step,
+    format_script,
+    parse_script,
+    play,
+    random_script,
+    shrink,
+)
 from offbeat.testing.law_observers import Crashed, LawBroken
 from offbeat.testing.law_runner import Finding, check, random_scripts, tiny_worlds
-from offbeat.testing.laws import LAWS, meaning
-from offbeat.testing.scripted_engine import Entry, ScriptedEngine, ScriptError
-from offbeat.testing.state_equality import identical, reloaded
+from offbeat.testing.laws import LAWS, describe_law
+from offbeat.testing.scripted_engine import LogEntry, ScriptedEngine, ScriptError
+from offbeat.testing.state_inspection import identical, reload_state
 from offbeat.testing.tiny_worlds import (
     CopyingStore,
     TinyClients,
@@ -39,7 +48,7 @@ from offbeat.testing.tiny_worlds import (
 __all__ = [
     "CopyingStore",
     "Crashed",
-    "Entry",
+    "LogEntry",
     "Finding",
     "LAWS",
     "LawBroken",
@@ -53,17 +62,17 @@ __all__ = [
     "hand_world",
     "identical",
     "layout_of",
-    "meaning",
+    "describe_law",
     "optimum",
-    "plain",
+    "event_to_dict",
     "play",
     "random_script",
     "random_scripts",
-    "read",
-    "reloaded",
-    "show",
+    "parse_script",
+    "reload_state",
+    "format_script",
     "shrink",
-    "tell",
+    "describe_event",
     "tiny_layout",
     "tiny_world",
     "tiny_worlds",

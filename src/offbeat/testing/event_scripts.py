@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from offbeat.core.draws import below, uniform
-from offbeat.core.errors import ConfigError, unknown
+from offbeat.core.errors import ConfigError, unknown_name
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Strategy, World
 from offbeat.testing.scripted_engine import ARRIVE, LOST, READY, OnAnswer, ScriptedEngine
@@ -45,7 +45,7 @@ class Step:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise unknown("step", self.kind, KINDS)
+            raise unknown_name("step", self.kind, KINDS)
         if self.kind == "wait" and not 0 < self.seconds < inf:
             raise ConfigError(f"wait {self.seconds:g}: must be a positive number of seconds")
 
@@ -55,7 +55,7 @@ class Step:
         return self.kind if self.kind == "join" else f"{self.kind} {self.pick}"
 
     @staticmethod
-    def read(line: str) -> Step:
+    def parse(line: str) -> Step:
         kind, _, rest = line.strip().partition(" ")
         try:
             number = float(rest) if kind == "wait" else int(rest or 0)
@@ -67,13 +67,13 @@ class Step:
 Script = tuple[Step, ...]
 
 
-def read(text: str) -> Script:
+def parse_script(text: str) -> Script:
     """A script from its text form; blank lines and comments (#) do not count."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return tuple(Step.read(line) for line in lines if line)
+    return tuple(Step.parse(line) for line in lines if line)
 
 
-def show(script: Iterable[Step]) -> str:
+def format_script(script: Iterable[Step]) -> str:
     """The text form: one line a step."""
     return "\n".join(map(str, script))
 
@@ -90,14 +90,14 @@ def play(
     watch: OnAnswer | None = None,
 ) -> ScriptedEngine:
     """Everyone reports ready at 0, then the script, until its end or the strategy's Stop."""
-    steps = read(script) if isinstance(script, str) else script
+    steps = parse_script(script) if isinstance(script, str) else script
     engine = ScriptedEngine(strategy, world or tiny_world(buffers=True), train=train, watch=watch)
     engine.start()
     for seconds, together in instants(steps):
         if engine.stopped is not None:
             break
         engine.advance()
-        happen(engine, together, engine.now + seconds)
+        run_instant(engine, together, engine.now + seconds)
     engine.advance()
     return engine
 
@@ -117,14 +117,14 @@ def instants(script: Iterable[Step]) -> list[tuple[float, list[Step]]]:
     return found
 
 
-def happen(engine: ScriptedEngine, steps: Iterable[Step], at: float) -> None:
+def run_instant(engine: ScriptedEngine, steps: Iterable[Step], at: float) -> None:
     """One instant: decide whom each step concerns, then let it happen in the order of an instant."""
     engine.move(at)
     ledger = engine.ledger
-    known = sorted({*ledger.clients, *ledger.joined})
+    known = sorted({*ledger.clients, *ledger.newcomers})
     concerned = {
-        "at work": [ledger.open[number].client for number in sorted(ledger.open)],
-        "idle": [client for client in known if ledger.idle(client)],
+        "at work": [ledger.open_jobs[number].client for number in sorted(ledger.open_jobs)],
+        "idle": [client for client in known if ledger.is_idle(client)],
         "away": list(ledger.absent),
     }
     newcomers = known[-1] if known else -1
@@ -152,7 +152,7 @@ def _one(engine: ScriptedEngine, kind: str, client: int) -> None:
             engine.expire(client)
         case "refuse":
             engine.refuse(client)
-        case "leave" if engine.ledger.idle(client):  # an answer of this instant may have sent it work
+        case "leave" if engine.ledger.is_idle(client):  # an answer of this instant may have sent it work
             engine.leave(client)
         case "back":
             engine.ready(client)
@@ -175,7 +175,7 @@ WAITS = (0.25, 0.5, 1.0, 2.0, 8.0)
 def random_script(pattern: str, seed: int, length: int = 24) -> Script:
     """A script of about `length` steps; about a third of them share an instant with the one before."""
     if pattern not in PATTERNS:
-        raise unknown("pattern", pattern, PATTERNS)
+        raise unknown_name("pattern", pattern, PATTERNS)
     steps: list[Step] = []
     for n in range(length):
         if uniform(seed, f"{pattern} instant", n) < 0.65:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from offbeat.core.draws import below
-from offbeat.core.jobs import PLAIN, Job, Result
+from offbeat.core.jobs import PLAIN_RULE, Job, Result
 from offbeat.core.snapshot import TensorTable, pack
 from offbeat.core.vector import Layout, largest_norm
 from offbeat.testing.tiny_worlds import TinyClients
 
-SHAPES = ("up", "down", "to and fro", "one entry", "longer", "still", "trained")
+UPDATE_SHAPES = ("up", "down", "to and fro", "one entry", "longer", "still", "trained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class LargeClients:
         return self.clients.layout
 
     def __call__(self, job: Job) -> Result:
-        shape = SHAPES[below(len(SHAPES), job.seed, "large", job.client, job.index)]
+        shape = UPDATE_SHAPES[below(len(UPDATE_SHAPES), job.seed, "large", job.client, job.index)]
         local = self._local(job, shape)
-        rule, dtype = job.work.rule or PLAIN, job.base.dtype
+        rule, dtype = job.work.rule or PLAIN_RULE, job.base.dtype
         extras = {name: self._long(length, dtype, job, name) for name, length in rule.uploads(self.layout).items()}
         memory = {name: self._long(self.layout.num_params, dtype, job, name) for name in rule.memory}
         return Result(job.ticket, local, job.num_examples, 1, extras, memory)
@@ -67,7 +67,7 @@ class LargeClients:
         return torch.tensor(signs, dtype=dtype).mul_(0.99 * largest_norm(dtype) / max(1, length) ** 0.5)
 
 
-def not_finite(held: Mapping[str, Any]) -> str | None:
+def find_not_finite(held: Mapping[str, Any]) -> str | None:
     """The name of the first value that holds a number that is not finite, tensors and numbers however deep."""
     for name, value in held.items():
         table = TensorTable()
@@ -77,7 +77,7 @@ def not_finite(held: Mapping[str, Any]) -> str | None:
     return None
 
 
-def fields_of(state: Any) -> dict[str, Any]:
+def saved_fields(state: Any) -> dict[str, Any]:
     """What a state holds by name, without what comes from `init`."""
     held = {f.name: getattr(state, f.name) for f in fields(state)}
     return {name: value for name, value in held.items() if not callable(value) and not isinstance(value, Layout)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Strategy, World
 from offbeat.testing.event_scripts import Script, play
-from offbeat.testing.scripted_engine import Entry, ScriptedEngine
+from offbeat.testing.scripted_engine import LogEntry, ScriptedEngine
 from offbeat.testing.tiny_worlds import TinyClients, tiny_world, with_probe
 
 
@@ -30,11 +30,15 @@ class Case:
 
     strategy: Strategy
     script: Script
-    given: World | None = None
+    given_world: World | None = None
 
     def world(self) -> World:
         """The world with a model of its own: a strategy that spoils it must not spoil the next play."""
-        own = tiny_world(buffers=True) if self.given is None else replace(self.given, model=self.given.model.clone())
+        own = (
+            tiny_world(buffers=True)
+            if self.given_world is None
+            else replace(self.given_world, model=self.given_world.model.clone())
+        )
         return with_probe(own, self.strategy)
 
 
@@ -54,14 +58,14 @@ class Observer:
     def trained(self, job: Job, result: Result) -> None:
         """It has trained."""
 
-    def answered(self, engine: ScriptedEngine, entry: Entry) -> None:
+    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
         """The strategy has answered an event."""
 
     def played(self, engine: ScriptedEngine) -> None:
         """The script is over."""
 
 
-class Observing:
+class ObserverLaw:
     """A law made of an observer: alone it plays the script for itself."""
 
     def __init__(self, observer: type[Observer]) -> None:
@@ -73,7 +77,7 @@ class Observing:
             raise broken
 
 
-def observe(laws: Mapping[str, Observing], case: Case) -> dict[str, LawBroken]:
+def observe(laws: Mapping[str, ObserverLaw], case: Case) -> dict[str, LawBroken]:
     """Play the case once, with all these laws looking on: how each was broken that was."""
     if not laws:
         return {}
@@ -86,7 +90,7 @@ def observe(laws: Mapping[str, Observing], case: Case) -> dict[str, LawBroken]:
             try:
                 tell(observer)
             except Exception as error:
-                broken[name] = error if isinstance(error, LawBroken) else crashed(error)
+                broken[name] = error if isinstance(error, LawBroken) else to_crash(error)
                 del looking[name]
         if not looking:
             raise LawBroken("nobody looks on any more")
@@ -97,23 +101,23 @@ def observe(laws: Mapping[str, Observing], case: Case) -> dict[str, LawBroken]:
         each(lambda observer: observer.trained(job, result))
         return result
 
-    def watch(engine: ScriptedEngine, entry: Entry) -> None:
+    def watch(engine: ScriptedEngine, entry: LogEntry) -> None:
         each(lambda observer: observer.answered(engine, entry))
 
     try:
         engine = play(case.strategy, case.script, world, train=train, watch=watch)
         each(lambda observer: observer.played(engine))
     except Exception as error:
-        broken |= {name: crashed(error) for name in looking}
+        broken |= {name: to_crash(error) for name in looking}
     return broken
 
 
-def crashed(error: Exception) -> Crashed:
+def to_crash(error: Exception) -> Crashed:
     """What is raised in its place, with the notes of where it happened."""
-    crashed = Crashed(reason(error))
+    crashed = Crashed(describe_error(error))
     crashed.__cause__ = error
     return crashed
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.core.protocol import Strategy, World
-from offbeat.testing.event_scripts import PATTERNS, Script, random_script, show, shrink
-from offbeat.testing.law_advice import CURES
-from offbeat.testing.law_observers import Case, Crashed, LawBroken, Observing, observe
-from offbeat.testing.laws import LAWS, Law, meaning
+from offbeat.testing.event_scripts import PATTERNS, Script, format_script, random_script, shrink
+from offbeat.testing.law_observers import Case, Crashed, LawBroken, ObserverLaw, observe
+from offbeat.testing.laws import LAWS, Law, describe_law
 from offbeat.testing.tiny_worlds import tiny_world
 
 
@@ -33,14 +32,14 @@ class Finding:
             return line
         line += f"\n  {self.message}"
         if self.script is not None and self.world is not None:
-            steps = show(self.script) or "(no step at all)"
+            steps = format_script(self.script) or "(no step at all)"
             line += f"\n  smallest script, with {len(self.world.clients)} clients at the start:\n" + _indent(steps)
-        return f"{line}\n  cure: {self.cure}" if self.cure else line
+        return f"{line}\n  cure: {self.advice}" if self.advice else line
 
     @property
-    def cure(self) -> str:
+    def advice(self) -> str:
         """What does it right; nothing where the law is kept."""
-        return "" if self.passed else CURES.get(self.law, "")
+        return "" if self.passed else LAW_ADVICE.get(self.law, "")
 
 
 def tiny_worlds(seed: int = 0) -> list[World]:
@@ -82,11 +81,11 @@ def check(
 
 def _tried(laws: Mapping[str, Law], case: Case) -> dict[str, LawBroken]:
     """How each law was broken that was. Those that only look on share one play."""
-    broken = observe({name: law for name, law in laws.items() if isinstance(law, Observing)}, case)
+    broken = observe({name: law for name, law in laws.items() if isinstance(law, ObserverLaw)}, case)
     for name, law in laws.items():
-        if not isinstance(law, Observing):
+        if not isinstance(law, ObserverLaw):
             try:
-                law(case.strategy, case.script, case.given)
+                law(case.strategy, case.script, case.given_world)
             except LawBroken as error:
                 broken[name] = error
     return broken
@@ -94,8 +93,10 @@ def _tried(laws: Mapping[str, Law], case: Case) -> dict[str, LawBroken]:
 
 def _unbroken(name: str, law: Law, scripts: int, crashes: list[Crashed]) -> Finding:
     if scripts and len(crashes) == scripts:
-        return Finding(name, meaning(law), False, scripts, f"not judged, every script ended in an error: {crashes[-1]}")
-    return Finding(name, meaning(law), True, scripts)
+        return Finding(
+            name, describe_law(law), False, scripts, f"not judged, every script ended in an error: {crashes[-1]}"
+        )
+    return Finding(name, describe_law(law), True, scripts)
 
 
 def _smallest(name: str, law: Law, case: Case, tried: int) -> Finding:
@@ -103,15 +104,37 @@ def _smallest(name: str, law: Law, case: Case, tried: int) -> Finding:
 
     def broken(candidate: Script) -> str | None:
         try:
-            law(case.strategy, candidate, case.given)
+            law(case.strategy, candidate, case.given_world)
         except LawBroken as error:
             return str(error) if kind is Crashed or not isinstance(error, Crashed) else None
         return None
 
     small = shrink(case.script, lambda candidate: broken(candidate) is not None)
     message = broken(small) or "it broke once and then not again: the strategy depends on something outside its state"
-    return Finding(name, meaning(law), False, tried, message, small, case.given)
+    return Finding(name, describe_law(law), False, tried, message, small, case.given_world)
 
 
 def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+LAW_ADVICE: Mapping[str, str] = {
+    "legal answers": "offbeat.core.protocol says what each event means and which actions may answer it; "
+    "parts.selection.serve answers every event with legal dispatches",
+    "same actions": "no clock, no random: draw with offbeat.core.draws, from state.seed and a counter in the state",
+    "nothing in place": "make a new tensor (state.model + x, torch.lerp), not add_ or += on one that was published "
+    "or received",
+    "versions": "parts.server.ServerState: `return [state.publish(model)]` stores, counts and commits at once",
+    "base versions": "dispatch state.model as it is, after the version was counted: parts.server.ServerState.publish",
+    "buffers and counters": "BatchNorm's statistics are no directions: parts.statistics.mix writes them into a new "
+    "model (parts.buffer.Buffer has them gathered)",
+    "no client leaks": "parts.selection: a state that inherits Seated and `serve(state, event, …)` for every event, "
+    "also ClientLost and timers",
+    "resume": "a state of plain dataclasses, numbers, tensors, lists and dicts, all of it in fields: no sets, no "
+    "closures, nothing kept outside",
+    "client half": "offbeat.core.protocol.LocalRule says what a rule promises; its result may depend on its "
+    "arguments alone",
+    "stacks": "write the rule so that it works along the last axis (parts.proximal does), or set `stacks = False`",
+    "finite": "parts.server_opt and parts.statistics stay finite; divide before you add, and never square a norm "
+    "that may be huge",
+}

@@ -12,15 +12,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from offbeat.core.event_text import tell
+from offbeat.core.event_text import describe_event
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, Dispatch, Note, Reject, Strategy, UpdateArrived, World
 from offbeat.testing.event_scripts import Script, play
-from offbeat.testing.large_updates import LargeClients, fields_of, not_finite
-from offbeat.testing.law_observers import Case, LawBroken, Observer, Observing, crashed, reason
-from offbeat.testing.scripted_engine import Entry, ScriptedEngine
-from offbeat.testing.stacked_rules import differs, ragged, stackable, train_stacked
-from offbeat.testing.state_equality import fresh, identical, reloaded
+from offbeat.testing.large_updates import LargeClients, find_not_finite, saved_fields
+from offbeat.testing.law_observers import Case, LawBroken, Observer, ObserverLaw, describe_error, to_crash
+from offbeat.testing.scripted_engine import LogEntry, ScriptedEngine
+from offbeat.testing.stacked_rules import find_difference, group_stackable, train_stacked, vary_steps
+from offbeat.testing.state_inspection import copy_strategy, identical, reload_state
 from offbeat.testing.tiny_worlds import CopyingStore, TinyClients
 
 Law = Callable[[Strategy, Script, World | None], None]
@@ -42,7 +42,7 @@ class SameActions(Observer):
         # a store may hand out copies (from disk, from another device): the method must not notice
         copying = replace(case.world(), store=lambda name: CopyingStore())
         how = "played by a fresh copy, whose stores copy what they hold"
-        _compare(engine.log, lambda: play(fresh(case.strategy), case.script, copying).log, how)
+        _compare(engine.log, lambda: play(copy_strategy(case.strategy), case.script, copying).log, how)
 
 
 class NothingInPlace(Observer):
@@ -57,10 +57,10 @@ class NothingInPlace(Observer):
         for name, extra in (*result.extras.items(), *result.memory.items()):
             self._hold(f"{name!r} of client {job.client}, ticket {job.ticket}", extra)
 
-    def answered(self, engine: ScriptedEngine, entry: Entry) -> None:
+    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
         for what, tensor, before in self.held.values():
             if not torch.equal(tensor, before):
-                raise LawBroken(f"{what} was changed in place, while answering: {tell(entry.event)}")
+                raise LawBroken(f"{what} was changed in place, while answering: {describe_event(entry.event)}")
         version = entry.version - sum(isinstance(action, Commit) for action in entry.actions)
         for action in entry.actions:
             if isinstance(action, Commit):
@@ -80,8 +80,8 @@ class VersionsAgree(Observer):
 
     seen = 0
 
-    def answered(self, engine: ScriptedEngine, entry: Entry) -> None:
-        state, when = engine.state, f", after: {tell(entry.event)}"
+    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
+        state, when = engine.state, f", after: {describe_event(entry.event)}"
         if state.version < self.seen:
             raise LawBroken(f"state.version went back from {self.seen} to {state.version}{when}")
         self.seen = state.version
@@ -93,7 +93,7 @@ class VersionsAgree(Observer):
         dtype = self.world.model.dtype
         for action in entry.actions:
             if isinstance(action, (Commit, Dispatch)) and action.model.dtype != dtype:
-                raise LawBroken(f"{tell(action)} is {action.model.dtype}, the model given was {dtype}{when}")
+                raise LawBroken(f"{describe_event(action)} is {action.model.dtype}, the model given was {dtype}{when}")
 
 
 class NoBaseFromTheFuture(Observer):
@@ -105,8 +105,8 @@ class NoBaseFromTheFuture(Observer):
         self.kept: list[Tensor] = []  # alive, so that no other tensor takes over an id
         self.sent: list[tuple[Tensor, int, int]] = []  # (model, version it was sent under, client)
 
-    def answered(self, engine: ScriptedEngine, entry: Entry) -> None:
-        event, when = entry.event, f", after: {tell(entry.event)}"
+    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
+        event, when = entry.event, f", after: {describe_event(entry.event)}"
         if isinstance(event, UpdateArrived) and event.base_version > self.known:
             early = f"an update of base version {event.base_version}"
             raise LawBroken(f"{early} arrived when state.version was {self.known}{when}")
@@ -132,8 +132,8 @@ class StatisticsInHull(Observer):
         self.low, self.high = self.world.model.clone(), self.world.model.clone()
         self.committed = self.world.model
 
-    def answered(self, engine: ScriptedEngine, entry: Entry) -> None:
-        event, when = entry.event, f", after: {tell(entry.event)}"
+    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
+        event, when = entry.event, f", after: {describe_event(entry.event)}"
         if isinstance(event, UpdateArrived) and not any(isinstance(action, Reject) for action in entry.actions):
             torch.minimum(self.low, event.local, out=self.low)
             torch.maximum(self.high, event.local, out=self.high)
@@ -165,9 +165,9 @@ class ResumeContinues(Observer):
     def played(self, engine: ScriptedEngine) -> None:
         case = self.case
 
-        def save_and_load(engine: ScriptedEngine, entry: Entry) -> None:
-            again = fresh(case.strategy)
-            engine.coordinator.hand_over(again, reloaded(again, engine.state, engine.world))
+        def save_and_load(engine: ScriptedEngine, entry: LogEntry) -> None:
+            again = copy_strategy(case.strategy)
+            engine.coordinator.hand_over(again, reload_state(again, engine.state, engine.world))
 
         how = "saved and loaded after every event"
         _compare(engine.log, lambda: play(case.strategy, case.script, case.world(), watch=save_and_load).log, how)
@@ -205,15 +205,15 @@ class RulesStack(Observer):
 
     def played(self, engine: ScriptedEngine) -> None:
         clients = TinyClients(self.world.layout, probe=self.world.probe)
-        for group in stackable(self.jobs):
-            own = ragged(clients, group)
+        for group in group_stackable(self.jobs):
+            own = vary_steps(clients, group)
             try:
                 stacked = train_stacked(own, group)
             except Exception as error:
                 rule = group[0].work.rule
-                raise LawBroken(f"the rule {rule!r} cannot take a stack of clients: {reason(error)}") from error
+                raise LawBroken(f"the rule {rule!r} cannot take a stack of clients: {describe_error(error)}") from error
             for one, job, result in zip(own, group, stacked, strict=True):
-                if (wrong := differs(one(job), result)) is not None:
+                if (wrong := find_difference(one(job), result)) is not None:
                     who = f"the rule {job.work.rule!r} gives client {job.client}"
                     raise LawBroken(f"{who} another {wrong} in a stack than alone")
 
@@ -233,7 +233,7 @@ def no_client_leaks(strategy: Strategy, script: Script, world: World | None = No
     except LawBroken:
         raise
     except Exception as error:
-        raise crashed(error) from error
+        raise to_crash(error) from error
 
 
 def finite_whatever_is_sent(strategy: Strategy, script: Script, world: World | None = None) -> None:
@@ -241,17 +241,17 @@ def finite_whatever_is_sent(strategy: Strategy, script: Script, world: World | N
     case = Case(strategy, script, world)
     world = case.world()
 
-    def watch(engine: ScriptedEngine, entry: Entry) -> None:
-        held = {f"state.{name}": value for name, value in fields_of(engine.state).items()}
+    def watch(engine: ScriptedEngine, entry: LogEntry) -> None:
+        held = {f"state.{name}": value for name, value in saved_fields(engine.state).items()}
         for action in entry.actions:
             if isinstance(action, Commit):
                 held["the model committed"] = action.model
             elif isinstance(action, Dispatch):
                 held[f"what is sent to client {action.client}"] = (action.model, action.work.extras)
             elif isinstance(action, Note):
-                held[tell(action)] = action.values
-        if (name := not_finite(held)) is not None:
-            raise LawBroken(f"{name} is not finite, after: {tell(entry.event)}")
+                held[describe_event(action)] = action.values
+        if (name := find_not_finite(held)) is not None:
+            raise LawBroken(f"{name} is not finite, after: {describe_event(entry.event)}")
 
     clients = LargeClients(TinyClients(world.layout, probe=world.probe))
     try:
@@ -259,26 +259,26 @@ def finite_whatever_is_sent(strategy: Strategy, script: Script, world: World | N
     except LawBroken:
         raise
     except Exception as error:
-        Observing(Observer)(strategy, script, case.given)  # what raises anyway is no matter of size
-        raise LawBroken(f"with updates as large as the gate admits: {reason(error)}") from error
+        ObserverLaw(Observer)(strategy, script, case.given_world)  # what raises anyway is no matter of size
+        raise LawBroken(f"with updates as large as the gate admits: {describe_error(error)}") from error
 
 
 LAWS: Mapping[str, Law] = {
-    "legal answers": Observing(LegalAnswers),
-    "same actions": Observing(SameActions),
-    "nothing in place": Observing(NothingInPlace),
-    "versions": Observing(VersionsAgree),
-    "base versions": Observing(NoBaseFromTheFuture),
-    "buffers and counters": Observing(StatisticsInHull),
+    "legal answers": ObserverLaw(LegalAnswers),
+    "same actions": ObserverLaw(SameActions),
+    "nothing in place": ObserverLaw(NothingInPlace),
+    "versions": ObserverLaw(VersionsAgree),
+    "base versions": ObserverLaw(NoBaseFromTheFuture),
+    "buffers and counters": ObserverLaw(StatisticsInHull),
     "no client leaks": no_client_leaks,
-    "resume": Observing(ResumeContinues),
-    "client half": Observing(ClientHalfKeepsItsWord),
-    "stacks": Observing(RulesStack),
+    "resume": ObserverLaw(ResumeContinues),
+    "client half": ObserverLaw(ClientHalfKeepsItsWord),
+    "stacks": ObserverLaw(RulesStack),
     "finite": finite_whatever_is_sent,
 }
 
 
-def meaning(law: Law) -> str:
+def describe_law(law: Law) -> str:
     """A law in words."""
     return (law.__doc__ or "").partition("\n")[0]
 
@@ -286,11 +286,11 @@ def meaning(law: Law) -> str:
 # ---------------------------------------------------------------- what they compare and serve
 
 
-def _compare(expected: list[Entry], again: Callable[[], list[Entry]], how: str) -> None:
+def _compare(expected: list[LogEntry], again: Callable[[], list[LogEntry]], how: str) -> None:
     try:
         log = again()
     except Exception as error:
-        raise LawBroken(f"{how}: {reason(error)}") from error
+        raise LawBroken(f"{how}: {describe_error(error)}") from error
     for one, two in zip(expected, log, strict=False):
         if not identical(one, two):
             first, second = str(one), str(two)
@@ -303,21 +303,21 @@ def _compare(expected: list[Entry], again: Callable[[], list[Entry]], how: str) 
 def _serve_everyone(engine: ScriptedEngine, turns: int | None, when: str) -> None:
     """Let everybody answer, turn by turn, until each reachable client has been sent work once more."""
     ledger = engine.ledger
-    before = dict(ledger.jobs)
-    waiting = [client for client in sorted({*ledger.clients, *ledger.joined}) if client not in ledger.absent]
+    before = dict(ledger.job_counts)
+    waiting = [client for client in sorted({*ledger.clients, *ledger.newcomers}) if client not in ledger.absent]
     turns = 50 + 20 * len(waiting) if turns is None else turns
     for _ in range(turns):
         engine.advance()
-        waiting = [client for client in waiting if ledger.jobs.get(client, 0) == before.get(client, 0)]
+        waiting = [client for client in waiting if ledger.job_counts.get(client, 0) == before.get(client, 0)]
         if not waiting or engine.stopped is not None:
             return
         if engine.stands_still:
             raise LawBroken(f"{when}, nobody is at work and no timer is set: clients {waiting} wait for ever")
-        if not ledger.open:
+        if not ledger.open_jobs:
             engine.advance(min(engine.timers.values()))
             continue
         engine.move(engine.now + 1.0)
-        for client in sorted(ledger.busy):
+        for client in sorted(ledger.open_tickets):
             if engine.stopped is None:
                 engine.arrive(client)
     vain = f"{turns} turns went by in which everybody answered"

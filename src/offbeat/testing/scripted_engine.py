@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.event_text import tell
+from offbeat.core.event_text import describe_event
 from offbeat.core.jobs import Job, Result
 from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import Action, CancelTimer, Event, ProtocolError, SetTimer, Strategy, World
@@ -37,7 +37,7 @@ class ScriptError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One event, what the strategy answered, and the version after that."""
 
     event: Event
@@ -45,10 +45,10 @@ class Entry:
     version: int
 
     def __str__(self) -> str:
-        return tell(self.event) + "".join(f"\n    {tell(action)}" for action in self.actions)
+        return describe_event(self.event) + "".join(f"\n    {describe_event(action)}" for action in self.actions)
 
 
-OnAnswer = Callable[["ScriptedEngine", Entry], None]
+OnAnswer = Callable[["ScriptedEngine", LogEntry], None]
 
 
 class ScriptedEngine:
@@ -62,7 +62,7 @@ class ScriptedEngine:
     ) -> None:
         self.world = with_probe(world, strategy)
         self.now = now
-        self.log: list[Entry] = []
+        self.log: list[LogEntry] = []
         self.timers: dict[str, float] = {}  # in the order in which they were set
         self.examples = dict(world.clients)
         self._train = train or TinyClients(world.layout, probe=self.world.probe)
@@ -110,7 +110,7 @@ class ScriptedEngine:
         """A known client that was not reachable (nobody is before the start) can take work."""
         self._happens(READY, client, at)
         if client not in self.ledger.absent:
-            why = "reachable already" if self.ledger.known(client) else "unknown: it may join"
+            why = "reachable already" if self.ledger.is_known(client) else "unknown: it may join"
             raise ScriptError(f"client {client} cannot become ready: it is {why}")
         self._appears(client, num_examples)
 
@@ -119,7 +119,7 @@ class ScriptedEngine:
     def join(self, client: int, *, at: float | None = None, num_examples: int | None = None) -> None:
         """A client nobody knew appears."""
         self._happens(READY, client, at)
-        if self.ledger.known(client):
+        if self.ledger.is_known(client):
             raise ScriptError(f"client {client} is known: it may come back, not join")
         self._appears(client, num_examples)
 
@@ -166,7 +166,7 @@ class ScriptedEngine:
     def leave(self, client: int, *, at: float | None = None) -> None:
         """An idle client goes away."""
         self._happens(LOST, client, at)
-        if not self.ledger.idle(client):
+        if not self.ledger.is_idle(client):
             raise ScriptError(f"client {client} is not idle: only an idle client leaves, one at work is lost")
         self.coordinator.left(self.now, client)
 
@@ -196,7 +196,7 @@ class ScriptedEngine:
     @property
     def stands_still(self) -> bool:
         """Nothing can happen any more unless a client comes back or joins."""
-        return not self.ledger.open and not self.timers
+        return not self.ledger.open_jobs and not self.timers
 
     # ------------------------------------------------------------ the rules of an instant
 
@@ -243,7 +243,7 @@ class ScriptedEngine:
                 self.timers[action.key] = action.at
             elif isinstance(action, CancelTimer):
                 self.timers.pop(action.key, None)
-        entry = Entry(event, tuple(actions), self.ledger.version)
+        entry = LogEntry(event, tuple(actions), self.ledger.version)
         self.log.append(entry)
         if self._watch is not None:
             self._watch(self, entry)
@@ -255,9 +255,9 @@ class ScriptedEngine:
         return self.examples[client]
 
     def _job(self, client: int) -> Job:
-        if client not in self.ledger.busy:
-            raise ScriptError(f"client {client} has no work: in flight are {sorted(self.ledger.busy)}")
-        return self.ledger.open[self.ledger.busy[client]]
+        if client not in self.ledger.open_tickets:
+            raise ScriptError(f"client {client} has no work: in flight are {sorted(self.ledger.open_tickets)}")
+        return self.ledger.open_jobs[self.ledger.open_tickets[client]]
 
     def _given(self, job: Job, local: Tensor | Sequence[float]) -> Result:
         if not isinstance(local, Tensor):

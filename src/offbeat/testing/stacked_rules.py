@@ -9,19 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, stacked_carry, stacked_job, start_job, stretch
+from offbeat.core.jobs import (
+    PLAIN_RULE,
+    Job,
+    Result,
+    make_local_job,
+    run_phase,
+    select_carry,
+    stack_carries,
+    stack_jobs,
+    to_column,
+)
 from offbeat.core.protocol import Gradient, LocalJob
 from offbeat.testing.tiny_worlds import Sgd, TinyClients, optimum
 
 RAGGED = 3  # numbers of steps that jobs of a stack take in turn, where their work leaves it open
 
 
-def ragged(clients: TinyClients, jobs: Sequence[Job]) -> list[TinyClients]:
+def vary_steps(clients: TinyClients, jobs: Sequence[Job]) -> list[TinyClients]:
     """The clients of these jobs, some with more steps than others."""
     return [replace(clients, steps=clients.steps + i % RAGGED) for i in range(len(jobs))]
 
 
-def stackable(jobs: Sequence[Job]) -> list[list[Job]]:
+def group_stackable(jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs with one rule of their own, and extras of the same shapes; two or more."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
@@ -34,22 +44,22 @@ def stackable(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def train_stacked(clients: Sequence[TinyClients], jobs: Sequence[Job]) -> list[Result]:
     """As `clients[i](jobs[i])`, with `direction` given all of them at once."""
-    rule, layout = jobs[0].work.rule or PLAIN, clients[0].layout
+    rule, layout = jobs[0].work.rule or PLAIN_RULE, clients[0].layout
     alone = [_local_job(own, job) for own, job in zip(clients, jobs, strict=True)]
-    together = stacked_job(alone)
+    together = stack_jobs(alone)
     centres = torch.stack([optimum(job.seed, job.client, layout.num_params, job.base.dtype) for job in jobs])
-    carry = stacked_carry([rule.begin(job) for job in alone])
+    carry = stack_carries([rule.begin(job) for job in alone])
     w, taken = together.start.clone(), [0] * len(jobs)
     for number, phase in enumerate(rule.phases(jobs[0].work)):
         own = [rule.phases(job.work)[number] for job in jobs]
         counts = [client.count(one) for client, one in zip(clients, own, strict=True)]
         taken = [before + count for before, count in zip(taken, counts, strict=True)]
-        lr = column([job.lr if one.lr is None else one.lr for job, one in zip(alone, own, strict=True)], w)
-        _, carry = stretch(rule, together, phase, lr, w, _steps(counts, centres), Sgd(), carry)
-    return [clients[i].end(jobs[i], alone[i], w[i], taken[i], carry_of(carry, i)) for i in range(len(jobs))]
+        lr = to_column([job.lr if one.lr is None else one.lr for job, one in zip(alone, own, strict=True)], w)
+        _, carry = run_phase(rule, together, phase, lr, w, _steps(counts, centres), Sgd(), carry)
+    return [clients[i].end(jobs[i], alone[i], w[i], taken[i], select_carry(carry, i)) for i in range(len(jobs))]
 
 
-def differs(alone: Result, stacked: Result) -> str | None:
+def find_difference(alone: Result, stacked: Result) -> str | None:
     """What of two results is not the same within rounding; None if all is."""
     if alone.steps != stacked.steps:
         return "number of steps"
@@ -67,7 +77,7 @@ def differs(alone: Result, stacked: Result) -> str | None:
 
 def _local_job(clients: TinyClients, job: Job) -> LocalJob:
     lr = clients.lr if job.work.lr is None else job.work.lr
-    return start_job(job, clients.layout, lr, clients.probe, lambda vector: clients.features(job, vector))
+    return make_local_job(job, clients.layout, lr, clients.probe, lambda vector: clients.features(job, vector))
 
 
 def _steps(counts: list[int], centres: Tensor) -> Iterator[tuple[Gradient, Tensor | None]]:

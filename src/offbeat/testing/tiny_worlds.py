@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.draws import below
-from offbeat.core.jobs import PLAIN, Job, Rate, Result, descend, start_job
+from offbeat.core.jobs import PLAIN_RULE, Job, Rate, Result, descend, make_local_job
 from offbeat.core.protocol import Gradient, LocalJob, Phase, World
 from offbeat.core.strategy_contract import contract_of
 from offbeat.core.vector import Kind, Layout, Slice
@@ -144,9 +144,9 @@ class TinyClients:
     probe: Callable[[Tensor], Tensor] | None = None  # the world's
 
     def __call__(self, job: Job) -> Result:
-        rule = job.work.rule or PLAIN
+        rule = job.work.rule or PLAIN_RULE
         lr = self.lr if job.work.lr is None else job.work.lr
-        local_job = start_job(job, self.layout, lr, self.probe, lambda vector: self.features(job, vector))
+        local_job = make_local_job(job, self.layout, lr, self.probe, lambda vector: self.features(job, vector))
         centre = optimum(job.seed, job.client, self.layout.num_params, job.base.dtype)
         w = local_job.start.clone()
 
@@ -158,7 +158,7 @@ class TinyClients:
 
     def end(self, job: Job, local_job: LocalJob, w: Tensor, steps: int, carry: Any) -> Result:
         """What comes of a job that has arrived at w."""
-        rule = job.work.rule or PLAIN
+        rule = job.work.rule or PLAIN_RULE
         local = self.layout.with_trainable(job.base, w)
         for a, b in self.layout.buffers:
             local[a:b] += sixteenths(b - a, local.dtype, job.seed, "tiny buffer", job.client, job.index) / 2

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offbeat.core.parts.reused_memory import new_vector
+from offbeat.core.parts.large_vectors import new_vector
 from offbeat.core.vector import Layout
 
 # with the method's weight, or with omega = 1 and all contributors alike (what APPFL does)
@@ -24,7 +24,7 @@ Statistics = Literal["mix", "replace"]
 
 def mix(layout: Layout, new: Tensor, server: Tensor, local: Tensor, omega: float) -> None:
     """Write the statistics of `new` (not published yet): buffers (1 - omega) server + omega local, counters max."""
-    if layout.plain:
+    if layout.params_only:
         return
     omega = min(max(omega, 0.0), 1.0)
     for a, b in layout.buffers:
@@ -33,7 +33,7 @@ def mix(layout: Layout, new: Tensor, server: Tensor, local: Tensor, omega: float
         torch.maximum(server[a:b], local[a:b], out=new[a:b])
 
 
-def own(layout: Layout, vector: Tensor, local: Tensor) -> None:
+def copy_client_statistics(layout: Layout, vector: Tensor, local: Tensor) -> None:
     """Write a client's own statistics, as values, into the vector of its direction (not published yet)."""
     for a, b in (*layout.buffers, *layout.counters):
         vector[a:b] = local[a:b]
@@ -47,7 +47,7 @@ class Contributions:
     weight: float = 0.0
 
     def add(self, layout: Layout, local: Tensor, weight: float) -> None:
-        if layout.plain or weight <= 0:
+        if layout.params_only or weight <= 0:
             return
         self.weight += weight
         if self.mean is None:
@@ -62,7 +62,7 @@ class Contributions:
     def of(layout: Layout, table: Mapping[int, Tensor], weights: Mapping[int, float]) -> Contributions:
         """The weighted mean over a table of clients; no pass over it where there are no statistics."""
         found = Contributions()
-        for client in () if layout.plain else sorted(table):
+        for client in () if layout.params_only else sorted(table):
             found.add(layout, table[client], weights[client])
         return found
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import ConfigError, DataError, require, unknown
+from offbeat.core.errors import ConfigError, DataError, require, unknown_name
 
 BLOCK = 256  # entries that share a scale
 STEPS = 127  # either side of zero
@@ -122,7 +122,7 @@ class EightBit:
         return "8bit"
 
 
-def parse(text: str) -> Compression:
+def parse_compression(text: str) -> Compression:
     """none, half, topk:SHARE or 8bit."""
     name, colon, share = text.partition(":")
     if name == "topk":
@@ -132,10 +132,10 @@ def parse(text: str) -> Compression:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"compression {text!r}: write topk:0.01 for the largest hundredth") from None
-    plain: dict[str, type[Compression]] = {"none": Uncompressed, "half": Half, "8bit": EightBit}
-    if name not in plain or colon:
-        raise unknown("compression", text, [*plain, "topk:SHARE"])
-    return plain[name]()
+    without_argument: dict[str, type[Compression]] = {"none": Uncompressed, "half": Half, "8bit": EightBit}
+    if name not in without_argument or colon:
+        raise unknown_name("compression", text, [*without_argument, "topk:SHARE"])
+    return without_argument[name]()
 
 
 def compress(how: Compression, delta: Tensor, residual: Tensor | None = None) -> tuple[Parts, Tensor | None]:

@@ -43,7 +43,7 @@ class Epochs:
     # heard since the last tick -> tick at which it had been sent its work
     reports: dict[int, int] = field(default_factory=dict)
 
-    def hear(self, event: Event) -> bool:
+    def update(self, event: Event) -> bool:
         """Book the event. Is it a tick?"""
         match event:
             case ClientReady():

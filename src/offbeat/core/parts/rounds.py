@@ -11,14 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
+import torch
+
 from offbeat.core.draws import sample
+from offbeat.core.parts.large_vectors import distance
 from offbeat.core.parts.selection import Sample, sample_size
+from offbeat.core.parts.server_optimizers import Moments, ServerOptimizer
+from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
     ClientLost,
     ClientReady,
+    Dispatch,
     Event,
+    LocalWork,
+    Note,
     Reject,
     SetTimer,
     TimerFired,
@@ -46,7 +55,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RoundTurn:
     """What an event means for the rounds."""
 
     actions: list[Action] = field(default_factory=list)
@@ -65,20 +74,20 @@ class Rounds:
     def __post_init__(self) -> None:
         check(self)
 
-    def turn(self, rounds: Round, event: Event, clients: Mapping[int, object], seed: int) -> Turn:
+    def turn(self, rounds: Round, event: Event, clients: Mapping[int, object], seed: int) -> RoundTurn:
         """Book the event; `clients` are those known at the start."""
         match event:
             case ClientReady():
                 rounds.idle[event.client] = None
                 if event.client not in clients:
                     rounds.newcomers[event.client] = None
-                return Turn(actions=[] if rounds.is_open else [SetTimer(OPEN + self.key, event.now)])
+                return RoundTurn(actions=[] if rounds.is_open else [SetTimer(OPEN + self.key, event.now)])
             case UpdateArrived() if event.client in rounds.waiting:
                 del rounds.waiting[event.client]
                 rounds.heard += 1
                 return self._maybe_close(rounds, event.now, counts=True)
             case UpdateArrived():
-                return Turn(actions=[Reject(event.client, event.ticket, "its round has closed")])
+                return RoundTurn(actions=[Reject(event.client, event.ticket, "its round has closed")])
             case ClientLost(ticket=None):
                 rounds.idle.pop(event.client, None)
             case ClientLost() if event.client in rounds.waiting:
@@ -88,7 +97,7 @@ class Rounds:
                 return self._open(rounds, event.now, len(clients) + len(rounds.newcomers), seed)
             case TimerFired(key=key) if key == DEADLINE + self.key and rounds.is_open:
                 return self._close(rounds, event.now, counts=False)
-        return Turn()
+        return RoundTurn()
 
     def take_over(self, rounds: Round, other: Round, now: float) -> list[Action]:
         """The open round of another goes on in this one, or becomes it where none is open."""
@@ -101,7 +110,7 @@ class Rounds:
         rounds.heard += other.heard
         return timer
 
-    def _open(self, rounds: Round, now: float, known: int, seed: int) -> Turn:
+    def _open(self, rounds: Round, now: float, known: int, seed: int) -> RoundTurn:
         wanted = sample_size(self.sample, known)
         asked = ceil(wanted * (1 + self.over_select) - 1e-9)
         chosen = sample(list(rounds.idle), asked, seed, "round" + self.key, rounds.number)
@@ -112,16 +121,54 @@ class Rounds:
         rounds.heard = 0
         rounds.number += 1
         timer: list[Action] = [] if self.deadline is None else [SetTimer(DEADLINE + self.key, now + self.deadline)]
-        return Turn(actions=timer, chosen=chosen)
+        return RoundTurn(actions=timer, chosen=chosen)
 
-    def _maybe_close(self, rounds: Round, now: float, *, counts: bool) -> Turn:
+    def _maybe_close(self, rounds: Round, now: float, *, counts: bool) -> RoundTurn:
         if rounds.heard >= rounds.wanted or not rounds.waiting:
             return self._close(rounds, now, counts=counts)
-        return Turn(counts=counts)
+        return RoundTurn(counts=counts)
 
-    def _close(self, rounds: Round, now: float, *, counts: bool) -> Turn:
+    def _close(self, rounds: Round, now: float, *, counts: bool) -> RoundTurn:
         rounds.waiting.clear()
         rounds.wanted = 0
         actions: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + self.key)]
         # the last member is ready again within this instant; the next round waits for it
-        return Turn(actions=[*actions, SetTimer(OPEN + self.key, now)], counts=counts, closes=True)
+        return RoundTurn(actions=[*actions, SetTimer(OPEN + self.key, now)], counts=counts, closes=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class AveragingState(ServerState):
+    """The whole state of such a method."""
+
+    clients: Mapping[int, int]
+    rounds: Round = field(default_factory=Round)
+    answers: WeightedSum = field(default_factory=WeightedSum)
+    memory: Moments = field(default_factory=Moments)  # of the server optimizer
+
+
+def average_round(
+    state: AveragingState, event: Event, rounds: Rounds, work: LocalWork, optimizer: ServerOptimizer | None = None
+) -> list[Action]:
+    """Answer an event; without an optimizer the mean of a round is the next model, to the last bit."""
+    turn = rounds.turn(state.rounds, event, state.clients, state.seed)
+    actions = turn.actions
+    if turn.counts and isinstance(event, UpdateArrived):
+        state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
+    if turn.closes:
+        actions = [*_close_average(state, optimizer), *actions]
+    return actions + [Dispatch(client, state.model, work) for client in turn.chosen]
+
+
+def _close_average(state: AveragingState, optimizer: ServerOptimizer | None) -> list[Action]:
+    answers, state.answers = state.answers, WeightedSum()
+    if answers.total is None:
+        return []  # nobody answered: keep w, and whatever the optimizer remembers
+    w, model = state.model, answers.total.div_(answers.weight)  # sum_k n_k w_k / sum_k n_k, in the memory of the sum
+    notes: list[Action] = []
+    if optimizer is not None:
+        d = model.sub_(w)
+        model = optimizer.step(state.memory, w, d)
+        length = float(torch.linalg.vector_norm(state.layout.trainable(d)))
+        notes = [Note({"d": length, "step": distance(state.layout.trainable(model), state.layout.trainable(w))})]
+    answers.statistics.write(state.layout, model, w)  # averaged, whatever the optimizer made of them
+    return [state.publish(model), *notes]

@@ -44,32 +44,32 @@ def _share(sample: object) -> bool:
 
 
 @dataclass(slots=True)
-class Pool:
+class IdleClients:
     """Idle clients: add, remove and draw in constant time."""
 
     members: array[int] = field(default_factory=lambda: array("q"))
-    place: dict[int, int] = field(init=False, repr=False)  # client -> its position; rebuilt, never saved
+    positions: dict[int, int] = field(init=False, repr=False)  # client -> its position; rebuilt, never saved
 
     def __post_init__(self) -> None:
-        self.place = {client: i for i, client in enumerate(self.members)}
+        self.positions = {client: i for i, client in enumerate(self.members)}
 
     def __len__(self) -> int:
         return len(self.members)
 
     def add(self, client: int) -> None:
-        if client not in self.place:
-            self.place[client] = len(self.members)
+        if client not in self.positions:
+            self.positions[client] = len(self.members)
             self.members.append(client)
 
     def remove(self, client: int) -> None:
         """Take a client out; one that is not here is nothing (it left before it was ready)."""
-        at = self.place.pop(client, None)
+        at = self.positions.pop(client, None)
         if at is None:
             return
         last = self.members.pop()
         if last != client:
             self.members[at] = last
-            self.place[last] = at
+            self.positions[last] = at
 
     def draw(self, at: int) -> int:
         client = self.members[at]
@@ -81,10 +81,10 @@ class Pool:
 class Seats:
     """State of the selection; part of a strategy's state."""
 
-    idle: Pool = field(default_factory=Pool)
+    idle: IdleClients = field(default_factory=IdleClients)
     at_work: int = 0
     draws: int = 0
-    held: dict[int, bool] = field(default_factory=dict)  # not served until released -> is it ready?
+    deferred: dict[int, bool] = field(default_factory=dict)  # not served until released -> is it ready?
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Seated(ServerState):
 def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, stepped: bool = False) -> list[Action]:
     """Book the event, and send the model to whoever gets work now; after a buffer's step also to those it held."""
     seats = state.seats
-    if limit is None and not stepped and not seats.held:  # as a rule: nobody waits for a seat or for a step
+    if limit is None and not stepped and not seats.deferred:  # as a rule: nobody waits for a seat or for a step
         if isinstance(event, ClientReady):
             seats.at_work += 1
             return [Dispatch(event.client, state.model, work)]
@@ -108,7 +108,7 @@ def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, st
     if stepped:
         released, more = release(seats, limit, event.now)
         clients, actions = clients + released, actions + more
-    if seats.held:
+    if seats.deferred:
         actions = actions + stall_timer(seats, event)
     return actions + [Dispatch(client, state.model, work) for client in clients]
 
@@ -116,8 +116,8 @@ def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, st
 def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tuple[list[int], list[Action]]:
     """The clients to dispatch to now, and the timer that may be needed to choose them fairly."""
     if isinstance(event, ClientReady):  # no match: it would cost every event more than what is done for it
-        if event.client in seats.held:
-            seats.held[event.client] = True
+        if event.client in seats.deferred:
+            seats.deferred[event.client] = True
             return [], []
         return _serve(seats, [event.client], limit, event.now)
     if isinstance(event, UpdateArrived):
@@ -125,8 +125,8 @@ def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tu
     elif isinstance(event, ClientLost):
         if event.ticket is not None:
             seats.at_work -= 1
-        elif event.client in seats.held:
-            seats.held[event.client] = False
+        elif event.client in seats.deferred:
+            seats.deferred[event.client] = False
         else:
             seats.idle.remove(event.client)
     elif event.key == SELECT and limit is not None:
@@ -134,31 +134,31 @@ def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tu
     return [], [] if limit is None else _select_soon(seats, limit, event.now)
 
 
-def hold(seats: Seats, client: int) -> None:
+def defer(seats: Seats, client: int) -> None:
     """Do not serve this client until `release`."""
-    seats.held[client] = False
+    seats.deferred[client] = False
 
 
 def release(seats: Seats, limit: int | None, now: float) -> tuple[list[int], list[Action]]:
     """Serve the held clients that are ready; the others are served when they become so."""
-    ready = [client for client, is_ready in seats.held.items() if is_ready]
-    seats.held.clear()
+    ready = [client for client, is_ready in seats.deferred.items() if is_ready]
+    seats.deferred.clear()
     return _serve(seats, ready, limit, now)
 
 
-def stalled(seats: Seats) -> bool:
+def is_stalled(seats: Seats) -> bool:
     """Only held clients are left: without a release nobody would ever answer again."""
-    return bool(seats.held) and seats.at_work == 0 and len(seats.idle) == 0
+    return bool(seats.deferred) and seats.at_work == 0 and len(seats.idle) == 0
 
 
 def must_step(seats: Seats, event: Event, *, full: bool) -> bool:
     """Must a buffered method step? Its buffer is full, or an instant is over that left only held clients."""
-    return full or (isinstance(event, TimerFired) and event.key == STALLED and stalled(seats))
+    return full or (isinstance(event, TimerFired) and event.key == STALLED and is_stalled(seats))
 
 
 def stall_timer(seats: Seats, event: Event) -> list[Action]:
     """Ask again when this instant is over: somebody may still come in it."""
-    return [SetTimer(STALLED, event.now)] if stalled(seats) and not isinstance(event, TimerFired) else []
+    return [SetTimer(STALLED, event.now)] if is_stalled(seats) and not isinstance(event, TimerFired) else []
 
 
 def _serve(seats: Seats, clients: list[int], limit: int | None, now: float) -> tuple[list[int], list[Action]]:

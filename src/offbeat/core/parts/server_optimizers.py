@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import require
-from offbeat.core.parts.reused_memory import new_vector, room
-from offbeat.core.parts.vector_blocks import blocks
+from offbeat.core.parts.large_vectors import new_vector, reusable_memory, split_together
 
 
 class ServerOptimizer(Protocol):
@@ -31,14 +30,14 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainStep:
     lr: float = 1.0
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"server lr = {self.lr}: must be positive")
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        return torch.add(w, d, alpha=self.lr, out=room(w))
+        return torch.add(w, d, alpha=self.lr, out=reusable_memory(w))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +52,11 @@ class Momentum:
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
         before = memory.first
         memory.first = (
-            new_vector(d).copy_(d) if before is None else torch.mul(before, self.mu, out=room(before)).add_(d)
+            new_vector(d).copy_(d)
+            if before is None
+            else torch.mul(before, self.mu, out=reusable_memory(before)).add_(d)
         )
-        return torch.add(w, memory.first, out=room(w))
+        return torch.add(w, memory.first, out=reusable_memory(w))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Adam:
         m = new_vector(d).zero_() if memory.first is None else memory.first
         v = new_vector(d).fill_(self.tau**2) if memory.second is None else memory.second
         model, memory.first, memory.second = new_vector(d), new_vector(d), new_vector(d)
-        for w_, d_, m_, v_, m_new, v_new, w_new in blocks(w, d, m, v, memory.first, memory.second, model):
+        for w_, d_, m_, v_, m_new, v_new, w_new in split_together(w, d, m, v, memory.first, memory.second, model):
             torch.mul(m_, self.beta1, out=m_new).add_(d_, alpha=1 - self.beta1)  # m := beta1 m + (1 - beta1) d
             torch.mul(v_, self.beta2, out=v_new).addcmul_(d_, d_, value=1 - self.beta2)  # v likewise, of d^2
             torch.addcdiv(w_, m_new, torch.sqrt(v_new).add_(self.tau), value=self.lr, out=w_new)

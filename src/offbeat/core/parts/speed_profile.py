@@ -31,7 +31,7 @@ TOLERANCE = 1e-9  # (0.1 + 0.2) / 0.15 is over 2: what is within a ratio on pape
 
 
 @dataclass(slots=True)
-class Profile:
+class SpeedProfile:
     """State of the profiling; part of a strategy's state."""
 
     seconds: dict[int, float] = field(default_factory=dict)  # client -> mean duration of its jobs
@@ -52,7 +52,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Profiled:
+class ProfileTurn:
     """What an event means for the profiling."""
 
     actions: list[Action] = field(default_factory=list)
@@ -63,29 +63,29 @@ class Profiled:
     passes: bool = True  # the event is none of the profiling's business: pass it on
 
 
-def profile_turn(profile: Profile, event: Event, deadline: float | None = None) -> Profiled:
+def profile_turn(profile: SpeedProfile, event: Event, deadline: float | None = None) -> ProfileTurn:
     """Book the event."""
     match event:
         case UpdateArrived():
             return _arrive(profile, event, deadline)
         case ClientReady() if event.client not in profile.seconds:
-            return Profiled(actions=_expect(profile, event, deadline), chosen=[event.client], passes=False)
+            return ProfileTurn(actions=_expect(profile, event, deadline), chosen=[event.client], passes=False)
         case ClientReady() if not profile.closed:
             profile.idle[event.client] = None
-            return Profiled(passes=False)
+            return ProfileTurn(passes=False)
         case ClientLost() if not profile.closed:
             (profile.idle if event.ticket is None else profile.expected).pop(event.client, None)
             return _maybe_close(profile, deadline)
         case ClientLost() if event.client not in profile.seconds:
-            return Profiled(passes=False)  # its next first job measures it
+            return ProfileTurn(passes=False)  # its next first job measures it
         case TimerFired(key=key) if key == DEADLINE and not profile.closed:
             if profile.seconds:
                 return _close(profile, deadline)
-            return Profiled(actions=_again(profile, event.now, deadline), passes=False)
-    return Profiled()
+            return ProfileTurn(actions=_again(profile, event.now, deadline), passes=False)
+    return ProfileTurn()
 
 
-def _arrive(profile: Profile, event: UpdateArrived, deadline: float | None) -> Profiled:
+def _arrive(profile: SpeedProfile, event: UpdateArrived, deadline: float | None) -> ProfileTurn:
     first = event.client not in profile.seconds
     profile.measure(event)
     if not profile.closed:
@@ -93,11 +93,11 @@ def _arrive(profile: Profile, event: UpdateArrived, deadline: float | None) -> P
         return _maybe_close(profile, deadline, counts=True)
     if first:
         rejected = Reject(event.client, event.ticket, "the job only measured its client's speed")
-        return Profiled(actions=[rejected], placed=True, passes=False)
-    return Profiled()
+        return ProfileTurn(actions=[rejected], placed=True, passes=False)
+    return ProfileTurn()
 
 
-def _expect(profile: Profile, event: ClientReady, deadline: float | None) -> list[Action]:
+def _expect(profile: SpeedProfile, event: ClientReady, deadline: float | None) -> list[Action]:
     """Wait for this client, unless somebody was heard already: those who keep coming must not put off the end."""
     if profile.closed or profile.seconds:
         return []
@@ -105,20 +105,20 @@ def _expect(profile: Profile, event: ClientReady, deadline: float | None) -> lis
     return _again(profile, event.now, deadline) if len(profile.expected) == 1 else []
 
 
-def _again(profile: Profile, now: float, deadline: float | None) -> list[Action]:
+def _again(profile: SpeedProfile, now: float, deadline: float | None) -> list[Action]:
     return [SetTimer(DEADLINE, now + deadline)] if deadline is not None and profile.expected else []
 
 
-def _maybe_close(profile: Profile, deadline: float | None, *, counts: bool = False) -> Profiled:
+def _maybe_close(profile: SpeedProfile, deadline: float | None, *, counts: bool = False) -> ProfileTurn:
     if profile.seconds and not profile.expected:
         return _close(profile, deadline, counts=counts)
-    return Profiled(counts=counts, passes=False)
+    return ProfileTurn(counts=counts, passes=False)
 
 
-def _close(profile: Profile, deadline: float | None, *, counts: bool = False) -> Profiled:
+def _close(profile: SpeedProfile, deadline: float | None, *, counts: bool = False) -> ProfileTurn:
     profile.closed = True
     profile.expected.clear()
-    return Profiled(
+    return ProfileTurn(
         actions=[] if deadline is None else [CancelTimer(DEADLINE)], counts=counts, closes=True, passes=False
     )
 
@@ -126,22 +126,22 @@ def _close(profile: Profile, deadline: float | None, *, counts: bool = False) ->
 # ---------------------------------------------------------------- sorting by speed
 
 
-def fastest(seconds: Mapping[int, float]) -> list[int]:
+def sort_by_speed(seconds: Mapping[int, float]) -> list[int]:
     """Clients, fastest first."""
     return sorted(seconds, key=lambda client: (seconds[client], client))
 
 
-def cut_into(number: int, seconds: Mapping[int, float]) -> list[list[int]]:
+def split_equally(number: int, seconds: Mapping[int, float]) -> list[list[int]]:
     """That many tiers of about equal size, fastest first; fewer where there are not so many clients."""
-    order = fastest(seconds)
+    order = sort_by_speed(seconds)
     bounds = [m * len(order) // number for m in range(number + 1)]
     return [order[a:b] for a, b in pairwise(bounds) if a < b]
 
 
-def cut_by_ratio(ratio: float, seconds: Mapping[int, float]) -> list[list[int]]:
+def split_by_ratio(ratio: float, seconds: Mapping[int, float]) -> list[list[int]]:
     """The fewest tiers, fastest first, in which nobody is more than `ratio` times as slow as the fastest."""
     tiers: list[list[int]] = []
-    for client in fastest(seconds):
+    for client in sort_by_speed(seconds):
         if tiers and seconds[client] <= ratio * seconds[tiers[-1][0]] * (1 + TOLERANCE):
             tiers[-1].append(client)
         else:
@@ -149,7 +149,7 @@ def cut_by_ratio(ratio: float, seconds: Mapping[int, float]) -> list[list[int]]:
     return tiers
 
 
-def nearest(client: int, seconds: Mapping[int, float]) -> int:
+def find_nearest(client: int, seconds: Mapping[int, float]) -> int:
     """The other client whose speed is nearest to this one's."""
     return min(
         (other for other in seconds if other != client),

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from offbeat.core.errors import require, unknown
+from offbeat.core.errors import require, unknown_name
 from offbeat.core.protocol import Action, Reject, UpdateArrived
 from offbeat.core.settings import least
 
@@ -78,11 +78,11 @@ def as_staleness(value: Staleness | str) -> Staleness:
     if not isinstance(value, str):
         return value
     if value not in STALENESS:
-        raise unknown("staleness", value, STALENESS)
+        raise unknown_name("staleness", value, STALENESS)
     made: Staleness = STALENESS[value]()
     return made
 
 
-def too_old(event: UpdateArrived, u: int, most: int | None) -> list[Action]:
+def reject_if_too_old(event: UpdateArrived, u: int, most: int | None) -> list[Action]:
     """The refusal of an update that is older than it may be, if it is."""
     return [] if most is None or u <= most else [Reject(event.client, event.ticket, f"staleness {u} is over {most}")]

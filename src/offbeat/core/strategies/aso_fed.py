@@ -43,8 +43,8 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
-from offbeat.core.parts.client_weights import Census
-from offbeat.core.parts.reused_memory import new_vector, room
+from offbeat.core.parts.client_records import ExampleCounts
+from offbeat.core.parts.large_vectors import new_vector, reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.protocol import (
     Action,
@@ -127,7 +127,7 @@ class Past:
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
-    census: Census
+    census: ExampleCounts
     w: Tensor  # raw weights: with feature="view" never what is committed
     sent: Tensor  # what clients are sent: the model, and before the first Commit the view of the initial one
     past: dict[int, Past] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class AsoFed(Settings):
         return DecayedGradients(beta=self.beta, lam=self.lam, h_order=self.h_order)
 
     def init(self, world: World) -> State:
-        census = Census.of(world.clients, "examples")
+        census = ExampleCounts.of(world.clients, "examples")
         sent = self._attended(world.layout, world.model) if self.feature == "view" else world.model
         return State.of(world, census=census, w=world.model, sent=sent)
 
@@ -172,15 +172,17 @@ class AsoFed(Settings):
         """n_k is what a client last trained on; who has not reported counts as registered."""
         newcomer = isinstance(event, ClientReady) and event.client not in state.census.examples
         if newcomer or isinstance(event, UpdateArrived):
-            state.census.hear(event, "examples")
+            state.census.update(event, "examples")
 
     def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
         past = state.past.setdefault(event.client, Past())
         past.jobs += 1
         past.seconds += event.now - event.started
         p = state.census.weight(event.client, "examples")  # n'_k / N'
-        back = torch.sub(event.base, event.local, out=room(event.local))
-        w = torch.sub(state.w, back, alpha=p, out=room(back))  # w^(t+1) = w^t - (n'_k / N') (w_k^t - w_k^(t+1))
+        back = torch.sub(event.base, event.local, out=reusable_memory(event.local))
+        w = torch.sub(
+            state.w, back, alpha=p, out=reusable_memory(back)
+        )  # w^(t+1) = w^t - (n'_k / N') (w_k^t - w_k^(t+1))
         buffer_statistics.mix(state.layout, w, state.w, event.local, p)
         state.sent = self._attended(state.layout, w)
         state.w = state.sent if self.feature == "literal" else w

@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.parts.absent_clients import Absences, EvictAfter
-from offbeat.core.parts.reused_memory import room
-from offbeat.core.parts.running_sum import RunningSum
+from offbeat.core.parts.client_records import Absences, EvictAfter
+from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, serve
-from offbeat.core.parts.weighted_sum import Buffer
+from offbeat.core.parts.vector_sums import RunningSum, WeightedSum
 from offbeat.core.protocol import Action, ClientReady, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Rate, Settings, least
 
@@ -43,7 +42,7 @@ class State(Seated):
     newcomers: dict[int, None] = field(default_factory=dict)
     total: RunningSum = field(default_factory=RunningSum)  # of the caches as they are now: a step never reads them all
     h: Tensor | None = None  # their mean over all clients at the last step; None: 0
-    buffer: Buffer = field(default_factory=Buffer)
+    buffer: WeightedSum = field(default_factory=WeightedSum)
     absences: Absences = field(default_factory=Absences)
 
 
@@ -62,7 +61,7 @@ class CA2FL(Settings):
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
-        for client in state.absences.hear(event, self.evict_after):
+        for client in state.absences.update(event, self.evict_after):
             state.total.drop(state.caches, client)  # h_i := 0
         if isinstance(event, (ClientReady, UpdateArrived)) and event.client not in state.clients:
             state.newcomers[event.client] = None
@@ -74,10 +73,10 @@ class CA2FL(Settings):
 
     def _collect(self, state: State, event: UpdateArrived) -> Action:
         client = event.client
-        delta = torch.sub(event.local, event.base, out=room(event.local))  # Delta_i
+        delta = torch.sub(event.local, event.base, out=reusable_memory(event.local))  # Delta_i
         # read once, for the residual and for the sum: a store may lie on disk, so not RunningSum.put
         h_i = state.caches.get(client)
-        residual = delta if h_i is None else torch.sub(delta, h_i, out=room(delta))
+        residual = delta if h_i is None else torch.sub(delta, h_i, out=reusable_memory(delta))
         if h_i is not None:
             state.total.remove(h_i)
         state.buffer.add(state.layout, residual, 1.0, event.local)  # acc += Delta_i - h_i
@@ -89,18 +88,18 @@ class CA2FL(Settings):
         return Note({"residual": _norm(state, residual) / moved if moved > 0 else 0.0}, event.ticket)
 
     def _step(self, state: State) -> list[Action]:
-        buffer, state.buffer = state.buffer, Buffer()
+        buffer, state.buffer = state.buffer, WeightedSum()
         assert buffer.total is not None
         assert state.total.total is not None
         v = buffer.total.div_(self.k)
         if state.h is not None:
             v += state.h  # v_t = h_t + 1/K sum_{i in S} (Delta_i - h_i)
-        model = torch.add(state.model, v, alpha=self.lr, out=room(v))  # w := w + eta v_t
+        model = torch.add(state.model, v, alpha=self.lr, out=reusable_memory(v))  # w := w + eta v_t
         buffer.statistics.write(state.layout, model, state.model)
         N = len(state.clients) + len(state.newcomers)
         h = 0.0 if state.h is None else _norm(state, state.h)
         note = Note({"h": h, "v": _norm(state, v), "cached": state.total.count / N})
-        state.h = torch.div(state.total.total, N, out=room(v))  # h_{t+1} = 1/N sum_i h_i
+        state.h = torch.div(state.total.total, N, out=reusable_memory(v))  # h_{t+1} = 1/N sum_i h_i
         return [state.publish(model), note]
 
 

@@ -38,13 +38,13 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts.absent_clients import Absences, EvictAfter
-from offbeat.core.parts.buffer_statistics import Contributions, own
+from offbeat.core.parts.buffer_statistics import Contributions, copy_client_statistics
+from offbeat.core.parts.client_records import Absences, EvictAfter
 from offbeat.core.parts.epochs import Epochs
-from offbeat.core.parts.reused_memory import new_vector, room
-from offbeat.core.parts.running_sum import RunningSum
+from offbeat.core.parts.large_vectors import new_vector, reusable_memory
 from offbeat.core.parts.selection import Concurrency
 from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import (
     Action,
     ClientLost,
@@ -182,9 +182,9 @@ class FedOGD(Settings):
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
-        for client in state.absences.hear(event, self.evict_after, unless=state.epochs.reports.__contains__):
+        for client in state.absences.update(event, self.evict_after, unless=state.epochs.reports.__contains__):
             self._evict(state, client)
-        ticks = state.epochs.hear(event)
+        ticks = state.epochs.update(event)
         if isinstance(event, (ClientReady, UpdateArrived)) and event.client not in state.clients:
             state.newcomers[event.client] = None
         match event:
@@ -204,8 +204,8 @@ class FedOGD(Settings):
         if client in state.caches:
             state.sum_of(client).remove(state.caches[client])
         # G_k = (w^t - w_k) / eta_l
-        G = torch.sub(event.base, event.local, out=room(event.local)).div_(self.lr_local)
-        own(state.layout, G, event.local)
+        G = torch.sub(event.base, event.local, out=reusable_memory(event.local)).div_(self.lr_local)
+        copy_client_statistics(state.layout, G, event.local)
         state.caches[client] = G
         state.heard[client] = None
         sent = event.extras.get("projected")  # nothing is computed from it: a script of events may leave it out
@@ -262,7 +262,9 @@ class FedOGD(Settings):
         w = state.layout.trainable(state.model)
         if running.total is None:
             return new_vector(w).zero_()
-        return torch.div(state.layout.trainable(running.total), n, out=room(w))  # b_i = 1 / |M_i| sum_{k in M_i} G_k
+        return torch.div(
+            state.layout.trainable(running.total), n, out=reusable_memory(w)
+        )  # b_i = 1 / |M_i| sum_{k in M_i} G_k
 
     def _step(self, state: State, n_act: int, n_str: int) -> list[Action]:
         step: Tensor | None = None
@@ -270,13 +272,15 @@ class FedOGD(Settings):
             if running.total is not None:
                 # 1/n sum_k G_k, or b_act + b_str
                 n = n_act + n_str if self.combine == "mean" else members
-                part = torch.div(running.total, n, out=room(running.total))
+                part = torch.div(running.total, n, out=reusable_memory(running.total))
                 step = part if step is None else step.add_(part)
         if step is None:
             return []  # nothing was reported yet, or without caches, in this epoch
-        model = torch.sub(state.model, step, alpha=self.lr_global, out=room(step))  # w^{t+1} = w^t - eta_g Delta w^t
+        model = torch.sub(
+            state.model, step, alpha=self.lr_global, out=reusable_memory(step)
+        )  # w^{t+1} = w^t - eta_g Delta w^t
         statistics = Contributions()
-        for client in () if state.layout.plain else state.caches:
+        for client in () if state.layout.params_only else state.caches:
             statistics.add(state.layout, state.caches[client], 1.0)
         share = len(state.epochs.reports) / len(state.heard) if self.upload == "difference" else 1.0
         statistics.write(state.layout, model, state.model, share)

@@ -17,8 +17,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.averaging import Averaging, average
-from offbeat.core.parts.rounds import Rounds
+from offbeat.core.parts.rounds import AveragingState, Rounds, average_round
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_optimizers import Adam
 from offbeat.core.protocol import Action, Event, LocalWork, World
@@ -50,10 +49,10 @@ class FedAdam(Settings):
     def _adam(self) -> Adam:
         return Adam(lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
 
-    def init(self, world: World) -> Averaging:
-        return Averaging.of(world, clients=world.clients)
+    def init(self, world: World) -> AveragingState:
+        return AveragingState.of(world, clients=world.clients)
 
-    def on_event(self, state: Averaging, event: Event) -> list[Action]:
+    def on_event(self, state: AveragingState, event: Event) -> list[Action]:
         # d = sum_k n_k w_k / sum_k n_k - w; m := beta1 m + (1 - beta1) d; v := beta2 v + (1 - beta2) d^2
         # w := w + lr m / (sqrt v + tau)
-        return average(state, event, self._rounds, self.work, self._adam)
+        return average_round(state, event, self._rounds, self.work, self._adam)

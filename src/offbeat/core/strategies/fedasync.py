@@ -25,18 +25,18 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.buffer_statistics import Statistics
-from offbeat.core.parts.client_weights import Census, ClientWeight
+from offbeat.core.parts.client_records import ClientWeight, ExampleCounts
+from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.proximal import with_proximal
-from offbeat.core.parts.reused_memory import room
 from offbeat.core.parts.selection import Concurrency, Seated, serve
-from offbeat.core.parts.staleness import MaxStaleness, Polynomial, Staleness, as_staleness, too_old
+from offbeat.core.parts.staleness import MaxStaleness, Polynomial, Staleness, as_staleness, reject_if_too_old
 from offbeat.core.protocol import Action, Event, LocalWork, UpdateArrived, World
 from offbeat.core.settings import Settings, Share
 
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
-    census: Census
+    census: ExampleCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,29 +71,29 @@ class FedAsync(Settings):
         object.__setattr__(self, "_pulled", with_proximal(self.work, self.rho))
 
     def init(self, world: World) -> State:
-        return State.of(world, census=Census.of(world.clients, self.client_weight))
+        return State.of(world, census=ExampleCounts.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         if self.client_weight is not None:
-            state.census.hear(event, self.client_weight)
+            state.census.update(event, self.client_weight)
         if isinstance(event, UpdateArrived):
             return self._absorb(state, event) + serve(state, event, self.concurrency, self._pulled)
         return serve(state, event, self.concurrency, self._pulled)
 
     def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
         u = state.version - event.base_version
-        if self.max_staleness is not None and (refused := too_old(event, u, self.max_staleness)):
+        if self.max_staleness is not None and (refused := reject_if_too_old(event, u, self.max_staleness)):
             return refused
         # alpha itself is never overwritten: each update is discounted for its own age only
         alpha_t = self.alpha * self._s(u)
         if self.mode == "mix":
             # x_t = (1 - a_t) x_{t-1} + a_t x_new
-            model = torch.lerp(state.model, event.local, alpha_t, out=room(state.model))
+            model = torch.lerp(state.model, event.local, alpha_t, out=reusable_memory(state.model))
         else:
             alpha_t *= state.census.weight(event.client, self.client_weight)
-            model = torch.sub(event.local, event.base, out=room(state.model))
+            model = torch.sub(event.local, event.base, out=reusable_memory(state.model))
             model.mul_(alpha_t).add_(state.model)  # w + a_t p_k (local - base)
-        if not state.layout.plain:
+        if not state.layout.params_only:
             omega = 1.0 if self.statistics == "replace" else alpha_t
             buffer_statistics.mix(state.layout, model, state.model, event.local, omega)
         return [state.publish(model)]

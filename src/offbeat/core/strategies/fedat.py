@@ -39,8 +39,8 @@ from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_state import ServerState
-from offbeat.core.parts.speed_profile import Profile, cut_by_ratio, cut_into, nearest, profile_turn
-from offbeat.core.parts.weighted_sum import Buffer
+from offbeat.core.parts.speed_profile import SpeedProfile, find_nearest, profile_turn, split_by_ratio, split_equally
+from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
@@ -65,7 +65,7 @@ class Tier:
     count: int = 0  # T_m
     members: dict[int, None] = field(default_factory=dict)
     rounds: Round = field(default_factory=Round)
-    answers: Buffer = field(default_factory=Buffer)
+    answers: WeightedSum = field(default_factory=WeightedSum)
 
     @property
     def key(self) -> str:
@@ -74,8 +74,8 @@ class Tier:
 
 @dataclass(slots=True, kw_only=True)
 class State(ServerState):
-    profile: Profile = field(default_factory=Profile)
-    answers: Buffer = field(default_factory=Buffer)  # of the profiling round
+    profile: SpeedProfile = field(default_factory=SpeedProfile)
+    answers: WeightedSum = field(default_factory=WeightedSum)  # of the profiling round
     tiers: list[Tier] = field(default_factory=list)  # fastest first
     created: int = 0
     since: int = 0  # tier rounds since tiers were last cut
@@ -135,13 +135,15 @@ class FedAT(Settings):
         state.since = 0
         state.profile.forget()
         seconds = state.profile.seconds
-        return cut_into(self.tiers or TIERS, seconds) if self.ratio is None else cut_by_ratio(self.ratio, seconds)
+        return (
+            split_equally(self.tiers or TIERS, seconds) if self.ratio is None else split_by_ratio(self.ratio, seconds)
+        )
 
     def _begin(self, state: State, now: float) -> list[Action]:
         """The profiling round is over: its mean is w_0, and every tier starts from there."""
         mean = state.answers.mean(state.layout, state.model)
         assert mean is not None
-        state.answers = Buffer()
+        state.answers = WeightedSum()
         commit = state.publish(mean)
         groups = self._cut(state)
         state.tiers = [self._tier(state, mean, 0) for _ in groups]
@@ -162,7 +164,7 @@ class FedAT(Settings):
         return [SetTimer(OPEN + tier.key, now) for tier in state.tiers if tier.rounds.idle and not tier.rounds.is_open]
 
     def _place(self, state: State, newcomer: int) -> None:
-        neighbour = nearest(newcomer, state.profile.seconds)
+        neighbour = find_nearest(newcomer, state.profile.seconds)
         next(tier for tier in state.tiers if neighbour in tier.members).members[newcomer] = None
 
     def _rounds(self, state: State, event: Event) -> list[Action]:
@@ -181,7 +183,7 @@ class FedAT(Settings):
         return actions
 
     def _step(self, state: State, tier: Tier) -> list[Action]:
-        answers, tier.answers = tier.answers, Buffer()
+        answers, tier.answers = tier.answers, WeightedSum()
         mean = answers.mean(state.layout, tier.model)
         if mean is None:
             return []  # nobody answered
@@ -190,7 +192,7 @@ class FedAT(Settings):
         state.since += 1
         counts = [t.count + self.smooth for t in state.tiers]
         weights = [mirrored / sum(counts) for mirrored in reversed(counts)]  # T_{M+1-m} / T
-        merged = Buffer()
+        merged = WeightedSum()
         for t, weight in zip(state.tiers, weights, strict=True):
             if weight > 0:
                 merged.add(state.layout, t.model, weight, t.model)

@@ -19,8 +19,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.averaging import Averaging, average
-from offbeat.core.parts.rounds import Rounds
+from offbeat.core.parts.rounds import AveragingState, Rounds, average_round
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_optimizers import Momentum
 from offbeat.core.protocol import Action, Event, LocalWork, World
@@ -41,9 +40,9 @@ class FedAvgM(Settings):
     def _rounds(self) -> Rounds:
         return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
-    def init(self, world: World) -> Averaging:
-        return Averaging.of(world, clients=world.clients)
+    def init(self, world: World) -> AveragingState:
+        return AveragingState.of(world, clients=world.clients)
 
-    def on_event(self, state: Averaging, event: Event) -> list[Action]:
+    def on_event(self, state: AveragingState, event: Event) -> list[Action]:
         # d = sum_k n_k w_k / sum_k n_k - w; v := mu v + d; w := w + v
-        return average(state, event, self._rounds, self.work, Momentum(mu=self.mu))
+        return average_round(state, event, self._rounds, self.work, Momentum(mu=self.mu))

@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.client_weights import Census, ClientWeight
-from offbeat.core.parts.selection import Concurrency, Seated, hold, must_step, serve
-from offbeat.core.parts.server_optimizers import Moments, Plain
-from offbeat.core.parts.staleness import Polynomial, Staleness, as_staleness, too_old
-from offbeat.core.parts.weighted_sum import Buffer
+from offbeat.core.parts.client_records import ClientWeight, ExampleCounts
+from offbeat.core.parts.selection import Concurrency, Seated, defer, must_step, serve
+from offbeat.core.parts.server_optimizers import Moments, PlainStep
+from offbeat.core.parts.staleness import Polynomial, Staleness, as_staleness, reject_if_too_old
+from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import Action, Event, LocalWork, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Rate, Settings, least
 
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
-    census: Census
-    buffer: Buffer = field(default_factory=Buffer)
+    census: ExampleCounts
+    buffer: WeightedSum = field(default_factory=WeightedSum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,10 @@ class FedBuff(Settings):
         object.__setattr__(self, "staleness", as_staleness(self.staleness))
 
     def init(self, world: World) -> State:
-        return State.of(world, census=Census.of(world.clients, self.client_weight))
+        return State.of(world, census=ExampleCounts.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        state.census.hear(event, self.client_weight)
+        state.census.update(event, self.client_weight)
         actions = self._collect(state, event) if isinstance(event, UpdateArrived) else []
         stepped = must_step(state.seats, event, full=state.buffer.count >= self.k)
         if stepped:
@@ -65,19 +65,19 @@ class FedBuff(Settings):
 
     def _collect(self, state: State, event: UpdateArrived) -> list[Action]:
         u = state.version - event.base_version
-        if refused := too_old(event, u, self.max_staleness):
+        if refused := reject_if_too_old(event, u, self.max_staleness):
             return refused
         weight = as_staleness(self.staleness)(u) * state.census.weight(event.client, self.client_weight)
         state.buffer.add_delta(state.layout, event.base, event.local, weight)  # A += s(u) delta
         if self.exclude_buffered:
-            hold(state.seats, event.client)
+            defer(state.seats, event.client)
         return []
 
     def _step(self, state: State) -> Action:
-        buffer, state.buffer = state.buffer, Buffer()
+        buffer, state.buffer = state.buffer, WeightedSum()
         assert buffer.total is not None
         # K updates as a rule; fewer only where nobody else could answer
         mean = buffer.total if self.client_weight else buffer.total.div_(buffer.count)
-        model = Plain(lr=self.lr).step(Moments(), state.model, mean)  # w := w + eta_g A / K
+        model = PlainStep(lr=self.lr).step(Moments(), state.model, mean)  # w := w + eta_g A / K
         buffer.statistics.write(state.layout, model, state.model)
         return state.publish(model)

@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.parts.buffer_statistics import Contributions, own
-from offbeat.core.parts.reused_memory import room
-from offbeat.core.parts.running_sum import RunningSum
+from offbeat.core.parts.buffer_statistics import Contributions, copy_client_statistics
+from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, serve
+from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Settings, least
 
 
 @dataclass(slots=True)
-class Upload:
+class QueuedUpload:
     client: int
     base_version: int
     vector: Tensor  # the model, or the delta with the model's statistics
@@ -41,7 +41,7 @@ class Upload:
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
     anchor: Tensor | None  # the model from before the window; None in a queue of models
-    queue: list[Upload] = field(default_factory=list)  # the last k, oldest first: all the server keeps
+    queue: list[QueuedUpload] = field(default_factory=list)  # the last k, oldest first: all the server keeps
     total: RunningSum = field(default_factory=RunningSum)
 
 
@@ -67,14 +67,14 @@ class FedFa(Settings):
     def _push(self, state: State, event: UpdateArrived) -> None:
         vector = event.local
         if self.queue == "deltas":
-            vector = torch.sub(event.local, event.base, out=room(event.local))
-            own(state.layout, vector, event.local)
+            vector = torch.sub(event.local, event.base, out=reusable_memory(event.local))
+            copy_client_statistics(state.layout, vector, event.local)
         if len(state.queue) == self.k:
             oldest = state.queue.pop(0).vector
             state.total.remove(oldest)
             if state.anchor is not None:
-                state.anchor = torch.add(state.anchor, oldest, alpha=1 / self.k, out=room(oldest))
-        state.queue.append(Upload(event.client, event.base_version, vector))
+                state.anchor = torch.add(state.anchor, oldest, alpha=1 / self.k, out=reusable_memory(oldest))
+        state.queue.append(QueuedUpload(event.client, event.base_version, vector))
         state.total.add(vector)
         if state.total.needs_renewal:
             state.total.renew(upload.vector for upload in state.queue)
@@ -86,7 +86,7 @@ class FedFa(Settings):
         if len(state.queue) < self.k:
             return [note]
         assert state.total.total is not None
-        model = torch.div(state.total.total, self.k, out=room(state.model))  # w := 1/K sum_{i in queue} w_i
+        model = torch.div(state.total.total, self.k, out=reusable_memory(state.model))  # w := 1/K sum_{i in queue} w_i
         if state.anchor is not None:
             model += state.anchor  # w := w_anchor + 1/K sum_{i in queue} Delta_i
         statistics = Contributions()

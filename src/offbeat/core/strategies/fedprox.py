@@ -22,11 +22,10 @@ from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.averaging import Averaging, average
+from offbeat.core.parts.large_vectors import distance
 from offbeat.core.parts.proximal import with_proximal
-from offbeat.core.parts.rounds import Rounds
+from offbeat.core.parts.rounds import AveragingState, Rounds, average_round
 from offbeat.core.parts.selection import Sample
-from offbeat.core.parts.vector_blocks import distance
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Amount, NonNegative, Seconds, Settings
 
@@ -53,11 +52,11 @@ class FedProx(Settings):
     def _pulled(self) -> LocalWork:
         return with_proximal(self.work, self.mu)  # h_k(w) = F_k(w) + mu / 2 ||w - w^t||^2
 
-    def init(self, world: World) -> Averaging:
-        return Averaging.of(world, clients=world.clients)
+    def init(self, world: World) -> AveragingState:
+        return AveragingState.of(world, clients=world.clients)
 
-    def on_event(self, state: Averaging, event: Event) -> list[Action]:
-        actions = average(state, event, self._rounds, self._pulled)
+    def on_event(self, state: AveragingState, event: Event) -> list[Action]:
+        actions = average_round(state, event, self._rounds, self._pulled)
         if isinstance(event, UpdateArrived):
             # ||w_k - w^t||, which mu is to keep short
             drift = distance(state.layout.trainable(event.local), state.layout.trainable(event.base))

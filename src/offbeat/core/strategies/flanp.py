@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.rounds import OPEN, Round, Rounds, Turn
+from offbeat.core.parts.large_vectors import distance
+from offbeat.core.parts.rounds import OPEN, Round, Rounds, RoundTurn
 from offbeat.core.parts.selection import Sample, sample_size
 from offbeat.core.parts.server_state import ServerState
-from offbeat.core.parts.speed_profile import Profile, Profiled, fastest, profile_turn
-from offbeat.core.parts.vector_blocks import distance
-from offbeat.core.parts.weighted_sum import Buffer
+from offbeat.core.parts.speed_profile import ProfileTurn, SpeedProfile, profile_turn, sort_by_speed
+from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import (
     Action,
     ClientLost,
@@ -46,8 +46,8 @@ from offbeat.core.settings import WHOLE, Seconds, Settings, least
 
 @dataclass(slots=True, kw_only=True)
 class State(ServerState):
-    profile: Profile = field(default_factory=Profile)
-    answers: Buffer = field(default_factory=Buffer)
+    profile: SpeedProfile = field(default_factory=SpeedProfile)
+    answers: WeightedSum = field(default_factory=WeightedSum)
     rounds: Round = field(default_factory=Round)
     bench: dict[int, None] = field(default_factory=dict)  # idle, but not among the n fastest
     n: int = 0
@@ -71,7 +71,7 @@ class FLANP(Settings):
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         profiling = profile_turn(state.profile, event, self.deadline)
-        turn: Turn | Profiled = self._turn(state, event) if profiling.passes else profiling
+        turn: RoundTurn | ProfileTurn = self._turn(state, event) if profiling.passes else profiling
         actions = turn.actions
         if turn.counts and isinstance(event, UpdateArrived):
             state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
@@ -84,7 +84,7 @@ class FLANP(Settings):
             actions = [*actions, Note({"seconds": event.now - event.started}, event.ticket)]
         return actions + [Dispatch(client, state.model, self.work) for client in turn.chosen]
 
-    def _turn(self, state: State, event: Event) -> Turn:
+    def _turn(self, state: State, event: Event) -> RoundTurn:
         if isinstance(event, ClientLost) and event.ticket is None:
             state.bench.pop(event.client, None)
         elif isinstance(event, TimerFired) and event.key == OPEN and not state.rounds.is_open:
@@ -96,11 +96,11 @@ class FLANP(Settings):
         """The n fastest of those who are there take part; the others go on waiting."""
         # fewer than n0 only while no more are measured
         state.n = max(state.n, min(self.n0, len(state.profile.seconds)))
-        order = fastest({client: state.profile.seconds[client] for client in (*state.bench, *state.rounds.idle)})
+        order = sort_by_speed({client: state.profile.seconds[client] for client in (*state.bench, *state.rounds.idle)})
         state.rounds.idle, state.bench = dict.fromkeys(order[: state.n]), dict.fromkeys(order[state.n :])
 
     def _average(self, state: State) -> list[Action]:
-        answers, state.answers = state.answers, Buffer()
+        answers, state.answers = state.answers, WeightedSum()
         mean = answers.mean(state.layout, state.model)  # w := sum_k n_k y_k / sum_k n_k
         return [] if mean is None else [state.publish(mean)]  # nobody answered: keep w
 

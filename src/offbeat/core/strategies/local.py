@@ -29,7 +29,7 @@ from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, LocalWor
 class State:
     model: Tensor  # w_0, where everybody starts
     version: int
-    own: MutableMapping[int, Tensor]  # w_k of those who have trained
+    client_models: MutableMapping[int, Tensor]  # w_k of those who have trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +39,17 @@ class Local:
     work: LocalWork = LocalWork()
 
     def init(self, world: World) -> State:
-        return State(model=world.model, version=0, own=world.store("own"))
+        return State(model=world.model, version=0, client_models=world.store("own"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         match event:
             case UpdateArrived():
-                state.own[event.client] = event.local
+                state.client_models[event.client] = event.local
             case ClientReady():  # it follows each update of a client that is still there
                 return [Dispatch(event.client, self.model_for(state, event.client), self.work)]
         return []
 
     def model_for(self, state: State, client: int) -> Tensor:
         """The client's own model."""
-        own = state.own.get(client)
+        own = state.client_models.get(client)
         return state.model if own is None else own

@@ -41,13 +41,13 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
-from offbeat.core.parts.absent_clients import Absences, EvictAfter
 from offbeat.core.parts.buffer_statistics import Contributions
+from offbeat.core.parts.client_records import Absences, EvictAfter
 from offbeat.core.parts.epochs import Epochs
-from offbeat.core.parts.reused_memory import room
+from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.parts.running_sum import RunningSum
 from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import (
     Action,
     ClientLost,
@@ -114,10 +114,10 @@ class Mifa(Settings):
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         self._meet(state, event)
-        for client in state.absences.hear(event, self.evict_after, unless=state.heard.__contains__):
+        for client in state.absences.update(event, self.evict_after, unless=state.heard.__contains__):
             state.total.drop(state.table, client)  # G_i := 0
         if self.epoch is not None:
-            ticks = state.epochs.hear(event)
+            ticks = state.epochs.update(event)
             if isinstance(event, UpdateArrived):
                 self._remember(state, event)
             actions = self._step(state) if ticks else []
@@ -144,8 +144,8 @@ class Mifa(Settings):
 
     def _remember(self, state: State, event: UpdateArrived) -> None:
         eta = self._eta(event.base_version)  # what this client trained with; the step has the rate of its own time
-        G = torch.sub(event.base, event.local, out=room(event.local)).div_(eta)  # G_i = (x - y) / eta_t
-        buffer_statistics.own(state.layout, G, event.local)
+        G = torch.sub(event.base, event.local, out=reusable_memory(event.local)).div_(eta)  # G_i = (x - y) / eta_t
+        buffer_statistics.copy_client_statistics(state.layout, G, event.local)
         state.total.put(state.table, event.client, G)
         state.heard[event.client] = None
 
@@ -165,6 +165,6 @@ class Mifa(Settings):
             return [note]
         over = N if self.average == "all" else known
         # w := w - eta_t 1/N sum_i G_i
-        model = torch.sub(state.model, state.total.total, alpha=eta / over, out=room(state.model))
+        model = torch.sub(state.model, state.total.total, alpha=eta / over, out=reusable_memory(state.model))
         Contributions.of(state.layout, state.table, state.total.weights).write(state.layout, model, state.model)
         return [state.publish(model), note]

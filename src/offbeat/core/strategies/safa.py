@@ -38,12 +38,12 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.parts.absent_clients import Absences, EvictAfter
 from offbeat.core.parts.buffer_statistics import Contributions
-from offbeat.core.parts.reused_memory import room
-from offbeat.core.parts.running_sum import RunningSum
+from offbeat.core.parts.client_records import Absences, EvictAfter
+from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.selection import Sample, sample_size
 from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import (
     Action,
     ClientLost,
@@ -103,7 +103,7 @@ class Safa(Settings):
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
         to_be_used = {**state.picks, **state.bypass} if self.evict_after is not None else {}
-        for client in state.absences.hear(event, self.evict_after, unless=to_be_used.__contains__):
+        for client in state.absences.update(event, self.evict_after, unless=to_be_used.__contains__):
             self._evict(state, client)
         match event:
             case ClientReady():
@@ -176,7 +176,7 @@ class Safa(Settings):
         if state.changed:
             assert state.total.total is not None
             # w := sum_i (n_i / n) c_i
-            model = torch.div(state.total.total, state.total.weight, out=room(state.model))
+            model = torch.div(state.total.total, state.total.weight, out=reusable_memory(state.model))
             Contributions.of(state.layout, state.caches, state.total.weights).write(state.layout, model, state.model)
             state.changed = False
             actions.append(state.publish(model))

@@ -44,12 +44,12 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.buffer_statistics import Contributions, Statistics
-from offbeat.core.parts.client_weights import Census, ClientWeight
-from offbeat.core.parts.reused_memory import room
+from offbeat.core.parts.client_records import ClientWeight, ExampleCounts
+from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
-from offbeat.core.parts.server_optimizers import Moments, Momentum, Plain
-from offbeat.core.parts.staleness import MaxStaleness, Polynomial, too_old
-from offbeat.core.parts.weighted_sum import Buffer
+from offbeat.core.parts.server_optimizers import Moments, Momentum, PlainStep
+from offbeat.core.parts.staleness import MaxStaleness, Polynomial, reject_if_too_old
+from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import BelowOne, Exponent, Settings, Share
 from offbeat.core.strategies.fedcompass.compass import Compass, Create, Move, Schedule, Speed, fastest_first
@@ -59,7 +59,9 @@ from offbeat.core.strategies.fedcompass.compass import Compass, Create, Move, Sc
 class Pile:
     """Updates that wait for their group: sums of st p delta (+N: st p delta / Q), and what Q_eff is made of."""
 
-    sums: dict[int, Buffer] = field(default_factory=dict)  # one; with discount="aggregation" one for each base version
+    sums: dict[int, WeightedSum] = field(
+        default_factory=dict
+    )  # one; with discount="aggregation" one for each base version
     p: float = 0.0  # sum of p_i
     pq: float = 0.0  # sum of p_i Q_i
     count: int = 0
@@ -67,7 +69,7 @@ class Pile:
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
-    census: Census
+    census: ExampleCounts
     schedule: Schedule = field(default_factory=Schedule)
     piles: dict[int, Pile] = field(default_factory=dict)  # group -> its buffer
     general: Pile = field(default_factory=Pile)  # late updates: they go with the next group
@@ -110,10 +112,10 @@ class FedCompass(Settings):
         return Compass(q_min=self.q_min, q_max=self.q_max, latest=self.latest, speed=self.speed, create=self.create)
 
     def init(self, world: World) -> State:
-        return State.of(world, census=Census.of(world.clients, self.weights))
+        return State.of(world, census=ExampleCounts.of(world.clients, self.weights))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        state.census.hear(event, self.weights)
+        state.census.update(event, self.weights)
         turn = self._compass.turn(state.schedule, event)
         actions: list[Action] = list(turn.timers)
         if isinstance(event, UpdateArrived):
@@ -124,13 +126,13 @@ class FedCompass(Settings):
 
     def _absorb(self, state: State, event: UpdateArrived, turn: Move) -> list[Action]:
         u = state.version - event.base_version
-        if refused := too_old(event, u, self.max_staleness):
+        if refused := reject_if_too_old(event, u, self.max_staleness):
             return refused
         p = state.census.weight(event.client, self.weights)  # over all clients known, never renormalised in a group
         st, speed = self._st(u), state.schedule.speeds[event.client]
         place = {"group": float(turn.group or 0), "late": float(turn.place == "late"), "steps": float(turn.steps)}
         note = Note({"staleness": float(u), "weight": st * p, "seconds_per_step": speed, **place}, event.ticket)
-        delta = torch.sub(event.local, event.base, out=room(event.local))
+        delta = torch.sub(event.local, event.base, out=reusable_memory(event.local))
         if turn.place == "first" or turn.group is None:
             model = delta.mul_(st * p).add_(state.model)  # w := w - st(u) p_i Delta_i
             buffer_statistics.mix(
@@ -143,7 +145,7 @@ class FedCompass(Settings):
         key, weight = (0, st * p) if self.discount == "arrival" else (event.base_version, p)
         # Delta-bar_g := Delta-bar_g + st(u) p_i Delta_i, or Delta-bar of those who are late
         share = weight if self.statistics == "mix" else 1.0
-        pile.sums.setdefault(key, Buffer()).add(state.layout, delta, weight, event.local, share)
+        pile.sums.setdefault(key, WeightedSum()).add(state.layout, delta, weight, event.local, share)
         pile.p += p
         pile.pq += p * turn.steps
         pile.count += 1
@@ -185,7 +187,7 @@ class FedCompass(Settings):
         assert d is not None
         if self.normalized:
             d.mul_(q_eff)
-        optimizer = Momentum(mu=self.mu) if self.momentum else Plain()  # m := mu m + d
+        optimizer = Momentum(mu=self.mu) if self.momentum else PlainStep()  # m := mu m + d
         model = optimizer.step(state.momentum, state.model, d)  # w := w - (Delta-bar_g + Delta-bar); +M: w - m
         values.write(state.layout, model, state.model, omega if self.statistics == "mix" else 1.0)
         updates, still_open = sum(pile.count for pile in groups), len(state.schedule.groups)

@@ -39,11 +39,11 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts.absent_clients import Absences, EvictAfter
+from offbeat.core.parts.client_records import Absences, EvictAfter
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_state import ServerState
-from offbeat.core.parts.weighted_sum import Buffer
+from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import Action, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Amount, NonNegative, Positive, Seconds, Settings, above, least
 from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody
@@ -62,7 +62,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Classes:
+class ClassSums:
     """Of the answers of a round: they are added up as they come, in float32 at least. Half of that would stop growing
     once a client's part is small beside the sum.
     """
@@ -81,8 +81,8 @@ class State(ServerState):
     prototypes: Tensor | None = None  # c_y of the last round: [classes, width]
     known: Tensor | None = None  # has a class a prototype? [classes], 0 or 1
     rounds: Round = field(default_factory=Round)
-    average: Buffer = field(default_factory=Buffer)
-    classes: Classes = field(default_factory=Classes)
+    average: WeightedSum = field(default_factory=WeightedSum)
+    classes: ClassSums = field(default_factory=ClassSums)
     answers: list[Answer] = field(default_factory=list)
     absences: Absences = field(default_factory=Absences)
 
@@ -126,7 +126,7 @@ class FedPAC(Settings):
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         to_be_used = {answer.client for answer in state.answers} if self.evict_after is not None else set()
-        for client in state.absences.hear(event, self.evict_after, unless=to_be_used.__contains__):
+        for client in state.absences.update(event, self.evict_after, unless=to_be_used.__contains__):
             for kept in (state.heads, state.means, state.counts):
                 kept.pop(client, None)
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
@@ -178,7 +178,7 @@ class FedPAC(Settings):
         state.answers.append(Answer(event.client, event.ticket, head, mu, n_y, event.extras["h"], event.extras["v"]))
 
     def _close(self, state: State) -> list[Action]:
-        average, answers, state.average, state.answers = state.average, state.answers, Buffer(), []
+        average, answers, state.average, state.answers = state.average, state.answers, WeightedSum(), []
         model = average.mean(state.layout, state.model)  # theta := sum_k n_k theta_k / sum_k n_k, and the mean head
         if model is None:
             return []  # nobody answered: keep everything
@@ -187,7 +187,7 @@ class FedPAC(Settings):
         return [*self._collaborate(state, answers), commit]
 
     def _align(self, state: State, answers: list[Answer]) -> None:
-        sums, state.classes = state.classes, Classes()
+        sums, state.classes = state.classes, ClassSums()
         assert sums.means is not None
         assert sums.counts is not None
         known = sums.counts > 0

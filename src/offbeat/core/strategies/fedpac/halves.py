@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
-from offbeat.core.errors import ConfigError, require, unknown
-from offbeat.core.parts.reused_memory import new_vector
+from offbeat.core.errors import ConfigError, require, unknown_name
+from offbeat.core.parts.large_vectors import new_vector
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork, Phase
 from offbeat.core.vector import Layout
 
@@ -33,7 +33,7 @@ class Halves:
         module = params[-1].name.rpartition(".")[0] if name is None else name
         head = [s for s in params if s.name.startswith(f"{module}.")]
         if name is not None and not head:
-            raise unknown("head", name, {s.name.rpartition(".")[0] for s in params} - {""})
+            raise unknown_name("head", name, {s.name.rpartition(".")[0] for s in params} - {""})
         body = tuple(s.name for s in params if not s.name.startswith(f"{module}."))
         if not head or not body:
             what = f"all parameters belong to {module!r}" if head else "this one is a single layer"

@@ -42,11 +42,10 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require
-from offbeat.core.parts.buffer_statistics import Contributions, own
-from offbeat.core.parts.reused_memory import new_vector
-from offbeat.core.parts.running_sum import RunningSum
-from offbeat.core.parts.selection import Concurrency, Seated, hold, must_step, serve
-from offbeat.core.parts.vector_blocks import LEAST, blocks
+from offbeat.core.parts.buffer_statistics import Contributions, copy_client_statistics
+from offbeat.core.parts.large_vectors import MIN_PIECE, new_vector, split_together
+from offbeat.core.parts.selection import Concurrency, Seated, defer, must_step, serve
+from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, NonNegative, Positive, Settings, above, least
 from offbeat.core.strategies.fedpsa.sketch import Calibration, Fisher, GaussianSketch, Signal, Sketched
@@ -141,7 +140,7 @@ class FedPSA(Settings):
                 state.first = fmean(state.norms)  # M_0
         state.buffer.append(Waiting(event.ticket, delta, kappa, m))
         if self.exclude_buffered:
-            hold(state.seats, event.client)
+            defer(state.seats, event.client)
         return Note({"kappa": kappa, "squared_norm": m}, event.ticket)
 
     def _temperature(self, state: State) -> float | None:
@@ -170,7 +169,9 @@ class FedPSA(Settings):
         """The next model, and the inner product of each Delta w_i with the step: what is read twice is near then."""
         model, along = new_vector(state.model), torch.zeros(len(updates), dtype=torch.float64)
         for a, b in state.layout.params:
-            for w, step, *deltas in blocks(state.model[a:b], model[a:b], *(update.delta[a:b] for update in updates)):
+            for w, step, *deltas in split_together(
+                state.model[a:b], model[a:b], *(update.delta[a:b] for update in updates)
+            ):
                 torch.mul(deltas[0], weights[0], out=step)  # sum_i Weight_i Delta w_i
                 for delta, weight in zip(deltas[1:], weights[1:], strict=True):
                     step.add_(delta, alpha=weight)
@@ -201,15 +202,15 @@ def difference(layout: Layout, local: Tensor, base: Tensor, out: Tensor) -> floa
     """out := local - base, with the statistics of local; the squared norm of its trainable entries."""
     squared = 0.0
     for a, b in layout.params:
-        for y, x, delta in blocks(local[a:b], base[a:b], out[a:b]):
+        for y, x, delta in split_together(local[a:b], base[a:b], out[a:b]):
             squared += float(torch.dot(torch.sub(y, x, out=delta), delta))
-    own(layout, out, local)
+    copy_client_statistics(layout, out, local)
     return squared
 
 
 def products(deltas: list[Tensor], step: Tensor) -> Tensor:
     """<Delta w_i, step> of each."""
-    if len(step) >= LEAST:
+    if len(step) >= MIN_PIECE:
         return torch.stack([torch.dot(delta, step) for delta in deltas])
     rows = torch.stack([*deltas, step])  # short ones are copied sooner than multiplied one by one
     return torch.mv(rows[:-1], rows[-1])

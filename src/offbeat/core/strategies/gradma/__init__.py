@@ -39,13 +39,12 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts.absent_clients import Absences, EvictAfter
-from offbeat.core.parts.reused_memory import room
+from offbeat.core.parts.client_records import Absences, EvictAfter
+from offbeat.core.parts.large_vectors import MIN_PIECE, distance, reusable_memory, split_together
 from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_state import ServerState
-from offbeat.core.parts.vector_blocks import LEAST, blocks, distance
-from offbeat.core.parts.weighted_sum import Buffer
+from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import (
     Action,
     Dispatch,
@@ -113,7 +112,7 @@ class State(ServerState):
     rounds: Round = field(default_factory=Round)
     members: dict[int, None] = field(default_factory=dict)  # of the last round opened
     chosen: dict[int, int] = field(default_factory=dict)  # the memory: client -> in how many rounds since it was let in
-    answers: Buffer = field(default_factory=Buffer)
+    answers: WeightedSum = field(default_factory=WeightedSum)
     momentum: Tensor | None = None  # m~, params only; None: 0
     absences: Absences = field(default_factory=Absences)
 
@@ -155,7 +154,7 @@ class GradMA(Settings):
         return State.of(world, clients=world.clients, deltas=world.store("deltas"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        for client in state.absences.hear(event, self.evict_after, unless=state.members.__contains__):
+        for client in state.absences.update(event, self.evict_after, unless=state.members.__contains__):
             self._evict(state, client)
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
@@ -172,12 +171,12 @@ class GradMA(Settings):
 
     def _receive(self, state: State, event: UpdateArrived) -> None:
         w, y_k = state.layout.trainable(event.base), state.layout.trainable(event.local)
-        delta = torch.sub(w, y_k, out=room(w))  # descent: w - y_k
+        delta = torch.sub(w, y_k, out=reusable_memory(w))  # descent: w - y_k
         state.answers.add(state.layout, delta, float(event.num_examples), event.local)
         if self.server and self._remembers(state, event.client):
             held = state.deltas.get(event.client)
             # D_i := D_i + (w - y_i)
-            state.deltas[event.client] = delta if held is None else torch.add(held, delta, out=room(held))
+            state.deltas[event.client] = delta if held is None else torch.add(held, delta, out=reusable_memory(held))
 
     def _remembers(self, state: State, client: int) -> bool:
         """Is it in the memory, or is there room for it?"""
@@ -197,12 +196,12 @@ class GradMA(Settings):
         state.deltas.pop(client, None)
 
     def _close(self, state: State) -> list[Action]:
-        answers, state.answers = state.answers, Buffer()
+        answers, state.answers = state.answers, WeightedSum()
         if answers.total is None:
             return []  # nobody answered: keep everything
         actions: list[Action] = []
         step, carried = answers.total, [] if state.momentum is None else [state.momentum]
-        for m, *m_tilde in blocks(step, *carried):
+        for m, *m_tilde in split_together(step, *carried):
             m.div_(answers.weight)  # acc = sum_k n_k (w - y_k) / sum_k n_k
             if m_tilde:
                 m.add_(m_tilde[0], alpha=self.beta1)  # m := beta_1 m~ + acc
@@ -211,8 +210,8 @@ class GradMA(Settings):
             state.momentum = step  # what is carried is the corrected one
             self._decay(state)
         w = state.layout.trainable(state.model)
-        model = torch.sub(w, step, alpha=self.lr_global, out=room(w))  # w := w - gamma_g m~
-        if not state.layout.plain:
+        model = torch.sub(w, step, alpha=self.lr_global, out=reusable_memory(w))  # w := w - gamma_g m~
+        if not state.layout.params_only:
             model = state.layout.with_trainable(state.model, model)
         answers.statistics.write(state.layout, model, state.model)
         return [*actions, state.publish(model)]
@@ -231,8 +230,8 @@ class GradMA(Settings):
             for D_i, z_i in zip(rows, z.tolist(), strict=True)
             if z_i > 0
         ]
-        pieces = torch.split(m, LEAST)  # how far m~ is from m is found where it differs
-        touched = sorted({n for here, *_ in active for n in range(here.start // LEAST, -(-here.stop // LEAST))})
+        pieces = torch.split(m, MIN_PIECE)  # how far m~ is from m is found where it differs
+        touched = sorted({n for here, *_ in active for n in range(here.start // MIN_PIECE, -(-here.stop // MIN_PIECE))})
         before = [pieces[n].clone() for n in touched]
         for here, D_i, z_i in active:
             m[here].add_(D_i[here], alpha=z_i)  # m~ = m + D^T z
@@ -248,4 +247,4 @@ class GradMA(Settings):
         if self.beta2 < 1:
             for client in list(state.deltas):
                 D_i = state.deltas[client]
-                state.deltas[client] = torch.mul(D_i, self.beta2, out=room(D_i))  # D_i := beta_2 D_i
+                state.deltas[client] = torch.mul(D_i, self.beta2, out=reusable_memory(D_i))  # D_i := beta_2 D_i

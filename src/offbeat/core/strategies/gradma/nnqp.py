@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.core.parts.vector_blocks import LEAST, blocks
+from offbeat.core.parts.large_vectors import MIN_PIECE, split_together
 
 Matrix = NDArray[np.float64]
 
@@ -34,7 +34,7 @@ def against(rows: Sequence[Tensor], v: Tensor, tensors: list[slice], rho: float)
     rows do: that takes one product a row. Vectors on a device, in half precision, and short ones are not looked at so
     closely.
     """
-    if rho > 0 or len(v) < LEAST or not v.is_cpu or v.dtype not in (torch.float32, torch.float64):
+    if rho > 0 or len(v) < MIN_PIECE or not v.is_cpu or v.dtype not in (torch.float32, torch.float64):
         return tensors
     x = v.numpy()  # tensors are many and small, and numpy's calls cost less than torch's
     places = [(here, x[here]) for here in tensors]
@@ -60,7 +60,7 @@ def _pairs(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
     here, there = torch.tril_indices(len(rows), len(rows))
     pairs = list(zip(here.tolist(), there.tolist(), strict=True))
     found = rows[0].new_zeros(len(pairs))
-    for parts in blocks(*(row[start:stop] for row in rows)):
+    for parts in split_together(*(row[start:stop] for row in rows)):
         found += torch.stack([torch.dot(parts[i], parts[j]) for i, j in pairs])
     gram = found.new_empty(len(rows), len(rows))
     gram[here, there] = gram[there, here] = found

@@ -39,10 +39,10 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
-from offbeat.core.parts.absent_clients import Absences, EvictAfter
-from offbeat.core.parts.reused_memory import new_vector, room
+from offbeat.core.parts.client_records import Absences, EvictAfter
+from offbeat.core.parts.large_vectors import new_vector, reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
-from offbeat.core.parts.staleness import MaxStaleness, Polynomial, too_old
+from offbeat.core.parts.staleness import MaxStaleness, Polynomial, reject_if_too_old
 from offbeat.core.protocol import Action, ClientLost, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Exponent, Settings, Share
 from offbeat.core.strategies.orthofl.projection import add_orthogonal, remove_span_
@@ -94,7 +94,7 @@ class OrthoFL(Settings):
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
-        for client in state.absences.hear(event, self.evict_after):
+        for client in state.absences.update(event, self.evict_after):
             state.updates.pop(client, None)
         if isinstance(event, UpdateArrived):
             actions = self._absorb(state, event)
@@ -128,7 +128,7 @@ class OrthoFL(Settings):
         client, Y, t = event.client, event.local, state.version + 1
         # not from the version at dispatch, which may have waited for a seat; who was not served by us holds a plain W
         s = t - state.tau.get(client, event.base_version)
-        if refused := too_old(event, s - 1, self.max_staleness):
+        if refused := reject_if_too_old(event, s - 1, self.max_staleness):
             self._forget(state, client)
             return refused
         notes = {"s": float(s)}
@@ -141,7 +141,7 @@ class OrthoFL(Settings):
             buffer_statistics.mix(state.layout, W, state.model, Y, beta_t)
             notes["beta_t"] = beta_t
         else:
-            W = C if state.layout.plain else new_vector(C).copy_(C)  # C may be what was received
+            W = C if state.layout.params_only else new_vector(C).copy_(C)  # C may be what was received
             buffer_statistics.mix(state.layout, W, state.model, Y, 1.0)
             C = W  # one tensor: it is committed, kept and sent
         commit = state.publish(W)
@@ -167,7 +167,7 @@ class OrthoFL(Settings):
         """G := G + d~, where d~ is the client's update without the span of the others' last ones."""
         Y, C, G = event.local, event.base, state.chain
         assert G is not None
-        d = torch.sub(Y, C, out=room(Y))
+        d = torch.sub(Y, C, out=reusable_memory(Y))
         others = [state.updates[client] for client in sorted(state.updates) if client != event.client]
         state.updates[event.client] = d
         left = new_vector(d).copy_(d)
@@ -175,5 +175,5 @@ class OrthoFL(Settings):
         before, after = (state.layout.trainable(v).norm().item() for v in (d, left))
         notes["kept"] = after / before if before > 0 else 0.0
         G = left.add_(G)  # G := G + d~
-        buffer_statistics.own(state.layout, G, Y)  # a reply keeps the client's own
+        buffer_statistics.copy_client_statistics(state.layout, G, Y)  # a reply keeps the client's own
         return G

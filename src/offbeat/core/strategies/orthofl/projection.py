@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.core.parts.buffer_statistics import own
-from offbeat.core.parts.reused_memory import new_vector
+from offbeat.core.parts.buffer_statistics import copy_client_statistics
+from offbeat.core.parts.large_vectors import new_vector
 from offbeat.core.vector import Layout
 
 BLOCK = 1 << 18  # entries worked on at once: short layers share the calls, and long vectors stay in the caches
@@ -41,7 +41,7 @@ def add_orthogonal(layout: Layout, Y: Tensor, C: Tensor, now: Tensor, then: Tens
         for c, Dd, dd in _remove_along_(D, d, sizes):
             along, squared, removed = along + Dd, squared + dd, removed + c * Dd
         D.add_(Y_b)  # Y + D_perp
-    own(layout, new, Y)
+    copy_client_statistics(layout, new, Y)
     return new, Overlap(along / squared if squared > 0 else 0.0, removed**0.5)
 
 

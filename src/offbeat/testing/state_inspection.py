@@ -15,7 +15,7 @@ from offbeat.core.protocol import Strategy, World
 from offbeat.core.snapshot import TensorTable, pack_state, unpack_state
 
 
-def reloaded(strategy: Strategy, state: Any, world: World) -> Any:
+def reload_state(strategy: Strategy, state: Any, world: World) -> Any:
     """The state as a checkpoint would bring it back: text and copied tensors, filled into a fresh `init(world)`."""
     table = TensorTable()
     text = json.dumps(pack_state(state, table.put))
@@ -38,6 +38,6 @@ def identical(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def fresh(strategy: Any) -> Any:
+def copy_strategy(strategy: Any) -> Any:
     """A new instance with the same hyper-parameters: whatever else was kept on the old one is gone."""
     return replace(strategy) if is_dataclass(strategy) and not isinstance(strategy, type) else deepcopy(strategy)
