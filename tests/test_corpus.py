@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from corpus import data, experiments
-from offbeat.scenario.data.newsgroups import ARCHIVE
+from offbeat.scenario.data.texts import NEWSGROUPS_ARCHIVE
 
 MOMENT = 5.0  # seconds of computing; most take a hundredth of one
 
@@ -65,9 +65,9 @@ def test_a_change_that_once_failed_is_understood_or_refused_in_a_line(offbeat, n
 def test_data_that_once_failed_is_refused_in_a_line_before_it_fills_the_memory(offbeat, tmp_path, monkeypatch, name):
     chosen, write, words = data.FOLDERS[name]
     # made up: it has none
-    monkeypatch.setattr("offbeat.scenario.data.newsgroups.ARCHIVE", replace(ARCHIVE, checksum=None))
+    monkeypatch.setattr("offbeat.scenario.data.texts.NEWSGROUPS_ARCHIVE", replace(NEWSGROUPS_ARCHIVE, checksum=None))
     # what writes 200,000 takes longer than what reads them
-    monkeypatch.setattr("offbeat.scenario.data.archives.MEMBERS", 50_000)
+    monkeypatch.setattr("offbeat.scenario.data.archives.MAX_MEMBERS", 50_000)
     write(tmp_path / "data")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status, told = offbeat("run", "quickstart", "--set", f"data={chosen}", "--out", "out")

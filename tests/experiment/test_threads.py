@@ -25,8 +25,8 @@ from offbeat.experiment.run import execution as runs
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario import data as sets
 from offbeat.scenario.data import DATASETS, Dataset
-from offbeat.scenario.data.har import ACTIVITIES, SIGNALS, STEPS, TOP
-from offbeat.scenario.data.mnist import FILES
+from offbeat.scenario.data.activity import HAR_ACTIVITIES, HAR_FOLDER, HAR_SIGNALS, HAR_STEPS
+from offbeat.scenario.data.mnist import IDX_FILES
 from offbeat.scenario.models import Linear, Mlp
 from patience import PATIENCE
 
@@ -48,7 +48,7 @@ def digest(data: Dataset) -> str:
     return sha.hexdigest()
 
 
-def loaded(source: sets.Source, counts: tuple[int, ...] = (1, 2, 3, 4)) -> set[str]:
+def loaded(source: sets.DataSource, counts: tuple[int, ...] = (1, 2, 3, 4)) -> set[str]:
     """The digests of what is loaded with each number of threads: one, if all is well."""
     found = set()
     for threads in counts:
@@ -70,7 +70,7 @@ def test_images_do_not_depend_on_threads(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
     rng = np.random.default_rng(0)
-    for name, count in zip(FILES, (1000, 1000, 10, 10), strict=True):
+    for name, count in zip(IDX_FILES, (1000, 1000, 10, 10), strict=True):
         shape = (count, 28, 28) if "images" in name else (count,)
         values = rng.integers(0, 256 if "images" in name else 10, shape, dtype=np.uint8)
         header = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
@@ -82,14 +82,14 @@ def test_signals_do_not_depend_on_threads(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     rng = np.random.default_rng(0)
     for part, count in (("train", 300), ("test", 6)):
-        home = tmp_path / "uci-har" / TOP / part
+        home = tmp_path / "uci-har" / HAR_FOLDER / part
         (home / "Inertial Signals").mkdir(parents=True)
-        (home / f"y_{part}.txt").write_text("".join(f"{1 + i % len(ACTIVITIES)}\n" for i in range(count)))
+        (home / f"y_{part}.txt").write_text("".join(f"{1 + i % len(HAR_ACTIVITIES)}\n" for i in range(count)))
         (home / f"subject_{part}.txt").write_text("".join(f"{1 + i % 3}\n" for i in range(count)))
         rows = "".join(
-            " ".join(map(repr, row)) + "\n" for row in rng.normal(1, 1, (count, STEPS)).astype(np.float32).tolist()
+            " ".join(map(repr, row)) + "\n" for row in rng.normal(1, 1, (count, HAR_STEPS)).astype(np.float32).tolist()
         )
-        for signal in SIGNALS:
+        for signal in HAR_SIGNALS:
             (home / "Inertial Signals" / f"{signal}_{part}.txt").write_text(rows)
     assert len(loaded(DATASETS["uci-har"]())) == 1
 
@@ -164,7 +164,7 @@ def test_a_model_is_made_tried_sketched_trained_and_evaluated_on_one_thread(stra
     experiment = Experiment(model=Watched(), clients=3, strategy=REGISTRY[strategy](), until=Until(updates=4))
     made = build.setup(experiment)
     assert set(SEEN) == {1}
-    build.engine(made, experiment).run()
+    build.build_engine(made, experiment).run()
     assert set(SEEN) == {1}
     assert torch.get_num_threads() == 4
 
@@ -185,7 +185,7 @@ def test_a_strategy_begins_on_one_thread():
     SEEN.clear()
     torch.set_num_threads(4)
     experiment = Experiment(model=Linear(), clients=3, strategy=Planning(), until=Until(updates=1))
-    build.engine(build.setup(experiment), experiment)
+    build.build_engine(build.setup(experiment), experiment)
     assert SEEN == [1]
 
 
@@ -200,8 +200,8 @@ def test_programs_of_a_hundred_clients_have_one_thread_of_linear_algebra():
 
 def run_digest(folder: Path, strategy: str) -> str:
     experiment = Experiment(model=Mlp(hidden=(8,)), clients=6, strategy=REGISTRY[strategy](), until=Until(updates=12))
-    run = runs.create(folder, experiment)
-    runs.execute(run)
+    run = runs.create_run(folder, experiment)
+    runs.execute_run(run)
     return run.digest()
 
 

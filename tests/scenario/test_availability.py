@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.protocol import LocalWork
+from offbeat.scenario import summaries
 from offbeat.scenario.availability import (
     AVAILABILITY,
     NEVER,
@@ -24,9 +25,8 @@ from offbeat.scenario.availability import (
     RecordedAvailability,
     Window,
 )
-from offbeat.scenario.delays import Constant
+from offbeat.scenario.delays import ConstantDelays
 from offbeat.scenario.example_counts import ExampleCounts
-from offbeat.scenario.names import summaries
 from offbeat.scenario.simulated_world import SimulatedWorld
 
 LAWS = [
@@ -164,8 +164,10 @@ def test_every_law_has_a_summary() -> None:
 
 def test_whoever_leaves_on_the_way_does_not_answer() -> None:
     law = JoinAndLeave(join=10.0, stay=20.0)
-    world = SimulatedWorld(delays=Constant(mean=8.0, jitter=0.0), counts=ExampleCounts([5]), seed=0, availability=law)
-    trips = {started: world.trip(0, 0, LocalWork(), 5, started) for started in (10.0, 22.0, 23.0, 30.0)}
+    world = SimulatedWorld(
+        delays=ConstantDelays(mean=8.0, jitter=0.0), counts=ExampleCounts([5]), seed=0, availability=law
+    )
+    trips = {started: world.time_job(0, 0, LocalWork(), 5, started) for started in (10.0, 22.0, 23.0, 30.0)}
     # there until 30: a job of 8 s that begins at 22 is just done
     assert {started: trip.crashes for started, trip in trips.items()} == {
         10.0: False,
@@ -173,17 +175,21 @@ def test_whoever_leaves_on_the_way_does_not_answer() -> None:
         23.0: True,
         30.0: True,
     }
-    assert trips[23.0].why == "left"
-    assert (world.next_available(0, 0.0), world.leaves(0, 12.0), world.next_available(0, 30.0)) == (10.0, 30.0, inf)
+    assert trips[23.0].crash_reason == "left"
+    assert (world.next_available(0, 0.0), world.next_departure(0, 12.0), world.next_available(0, 30.0)) == (
+        10.0,
+        30.0,
+        inf,
+    )
 
 
 def test_the_world_tells_the_same_whether_it_was_asked_before_or_not() -> None:
     def world() -> SimulatedWorld:
         return SimulatedWorld(
-            delays=Constant(), counts=ExampleCounts([5]), seed=3, availability=Churn(up=5.0, down=5.0)
+            delays=ConstantDelays(), counts=ExampleCounts([5]), seed=3, availability=Churn(up=5.0, down=5.0)
         )
 
     moments = [0.0, 3.0, 17.0, 40.0, 12.0, 2.0]
     one = world()
     assert [one.next_available(0, t) for t in moments] == [world().next_available(0, t) for t in moments]
-    assert [one.leaves(0, t) for t in moments] == [world().leaves(0, t) for t in moments]
+    assert [one.next_departure(0, t) for t in moments] == [world().next_departure(0, t) for t in moments]

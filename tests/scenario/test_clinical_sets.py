@@ -6,17 +6,16 @@ import pytest
 import torch
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.heart_disease import HOSPITALS, HeartDisease
-from offbeat.scenario.data.tcga import TcgaBrca
+from offbeat.scenario.data.clinical import HOSPITALS, HeartDisease, TcgaBrca
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     # these are not the published files
-    monkeypatch.setattr("offbeat.scenario.data.heart_disease.HOSPITALS", dict.fromkeys(HOSPITALS))
-    monkeypatch.setattr("offbeat.scenario.data.tcga.TABLE_MD5", None)
-    monkeypatch.setattr("offbeat.scenario.data.tcga.SPLIT_MD5", None)
+    monkeypatch.setattr("offbeat.scenario.data.clinical.HOSPITALS", dict.fromkeys(HOSPITALS))
+    monkeypatch.setattr("offbeat.scenario.data.clinical.TCGA_TABLE_MD5", None)
+    monkeypatch.setattr("offbeat.scenario.data.clinical.TCGA_SPLIT_MD5", None)
     return tmp_path
 
 
@@ -49,7 +48,7 @@ def test_hospitals_are_owners_and_any_disease_is_disease(root):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("40,1,1,130,200,0,0,150,0,1.5,?,?,?,9", "the diagnosis, the last column, must be 0 to 4"),
+        ("40,1,1,130,200,0,0,150,0,1.5,?,?,?,9", "the diagnosis \\(last column\\) must be 0 to 4"),
         ("40,1,1,130", "line 1 has 4 values, expected 14"),
         ("old,1,1,130,200,0,0,150,0,1.5,?,?,?,0", "column 1 = 'old'"),
     ],
@@ -102,7 +101,7 @@ def test_survival_has_a_time_and_an_event(root):
     [
         ({"E": 2}, "E must be 0 or 1"),
         ({"T": -1}, "T must be 0 days or more"),
-        ({"f3": "x"}, "f3 = 'x' in row 3 is no number"),
+        ({"f3": "x"}, "f3 = 'x' in row 3 is not a number"),
     ],
 )
 def test_a_damaged_table_is_refused(root, changes, message):
@@ -114,7 +113,7 @@ def test_a_damaged_table_is_refused(root, changes, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("P9,train,train_0", "names the patient P9, who is not in"),
+        ("P9,train,train_0", "has the patient P9, who is not in"),
         ("P2,train,train_6", "'train_6' of P2 is out of range"),
     ],
 )

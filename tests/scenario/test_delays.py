@@ -9,14 +9,15 @@ import pytest
 
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError
+from offbeat.scenario import summaries
 from offbeat.scenario.delays import (
     DELAYS,
-    SHORTEST,
+    MIN_JITTER_FACTOR,
     Changing,
-    Constant,
+    ConstantDelays,
     Delays,
     Devices,
-    Exponential,
+    ExponentialDelays,
     Groups,
     HalfNormal,
     Lognormal,
@@ -26,13 +27,12 @@ from offbeat.scenario.delays import (
     RecordedDelays,
     Uniform,
 )
-from offbeat.scenario.names import summaries
 
 LAWS: list[Delays] = [
-    Constant(mean=7.0),
+    ConstantDelays(mean=7.0),
     Uniform(low=10.0, high=500.0),
     Lognormal(median=60.0, sigma=1.0),
-    Exponential(mean=60.0),
+    ExponentialDelays(mean=60.0),
     PerClient(means=(5.0, 6.0, 60.0)),
     Normal(mean=0.15),
     HalfNormal(mean=60.0),
@@ -54,8 +54,8 @@ def test_means_are_the_quantiles_of_the_clients_draw() -> None:
     u = draws.uniform(5, "speed", 3)
     assert Uniform(low=10.0, high=20.0).mean_of(5, 3) == 10 + 10 * u
     assert Lognormal(median=8.0, sigma=0.5).mean_of(5, 3) == 8 * exp(0.5 * NormalDist().inv_cdf(u))
-    assert Exponential(mean=4.0).mean_of(5, 3) == pytest.approx(-4 * log(1 - u), rel=1e-15)
-    assert Constant(mean=4.0).mean_of(5, 3) == 4
+    assert ExponentialDelays(mean=4.0).mean_of(5, 3) == pytest.approx(-4 * log(1 - u), rel=1e-15)
+    assert ConstantDelays(mean=4.0).mean_of(5, 3) == 4
     assert PerClient(means=(1.0, 2.0, 3.0)).mean_of(5, 2) == 3
 
 
@@ -70,7 +70,7 @@ def test_the_other_laws_are_quantiles_too() -> None:
 
 def test_a_normal_client_is_never_faster_than_a_twentieth_of_the_mean() -> None:
     # with a spread of 3 the share of 1 + 3z below 0.05 is Phi(-0.317) = 38 %
-    assert min(Normal(mean=2.0, spread=3.0).mean_of(0, client) for client in range(50)) == 2 * SHORTEST
+    assert min(Normal(mean=2.0, spread=3.0).mean_of(0, client) for client in range(50)) == 2 * MIN_JITTER_FACTOR
 
 
 def test_half_of_a_long_tail_lies_below_twice_its_start() -> None:
@@ -128,7 +128,7 @@ def test_all_devices_together_have_a_mean_and_percentiles() -> None:
 
 
 def test_a_sudden_slow_down_is_felt_by_the_job_under_way() -> None:
-    law = Changing(delays=Constant(mean=10.0, jitter=0.0), at=(15.0, 100.0), factors=(2.0, 0.5))
+    law = Changing(delays=ConstantDelays(mean=10.0, jitter=0.0), at=(15.0, 100.0), factors=(2.0, 0.5))
     # 5 s at the old pace do half of it, the rest takes twice as long
     assert law.elapsed(0, 0, started=10.0, seconds=10.0) == 5 + 2 * 5
     assert law.elapsed(0, 0, started=0.0, seconds=10.0) == 10
@@ -139,7 +139,7 @@ def test_a_sudden_slow_down_is_felt_by_the_job_under_way() -> None:
 
 
 def test_a_share_of_the_clients_slows_down() -> None:
-    law = Changing(delays=Constant(), at=(0.0,), factors=(5.0,), share=0.3)
+    law = Changing(delays=ConstantDelays(), at=(0.0,), factors=(5.0,), share=0.3)
     assert sorted(law.pace(0, client, 1.0) for client in range(10)) == [1] * 7 + [5] * 3
 
 
@@ -161,7 +161,7 @@ def test_clients_are_distributed_as_named() -> None:
     logs = [log(m) for m in means(Lognormal(median=60.0, sigma=0.5))]
     assert fmean(logs) == pytest.approx(log(60), abs=4 * 0.5 / 4000**0.5)
     assert pstdev(logs) == pytest.approx(0.5, abs=4 * 0.5 / 8000**0.5)
-    assert fmean(means(Exponential(mean=3.0))) == pytest.approx(3, abs=4 * 3 / 4000**0.5)
+    assert fmean(means(ExponentialDelays(mean=3.0))) == pytest.approx(3, abs=4 * 3 / 4000**0.5)
 
 
 def test_jobs_vary_by_the_jitter_around_the_clients_mean() -> None:
@@ -173,10 +173,10 @@ def test_jobs_vary_by_the_jitter_around_the_clients_mean() -> None:
 
 
 def test_a_job_never_takes_less_than_a_twentieth_of_the_mean() -> None:
-    law = Constant(mean=10.0, jitter=1.0)
+    law = ConstantDelays(mean=10.0, jitter=1.0)
     times = [law.seconds(1, 0, index, steps=1) for index in range(200)]
     # P(1 + z < 0.05) = 17 %
-    assert min(times) == 10 * SHORTEST == 0.5
+    assert min(times) == 10 * MIN_JITTER_FACTOR == 0.5
 
 
 def test_without_jitter_every_job_takes_what_is_expected() -> None:
@@ -185,20 +185,20 @@ def test_without_jitter_every_job_takes_what_is_expected() -> None:
 
 
 def test_times_per_step_grow_with_the_steps() -> None:
-    assert Constant(mean=2.0, jitter=0.0, unit="step").seconds(1, 0, 0, steps=9) == 18
-    assert Constant(mean=2.0, jitter=0.0, unit="job").seconds(1, 0, 0, steps=9) == 2
+    assert ConstantDelays(mean=2.0, jitter=0.0, unit="step").seconds(1, 0, 0, steps=9) == 18
+    assert ConstantDelays(mean=2.0, jitter=0.0, unit="job").seconds(1, 0, 0, steps=9) == 2
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Constant(mean=0.0), "constant delays: mean = 0.0: must be positive"),
+        (lambda: ConstantDelays(mean=0.0), "constant delays: mean = 0.0: must be positive"),
         (lambda: Uniform(low=-1.0), "uniform delays: low = -1.0"),
         (lambda: Uniform(low=3.0, high=2.0), "low = 3.0 lies above high = 2.0"),
         (lambda: Lognormal(median=0.0), "lognormal delays: median = 0.0"),
         (lambda: Lognormal(sigma=-0.5), "lognormal delays: sigma = -0.5"),
-        (lambda: Exponential(mean=float("nan")), "exponential delays: mean = nan"),
-        (lambda: Exponential(mean=1.0, least=2.0), "exponential delays: least = 2.0: from 0 to the mean, 1.0"),
+        (lambda: ExponentialDelays(mean=float("nan")), "exponential delays: mean = nan"),
+        (lambda: ExponentialDelays(mean=1.0, least=2.0), "exponential delays: least = 2.0: from 0 to the mean, 1.0"),
         (lambda: HalfNormal(mean=1.0, least=-0.1), "half-normal delays: least = -0.1"),
         (lambda: PerClient(means=()), "per-client delays: means is empty"),
         (lambda: PerClient(means=(1.0, 0.0)), r"per-client delays: means\[1\] = 0.0: must be positive"),
@@ -229,8 +229,8 @@ def test_times_per_step_grow_with_the_steps() -> None:
         (lambda: Lognormal(mean=1.0, std=1e300), "lognormal delays: mean = 1.0, std = 1e.300: too far"),
         (lambda: Lognormal(mean=1e-300, std=1.0), "lognormal delays: mean = 1e-300, std = 1.0: too far"),
         (lambda: LongTail(a=1e-300), "long-tail delays: a = 1e-300: at least 1e-6"),
-        (lambda: Constant(jitter=-0.1), "delays: jitter = -0.1"),
-        (lambda: Constant(unit="epoch"), "delays: unit = 'epoch': must be 'job', 'step' or 'response'"),
+        (lambda: ConstantDelays(jitter=-0.1), "delays: jitter = -0.1"),
+        (lambda: ConstantDelays(unit="epoch"), "delays: unit = 'epoch': must be 'job', 'step' or 'response'"),
     ],
 )
 def test_impossible_delays_are_refused(make: object, message: str) -> None:
@@ -239,7 +239,7 @@ def test_impossible_delays_are_refused(make: object, message: str) -> None:
 
 
 def test_nobody_is_faster_than_the_least() -> None:
-    for law in (Exponential, HalfNormal):
+    for law in (ExponentialDelays, HalfNormal):
         free, bound = ([law(mean=3.0, least=least).mean_of(1, client) for client in range(200)] for least in (0.0, 0.3))
         assert min(free) < 0.3 == min(bound)
         assert [max(m, 0.3) for m in free] == bound

@@ -113,7 +113,7 @@ def test_a_job_learns_with_the_encoder_frozen_and_repeats_to_the_bit(folder: Pat
     module = DistilBert(weights=str(folder)).build((10,), 4, seed=1)
     x = tokens()
     y = x[:, 0] % 4
-    trainer = Trainer(module, ClientData.own([(x, y)]), Training(optimizer="adam", lr=0.02, epochs=20, batch=4))
+    trainer = Trainer(module, ClientData.separate([(x, y)]), Training(optimizer="adam", lr=0.02, epochs=20, batch=4))
     frozen = [p.clone() for p in trainer.binding.module.parameters() if not p.requires_grad]
     base = flatten(module)
     job = Job(

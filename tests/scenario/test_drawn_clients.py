@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.core.computed_rows import Rows, each, evenly
+from offbeat.core.computed_rows import ComputedRows, evenly_spaced, map_rows
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.partition import Draws, Split, class_counts
@@ -118,25 +118,25 @@ def test_clients_hold_computed_rows_as_they_hold_stored_ones() -> None:
         assert all(
             torch.equal(a, b) for a, b in zip(lazy.take(client, positions), stored.take(client, positions), strict=True)
         )
-        assert torch.equal(lazy.targets(client), stored.targets(client))
+        assert torch.equal(lazy.client_labels(client), stored.client_labels(client))
     first = torch.arange(9)
     for one, other in (
-        (lazy.pooled(), stored.pooled()),
-        (lazy.merged().take(0, first), stored.merged().take(0, first)),
+        (lazy.all_examples(), stored.all_examples()),
+        (lazy.as_one_client().take(0, first), stored.as_one_client().take(0, first)),
     ):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     with pytest.raises(DataError, match="no data for client 12: there are 12 clients, 0, 1, 2, 3, 4, …"):
         lazy.take(12, torch.tensor([0]))
     travelled = pickle.loads(pickle.dumps(lazy))  # to a worker in another process
-    assert torch.equal(travelled.targets(7), stored.targets(7))
+    assert torch.equal(travelled.targets(7), stored.client_labels(7))
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_a_part_of_computed_rows_is_that_of_stored_ones(part: Any) -> None:
     split = Split(train=0.6, validation=0.2)
     rows = Draws(size=(5, 30), alpha=0.3).split(labels(100), 50, seed=2)
-    lazy, stored = split.of(part, 7, rows), split.of(part, 7, list(rows))
-    assert isinstance(lazy, Rows)
+    lazy, stored = split.rows_of_part(part, 7, rows), split.rows_of_part(part, 7, list(rows))
+    assert isinstance(lazy, ComputedRows)
     assert lazy.counts == ExampleCounts([len(one) for one in stored])
     assert all(torch.equal(a, b) for a, b in zip(lazy, stored, strict=True))
 
@@ -144,7 +144,7 @@ def test_a_part_of_computed_rows_is_that_of_stored_ones(part: Any) -> None:
 def test_a_part_that_somebody_cannot_have_is_refused_before_anybody_is_asked() -> None:
     rows = Draws(size=(1, 9)).split(labels(100), 1_000, seed=2)
     with pytest.raises(DataError, match=r"client \d+ has 1 examples: too few for a test part of 0.2 of them"):
-        Split(train=0.8).of("train", 0, rows)
+        Split(train=0.8).rows_of_part("train", 0, rows)
 
 
 def test_rows_are_computed_when_asked_for_and_once_while_the_same_client_is_asked() -> None:
@@ -154,16 +154,16 @@ def test_rows_are_computed_when_asked_for_and_once_while_the_same_client_is_aske
         asked.append(client)
         return torch.tensor([client])
 
-    rows = each(Rows(ExampleCounts.constant(10, 1), of), lambda client, part: part * 2)
+    rows = map_rows(ComputedRows(ExampleCounts.constant(10, 1), of), lambda client, part: part * 2)
     assert asked == []
     assert [rows[4].tolist(), rows[4].tolist(), rows[2].tolist()] == [[8], [8], [4]]
     assert asked == [4, 2]
     with pytest.raises(IndexError):
         rows[10]
-    with pytest.raises(DataError, match="client 1 has 1 rows, 2 were announced"):
-        Rows(ExampleCounts.constant(10, 2), of)[1]
+    with pytest.raises(DataError, match="client 1 has 1 rows, but its count is 2"):
+        ComputedRows(ExampleCounts.constant(10, 2), of)[1]
 
 
 def test_evenly_spaced_numbers_begin_with_the_first_and_are_all_where_there_are_few() -> None:
-    assert evenly(10, 4) == [0, 2, 5, 7]
-    assert evenly(3, 4) == [0, 1, 2]
+    assert evenly_spaced(10, 4) == [0, 2, 5, 7]
+    assert evenly_spaced(3, 4) == [0, 1, 2]

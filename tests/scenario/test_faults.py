@@ -11,7 +11,7 @@ import torch
 
 import offbeat
 from offbeat.cli import list_command
-from offbeat.core.client_environment import Trip
+from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.protocol import LocalWork
@@ -21,8 +21,9 @@ from offbeat.engine.until import Until
 from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
+from offbeat.scenario import summaries
 from offbeat.scenario.availability import Churn
-from offbeat.scenario.delays import Changing, Constant, Groups, Uniform
+from offbeat.scenario.delays import Changing, ConstantDelays, Groups, Uniform
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.faults import (
     FAULTS,
@@ -33,20 +34,19 @@ from offbeat.scenario.faults import (
     LostUpload,
     Scaled,
     SignFlipped,
-    spoiler,
+    result_modifier,
 )
 from offbeat.scenario.models import Mlp
-from offbeat.scenario.names import summaries
 from offbeat.scenario.network import Bandwidth
 from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.scenario.streaming import ClassIncremental
-from offbeat.workers.fault_injection import Faulty
 from offbeat.workers.inline import Inline
+from offbeat.workers.wrappers import FaultyWorker
 
 LAYOUT = Layout(
     (Slice("w", (3,), 0, 3, "param"), Slice("mean", (1,), 3, 4, "buffer"), Slice("seen", (), 4, 5, "counter"))
 )
-WAY = Trip(10.0, 10.0)
+WAY = JobTiming(10.0, 10.0)
 
 
 def job(client: int = 0, index: int = 0) -> Job:
@@ -75,13 +75,15 @@ def test_or_a_share_of_the_clients_in_every_job() -> None:
 
 
 def test_what_the_way_becomes() -> None:
-    assert Crash().on_the_way(0, 0, 0, WAY) == Trip(10.0, 10.0, True, "crashed")
-    assert LostUpload().on_the_way(0, 0, 0, WAY) == Trip(10.0, 10.0, True, "upload lost")
-    assert LostUpload().on_the_way(0, 0, 0, Trip(10.0, 10.0, True, "crashed")).why == "crashed"  # what came first
+    assert Crash().on_the_way(0, 0, 0, WAY) == JobTiming(10.0, 10.0, True, "crashed")
+    assert LostUpload().on_the_way(0, 0, 0, WAY) == JobTiming(10.0, 10.0, True, "upload lost")
+    assert (
+        LostUpload().on_the_way(0, 0, 0, JobTiming(10.0, 10.0, True, "crashed")).crash_reason == "crashed"
+    )  # what came first
     twice = DuplicateUpload(within=4.0).on_the_way(0, 0, 0, WAY)
     assert not twice.crashes
-    assert twice.again is not None
-    assert 0 < twice.again < 4
+    assert twice.duplicate_after is not None
+    assert 0 < twice.duplicate_after < 4
     assert SignFlipped().on_the_way(0, 0, 0, WAY) is WAY
 
 
@@ -105,17 +107,17 @@ def test_damage_is_not_a_number_and_leaves_the_training_alone() -> None:
 
 
 def test_faults_of_the_content_are_made_between_worker_and_gate() -> None:
-    spoil = spoiler((Crash(), SignFlipped(share=1.0), Scaled(share=1.0, factor=3.0)), LAYOUT)
+    spoil = result_modifier((Crash(), SignFlipped(share=1.0), Scaled(share=1.0, factor=3.0)), LAYOUT)
     assert spoil is not None
     spoilt = spoil(job(), result())
     assert spoilt.local.tolist() == [-2.0, 8.0, 3.0, 8.0, 6.0]  # base - 3 delta
-    assert spoiler((Crash(), LostUpload()), LAYOUT) is None
+    assert result_modifier((Crash(), LostUpload()), LAYOUT) is None
 
     class Two(Inline):
         def collect(self, tickets: Any) -> list[Any]:
             return [result(), Failure(1, "no"), replace(result(), ticket=99)]
 
-    faulty = Faulty(Two(lambda job: result()), spoil)
+    faulty = FaultyWorker(Two(lambda job: result()), spoil)
     faulty.submit(job(), 1.0)
     mine, failed, stray = faulty.collect([job().ticket])
     assert isinstance(mine, Result)
@@ -167,7 +169,7 @@ SMALL = Experiment(
 @pytest.mark.parametrize("strategy", [FedAsync(), FedAvg(sample=5)], ids=["fedasync", "fedavg"])
 def test_a_run_survives_it_all_and_tells_in_its_trace(strategy: Any) -> None:
     experiment = replace(SMALL, strategy=strategy)
-    engine = build.engine(build.setup(experiment), experiment)
+    engine = build.build_engine(build.setup(experiment), experiment)
     outcome = engine.run()
     kinds = {kind for (kind,) in engine.trace.rows("SELECT DISTINCT kind FROM trace")}
     assert outcome.reason == "seconds"
@@ -180,35 +182,35 @@ def test_a_run_survives_it_all_and_tells_in_its_trace(strategy: Any) -> None:
 
 
 def test_all_methods_meet_the_same_faults() -> None:
-    world = build.setup(SMALL).surroundings
-    other = build.setup(replace(SMALL, strategy=FedAvg())).surroundings
+    world = build.setup(SMALL).simulated_world
+    other = build.setup(replace(SMALL, strategy=FedAvg())).simulated_world
     for client in range(10):
-        assert world.trip(client, 3, LocalWork(), 5, 50.0) == other.trip(client, 3, LocalWork(), 5, 50.0)
+        assert world.time_job(client, 3, LocalWork(), 5, 50.0) == other.time_job(client, 3, LocalWork(), 5, 50.0)
 
 
 def test_the_experiment_file_holds_all_of_it() -> None:
     pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
-    assert experiment_files.parse(experiment_files.dump(SMALL)) == SMALL
-    changed = experiment_files.changed(
+    assert experiment_files.parse_experiment(experiment_files.to_yaml(SMALL)) == SMALL
+    changed = experiment_files.with_changes(
         SMALL, ["faults=[crash, {name: scaled, factor: 5}]", "availability=dropout", "availability.share=0.5"]
     )
     assert changed.faults == (Crash(), Scaled(factor=5.0))
-    assert experiment_files.changed(SMALL, ["faults=crash"]).faults == (Crash(),)
-    assert experiment_files.changed(SMALL, ["faults=[]"]).faults == ()
+    assert experiment_files.with_changes(SMALL, ["faults=crash"]).faults == (Crash(),)
+    assert experiment_files.with_changes(SMALL, ["faults=[]"]).faults == ()
     with pytest.raises(ConfigError, match="unknown faults 'crsh': did you mean 'crash'"):
-        experiment_files.changed(SMALL, ["faults=[crsh]"])
+        experiment_files.with_changes(SMALL, ["faults=[crsh]"])
     with pytest.raises(ConfigError, match=r"faults\[1\].*probability = 7"):
-        experiment_files.changed(SMALL, ["faults=[crash, {name: lost_upload, probability: 7}]"])
+        experiment_files.with_changes(SMALL, ["faults=[crash, {name: lost_upload, probability: 7}]"])
     with pytest.raises(ConfigError, match="unknown setting 'hours_a_day'"):
-        experiment_files.changed(SMALL, ["availability={name: diurnal, hours_a_day: 3}"])
+        experiment_files.with_changes(SMALL, ["availability={name: diurnal, hours_a_day: 3}"])
 
 
 def test_pooled_training_knows_no_network_and_no_faults() -> None:
     pooled = offbeat.core.strategies.REGISTRY["global"]()
-    made = build.setup(replace(SMALL, strategy=pooled, delays=Constant(mean=2.0, jitter=0.0, unit="step")))
-    assert (made.surroundings.faults, made.surroundings.leaves(0, 0.0)) == ((), float("inf"))
-    steps = made.trainer.steps(0, LocalWork(), 100)
-    assert made.surroundings.trip(0, 0, LocalWork(), 100, 0.0) == Trip(2.0 * steps, 2.0 * steps)
+    made = build.setup(replace(SMALL, strategy=pooled, delays=ConstantDelays(mean=2.0, jitter=0.0, unit="step")))
+    assert (made.simulated_world.faults, made.simulated_world.next_departure(0, 0.0)) == ((), float("inf"))
+    steps = made.trainer.count_steps(0, LocalWork(), 100)
+    assert made.simulated_world.time_job(0, 0, LocalWork(), 100, 0.0) == JobTiming(2.0 * steps, 2.0 * steps)
 
 
 def test_the_python_door_takes_them_too() -> None:
@@ -224,6 +226,6 @@ def test_the_python_door_takes_them_too() -> None:
 
 
 def test_a_million_clients_who_are_always_there_cost_nothing_more() -> None:
-    world = SimulatedWorld(delays=Constant(), counts=ExampleCounts.constant(1_000_000, 5), seed=0)
-    assert world.leaves(999_999, 0.0) == float("inf")
+    world = SimulatedWorld(delays=ConstantDelays(), counts=ExampleCounts.constant(1_000_000, 5), seed=0)
+    assert world.next_departure(999_999, 0.0) == float("inf")
     assert not world._windows

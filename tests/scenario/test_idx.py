@@ -12,7 +12,7 @@ import torch
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data import DATASETS, mnist
-from offbeat.scenario.data.mnist import FILES, read_idx
+from offbeat.scenario.data.mnist import IDX_FILES, read_idx
 
 
 def idx_bytes(values: torch.Tensor, code: int = 0x08) -> bytes:
@@ -29,7 +29,7 @@ def root(tmp_path, monkeypatch):
     folder.mkdir()
     images = torch.arange(30, dtype=torch.uint8).reshape(5, 2, 3)
     labels = torch.tensor([0, 1, 2, 3, 9], dtype=torch.uint8)
-    for name, values in zip(FILES, (images, labels, images[:2], labels[:2]), strict=True):
+    for name, values in zip(IDX_FILES, (images, labels, images[:2], labels[:2]), strict=True):
         (folder / f"{name}.gz").write_bytes(gzip.compress(idx_bytes(values)))
     return folder
 
@@ -56,10 +56,10 @@ def test_files_that_are_not_gzipped_are_read_too(root):
     [
         (b"", "not an IDX file"),
         (b"hello world", "not an IDX file"),
-        (bytes([0, 0, 0x08, 3, 0, 0]), "cut short: its header says 3 dimensions"),
-        (idx_bytes(torch.zeros(3, dtype=torch.uint8))[:-1], "holds 2 bytes of data, its header says 3"),
-        (idx_bytes(torch.zeros(3, dtype=torch.uint8)) + b"x", "holds 4 bytes of data, its header says 3"),
-        (gzip.compress(idx_bytes(torch.zeros(300, dtype=torch.uint8)), mtime=0)[:-9], "cut short or damaged"),
+        (bytes([0, 0, 0x08, 3, 0, 0]), "truncated: its header says 3 dimensions"),
+        (idx_bytes(torch.zeros(3, dtype=torch.uint8))[:-1], "has 2 bytes of data, its header says 3"),
+        (idx_bytes(torch.zeros(3, dtype=torch.uint8)) + b"x", "has 4 bytes of data, its header says 3"),
+        (gzip.compress(idx_bytes(torch.zeros(300, dtype=torch.uint8)), mtime=0)[:-9], "truncated or damaged"),
         (b"\0\0\x08\xff" + b"\0\0\0\1" * 255 + b"\1", "is damaged: its header says 255 dimensions"),
     ],
 )
@@ -94,7 +94,7 @@ def test_labels_out_of_range_are_refused(root):
     (root / "train-labels-idx1-ubyte.gz").write_bytes(
         gzip.compress(idx_bytes(torch.tensor([0, 1, 2, 3, 10], dtype=torch.uint8)))
     )
-    with pytest.raises(DataError, match="labels must be one number from 0 to 9"):
+    with pytest.raises(DataError, match="each image needs one label from 0 to 9"):
         DATASETS["mnist"]().load()
 
 

@@ -14,13 +14,10 @@ import torch
 from PIL import Image
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.cifar import Cifar10, Cifar100
-from offbeat.scenario.data.cifar_pickle import read_pickle
+from offbeat.scenario.data.cifar import Cifar10, Cifar100, read_pickle
+from offbeat.scenario.data.clinical import Ixi, read_nifti
 from offbeat.scenario.data.dataset import Pixels
-from offbeat.scenario.data.images import statistics
-from offbeat.scenario.data.isic import Isic2019
-from offbeat.scenario.data.ixi import Ixi, read_nifti
-from offbeat.scenario.data.tiny_imagenet import TinyImageNet
+from offbeat.scenario.data.images import Isic2019, TinyImageNet, channel_statistics
 
 
 @pytest.fixture
@@ -83,9 +80,9 @@ def test_cifar100_takes_the_fine_label(root):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds 0 bytes, no whole number of records of 3073"),
-        (bytes(3072), "holds 3072 bytes, no whole number of records"),
-        (bytes([10]) + bytes(3072), "labels must be one number from 0 to 9"),
+        (b"", "has 0 bytes, not a multiple of the record size 3073"),
+        (bytes(3072), "has 3072 bytes, not a multiple of the record size"),
+        (bytes([10]) + bytes(3072), "each image needs one label from 0 to 9"),
     ],
 )
 def test_damaged_batches_are_refused(root, content, message):
@@ -102,13 +99,13 @@ class Harmful:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (pickle.dumps({b"data": Harmful()}), r"it names posix.system, which no table of numbers needs: refused"),
-        (pickle.dumps({b"data": 3}), "is no batch of CIFAR"),
-        (pickle.dumps({b"data": pixels(2), b"labels": [1]}, protocol=2), "holds 2 images and 1 labels"),
-        (pickle.dumps({b"data": pixels(1), b"labels": [11]}, protocol=2), "labels must be one number from 0 to 9"),
-        (pickle.dumps({b"data": pixels(1), b"labels": [10**30]}, protocol=2), "labels must be one number from 0 to 9"),
-        (pickle.dumps({b"data": pixels(1), b"labels": [1]}, protocol=2)[:500], "is no whole pickle"),
-        (b"hello", "is no whole pickle"),
+        (pickle.dumps({b"data": Harmful()}), r"it names posix.system, which arrays do not need: refused"),
+        (pickle.dumps({b"data": 3}), "is not a batch of CIFAR"),
+        (pickle.dumps({b"data": pixels(2), b"labels": [1]}, protocol=2), "has 2 images and 1 labels"),
+        (pickle.dumps({b"data": pixels(1), b"labels": [11]}, protocol=2), "each image needs one label from 0 to 9"),
+        (pickle.dumps({b"data": pixels(1), b"labels": [10**30]}, protocol=2), "each image needs one label from 0 to 9"),
+        (pickle.dumps({b"data": pixels(1), b"labels": [1]}, protocol=2)[:500], "is not a complete pickle"),
+        (b"hello", "is not a complete pickle"),
     ],
 )
 def test_pickles_can_hold_arrays_of_numbers_and_nothing_else(root, content, message):
@@ -125,7 +122,7 @@ def test_a_pickle_of_python_2_is_read(tmp_path):
 
 def test_a_missing_archive_says_which_file_to_put_where(root):
     with pytest.raises(
-        DataError, match=r"cifar10/cifar-10-binary.tar.gz is missing: put the file there \(or what it holds"
+        DataError, match=r"cifar10/cifar-10-binary.tar.gz is missing: put the file there \(or its contents"
     ):
         Cifar10().load()
 
@@ -161,16 +158,16 @@ def test_tiny_imagenet_reads_the_classes_that_are_there(root):
 def test_a_damaged_image_and_a_stranger_among_the_labels_are_refused(root):
     home = tiny(root)
     (home / "train/n01/images/n01_0.JPEG").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(DataError, match=r"n01_0.JPEG is no whole image"):
+    with pytest.raises(DataError, match=r"n01_0.JPEG is not a complete image"):
         TinyImageNet().load()
     (home / "val/val_annotations.txt").write_text("val_0.JPEG\tn99\t0\t0\t5\t5\n")
-    with pytest.raises(DataError, match=r"line 1: 'n99' is no class of wnids.txt"):
+    with pytest.raises(DataError, match=r"line 1: 'n99' is not a class of wnids.txt"):
         TinyImageNet().load()
 
 
 def test_bytes_are_standardised_at_the_models_door():
     images = torch.tensor([0, 255, 51, 51], dtype=torch.uint8).view(2, 1, 1, 2)  # 0, 1, 0.2, 0.2: mean 0.35
-    found = statistics(images)
+    found = channel_statistics(images)
     assert found.mean[0] == pytest.approx(0.35)
     assert found.deviation[0] == pytest.approx(((0.35**2 + 0.65**2 + 2 * 0.15**2) / 4) ** 0.5)
     module = torch.nn.Flatten()
@@ -204,11 +201,11 @@ def test_isic_is_cropped_and_split_by_centre(root):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (("a,8,0,train", "b,1,0,test"), "target must be a whole number from 0 to 7"),
+        (("a,8,0,train", "b,1,0,test"), "target must be an integer from 0 to 7"),
         (("a,1,0,train", "b,1,0,val"), "fold must be train or test, and both must occur, not 'val'"),
         (("../../a,1,0,train", "b,1,0,test"), "image must be a bare name"),
-        (("a,1,nan,train", "b,1,0,test"), "center nan is no centre: a whole number from 0 up"),
-        (("a,1,1.5,train", "b,1,0,test"), "center 1.5 is no centre"),
+        (("a,1,nan,train", "b,1,0,test"), "center nan must be an integer from 0 up"),
+        (("a,1,1.5,train", "b,1,0,test"), "center 1.5 must be an integer"),
         (("z,1,0,train", "b,1,0,test"), "z.jpg is missing"),
         (("a,1,0",), "row 2 has 3 cells, the header 4"),
     ],
@@ -245,13 +242,13 @@ def test_a_nifti_volume_is_read_in_both_byte_orders_and_scaled(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"hello", "is no NIfTI-1 file"),
-        (nifti(np.zeros((2, 2, 2), np.uint8))[:-1], "holds 7 bytes of values, its header says 8"),
-        (nifti(np.zeros((2, 2, 2), np.uint8), code=1792), "NIfTI type 1792 are not understood"),
-        (gzip.compress(nifti(np.zeros((2, 2, 2), np.uint8)), mtime=0)[:40], "is cut short or damaged"),
-        (nifti(np.zeros((2, 2, 2), np.uint8), offset=np.nan), "values begin at byte nan"),
-        (nifti(np.zeros((2, 2, 2), np.uint8), offset=np.inf), "values begin at byte inf"),
-        (nifti(np.zeros((2, 2, 2), np.uint8), slope=2.0, intercept=np.nan), "are moved by nan"),
+        (b"hello", "is not a NIfTI-1 file"),
+        (nifti(np.zeros((2, 2, 2), np.uint8))[:-1], "has 7 bytes of values, its header says 8"),
+        (nifti(np.zeros((2, 2, 2), np.uint8), code=1792), "NIfTI type 1792 is not supported"),
+        (gzip.compress(nifti(np.zeros((2, 2, 2), np.uint8)), mtime=0)[:40], "is truncated or damaged"),
+        (nifti(np.zeros((2, 2, 2), np.uint8), offset=np.nan), "offset nan"),
+        (nifti(np.zeros((2, 2, 2), np.uint8), offset=np.inf), "offset inf"),
+        (nifti(np.zeros((2, 2, 2), np.uint8), slope=2.0, intercept=np.nan), "intercept nan"),
     ],
 )
 def test_a_damaged_volume_is_refused(tmp_path, content, message):
@@ -295,5 +292,5 @@ def test_a_mask_with_more_than_brain_is_refused(root):
     folder = ixi(root)
     path = folder / "IXI012-HH-1211" / "label" / "IXI012-HH-1211_label.nii.gz"
     path.write_bytes(nifti(np.full((2, 2, 2), 7, np.uint8)))
-    with pytest.raises(DataError, match=r"a voxel is 1 \(brain\) or 0"):
+    with pytest.raises(DataError, match=r"voxels must be 1 \(brain\) or 0"):
         Ixi().load()

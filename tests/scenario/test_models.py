@@ -15,6 +15,7 @@ from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import Layout, flatten
+from offbeat.scenario import find_entry, summaries
 from offbeat.scenario.models import (
     MODELS,
     Cnn,
@@ -32,7 +33,6 @@ from offbeat.scenario.models import (
     Vgg11,
 )
 from offbeat.scenario.models.convolutional import ASO_FED_FASHION, FEDCOMPASS_MNIST, FEDPSA_CIFAR, FEDPSA_MNIST
-from offbeat.scenario.names import find, summaries
 from offbeat.training.client_data import ClientData
 from offbeat.training.sensitivity import Sensitivity
 from offbeat.training.trainer import Trainer, Training
@@ -114,7 +114,7 @@ def test_every_model_trains_and_repeats_to_the_bit(name: str) -> None:
     module = model.build(shape, 3, seed=1)
     places = shape[1:] if name == "unet3d" else ()
     x, y = inputs(name, 6), torch.arange(6 * prod(places)).reshape(6, *places) % 3
-    trainer = Trainer(module, ClientData.own([(x, y)]), Training(batch=3))
+    trainer = Trainer(module, ClientData.separate([(x, y)]), Training(batch=3))
     base = flatten(module)
     job = Job(
         ticket=0, client=0, index=0, base=base, base_version=0, work=LocalWork(), num_examples=6, memory={}, seed=1
@@ -346,7 +346,7 @@ def test_models_are_values() -> None:
         (lambda: EfficientNet(dropout=-0.1), r"efficientnet dropout = -0\.1"),
         (lambda: Linear().build((4,), 0, 1), "num_outputs = 0"),
         (lambda: Linear().build((), 2, 1), r"input shape \(\) is empty"),
-        (lambda: find("model", MODELS, "cn"), "unknown model 'cn': did you mean 'cnn'"),
+        (lambda: find_entry("model", MODELS, "cn"), "unknown model 'cn': did you mean 'cnn'"),
     ],
 )
 def test_models_that_cannot_be_built_say_why(make: Any, message: str) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from offbeat.core.errors import DataError
+from offbeat.scenario import summaries
 from offbeat.scenario.data import DATASETS, Dataset
-from offbeat.scenario.names import summaries
 
 
 def test_every_entry_has_a_summary() -> None:
@@ -31,7 +31,7 @@ def test_digits_are_divided_four_to_one_in_every_class(digits: Dataset) -> None:
 def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(
     digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.scenario.data.digits.find_spec", lambda name: None)  # so it is asked itself
+    monkeypatch.setattr("offbeat.scenario.data.built_in.find_spec", lambda name: None)  # so it is asked itself
     asked = DATASETS["digits"]().load()
     for name in ("x_train", "y_train", "x_test", "y_test"):
         assert torch.equal(getattr(asked, name), getattr(digits, name))

@@ -13,7 +13,7 @@ from torch import Tensor
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.scenario.partition import (
     PARTITIONS,
-    Classes,
+    ClassSubsets,
     Dirichlet,
     DirichletEqual,
     Disjoint,
@@ -31,7 +31,7 @@ from offbeat.scenario.partition import (
 WHOLE: list[Partition] = [  # these leave nobody's example over
     Iid(), Dirichlet(alpha=1.0, min_examples=1), DirichletEqual(), DirichletEqual(alpha=5.0),
     DualDirichlet(classes=5.0, min_examples=1),
-    Classes(fewest=2, most=4), Pieces(sizes=(1, 2, 3, 4)), Disjoint(), Natural(),
+    ClassSubsets(fewest=2, most=4), Pieces(sizes=(1, 2, 3, 4)), Disjoint(), Natural(),
 ]  # fmt: skip
 
 
@@ -51,7 +51,7 @@ extra=st.integers(0, 40),
 def test_no_example_has_two_owners_and_the_same_seed_gives_the_same_split(
     partition: Any, clients: int, extra: int, seed: int
 ) -> None:
-    if isinstance(partition, (Classes, MainClass)):
+    if isinstance(partition, (ClassSubsets, MainClass)):
         clients = 5  # one client of four classes cannot hold five; two main classes each cannot be of five
     y = labels(100 + extra)
     groups = torch.arange(len(y)) % clients
@@ -74,7 +74,7 @@ def test_every_partition_is_tried() -> None:
         cls()  # all settings have a default
 
 
-@pytest.mark.parametrize("partition", [DirichletEqual(), DualDirichlet(), Classes(), MainClass(), Pieces()])
+@pytest.mark.parametrize("partition", [DirichletEqual(), DualDirichlet(), ClassSubsets(), MainClass(), Pieces()])
 def test_another_seed_is_another_partition(partition: Partition) -> None:
     y = labels(1000, classes=10)
     one, two = (torch.cat(partition.split(y, 10, seed)).tolist() for seed in (1, 2))
@@ -120,13 +120,13 @@ def test_neither_a_class_nor_a_client_is_preferred() -> None:
 
 def test_no_random_number_decides_twice(monkeypatch) -> None:
     # a class that is used up is met by draws from its own stretch alone: used again, they would prefer its neighbours
-    drawn, used = dirichlet._drawn, []
+    drawn, used = dirichlet._pick_class, []
 
     def recorded(cumulated: list[float], draw: float) -> int:
         used.append(draw)
         return drawn(cumulated, draw)
 
-    monkeypatch.setattr(dirichlet, "_drawn", recorded)
+    monkeypatch.setattr(dirichlet, "_pick_class", recorded)
     DirichletEqual(alpha=0.5).split(labels(300, classes=10), 10, seed=0)
     assert len(used) > 300  # some classes were used up
     assert len(set(used)) == len(used)
@@ -168,7 +168,7 @@ def test_clients_hold_as_many_classes_as_the_paper_says(clients: int, fewest: in
     y = labels(10_000, classes=10)
     seen = set()
     for seed in range(10):
-        counts = class_counts(y, Classes(fewest=fewest, most=most).split(y, clients, seed))
+        counts = class_counts(y, ClassSubsets(fewest=fewest, most=most).split(y, clients, seed))
         assert counts.sum(0).tolist() == [1000] * 10
         seen |= set((counts > 0).sum(1).tolist())
     assert seen == set(range(fewest, most + 1))
@@ -176,7 +176,7 @@ def test_clients_hold_as_many_classes_as_the_paper_says(clients: int, fewest: in
 
 def test_without_deviation_who_share_a_class_share_it_evenly() -> None:
     y = labels(840 * 5, classes=5)  # 840 is a multiple of 1, 2, ..., 8
-    counts = class_counts(y, Classes(fewest=2, most=3, deviation=0.0).split(y, 8, seed=1))
+    counts = class_counts(y, ClassSubsets(fewest=2, most=3, deviation=0.0).split(y, 8, seed=1))
     for column in counts.T:
         held = column[column > 0]
         assert held.tolist() == [840 // len(held)] * len(held)
@@ -184,7 +184,7 @@ def test_without_deviation_who_share_a_class_share_it_evenly() -> None:
 
 def test_all_classes_each_is_a_split_of_every_class() -> None:
     # three classes of 8 for two clients that hold all three, evenly
-    assert table(Classes(fewest=3, most=3, deviation=0.0), labels(24, classes=3), 2) == [[4, 4, 4], [4, 4, 4]]
+    assert table(ClassSubsets(fewest=3, most=3, deviation=0.0), labels(24, classes=3), 2) == [[4, 4, 4], [4, 4, 4]]
 
 
 # ---------------------------------------------------------------- main class (Fed-OGD)
@@ -303,8 +303,8 @@ def test_counts_of_labels_that_are_no_classes_are_sizes() -> None:
             20,
             "dual-dirichlet left a client with fewer than 2 examples in 100 tries .*raise sizes",
         ),
-        (Classes(most=6), 1000, 5, "up to 6 classes a client, the data has 5: lower most"),
-        (Classes(fewest=1, most=1), 1000, 4, "4 clients of at most 1 classes cannot hold all 5: raise most"),
+        (ClassSubsets(most=6), 1000, 5, "up to 6 classes a client, the data has 5: lower most"),
+        (ClassSubsets(fewest=1, most=1), 1000, 4, "4 clients of at most 1 classes cannot hold all 5: raise most"),
         # 200 * 5 // 7 = 142 each, 134 of the main class: clients 0 and 5 share class 0, the other five take 8 // 4 = 2
         (
             MainClass(),
@@ -335,7 +335,7 @@ def test_a_draw_that_never_comes_is_given_up() -> None:
     with pytest.raises(
         DataError, match=r"in 100 tries no draw gave every one of 12 classes to somebody .*raise fewest and most"
     ):
-        Classes(fewest=1, most=1).split(labels(120, classes=12), 12, seed=1)
+        ClassSubsets(fewest=1, most=1).split(labels(120, classes=12), 12, seed=1)
 
 
 def test_fewer_owners_than_clients_is_said() -> None:
@@ -368,9 +368,9 @@ def test_real_targets_have_no_classes_to_part_by(name: str) -> None:
         (lambda: DualDirichlet(sizes=-1.0), r"dual-dirichlet sizes = -1\.0"),
         (lambda: DualDirichlet(classes=float("inf")), "dual-dirichlet classes = inf"),
         (lambda: DualDirichlet(min_examples=0), "dual-dirichlet min_examples = 0"),
-        (lambda: Classes(fewest=4, most=3), "classes fewest = 4, most = 3"),
-        (lambda: Classes(mean=0.0), r"classes mean = 0\.0"),
-        (lambda: Classes(deviation=-1.0), r"classes deviation = -1\.0"),
+        (lambda: ClassSubsets(fewest=4, most=3), "classes fewest = 4, most = 3"),
+        (lambda: ClassSubsets(mean=0.0), r"classes mean = 0\.0"),
+        (lambda: ClassSubsets(deviation=-1.0), r"classes deviation = -1\.0"),
         (lambda: MainClass(share=1.1), r"main-class share = 1\.1"),
         (lambda: MainClass(main=0), "main-class main = 0"),
         (lambda: Pieces(sizes=()), r"pieces sizes = \(\)"),
@@ -386,4 +386,4 @@ def test_impossible_settings_are_refused(make: Any, message: str) -> None:
 
 def test_partitions_are_values() -> None:
     assert Pieces(sizes=[1, 2]) == Pieces(sizes=(1, 2))  # type: ignore[arg-type]
-    assert hash(Classes()) == hash(Classes())
+    assert hash(ClassSubsets()) == hash(ClassSubsets())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.scenario.names import find, summaries
+from offbeat.scenario import find_entry, summaries
 from offbeat.scenario.partition import PARTITIONS, Dirichlet, Iid, Partition
 
 
@@ -102,9 +102,9 @@ def test_impossible_settings_are_refused() -> None:
 
 
 def test_partitions_are_found_by_name_and_summed_up_in_a_line() -> None:
-    assert find("partition", PARTITIONS, "iid") is Iid
+    assert find_entry("partition", PARTITIONS, "iid") is Iid
     with pytest.raises(ConfigError, match="unknown partition 'dirchlet': did you mean 'dirichlet'"):
-        find("partition", PARTITIONS, "dirchlet")
+        find_entry("partition", PARTITIONS, "dirchlet")
     for line in summaries(PARTITIONS).values():
         assert line
         assert "\n" not in line

@@ -14,16 +14,15 @@ from torch.utils.data import TensorDataset
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.scenario.data import DATASETS, Dataset, from_dataset, from_npz, load, source
-from offbeat.scenario.data.dataset import owners
-from offbeat.scenario.data.digits import Digits
-from offbeat.scenario.data.synthetic import Synthetic
+from offbeat.scenario.data.built_in import Digits, Synthetic
+from offbeat.scenario.data.dataset import number_owners
 from offbeat.scenario.data.user_data import Npz
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
 
 
 def test_owners_of_training_examples_come_first():
-    groups, test_groups, names = owners([10, 9, 10], [2, 10])
+    groups, test_groups, names = number_owners([10, 9, 10], [2, 10])
     assert (groups.tolist(), test_groups.tolist(), names) == ([1, 0, 1], [2, 1], ("9", "10", "2"))
 
 
@@ -33,24 +32,30 @@ def test_owners_of_training_examples_come_first():
         ({"y_train": torch.tensor([0, 1, 2, 0, 1, 3])}, "training label 3 is out of range: 0 to 2"),
         ({"y_test": torch.tensor([0, -1, 2, 0, 1, 2])}, "test label -1 is out of range"),
         ({"x_test": torch.full((6, 2), torch.inf)}, "test inputs: 6 of 6 are not finite, the first is number 0"),
-        ({"groups": torch.zeros(5, dtype=torch.int64), "group_names": ("a",)}, "6 training inputs, owners of 5"),
+        ({"groups": torch.zeros(5, dtype=torch.int64), "group_names": ("a",)}, "training inputs: 6, but owners of 5"),
         (
             {"groups": torch.tensor([0, 0, 0, 0, 0, 1]), "group_names": ("a",)},
             "training owner 1 is out of range: 0 to 0",
         ),
         ({"num_classes": None, "task": "multilabel", "y_train": Y[:, None], "y_test": Y[:, None]}, "must be 0 or 1"),
-        ({"num_classes": None, "task": "multilabel"}, r"targets have shape \(\) an example: one 0 or 1 for each label"),
-        ({"x_test": X.double()}, r"training inputs are \(2,\) float32, test inputs \(2,\) float64: make them alike"),
+        (
+            {"num_classes": None, "task": "multilabel"},
+            r"targets have shape \(\) for each example: multilabel needs 0 or 1",
+        ),
+        (
+            {"x_test": X.double()},
+            r"training inputs are \(2,\) float32, test inputs \(2,\) float64: both must have the same shape and dtype",
+        ),
         ({"x_test": X[:, :1]}, r"training inputs are \(2,\) float32, test inputs \(1,\) float32"),
         ({"y_test": Y.int()}, r"training targets are \(\) int64, test targets \(\) int32"),
-        ({"y_train": Y.float(), "y_test": Y.float()}, "are torch.float32: classes are whole numbers"),
-        ({"y_train": Y[:, None], "y_test": Y[:, None]}, "one class an example is expected"),
-        ({"task": "segmentation"}, "a class for each place is expected"),
+        ({"y_train": Y.float(), "y_test": Y.float()}, "are torch.float32: classes are integers"),
+        ({"y_train": Y[:, None], "y_test": Y[:, None]}, "classification needs one class"),
+        ({"task": "segmentation"}, "segmentation needs a class for each pixel"),
         ({"num_classes": None}, "are torch.int64: regression needs real numbers"),
         ({"num_classes": None, "task": "classification"}, "classification needs num_classes"),
         (
             {"num_classes": None, "task": "survival", "y_train": X[:, 0], "y_test": X[:, 0]},
-            "time and event are expected",
+            "survival needs time and event",
         ),
         ({"num_classes": None, "task": "survival", "y_train": X, "y_test": X}, "events must be 0 or 1"),
         ({"x_test": X[:0], "y_test": Y[:0]}, "0 test inputs, 0 labels"),
@@ -96,10 +101,10 @@ def test_owners_may_be_numbers_and_words():
 @pytest.mark.parametrize(
     ("owners_of", "message"),
     [
-        ({"groups": [0] * 5}, "6 training inputs, owners of 5"),
-        ({"groups": [0] * 6, "test_groups": [0] * 2}, "3 test inputs, owners of 2"),
-        ({"groups": [0] * 6, "test_groups": []}, "3 test inputs, owners of 0"),
-        ({"test_groups": [0] * 3}, "test_groups go with a test set and with groups"),
+        ({"groups": [0] * 5}, "6 training inputs, but owners of 5"),
+        ({"groups": [0] * 6, "test_groups": [0] * 2}, "3 test inputs, but owners of 2"),
+        ({"groups": [0] * 6, "test_groups": []}, "3 test inputs, but owners of 0"),
+        ({"test_groups": [0] * 3}, "test_groups needs test and groups"),
     ],
 )
 def test_owners_of_more_or_fewer_examples_are_refused(owners_of, message):
@@ -143,9 +148,12 @@ def test_pairs_from_a_generator_with_real_targets():
     ("items", "message"),
     [
         ([], "mine: training: no examples"),
-        ([3], "example 0 is no pair"),
-        ([(torch.ones(2), 0), (torch.ones(3), 0)], r"input 1 has shape \(3,\), the first \(2,\): all must be alike"),
-        ([("text", 0)], "input 0 is str, which is no numbers"),
+        ([3], "example 0 is not a pair"),
+        (
+            [(torch.ones(2), 0), (torch.ones(3), 0)],
+            r"input 1 has shape \(3,\), the first \(2,\): all must have the same shape",
+        ),
+        ([("text", 0)], "input 0 is a str, not numbers"),
     ],
 )
 def test_data_sets_that_are_none_are_refused(items, message):
@@ -178,24 +186,24 @@ def test_test_examples_of_the_clients_own_are_used(tmp_path):
 
 
 def test_files_that_are_no_numbers_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"holds no .npz files"):
+    with pytest.raises(DataError, match=r"has no .npz files"):
         from_npz(tmp_path)
     path = tmp_path / "a.npz"
     np.savez(path, x=np.array([{"an": "object"}], dtype=object), y=np.zeros(1))
-    with pytest.raises(DataError, match="holds objects that are no numbers: refused"):
+    with pytest.raises(DataError, match="has objects that are not numbers: refused"):
         from_npz(tmp_path)
     np.savez(path, x=np.zeros((2, 2)))
-    with pytest.raises(DataError, match="must hold x and y"):
+    with pytest.raises(DataError, match="must have x and y"):
         from_npz(tmp_path)
     np.savez(path, x=np.zeros((2, 2)), y=np.zeros(3))
-    with pytest.raises(DataError, match="x and y must have as many rows"):
+    with pytest.raises(DataError, match="both need the same number of rows"):
         from_npz(tmp_path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"is no whole .npz file"):
+    with pytest.raises(DataError, match=r"is not a complete .npz file"):
         from_npz(tmp_path)
     for shape, message in (
-        ("(1000000000000000,)", "more values than the memory holds"),
-        ("(1000,)", "is no whole .npz file"),
+        ("(1000000000000000,)", "more values than fit in memory"),
+        ("(1000,)", "is not a complete .npz file"),
     ):
         header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
         with zipfile.ZipFile(path, "w") as archive:
@@ -203,14 +211,14 @@ def test_files_that_are_no_numbers_are_refused(tmp_path):
         with pytest.raises(DataError, match=message):
             from_npz(tmp_path)
     path.write_bytes(pickle.dumps([1, 2]))
-    with pytest.raises(DataError, match=r"is no whole .npz file|refused"):
+    with pytest.raises(DataError, match=r"is not a complete .npz file|refused"):
         from_npz(tmp_path)
 
 
 def test_clients_that_differ_in_kind_are_refused(tmp_path):
     client(tmp_path, "a", 5)
     client(tmp_path, "b", 5, shape=(3,))
-    with pytest.raises(DataError, match=r"b.npz holds .* all clients must be alike"):
+    with pytest.raises(DataError, match=r"b.npz has .* all clients must be the same"):
         from_npz(tmp_path)
 
 
@@ -257,7 +265,7 @@ def test_a_name_is_a_data_set_with_its_defaults():
     assert load("digits") is load(Digits())  # the last one is kept
     with pytest.raises(ConfigError, match="unknown data set 'digit': did you mean 'digits'"):
         source("digit")
-    with pytest.raises(ConfigError, match="data set 'npz' has settings that must be given"):
+    with pytest.raises(ConfigError, match="data set 'npz' needs settings"):
         source("npz")
 
 
@@ -281,4 +289,4 @@ def test_every_missing_data_set_says_which_file_to_put_where(name, tmp_path, mon
         DATASETS[name]().load()
     assert str(error.value).startswith(f"{tmp_path}/{name}/")
     assert " is missing: put the file there" in str(error.value)
-    assert "; it comes from http" in str(error.value)
+    assert "; download it from http" in str(error.value)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offbeat.scenario.data import DATASETS, Dataset
-from offbeat.scenario.data.newsgroups import TwentyNews
+from offbeat.scenario.data.texts import TwentyNews
 
 # name -> (training, test, input shape, outputs, natural owners)
 PUBLISHED = {

@@ -10,16 +10,15 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from offbeat.core.client_environment import Trip
+from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.protocol import Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAsync, Local
 from offbeat.core.strategy_contract import contract_of
 from offbeat.engine.traffic import Payload
-from offbeat.scenario import network, recordings
-from offbeat.scenario.delays import Changing, Constant, RecordedDelays
+from offbeat.scenario import network, recordings, summaries
+from offbeat.scenario.delays import Changing, ConstantDelays, RecordedDelays
 from offbeat.scenario.example_counts import ExampleCounts
-from offbeat.scenario.names import summaries
 from offbeat.scenario.network import NETWORKS, Bandwidth, Instant, Offset
 from offbeat.scenario.simulated_world import SimulatedWorld
 
@@ -48,11 +47,11 @@ def world(delays: Any, **settings: Any) -> SimulatedWorld:
 def test_a_recorded_pace_holds_from_its_time_on(tmp_path: Path) -> None:
     law = RecordedDelays(path=written(tmp_path, GOOD))
     w = world(law)
-    assert w.trip(0, 0, LocalWork(), 10, started=0.0) == Trip(6.0, 6.0)  # 3 steps of 2 s
+    assert w.time_job(0, 0, LocalWork(), 10, started=0.0) == JobTiming(6.0, 6.0)  # 3 steps of 2 s
     # from 7 on: 1.5 steps until 10, the other 1.5 at 4 s; at 7 one would have guessed 6
-    assert w.trip(0, 0, LocalWork(), 10, started=7.0) == pytest.approx((9.0, 6.0, False, None, None))
-    assert w.trip(0, 0, LocalWork(), 10, started=99.0) == Trip(12.0, 12.0)
-    assert w.trip(1, 0, LocalWork(), 10, started=99.0) == Trip(1.5, 1.5)
+    assert w.time_job(0, 0, LocalWork(), 10, started=7.0) == pytest.approx((9.0, 6.0, False, None, None))
+    assert w.time_job(0, 0, LocalWork(), 10, started=99.0) == JobTiming(12.0, 12.0)
+    assert w.time_job(1, 0, LocalWork(), 10, started=99.0) == JobTiming(1.5, 1.5)
     # the last value counts as long as the one before: (2 + 4) / 2
     assert (law.expected(0, 0, steps=1), law.expected(0, 1, steps=4)) == (3.0, 2.0)
 
@@ -96,7 +95,7 @@ def test_a_trace_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, 
 def test_available_is_yes_or_no(tmp_path: Path) -> None:
     path = written(tmp_path, "client,t,available\n0,0,maybe\n")
     with pytest.raises(DataError, match=r"row 2: available = maybe: must be 0 or 1"):
-        recordings.column(path, recordings.AVAILABLE)
+        recordings.read_column(path, recordings.AVAILABLE)
 
 
 def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
@@ -160,20 +159,20 @@ def test_a_parquet_file_is_read_like_a_csv_file(tmp_path: Path) -> None:
 
 def test_an_offset_of_each_client_is_added_to_every_job() -> None:
     law = Offset(low=10.0, high=100.0)
-    w = world(Constant(mean=7.0, jitter=0.0), network=law)
+    w = world(ConstantDelays(mean=7.0, jitter=0.0), network=law)
     for client in (0, 1):
-        trip = w.trip(client, 0, LocalWork(), 10, 0.0)
+        trip = w.time_job(client, 0, LocalWork(), 10, 0.0)
         assert 17 < trip.duration < 107
-        assert trip == w.trip(client, 5, LocalWork(), 10, 300.0)
+        assert trip == w.time_job(client, 5, LocalWork(), 10, 300.0)
         assert trip.expected == trip.duration
-    assert w.trip(0, 0, LocalWork(), 10, 0.0) != w.trip(1, 0, LocalWork(), 10, 0.0)
+    assert w.time_job(0, 0, LocalWork(), 10, 0.0) != w.time_job(1, 0, LocalWork(), 10, 0.0)
 
 
 def test_a_job_is_download_training_and_upload() -> None:
     law = Bandwidth(low=8.0, high=8.0, latency=0.5, upload=0.5)
-    w = world(Constant(mean=10.0, jitter=0.0), network=law, payload=lambda work: (1_000_000, 2_000_000))
+    w = world(ConstantDelays(mean=10.0, jitter=0.0), network=law, payload=lambda work: (1_000_000, 2_000_000))
     # down: 8 Mbit at 8 Mbit/s, up: 16 Mbit at 4 Mbit/s, each with half a second before it
-    assert w.trip(0, 0, LocalWork(), 10, 0.0).duration == pytest.approx((0.5 + 1) + 10 + (0.5 + 4))
+    assert w.time_job(0, 0, LocalWork(), 10, 0.0).duration == pytest.approx((0.5 + 1) + 10 + (0.5 + 4))
 
 
 def test_a_recorded_bandwidth_changes_under_way(tmp_path: Path) -> None:
@@ -184,17 +183,17 @@ def test_a_recorded_bandwidth_changes_under_way(tmp_path: Path) -> None:
 
 def test_a_network_that_collapses_was_not_to_be_expected(tmp_path: Path) -> None:
     law = network.RecordedBandwidth(path=written(tmp_path, "client,t,mbps\n0,0,8\n0,5,0.01\n"))
-    w = world(Constant(mean=10.0, jitter=0.0), network=law, payload=lambda work: (1_000_000, 1_000_000))
+    w = world(ConstantDelays(mean=10.0, jitter=0.0), network=law, payload=lambda work: (1_000_000, 1_000_000))
     # 1 s down and 10 s of training; then 8 Mbit take 800 s, where at dispatch one would have guessed 1
-    trip = w.trip(0, 0, LocalWork(), 10, 0.0)
+    trip = w.time_job(0, 0, LocalWork(), 10, 0.0)
     assert (trip.duration, trip.expected) == pytest.approx((1 + 10 + 800, 1 + 10 + 1))
 
 
 def test_training_starts_when_the_download_is_done() -> None:
-    law = Changing(delays=Constant(mean=10.0, jitter=0.0), at=(5.0,), factors=(2.0,))
+    law = Changing(delays=ConstantDelays(mean=10.0, jitter=0.0), at=(5.0,), factors=(2.0,))
     w = world(law, network=Bandwidth(low=8.0, high=8.0, latency=0.0, upload=1.0), payload=lambda work: (2_000_000, 0))
     # down until 2, then 3 s at the old pace and 7 at twice the time
-    assert w.trip(0, 0, LocalWork(), 10, 0.0).duration == pytest.approx(2 + 3 + 14)
+    assert w.time_job(0, 0, LocalWork(), 10, 0.0).duration == pytest.approx(2 + 3 + 14)
 
 
 def test_the_bytes_are_those_of_the_model_and_what_goes_with_it() -> None:

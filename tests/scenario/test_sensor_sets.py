@@ -12,10 +12,9 @@ import torch
 
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError, DataError
+from offbeat.scenario.data.activity import HAR_SIGNALS, ExtraSensory, UciHar
 from offbeat.scenario.data.air_quality import BeijingAir, KddAir
-from offbeat.scenario.data.extrasensory import ExtraSensory
 from offbeat.scenario.data.fitrec import FitRec
-from offbeat.scenario.data.har import SIGNALS, UciHar
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def har(root):
         (home / "Inertial Signals").mkdir(parents=True)
         (home / f"y_{part}.txt").write_text("".join(f"{v}\n" for v in labels))
         (home / f"subject_{part}.txt").write_bytes("".join(f"{v}\r\n" for v in subjects).encode())
-        for s, signal in enumerate(SIGNALS):
+        for s, signal in enumerate(HAR_SIGNALS):
             values = np.arange(128 * len(labels)).reshape(len(labels), 128) * (s + 1.0)
             np.savetxt(home / "Inertial Signals" / f"{signal}_{part}.txt", values, fmt=" %15.7e")
     return root / "uci-har" / "UCI HAR Dataset"
@@ -52,11 +51,11 @@ def test_har_has_nine_signals_and_its_subjects_as_owners(root):
     ("file", "text", "message"),
     [
         ("train/y_train.txt", "1\n7\n2\n", "label 7 is out of range: 1 to 6"),
-        ("train/y_train.txt", "1\n6\n", r"holds 3 × 128 numbers, expected 2 × 128"),
-        ("train/subject_train.txt", "1\n", "names 1 subjects for 3 windows"),
-        ("train/subject_train.txt", "1.5\n2\n3\n", "one whole number a line"),
-        ("train/subject_train.txt", "1\ninf\n3\n", "one whole number a line"),
-        ("train/y_train.txt", "1\ninf\n2\n", "one whole number a line"),
+        ("train/y_train.txt", "1\n6\n", r"has 3 × 128 numbers, expected 2 × 128"),
+        ("train/subject_train.txt", "1\n", "has 1 subjects for 3 windows"),
+        ("train/subject_train.txt", "1.5\n2\n3\n", "each line must have one integer"),
+        ("train/subject_train.txt", "1\ninf\n3\n", "each line must have one integer"),
+        ("train/y_train.txt", "1\ninf\n2\n", "each line must have one integer"),
         ("test/Inertial Signals/body_acc_x_test.txt", "1 2 three\n", "not a table of numbers"),
         ("test/Inertial Signals/body_acc_x_test.txt", "1 2\n1\n", "not a table of numbers"),
     ],
@@ -72,7 +71,7 @@ def test_signals_that_are_not_finite_are_refused(root):
     values = np.zeros((2, 128))
     values[1, 5] = np.nan
     np.savetxt(home / "test/Inertial Signals/body_acc_x_test.txt", values)
-    with pytest.raises(DataError, match=r"body_acc_x_test.txt row 2 holds values that are not finite"):
+    with pytest.raises(DataError, match=r"body_acc_x_test.txt row 2 has values that are not finite"):
         UciHar().load()
 
 
@@ -152,14 +151,14 @@ def test_weather_is_carried_over_short_gaps_and_windows_with_longer_ones_are_lef
 @pytest.mark.parametrize(
     ("gaps", "message"),
     [
-        ({(2, 11): "warm"}, "TEMP = 'warm' in row 4 is no number"),
-        ({(2, 11): "inf"}, "TEMP = 'inf' in row 4 is no number"),
+        ({(2, 11): "warm"}, "TEMP = 'warm' in row 4 is not a number"),
+        ({(2, 11): "inf"}, "TEMP = 'inf' in row 4 is not a number"),
         ({(2, 15): '"UP"'}, "wind direction 'UP' is none of N, NNE"),
         ({(2, 2): "13"}, "year, month, day and hour"),
-        ({(2, 3): "1.5"}, "year, month, day and hour must be given in every row, as whole numbers"),
+        ({(2, 3): "1.5"}, "year, month, day and hour must be integers in every row"),
         ({(2, 1): "99999"}, "year 99999 is out of range: 1900 to 2100"),
         ({(2, 1): "1e18"}, r"year 1e\+18 is out of range"),
-        ({(2, 17): '"B"'}, "holds 2 stations"),
+        ({(2, 17): '"B"'}, "has 2 stations"),
         ({(2, 17): '"A",1'}, "row 4 has 19 cells, the header 18"),
     ],
 )
@@ -171,7 +170,7 @@ def test_a_damaged_station_is_refused(root, gaps, message):
 
 def test_too_long_a_window_is_refused(root):
     beijing(root, "A", 20)
-    with pytest.raises(DataError, match="no window of 48 hours is whole"):
+    with pytest.raises(DataError, match="no window of 48 hours is complete"):
         BeijingAir().load()
     with pytest.raises(ConfigError, match=r"air train = 0.9, test = 0.2"):
         BeijingAir(train=0.9)
@@ -220,7 +219,7 @@ def test_kdd_cup_files_without_a_common_area_are_refused(root):
     (home / "beijing_17_18_aq.csv").write_text(
         "stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\nshunyi_aq,yesterday,1,1,1,1,1,1\n"
     )
-    with pytest.raises(DataError, match="utc_time must be written as"):
+    with pytest.raises(DataError, match="utc_time must have the form"):
         KddAir().load()
     for odd in ("NaT", "9999-01-01 00:00:00"):
         (home / "beijing_17_18_aq.csv").write_text(
@@ -303,11 +302,11 @@ def test_windows_across_a_pause_are_left_out(root):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"altitude": [1.0]}, "must be lists of the same length"),
-        ({"heart_rate": "fast"}, "line 1 is no workout"),
-        ({"altitude": None}, "lists of the same length|is no workout|not finite"),
-        ({"heart_rate": [float("1e400")] * 61}, "line 1 is no workout|not finite"),
-        ({"heart_rate": [10**400] * 61}, "line 1 is no workout"),
+        ({"altitude": [1.0]}, "must be lists of equal length"),
+        ({"heart_rate": "fast"}, "line 1 is not a workout"),
+        ({"altitude": None}, "lists of equal length|is not a workout|not finite"),
+        ({"heart_rate": [float("1e400")] * 61}, "line 1 is not a workout|not finite"),
+        ({"heart_rate": [10**400] * 61}, "line 1 is not a workout"),
     ],
 )
 def test_a_damaged_workout_is_refused(root, change, message):
@@ -345,16 +344,16 @@ def test_lines_that_would_run_code_are_only_text(root):
     fitrec(root, some_workouts())
     path = root / "fitrec" / "endomondoHR_proper.json"
     path.write_text("{'userId': 7, 'sport': 'run', 'timestamp': __import__('os').listdir()}\n" + path.read_text())
-    with pytest.raises(DataError, match="line 1 is no workout"):
+    with pytest.raises(DataError, match="line 1 is not a workout"):
         FitRec(**SMALL).load()
     path.write_text("{'userId': 7\n")
-    with pytest.raises(DataError, match="line 1 names no userId and sport"):
+    with pytest.raises(DataError, match="line 1 has no userId and sport"):
         FitRec(**SMALL).load()
 
 
 def test_too_few_users_are_told(root):
     fitrec(root, some_workouts())
-    with pytest.raises(DataError, match="2 users have 2 workouts of one sport or more, 30 are asked for"):
+    with pytest.raises(DataError, match="2 users have at least 2 workouts of one sport, 30 are needed"):
         FitRec(min_workouts=2).load()
 
 
@@ -398,14 +397,15 @@ def test_copies_and_leftovers_are_no_users(root):
     assert ExtraSensory().load().group_names == ("AA-1", "BB-2")
     (home / "AA-1.features_labels.csv").write_bytes(gzip.decompress(table))
     with pytest.raises(
-        DataError, match=r"AA-1.features_labels.csv.gz and .*AA-1.features_labels.csv are of the same user: remove one"
+        DataError,
+        match=r"AA-1.features_labels.csv.gz and .*AA-1.features_labels.csv belong to the same user: remove one",
     ):
         ExtraSensory().load()
 
 
 def test_damaged_tables_of_extrasensory_are_refused(root):
     extrasensory(root, label=3)
-    with pytest.raises(DataError, match="a label is 0, 1 or nan"):
+    with pytest.raises(DataError, match="labels must be 0, 1 or nan"):
         ExtraSensory().load()
     extrasensory(root, rows=3)
     with pytest.raises(DataError, match="has 3 rows: too few"):
@@ -413,10 +413,10 @@ def test_damaged_tables_of_extrasensory_are_refused(root):
     extrasensory(root)
     path = root / "extrasensory" / "AA-1.features_labels.csv.gz"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"AA-1.* is cut short or damaged"):
+    with pytest.raises(DataError, match=r"AA-1.* is truncated or damaged"):
         ExtraSensory().load()
     path.write_bytes(b"timestamp,a,b\n1,2,3\n")
-    with pytest.raises(DataError, match="columns timestamp, features, label:"):
+    with pytest.raises(DataError, match="expected the columns timestamp, features, label:"):
         ExtraSensory().load()
     path.write_bytes(b"timestamp,raw_acc:mean,label:WALKING,label_source\n" + b"1,x,1,2\n" * 9)
     with pytest.raises(DataError, match="not a table of numbers"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offbeat.scenario.client_groups import among, group_of
+from offbeat.scenario.client_groups import belongs_to_share, group_of
 
 SHARES = [
     (0.6, 0.2, 0.2),
@@ -34,24 +34,24 @@ def test_a_share_is_kept_for_every_number_of_clients(shares: tuple[float, ...]) 
 )
 def test_a_share_that_is_a_whole_number_of_clients_is_exact(share: float, clients: int) -> None:
     for seed in range(5):
-        assert sum(among(share, seed, "test", client) for client in range(clients)) == round(share * clients)
+        assert sum(belongs_to_share(share, seed, "test", client) for client in range(clients)) == round(share * clients)
 
 
 def test_a_share_that_is_no_whole_number_is_rounded_up_or_down() -> None:
     # 0.37 of 20 is 7.4: 7 or 8, which of the two is drawn
-    found = {sum(among(0.37, seed, "test", client) for client in range(20)) for seed in range(20)}
+    found = {sum(belongs_to_share(0.37, seed, "test", client) for client in range(20)) for seed in range(20)}
     assert found == {7, 8}
 
 
 def test_who_belongs_to_a_share_differs_from_seed_to_seed_and_from_purpose_to_purpose() -> None:
     def members(seed: int, purpose: str) -> list[bool]:
-        return [among(0.37, seed, purpose, client) for client in range(50)]
+        return [belongs_to_share(0.37, seed, purpose, client) for client in range(50)]
 
     assert members(0, "a") != members(1, "a")
     assert members(0, "a") != members(0, "b")
 
 
 def test_nobody_and_everybody_are_shares_too() -> None:
-    assert [among(0.0, 0, "test", client) for client in range(3)] == [False] * 3
-    assert [among(1.0, 0, "test", client) for client in range(3)] == [True] * 3
+    assert [belongs_to_share(0.0, 0, "test", client) for client in range(3)] == [False] * 3
+    assert [belongs_to_share(1.0, 0, "test", client) for client in range(3)] == [True] * 3
     assert {group_of((0.0, 1.0, 0.0), 0, "test", client) for client in range(9)} == {1}

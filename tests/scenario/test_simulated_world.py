@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from offbeat.core.client_environment import Surroundings, Trip
+from offbeat.core.client_environment import ClientEnvironment, JobTiming
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.scenario.availability import Always
-from offbeat.scenario.delays import Constant, Groups, Uniform
+from offbeat.scenario.delays import ConstantDelays, Groups, Uniform
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.simulated_world import SimulatedWorld
 
@@ -25,30 +25,30 @@ class ThreeGradients(LocalRule):
 
 def test_a_trip_takes_what_the_delays_say() -> None:
     delays = Uniform(low=5.0, high=50.0, jitter=0.2)
-    world: Surroundings = SimulatedWorld(delays=delays, counts=ExampleCounts.constant(4, 10), seed=7)
-    trip = world.trip(2, 3, LocalWork(), 10, started=100.0)
+    world: ClientEnvironment = SimulatedWorld(delays=delays, counts=ExampleCounts.constant(4, 10), seed=7)
+    trip = world.time_job(2, 3, LocalWork(), 10, started=100.0)
     assert trip.expected == delays.expected(7, 2, steps=1)
     assert trip.duration == delays.seconds(7, 2, 3, steps=1)
     assert not trip.crashes
-    assert world.trip(2, 3, LocalWork(), 10, started=999.0) == trip
+    assert world.time_job(2, 3, LocalWork(), 10, started=999.0) == trip
 
 
 def test_a_plain_trip_is_a_whole_one() -> None:
     """It is made without its constructor, which would count the fields."""
-    world = SimulatedWorld(delays=Constant(mean=5.0, jitter=0.0), counts=ExampleCounts.constant(2, 10), seed=0)
-    trip = world.trip(1, 0, LocalWork(), 10, 0.0)
-    assert len(trip) == len(Trip._fields)
-    assert trip == Trip(5.0, 5.0)
+    world = SimulatedWorld(delays=ConstantDelays(mean=5.0, jitter=0.0), counts=ExampleCounts.constant(2, 10), seed=0)
+    trip = world.time_job(1, 0, LocalWork(), 10, 0.0)
+    assert len(trip) == len(JobTiming._fields)
+    assert trip == JobTiming(5.0, 5.0)
 
 
 def test_a_rule_with_three_gradients_a_step_takes_three_times_as_long() -> None:
     for unit, steps in (("job", None), ("step", lambda client, work, num_examples: num_examples // 5)):
         world = SimulatedWorld(
-            delays=Constant(mean=2.0, jitter=0.0, unit=unit), counts=ExampleCounts([10]), seed=1, steps=steps
+            delays=ConstantDelays(mean=2.0, jitter=0.0, unit=unit), counts=ExampleCounts([10]), seed=1, steps=steps
         )
         per_job = 2.0 if unit == "job" else 2.0 * 2
-        assert world.trip(0, 0, LocalWork(), 10, 0.0) == Trip(per_job, per_job)
-        assert world.trip(0, 0, LocalWork(rule=ThreeGradients()), 10, 0.0) == Trip(3 * per_job, 3 * per_job)
+        assert world.time_job(0, 0, LocalWork(), 10, 0.0) == JobTiming(per_job, per_job)
+        assert world.time_job(0, 0, LocalWork(rule=ThreeGradients()), 10, 0.0) == JobTiming(3 * per_job, 3 * per_job)
 
 
 def test_a_response_time_is_what_it_is_whatever_the_rule_costs() -> None:
@@ -58,16 +58,16 @@ def test_a_response_time_is_what_it_is_whatever_the_rule_costs() -> None:
         seed=1,
     )
     for work in (LocalWork(), LocalWork(rule=ThreeGradients()), LocalWork(steps=50, rule=ThreeGradients())):
-        assert world.trip(0, 0, work, 10, 0.0) == Trip(30.0, 30.0)  # three periods of ten seconds
+        assert world.time_job(0, 0, work, 10, 0.0) == JobTiming(30.0, 30.0)  # three periods of ten seconds
 
 
 def test_delays_per_step_need_the_steps() -> None:
     with pytest.raises(ConfigError, match="delays per step need to know the steps"):
-        SimulatedWorld(delays=Constant(unit="step"), counts=ExampleCounts([1]), seed=1)
+        SimulatedWorld(delays=ConstantDelays(unit="step"), counts=ExampleCounts([1]), seed=1)
 
 
 def test_clients_are_always_available_and_hold_all_their_data() -> None:
-    world = SimulatedWorld(delays=Constant(), counts=ExampleCounts([4, 9]), seed=1)
+    world = SimulatedWorld(delays=ConstantDelays(), counts=ExampleCounts([4, 9]), seed=1)
     assert world.next_available(0, 12.5) == Always().next_available(1, 0, 12.5) == 12.5
     assert world.num_examples(1, 0, now=0.0) == 9
     with pytest.raises(DataError, match="no data for client 2: there are 2 clients"):

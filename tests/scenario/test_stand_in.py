@@ -9,16 +9,16 @@ from offbeat import presets
 from offbeat.core.errors import ConfigError
 from offbeat.experiment.spec.config import name_of
 from offbeat.scenario.data import DATASETS, load
-from offbeat.scenario.data.synthetic_stand_in import SHAPES, StandIn
+from offbeat.scenario.data.built_in import STAND_IN_SHAPES, StandIn
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
+@pytest.mark.parametrize("name", sorted(STAND_IN_SHAPES))
 def test_a_stand_in_says_so_and_has_the_owners_of_its_set(name):
     data = StandIn(of=name).load()
     assert data.summary.startswith(f"stand-in for {name}: ")
     assert "says nothing about it" in data.summary
-    assert (data.input_shape, data.num_groups) == (SHAPES[name].inputs, SHAPES[name].owners)
-    assert data.outputs == SHAPES[name].outputs
+    assert (data.input_shape, data.num_groups) == (STAND_IN_SHAPES[name].inputs, STAND_IN_SHAPES[name].owners)
+    assert data.outputs == STAND_IN_SHAPES[name].outputs
 
 
 def test_it_is_a_function_of_its_settings():
@@ -29,7 +29,7 @@ def test_it_is_a_function_of_its_settings():
 
 def test_every_set_of_a_quick_preset_has_one():
     used = {name_of("data", presets.load(name, "quick").experiment.data) for name in presets.names() if "/" in name}
-    assert used <= SHAPES.keys() <= DATASETS.keys()
+    assert used <= STAND_IN_SHAPES.keys() <= DATASETS.keys()
 
 
 def test_what_has_no_shape_is_refused():

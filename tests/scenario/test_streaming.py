@@ -23,12 +23,12 @@ from offbeat.engine.until import Until
 from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
+from offbeat.scenario import summaries
+from offbeat.scenario.data.built_in import Digits
 from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.digits import Digits
-from offbeat.scenario.delays import Constant
+from offbeat.scenario.delays import ConstantDelays
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.models import Mlp
-from offbeat.scenario.names import summaries
 from offbeat.scenario.partition import Iid
 from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.scenario.streaming import STREAMS, ClassIncremental, Drifting, Growing, Static
@@ -221,7 +221,7 @@ def test_what_has_no_classes_cannot_come_class_by_class() -> None:
 
 
 def test_the_simulated_world_tells_what_has_arrived() -> None:
-    world = SimulatedWorld(delays=Constant(), counts=ExampleCounts([8, 16]), seed=0, streaming=HALF)
+    world = SimulatedWorld(delays=ConstantDelays(), counts=ExampleCounts([8, 16]), seed=0, streaming=HALF)
     assert [world.num_examples(1, n, 0.0) for n in range(3)] == [8, 10, 12]
     with pytest.raises(DataError, match="no data for client 2"):
         world.num_examples(2, 0, 0.0)
@@ -239,12 +239,12 @@ def test_local_work_sees_only_what_has_arrived() -> None:
     # of four examples three are there. With inputs one-hot, weights of unseen inputs do not move
     x, y = torch.eye(4), torch.zeros(4, dtype=torch.int64)
     experiment = replace(
-        SMALL, clients=1, streaming=Growing(start=0.75, rate=0.0), until=Until(updates=3), delays=Constant()
+        SMALL, clients=1, streaming=Growing(start=0.75, rate=0.0), until=Until(updates=3), delays=ConstantDelays()
     )
     model = torch.nn.Linear(4, 2, bias=False)
-    data = build.ClientData.own([(x, y)])
+    data = build.ClientData.separate([(x, y)])
     made = build.assemble(model, data, build.Evaluator(model, x, y), experiment)
-    outcome = build.engine(made, experiment).run()
+    outcome = build.build_engine(made, experiment).run()
     moved = (outcome.model - made.world.model).view(2, 4).abs().sum(0)
     assert bool((moved[:3] > 0).all())
     assert moved[3] == 0
@@ -264,7 +264,7 @@ def test_what_has_arrived_of_sorted_data_is_a_sample_of_every_class(monkeypatch:
 
 def test_the_trace_shows_the_counts_grow() -> None:
     made = build.setup(SMALL)
-    engine = build.engine(made, SMALL)
+    engine = build.build_engine(made, SMALL)
     engine.run()
     total = made.trainer.data.num_examples
     seen: dict[int, list[int]] = {}
@@ -288,24 +288,24 @@ def test_a_static_experiment_is_left_as_it_was() -> None:
 
 def test_streaming_is_written_to_experiment_files_and_set_from_the_command_line() -> None:
     pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
-    assert experiment_files.parse(experiment_files.dump(SMALL)) == SMALL
+    assert experiment_files.parse_experiment(experiment_files.to_yaml(SMALL)) == SMALL
     changes = ["streaming=growing", "streaming.start=[0.2, 0.4]", "streaming.rate=0.01", "streaming.per=second"]
-    assert experiment_files.changed(Experiment(), changes).streaming == Growing(
+    assert experiment_files.with_changes(Experiment(), changes).streaming == Growing(
         start=(0.2, 0.4), rate=0.01, per="second"
     )
     with pytest.raises(ConfigError, match=r"unknown streaming 'growin': did you mean 'growing'\?"):
-        experiment_files.changed(Experiment(), ["streaming=growin"])
+        experiment_files.with_changes(Experiment(), ["streaming=growin"])
     with pytest.raises(ConfigError, match=r"streaming\.per"):
-        experiment_files.changed(Experiment(), ["streaming=growing", "streaming.per=minute"])
+        experiment_files.with_changes(Experiment(), ["streaming=growing", "streaming.per=minute"])
 
 
 def test_streams_work_with_delays_per_step_where_more_data_takes_longer() -> None:
-    experiment = replace(SMALL, clients=1, delays=Constant(mean=1.0, jitter=0.0, unit="step"))
+    experiment = replace(SMALL, clients=1, delays=ConstantDelays(mean=1.0, jitter=0.0, unit="step"))
     made = build.setup(experiment)
     work = LocalWork()  # one epoch of batches of 32
     for index in (0, 5, 20):
-        there = made.surroundings.num_examples(0, index, 0.0)
-        trip = made.surroundings.trip(0, index, work, there, 0.0)
+        there = made.simulated_world.num_examples(0, index, 0.0)
+        trip = made.simulated_world.time_job(0, index, work, there, 0.0)
         assert trip.duration == -(-there // 32)
 
 
@@ -332,6 +332,6 @@ def test_the_python_door_streams_too_in_the_order_given() -> None:
 
 def test_growing_counts_reach_the_weights_of_strategies() -> None:
     experiment = replace(SMALL, strategy=FedBuff(k=1, client_weight="examples"))
-    engine = build.engine(build.setup(experiment), experiment)
+    engine = build.build_engine(build.setup(experiment), experiment)
     engine.run()
     assert engine.coordinator.state.census.total > sum(engine.coordinator.world.clients.values())

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.scenario.data import ag_news
-from offbeat.scenario.data.ag_news import AgNews
-from offbeat.scenario.data.newsgroups import TwentyNews
-from offbeat.scenario.data.texts import make_vocabulary, numbered, words
+from offbeat.scenario.data import texts
+from offbeat.scenario.data.texts import AgNews, TwentyNews, make_vocabulary, number_texts, split_words
 
 
 @pytest.fixture
@@ -22,14 +20,14 @@ def root(tmp_path, monkeypatch):
 
 
 def test_words_are_lower_case_and_keep_their_apostrophe():
-    assert words("It's NASA's 3rd try -- really?\\no") == ["it's", "nasa's", "3rd", "try", "really", "no"]
+    assert split_words("It's NASA's 3rd try -- really?\\no") == ["it's", "nasa's", "3rd", "try", "really", "no"]
 
 
 def test_a_vocabulary_is_the_most_frequent_words_in_a_fixed_order():
     # b three times, a and c twice each (alphabet decides), d once; 0 is padding, 1 unknown
     known = make_vocabulary(["b a b", "c b a c d"], size=5)
     assert known == {"b": 2, "a": 3, "c": 4}
-    assert numbered(["b d a", "c c c c c", ""], known, 4).tolist() == [[2, 1, 3, 0], [4, 4, 4, 4], [1, 0, 0, 0]]
+    assert number_texts(["b d a", "c c c c c", ""], known, 4).tolist() == [[2, 1, 3, 0], [4, 4, 4, 4], [1, 0, 0, 0]]
 
 
 def news(root):
@@ -88,12 +86,12 @@ def test_a_pretrained_tokenizer_numbers_its_own_pieces(root, tmp_path, monkeypat
     assert data.x_test.tolist() == [[7, 7, 7]] * 2
     assert data.vocabulary == 100
     monkeypatch.setattr(Pieces, "pad_token_id", 9)
-    with pytest.raises(DataError, match="pads with 9: number 0 has to be padding"):
+    with pytest.raises(DataError, match="pads with 9: the padding number must be 0"):
         TwentyNews(tokenizer=str(tmp_path)).load()
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(DataError, match="needs the extra 'text'"):
         TwentyNews(tokenizer=str(tmp_path)).load()
-    with pytest.raises(DataError, match=r"nothing is no folder: put a pretrained tokenizer there"):
+    with pytest.raises(DataError, match=r"nothing is not a folder: put a pretrained tokenizer there"):
         TwentyNews(tokenizer=str(tmp_path / "nothing")).load()
 
 
@@ -103,7 +101,7 @@ def test_a_tokenizer_lies_below_the_data_root_unless_its_whole_path_is_given(roo
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "pieces").mkdir(parents=True)
     monkeypatch.chdir(elsewhere)  # where a command is given from does not matter
-    with pytest.raises(DataError, match=rf"tokenizer = 'pieces': {root / 'pieces'} is no folder"):
+    with pytest.raises(DataError, match=rf"tokenizer = 'pieces': {root / 'pieces'} is not a folder"):
         TwentyNews(tokenizer="pieces").load()
     (root / "pieces").mkdir()
     assert TwentyNews(tokenizer="pieces", length=3).load().vocabulary == 100
@@ -120,8 +118,8 @@ def test_impossible_settings_are_refused(settings, message):
 
 @pytest.fixture
 def ag(root, monkeypatch):
-    monkeypatch.setattr(ag_news, "TRAIN_MD5", None)  # these are not the published files
-    monkeypatch.setattr(ag_news, "TEST_MD5", None)
+    monkeypatch.setattr(texts, "AG_NEWS_TRAIN_MD5", None)  # these are not the published files
+    monkeypatch.setattr(texts, "AG_NEWS_TEST_MD5", None)
     (root / "ag_news").mkdir()
     return root / "ag_news"
 
@@ -152,7 +150,7 @@ def test_without_train_csv_the_test_file_is_split_and_the_summary_says_so(ag):
     [
         ('"5","a","b"\n', r"row 1: class '5' is out of range: 1 to 4"),
         ('"1","a"\n', r"row 1 has 2 cells, expected class, title, description"),
-        ('"1","a","b', "is no whole CSV"),
+        ('"1","a","b', "is not a complete CSV file"),
         ("", "is empty"),
     ],
 )
@@ -165,6 +163,6 @@ def test_damaged_news_are_refused(ag, text, message):
 def test_a_damaged_train_csv_is_not_taken_for_a_missing_one(ag, monkeypatch):
     (ag / "test.csv").write_text(rows(8))
     (ag / "train.csv").write_text(rows(8))
-    monkeypatch.setattr(ag_news, "TRAIN_MD5", "0" * 32)
+    monkeypatch.setattr(texts, "AG_NEWS_TRAIN_MD5", "0" * 32)
     with pytest.raises(DataError, match=r"train.csv is damaged"):
         AgNews().load()

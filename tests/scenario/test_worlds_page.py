@@ -53,7 +53,10 @@ def test_its_experiments_run(number: int, tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "phones.csv").write_text(blocks("csv")[0])
     assert len(blocks("yaml")) == 3
     experiment = replace(
-        experiment_files.parse(blocks("yaml")[number]), model=Linear(), until=Until(updates=20), evaluate_every=1e6
+        experiment_files.parse_experiment(blocks("yaml")[number]),
+        model=Linear(),
+        until=Until(updates=20),
+        evaluate_every=1e6,
     )
-    assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
-    assert build.engine(build.setup(experiment), experiment).run().updates == 20
+    assert experiment_files.parse_experiment(experiment_files.to_yaml(experiment)) == experiment
+    assert build.build_engine(build.setup(experiment), experiment).run().updates == 20

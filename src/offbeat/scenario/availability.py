@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.client_groups import Range, among, as_range, between, require_share
-from offbeat.scenario.recordings import AVAILABLE, Recorded, Series
+from offbeat.scenario.client_groups import Range, as_range, belongs_to_share, draw_between, require_share
+from offbeat.scenario.recordings import AVAILABLE, RecordedLaw, RecordedSeries
 
-SHORTEST = 1e-3  # seconds of a period: shorter ones would be all that a run does
-RAREST = 1e-4  # of a share drawn period by period: the next one of a rarer kind would be looked for too long
+MIN_PERIOD_SECONDS = 1e-3  # seconds of a period: shorter ones would be all that a run does
+MIN_SHARE = 1e-4  # of a share drawn period by period: the next one of a rarer kind would be looked for too long
 
 
 class Window(NamedTuple):
@@ -30,7 +30,7 @@ class Window(NamedTuple):
     end: float
 
 
-EVER, NEVER = Window(-inf, inf), Window(inf, inf)
+FOREVER, NEVER = Window(-inf, inf), Window(inf, inf)
 
 
 class Availability(ABC):
@@ -50,7 +50,7 @@ class Always(Availability):
     """Every client is reachable all the time."""
 
     def window(self, seed: int, client: int, now: float) -> Window:
-        return EVER
+        return FOREVER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class Dropout(Availability):
         object.__setattr__(self, "at", as_range("dropout: at", self.at))
 
     def window(self, seed: int, client: int, now: float) -> Window:
-        if not among(self.share, seed, "dropout", client):
-            return EVER
-        end = between(self.at, seed, "dropout time", client)
+        if not belongs_to_share(self.share, seed, "dropout", client):
+            return FOREVER
+        end = draw_between(self.at, seed, "dropout time", client)
         return Window(-inf, end) if now < end else NEVER
 
 
@@ -86,10 +86,10 @@ class JoinAndLeave(Availability):
             object.__setattr__(self, "stay", as_range("join_and_leave: stay", self.stay))
 
     def window(self, seed: int, client: int, now: float) -> Window:
-        if not among(self.share, seed, "newcomers", client):
-            return EVER
-        start = between(self.join, seed, "join", client)
-        end = inf if self.stay is None else start + between(self.stay, seed, "stay", client)
+        if not belongs_to_share(self.share, seed, "newcomers", client):
+            return FOREVER
+        start = draw_between(self.join, seed, "join", client)
+        end = inf if self.stay is None else start + draw_between(self.stay, seed, "stay", client)
         return Window(start, end) if now < end else NEVER
 
 
@@ -106,13 +106,13 @@ class Periodic(Availability):
 
     def __post_init__(self) -> None:
         require(0 <= self.share < 1, f"periodic: share = {self.share}: from 0 to less than 1, or nobody is ever there")
-        usable = self.share == 0 or RAREST <= self.share <= 1 - RAREST
-        require(usable, f"periodic: share = {self.share}: 0, or from {RAREST:g} to {1 - RAREST:g}")
-        _lasting("periodic", period=self.period)
+        usable = self.share == 0 or MIN_SHARE <= self.share <= 1 - MIN_SHARE
+        require(usable, f"periodic: share = {self.share}: 0, or from {MIN_SHARE:g} to {1 - MIN_SHARE:g}")
+        _check_durations("periodic", period=self.period)
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if self.share == 0:
-            return EVER
+            return FOREVER
         first = floor(now / self.period)
         # rounding may put now into the next one
         while self._away(seed, client, first) or (first + 1) * self.period <= now:
@@ -139,15 +139,15 @@ class Diurnal(Availability):
         object.__setattr__(self, "begin", as_range("diurnal: begin", self.begin))
         object.__setattr__(self, "hours", hours)
         require(low > 0 and high < 24, f"diurnal: hours = {hours}: more than 0 and less than 24")
-        _lasting("diurnal", day=self.day)
+        _check_durations("diurnal", day=self.day)
         shortest = low * self.day / 24
         span = f"{shortest:g} s of a day of {self.day:g} s"
-        require(shortest >= SHORTEST, f"diurnal: hours = {low} are {span}: at least {SHORTEST:g} s")
+        require(shortest >= MIN_PERIOD_SECONDS, f"diurnal: hours = {low} are {span}: at least {MIN_PERIOD_SECONDS:g} s")
 
     def window(self, seed: int, client: int, now: float) -> Window:
         hour = self.day / 24
-        begin = between(self.begin, seed, "day begins", client) % 24 * hour
-        length = between(self.hours, seed, "day's hours", client) * hour
+        begin = draw_between(self.begin, seed, "day begins", client) % 24 * hour
+        length = draw_between(self.hours, seed, "day's hours", client) * hour
         number = floor((now - begin) / self.day)
         while number * self.day + begin + length <= now:
             number += 1
@@ -168,12 +168,12 @@ class Churn(Availability):
     )
 
     def __post_init__(self) -> None:
-        _lasting("churn", up=self.up, down=self.down)
+        _check_durations("churn", up=self.up, down=self.down)
         require_share("churn", self.share)
 
     def window(self, seed: int, client: int, now: float) -> Window:
-        if not among(self.share, seed, "churners", client):
-            return EVER
+        if not belongs_to_share(self.share, seed, "churners", client):
+            return FOREVER
         number, window = self._last.get((seed, client)) or self._first(seed, client)
         if now < window.start:
             number, window = self._first(seed, client)
@@ -193,7 +193,7 @@ class Churn(Availability):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedAvailability(Recorded, Availability):
+class RecordedAvailability(RecordedLaw, Availability):
     """Recorded presence, client by client, from a CSV or Parquet file: columns client, t, available (0 or 1)."""
 
     column = AVAILABLE
@@ -203,7 +203,7 @@ class RecordedAvailability(Recorded, Availability):
         return {client: list(_windows(series)) for client, series in self.recording.clients.items()}
 
     def window(self, seed: int, client: int, now: float) -> Window:
-        self.recording.of(client)  # or say that there is none
+        self.recording.series_of(client)  # or say that there is none
         windows = self._windows[client]
         i = bisect_right(windows, now, key=lambda window: window.end)
         return windows[i] if i < len(windows) else NEVER
@@ -220,7 +220,7 @@ AVAILABILITY: dict[str, type[Availability]] = {
 }
 
 
-def _windows(series: Series) -> Iterator[Window]:
+def _windows(series: RecordedSeries) -> Iterator[Window]:
     """Runs of ones; the last value holds for ever."""
     start: float | None = None
     for t, available in zip(series.times, series.values, strict=True):
@@ -233,7 +233,7 @@ def _windows(series: Series) -> Iterator[Window]:
         yield Window(start, inf)
 
 
-def _lasting(law: str, **values: float) -> None:
+def _check_durations(law: str, **values: float) -> None:
     for name, value in values.items():
         require(value > 0 and isfinite(value), f"{law}: {name} = {value}: must be positive and finite")
-        require(value >= SHORTEST, f"{law}: {name} = {value}: at least {SHORTEST:g} seconds")
+        require(value >= MIN_PERIOD_SECONDS, f"{law}: {name} = {value}: at least {MIN_PERIOD_SECONDS:g} seconds")

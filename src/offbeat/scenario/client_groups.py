@@ -16,10 +16,10 @@ from offbeat.core import draws
 from offbeat.core.errors import require
 
 # clients of a block that can be divided exactly; a number of clients that ends inside one is off by part of it
-LARGEST = 10
-HANDY = 5  # of one that cannot: the smaller, the closer; yet who is next should not be foreseen
+MAX_EXACT_BLOCK = 10
+APPROXIMATE_BLOCK = 5  # of one that cannot: the smaller, the closer; yet who is next should not be foreseen
 Range = tuple[float, float]  # low and high
-FINEST = 1000  # shares are looked at as this many parts of all at most
+MAX_DENOMINATOR = 1000  # shares are looked at as this many parts of all at most
 
 
 def require_share(what: str, share: float) -> None:
@@ -39,7 +39,7 @@ def as_range(what: str, given: float | Range, kind: str = "a number") -> Range:
     return span[0], span[1]
 
 
-def between(given: float | Range, seed: int, purpose: str, client: int) -> float:
+def draw_between(given: float | Range, seed: int, purpose: str, client: int) -> float:
     """The client's own number between low and high."""
     low, high = given if isinstance(given, tuple) else (given, given)
     return low if low == high else low + (high - low) * draws.uniform(seed, purpose, client)
@@ -47,11 +47,11 @@ def between(given: float | Range, seed: int, purpose: str, client: int) -> float
 
 def group_of(shares: tuple[float, ...], seed: int, purpose: str, client: int) -> int:
     """The number of the share this client belongs to."""
-    size = _block(shares)
-    return _dealt(shares, size, seed, purpose, client // size)[client % size]
+    size = _block_size(shares)
+    return _block_groups(shares, size, seed, purpose, client // size)[client % size]
 
 
-def among(share: float, seed: int, purpose: str, client: int) -> bool:
+def belongs_to_share(share: float, seed: int, purpose: str, client: int) -> bool:
     """Is this client among the given share of all?"""
     if share >= 1.0 or share <= 0.0:
         return share >= 1.0
@@ -59,19 +59,21 @@ def among(share: float, seed: int, purpose: str, client: int) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _block(shares: tuple[float, ...]) -> int:
+def _block_size(shares: tuple[float, ...]) -> int:
     """The smallest number of clients that can be divided in these shares, or the largest handy part of it."""
-    fits = (n for n in range(1, FINEST) if all(abs(share * n - round(share * n)) < 1e-9 for share in shares))
-    whole = next(fits, FINEST)
-    if whole <= LARGEST:
+    fits = (n for n in range(1, MAX_DENOMINATOR) if all(abs(share * n - round(share * n)) < 1e-9 for share in shares))
+    whole = next(fits, MAX_DENOMINATOR)
+    if whole <= MAX_EXACT_BLOCK:
         return whole
-    return max((n for n in range(2, HANDY + 1) if whole % n == 0), default=HANDY)  # whole blocks make up the whole
+    return max(
+        (n for n in range(2, APPROXIMATE_BLOCK + 1) if whole % n == 0), default=APPROXIMATE_BLOCK
+    )  # whole blocks make up the whole
 
 
 @lru_cache(maxsize=4096)
-def _dealt(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> tuple[int, ...]:
+def _block_groups(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> tuple[int, ...]:
     """For each place in the block its group."""
-    bounds = _bounds(shares, size, seed, purpose, block)
+    bounds = _group_bounds(shares, size, seed, purpose, block)
     ranked = sorted(range(size), key=lambda place: draws.bits(seed, purpose, block, place))
     groups = [0] * size
     for rank, place in enumerate(ranked):
@@ -79,7 +81,7 @@ def _dealt(shares: tuple[float, ...], size: int, seed: int, purpose: str, block:
     return tuple(groups)
 
 
-def _bounds(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> list[int]:
+def _group_bounds(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> list[int]:
     """Ranks below the i-th bound, and not below the one before, are group i.
 
     Group by group, of those whom the groups before have left: of the first n of them floor(n s + u) belong to it, where
@@ -90,12 +92,12 @@ def _bounds(shares: tuple[float, ...], size: int, seed: int, purpose: str, block
     for i, share in enumerate(shares[:-1]):
         u = draws.uniform(seed, f"{purpose} rounding", i)
         s = min(share / left, 1.0) if left > 1e-12 else 0.0
-        taken, then = _count(before, s, u), _count(after, s, u)
+        taken, then = _count_below(before, s, u), _count_below(after, s, u)
         bounds.append(bounds[-1] + then - taken)
         before, after, left = before - taken, after - then, left - share
     return [*bounds[1:], size]
 
 
-def _count(n: int, s: float, u: float) -> int:
+def _count_below(n: int, s: float, u: float) -> int:
     exact = n * s
     return floor(exact + u) if abs(exact - round(exact)) > 1e-9 * max(n, 1) else round(exact)

@@ -16,11 +16,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from offbeat.core import draws
-from offbeat.core.client_environment import Trip
+from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import require
 from offbeat.core.jobs import Job, Result
 from offbeat.core.vector import Layout
-from offbeat.scenario.client_groups import among, require_share
+from offbeat.scenario.client_groups import belongs_to_share, require_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ class Fault(ABC):
         require_share(self.name, self.share)
 
     def strikes(self, seed: int, client: int, index: int) -> bool:
-        if not among(self.share, seed, f"{self.name} clients", client):
+        if not belongs_to_share(self.share, seed, f"{self.name} clients", client):
             return False
         return self.probability >= 1.0 or draws.uniform(seed, self.name, client, index) < self.probability
 
-    def on_the_way(self, seed: int, client: int, index: int, trip: Trip) -> Trip:
+    def on_the_way(self, seed: int, client: int, index: int, trip: JobTiming) -> JobTiming:
         """What becomes of a trip that the fault strikes."""
         return trip
 
@@ -57,8 +57,8 @@ class Crash(Fault):
     why: ClassVar[str] = "crashed"
     probability: float = 0.1
 
-    def on_the_way(self, seed: int, client: int, index: int, trip: Trip) -> Trip:
-        return trip if trip.crashes else trip._replace(crashes=True, why=self.why)
+    def on_the_way(self, seed: int, client: int, index: int, trip: JobTiming) -> JobTiming:
+        return trip if trip.crashes else trip._replace(crashes=True, crash_reason=self.why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +82,11 @@ class DuplicateUpload(Fault):
         fine = self.within >= 0 and isfinite(self.within)
         require(fine, f"duplicate_upload: within = {self.within}: must be 0 or more")
 
-    def on_the_way(self, seed: int, client: int, index: int, trip: Trip) -> Trip:
-        return trip._replace(again=self.within * draws.uniform(seed, "duplicate after", client, index))
+    def on_the_way(self, seed: int, client: int, index: int, trip: JobTiming) -> JobTiming:
+        return trip._replace(duplicate_after=self.within * draws.uniform(seed, "duplicate after", client, index))
 
 
-class Spoiling(Fault):
+class ResultFault(Fault):
     """A fault of what is sent, not of the way."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Spoiling(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corrupted(Spoiling):
+class Corrupted(ResultFault):
     """Some trained entries of the uploaded model, drawn for each job, are not a number."""
 
     name = "corrupted"
@@ -113,7 +113,7 @@ class Corrupted(Spoiling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaled(Spoiling):
+class Scaled(ResultFault):
     """Poison: the client moves `factor` times as far as it was trained to."""
 
     name = "scaled"
@@ -125,18 +125,18 @@ class Scaled(Spoiling):
         require(isfinite(self.factor), f"scaled: factor = {self.factor}: must be finite")
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
-        return _moved(layout, job, local, self.factor)
+        return _scaled_update(layout, job, local, self.factor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignFlipped(Spoiling):
+class SignFlipped(ResultFault):
     """Poison: the client moves the opposite way, by as much as it was trained to."""
 
     name = "sign_flipped"
     share: float = 0.1
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
-        return _moved(layout, job, local, -1.0)
+        return _scaled_update(layout, job, local, -1.0)
 
 
 FAULTS: dict[str, type[Fault]] = {
@@ -149,15 +149,15 @@ FAULTS: dict[str, type[Fault]] = {
 }
 
 
-def _moved(layout: Layout, job: Job, local: Tensor, factor: float) -> Tensor:
+def _scaled_update(layout: Layout, job: Job, local: Tensor, factor: float) -> Tensor:
     """base + factor delta over the trainable entries; statistics and counters stay, or the gate would notice."""
     base = layout.trainable(job.base)
     return layout.with_trainable(local, base + factor * (layout.trainable(local) - base))
 
 
-def spoiler(faults: tuple[Fault, ...], layout: Layout) -> Callable[[Job, Result], Result] | None:
+def result_modifier(faults: tuple[Fault, ...], layout: Layout) -> Callable[[Job, Result], Result] | None:
     """What these faults do to a result; None if nothing, so that results need not be looked at."""
-    spoiling = [fault for fault in faults if isinstance(fault, Spoiling)]
+    spoiling = [fault for fault in faults if isinstance(fault, ResultFault)]
     if not spoiling:
         return None
 

@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.client_groups import between
-from offbeat.scenario.delays.delay_law import passing
-from offbeat.scenario.recordings import MBPS, Recorded, Series
+from offbeat.scenario.client_groups import draw_between
+from offbeat.scenario.delays.delay_law import elapsed_seconds
+from offbeat.scenario.recordings import MBPS, RecordedLaw, RecordedSeries
 
-BITS = 8e-6  # megabits in a byte
+MEGABITS_PER_BYTE = 8e-6  # megabits in a byte
 
 
 class Network(Protocol):
@@ -23,7 +23,7 @@ class Network(Protocol):
 
 
 @runtime_checkable
-class Uneven(Protocol):
+class VaryingNetwork(Protocol):
     """What a network has besides if its speed changes while the run goes on."""
 
     def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
@@ -52,7 +52,7 @@ class Offset:
         require(self.low <= self.high, f"network offset: low = {self.low} lies above high = {self.high}")
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        return between((self.low, self.high), seed, "network", client) / 2  # half each way
+        return draw_between((self.low, self.high), seed, "network", client) / 2  # half each way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,31 +80,31 @@ class Bandwidth:
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         speed = self.mbps(seed, client) * (self.upload if up else 1.0)
-        return self.latency + size * BITS / speed
+        return self.latency + size * MEGABITS_PER_BYTE / speed
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedBandwidth(Recorded):
+class RecordedBandwidth(RecordedLaw):
     """Recorded megabits per second, client by client, from a CSV or Parquet file: columns client, t, mbps."""
 
     column = MBPS
 
     @cached_property
-    def _paces(self) -> dict[int, Series]:
+    def _paces(self) -> dict[int, RecordedSeries]:
         return {}
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         pace = self._pace(client)
-        return passing(size * BITS, at, pace.times, pace.values)
+        return elapsed_seconds(size * MEGABITS_PER_BYTE, at, pace.times, pace.values)
 
     def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        return size * BITS * self._pace(client).at(at)
+        return size * MEGABITS_PER_BYTE * self._pace(client).at(at)
 
-    def _pace(self, client: int) -> Series:
+    def _pace(self, client: int) -> RecordedSeries:
         """Seconds a megabit, inverted once: a recording may be long."""
         if (pace := self._paces.get(client)) is None:
-            series = self.recording.of(client)
-            pace = self._paces[client] = Series(series.times, tuple(1.0 / mbps for mbps in series.values))
+            series = self.recording.series_of(client)
+            pace = self._paces[client] = RecordedSeries(series.times, tuple(1.0 / mbps for mbps in series.values))
         return pace
 
 

@@ -17,18 +17,18 @@ from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, ClassVar
 
-from offbeat.core.errors import DataError, unknown
+from offbeat.core.errors import DataError, unknown_name
 from offbeat.core.settings import File
 
 AVAILABLE, SECONDS, MBPS = "available", "seconds_per_step", "mbps"
 KEYS = ("client", "t")
 COLUMNS = (*KEYS, AVAILABLE, SECONDS, MBPS)
-MOST_ROWS = 20_000_000
-TRUTH = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
+MAX_ROWS = 20_000_000
+TRUTH_VALUES = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class RecordedSeries:
     """What was recorded of one client: values[i] holds from times[i] on."""
 
     times: tuple[float, ...]
@@ -53,20 +53,20 @@ class Recording:
 
     path: str
     name: str
-    clients: dict[int, Series]
+    clients: dict[int, RecordedSeries]
 
-    def of(self, client: int) -> Series:
+    def series_of(self, client: int) -> RecordedSeries:
         if client not in self.clients:
             raise DataError(f"recording {self.path}: no rows for client {client}: it has {len(self.clients)} clients")
         return self.clients[client]
 
     def covers(self, clients: Iterable[int]) -> None:
         for client in clients:
-            self.of(client)
+            self.series_of(client)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordedLaw:
     """What laws that follow a recording share; they differ in the column they read."""
 
     column: ClassVar[str]
@@ -78,26 +78,26 @@ class Recorded:
 
     @cached_property
     def recording(self) -> Recording:
-        return column(self.path, self.column)  # once: a file that changes does not change a run
+        return read_column(self.path, self.column)  # once: a file that changes does not change a run
 
 
-def column(path: str, name: str) -> Recording:
+def read_column(path: str, name: str) -> Recording:
     """A column of a file; it is read again when it was changed."""
     try:
         changed = Path(path).stat().st_mtime_ns
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
         raise DataError(f"cannot read the recording {path}: {getattr(error, 'strerror', None) or error}") from None
-    return _column(path, name, changed)
+    return _read_column(path, name, changed)
 
 
 @lru_cache(maxsize=16)
-def _column(path: str, name: str, changed: int) -> Recording:
+def _read_column(path: str, name: str, changed: int) -> Recording:
     times: dict[int, list[float]] = {}
     values: dict[int, list[float]] = {}
-    for line, row in _rows(path, name):
+    for line, row in _read_rows(path, name):
         where = f"recording {path}, row {line}"
-        client = _client(row["client"], where)
-        t, value = _number(row["t"], "t", where), _value(row[name], name, where)
+        client = _parse_client(row["client"], where)
+        t, value = _parse_number(row["t"], "t", where), _parse_value(row[name], name, where)
         before = times.setdefault(client, [])
         if t < 0:
             raise DataError(f"{where}: t = {t:g}: times are 0 or more")
@@ -111,24 +111,26 @@ def _column(path: str, name: str, changed: int) -> Recording:
         values.setdefault(client, []).append(value)
     if not times:
         raise DataError(f"recording {path}: no rows")
-    return Recording(path, name, {client: Series(tuple(times[client]), tuple(values[client])) for client in times})
+    return Recording(
+        path, name, {client: RecordedSeries(tuple(times[client]), tuple(values[client])) for client in times}
+    )
 
 
-def _value(cell: Any, name: str, where: str) -> float:
+def _parse_value(cell: Any, name: str, where: str) -> float:
     if name == AVAILABLE:
         text = str(cell).strip().lower()
         if text == "":
             raise DataError(f"{where}: {name} is empty: a recording has no gaps, repeat the value before")
-        if text not in TRUTH:
+        if text not in TRUTH_VALUES:
             raise DataError(f"{where}: available = {cell}: must be 0 or 1")
-        return TRUTH[text]
-    value = _number(cell, name, where)
+        return TRUTH_VALUES[text]
+    value = _parse_number(cell, name, where)
     if value <= 0:
         raise DataError(f"{where}: {name} = {value:g}: must be positive")
     return value
 
 
-def _number(cell: Any, name: str, where: str) -> float:
+def _parse_number(cell: Any, name: str, where: str) -> float:
     text = "" if cell is None else str(cell).strip()
     if text in ("", "nan", "None"):
         raise DataError(f"{where}: {name} is empty: a recording has no gaps, repeat the value before")
@@ -143,30 +145,30 @@ def _number(cell: Any, name: str, where: str) -> float:
     return value
 
 
-def _client(cell: Any, where: str) -> int:
-    number = _number(cell, "client", where)
+def _parse_client(cell: Any, where: str) -> int:
+    number = _parse_number(cell, "client", where)
     if number < 0 or number != int(number):
         raise DataError(f"{where}: client = {cell}: clients are numbered, 0 or more")
     return int(number)
 
 
-def _rows(path: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_rows(path: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows with their numbers; in a CSV file those are its lines."""
-    header, rows = _parquet(path) if Path(path).suffix.lower() in (".parquet", ".pq") else _csv(path)
+    header, rows = _read_parquet(path) if Path(path).suffix.lower() in (".parquet", ".pq") else _read_csv(path)
     for needed in (*KEYS, name):
         if needed not in header:
             found = ", ".join(map(repr, header)) or "none"
             raise DataError(f"recording {path}: no column {needed!r}; it has {found} of {', '.join(COLUMNS)}")
     for given in header:
         if given not in COLUMNS:
-            raise DataError(f"recording {path}: {unknown('column', given, COLUMNS)}")
+            raise DataError(f"recording {path}: {unknown_name('column', given, COLUMNS)}")
         if header.count(given) > 1:
             times = f"column {given!r} is there {header.count(given)} times"
             raise DataError(f"recording {path}: {times}: which one is meant?")
     return rows
 
 
-def _csv(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
+def _read_csv(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="", skipinitialspace=True)
@@ -180,14 +182,14 @@ def _csv(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
     return header, iter(rows)
 
 
-def _parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
+def _read_parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
     try:
         parquet = import_module("pyarrow.parquet")  # not a dependency: most recordings are CSV
     except ImportError:
         raise DataError(f"reading {path} needs pyarrow: pip install pyarrow, or save it as CSV") from None
     try:
-        if parquet.read_metadata(path).num_rows > MOST_ROWS:  # a column of one value takes no room, whatever it says
-            raise DataError(f"the recording {path} has more than {MOST_ROWS:,} rows: refused")
+        if parquet.read_metadata(path).num_rows > MAX_ROWS:  # a column of one value takes no room, whatever it says
+            raise DataError(f"the recording {path} has more than {MAX_ROWS:,} rows: refused")
         table = parquet.read_table(path)
         names, rows = list(table.column_names), table.to_pylist()
     except DataError:

@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from offbeat.core.client_environment import Trip
+from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import DataError, require
 from offbeat.core.protocol import LocalWork
 from offbeat.scenario.availability import Always, Availability, Window
 from offbeat.scenario.delays import Delays, Paced
 from offbeat.scenario.faults import Fault
-from offbeat.scenario.network import Instant, Network, Uneven
+from offbeat.scenario.network import Instant, Network, VaryingNetwork
 from offbeat.scenario.streaming import Static, Stream
 
-Steps = Callable[[int, LocalWork, int], int]  # (client, work, num_examples) -> local steps of that work
-Payload = Callable[[LocalWork], tuple[int, int]]  # bytes that go down with that work and come up for it
+StepCount = Callable[[int, LocalWork, int], int]  # (client, work, num_examples) -> local steps of that work
+PayloadBytes = Callable[[LocalWork], tuple[int, int]]  # bytes that go down with that work and come up for it
 
 _new = tuple.__new__  # of a named tuple: a third of what its constructor takes, and there is one for every job
-REMEMBERED = 50_000  # clients' windows at most; they can be drawn again at any time
+MAX_REMEMBERED_WINDOWS = 50_000  # clients' windows at most; they can be drawn again at any time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class SimulatedWorld:
     delays: Delays
     counts: Mapping[int, int]  # all of each client's data, arrived or not
     seed: int
-    steps: Steps | None = None
-    payload: Payload | None = None
+    steps: StepCount | None = None
+    payload: PayloadBytes | None = None
     network: Network = Instant()
     availability: Availability = Always()
     faults: tuple[Fault, ...] = ()
@@ -60,7 +60,7 @@ class SimulatedWorld:
         object.__setattr__(self, "_static", type(self.streaming) is Static)
         object.__setattr__(self, "_simple", plain_way and self._always and not self.faults)
 
-    def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
+    def time_job(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> JobTiming:
         mean = self._means.get(client)
         if mean is None:
             mean = self._means[client] = self.delays.mean_of(self.seed, client)
@@ -70,27 +70,33 @@ class SimulatedWorld:
             expected *= self.steps(client, work, num_examples)
         duration = expected * self.delays.factor(self.seed, client, index)
         if self._simple:
-            return _new(Trip, (duration, expected, False, None, None))
-        return self._outcome(self._way(client, work, started, duration, expected), client, index, started)
+            return _new(JobTiming, (duration, expected, False, None, None))
+        return self._outcome(self._full_trip(client, work, started, duration, expected), client, index, started)
 
-    def _way(self, client: int, work: LocalWork, started: float, duration: float, expected: float) -> Trip:
+    def _full_trip(self, client: int, work: LocalWork, started: float, duration: float, expected: float) -> JobTiming:
         """Download, training at the pace of the time, upload; expected is what constant pace and speed would take."""
         seed, delays, network = self.seed, self.delays, self.network
         down_bytes, up_bytes = (0, 0) if self.payload is None else self.payload(work)
         down = network.transfer(seed, client, down_bytes, started, up=False)
-        guess = network.guessed(seed, client, down_bytes, started, up=False) if isinstance(network, Uneven) else down
+        guess = (
+            network.guessed(seed, client, down_bytes, started, up=False)
+            if isinstance(network, VaryingNetwork)
+            else down
+        )
         if isinstance(delays, Paced):
             duration = delays.elapsed(seed, client, started + down, duration)
             expected *= delays.pace(seed, client, started + guess)
         up = network.transfer(seed, client, up_bytes, started + down + duration, up=True)
-        guess_up = network.guessed(seed, client, up_bytes, started, up=True) if isinstance(network, Uneven) else up
-        return Trip(duration=down + duration + up, expected=guess + expected + guess_up)
+        guess_up = (
+            network.guessed(seed, client, up_bytes, started, up=True) if isinstance(network, VaryingNetwork) else up
+        )
+        return JobTiming(duration=down + duration + up, expected=guess + expected + guess_up)
 
-    def _outcome(self, trip: Trip, client: int, index: int, started: float) -> Trip:
+    def _outcome(self, trip: JobTiming, client: int, index: int, started: float) -> JobTiming:
         """What becomes of the trip: whoever leaves on the way does not come back to it."""
         there = self._window(client, started)
         if there.start > started or started + trip.duration > there.end:
-            return trip._replace(crashes=True, why="left")
+            return trip._replace(crashes=True, crash_reason="left")
         for fault in self.faults:
             if fault.strikes(self.seed, client, index):
                 trip = fault.on_the_way(self.seed, client, index, trip)
@@ -99,7 +105,7 @@ class SimulatedWorld:
     def next_available(self, client: int, now: float) -> float:
         return now if self._always else max(self._window(client, now).start, now)
 
-    def leaves(self, client: int, now: float) -> float:
+    def next_departure(self, client: int, now: float) -> float:
         return inf if self._always else self._window(client, now).end
 
     def _window(self, client: int, now: float) -> Window:
@@ -108,7 +114,9 @@ class SimulatedWorld:
         asked, window = self._windows.get(client, (now, None))
         if window is None or not asked <= now < window.end:  # no window ends in between
             window = self.availability.window(self.seed, client, now)
-            if len(self._windows) >= REMEMBERED:  # of a million clients most are never asked about again soon
+            if (
+                len(self._windows) >= MAX_REMEMBERED_WINDOWS
+            ):  # of a million clients most are never asked about again soon
                 self._windows.clear()
             self._windows[client] = (now, window)
         return window

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.client_groups import Range, as_range, between
+from offbeat.scenario.client_groups import Range, as_range, draw_between
 
 Per = Literal["round", "second"]
 
@@ -66,8 +66,8 @@ class Growing:
         require(self.min_examples >= 1, f"growing min_examples = {self.min_examples}: must be at least 1")
 
     def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
-        start = between(self.start, seed, "arrival start", client)
-        rate = between(self.rate, seed, "arrival rate", client)
+        start = draw_between(self.start, seed, "arrival start", client)
+        rate = draw_between(self.rate, seed, "arrival rate", client)
         share = min(start + rate * (index if self.per == "round" else now), 1.0)
         return min(total, max(self.min_examples, int(share * total + 1e-9)))  # 0.29 * 100 is 28.999...: nobody means 28
 
@@ -95,8 +95,8 @@ class Drifting(Growing):
         if labels is None or labels.dim() != 1 or labels.is_floating_point():
             raise DataError("data can drift, or arrive class by class, only where every example has one class label")
         moments = torch.rand(len(rows), generator=draws.generator(seed, "arrival order", client), dtype=torch.float64)
-        place = _places(labels, seed, None if self.shared else client)
-        span = _spans(place, moments)
+        place = _class_positions(labels, seed, None if self.shared else client)
+        span = _moments_within_class(place, moments)
         return rows[((1 - self.strength) * moments + self.strength * span).argsort(stable=True)]
 
 
@@ -115,7 +115,7 @@ STREAMS: dict[str, type[Stream]] = {
 }
 
 
-def _places(labels: Tensor, seed: int, client: int | None) -> Tensor:
+def _class_positions(labels: Tensor, seed: int, client: int | None) -> Tensor:
     """For each example the place of its class in the order of classes, 0 first."""
     counters = () if client is None else (client,)
     classes = sorted(set(labels.tolist()))
@@ -125,7 +125,7 @@ def _places(labels: Tensor, seed: int, client: int | None) -> Tensor:
     return place[labels]
 
 
-def _spans(place: Tensor, moments: Tensor) -> Tensor:
+def _moments_within_class(place: Tensor, moments: Tensor) -> Tensor:
     """Moments in [0, 1) again, those of each class within a stretch as long as the class is large."""
     sizes = torch.bincount(place).to(torch.float64) / len(place)
     begins = sizes.cumsum(0) - sizes

@@ -1,4 +1,4 @@
-"""Data sets, already divided into training and test examples."""
+"""Data sets with a training and a test part: DATASETS lists them by name, `load` loads one."""
 
 from __future__ import annotations
 
@@ -7,30 +7,27 @@ from pathlib import Path
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.threads import one_thread
-from offbeat.scenario.data.ag_news import AgNews
+from offbeat.scenario import find_entry, former_names
+from offbeat.scenario.data.activity import ExtraSensory, UciHar
 from offbeat.scenario.data.air_quality import BeijingAir, KddAir
+from offbeat.scenario.data.built_in import Digits, StandIn, Synthetic
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
-from offbeat.scenario.data.data_root import data_root
-from offbeat.scenario.data.dataset import Dataset, Source
-from offbeat.scenario.data.digits import Digits
-from offbeat.scenario.data.extrasensory import ExtraSensory
+from offbeat.scenario.data.clinical import HeartDisease, Ixi, TcgaBrca
+from offbeat.scenario.data.data_files import data_root
+from offbeat.scenario.data.dataset import Dataset, DataSource
 from offbeat.scenario.data.fitrec import FitRec
-from offbeat.scenario.data.har import UciHar
-from offbeat.scenario.data.heart_disease import HeartDisease
-from offbeat.scenario.data.isic import Isic2019
-from offbeat.scenario.data.ixi import Ixi
+from offbeat.scenario.data.images import Isic2019, TinyImageNet
 from offbeat.scenario.data.mnist import FashionMnist, Mnist
-from offbeat.scenario.data.newsgroups import TwentyNews
-from offbeat.scenario.data.synthetic import Synthetic
-from offbeat.scenario.data.synthetic_stand_in import StandIn
-from offbeat.scenario.data.tcga import TcgaBrca
-from offbeat.scenario.data.tiny_imagenet import TinyImageNet
+from offbeat.scenario.data.texts import AgNews, TwentyNews
 from offbeat.scenario.data.user_data import Npz, from_dataset, from_npz
-from offbeat.scenario.names import find
 
-__all__ = ["DATASETS", "Dataset", "Source", "from_dataset", "from_npz", "load", "source"]
+__all__ = [
+    "DATASETS", "Dataset", "DataSource", "from_dataset", "from_npz", "load", "source", "ExtraSensory", "UciHar",
+    "BeijingAir", "KddAir", "Digits", "StandIn", "Synthetic", "Cifar10", "Cifar100", "HeartDisease", "Ixi",
+    "TcgaBrca", "FitRec", "Isic2019", "TinyImageNet", "FashionMnist", "Mnist", "AgNews", "TwentyNews", "Npz",
+]  # fmt: skip
 
-DATASETS: dict[str, type[Source]] = {
+DATASETS: dict[str, type[DataSource]] = {
     "digits": Digits,
     "mnist": Mnist,
     "fashion-mnist": FashionMnist,
@@ -54,23 +51,26 @@ DATASETS: dict[str, type[Source]] = {
 }
 
 
-def source(given: Source | str) -> Source:
-    """The choice meant: a name alone is that data set with its defaults."""
-    if not isinstance(given, str):
-        return given
+def source(choice: DataSource | str) -> DataSource:
+    """Return the data source; a name alone means that data set with its defaults."""
+    if not isinstance(choice, str):
+        return choice
     try:
-        return find("data set", DATASETS, given)()
+        return find_entry("data set", DATASETS, choice)()
     except TypeError:
-        write = f"data: {{name: {given}, …}}"
-        raise ConfigError(f"data set {given!r} has settings that must be given: write {write}") from None
+        write = f"data: {{name: {choice}, …}}"
+        raise ConfigError(f"data set {choice!r} needs settings: write {write}") from None
 
 
-def load(given: Source | str) -> Dataset:
-    """The data set. The last one stays in memory: a comparison asks for the same one again and again."""
-    return _load(source(given), data_root())
+def load(choice: DataSource | str) -> Dataset:
+    """Load the data set; the last one stays in memory, because the runs of a comparison load the same one."""
+    return _load(source(choice), data_root())
 
 
 @lru_cache(maxsize=1)
-@one_thread()  # whoever's data it is
-def _load(chosen: Source, root: Path) -> Dataset:
+@one_thread()  # also for data sets of users
+def _load(chosen: DataSource, root: Path) -> Dataset:
     return chosen.load()
+
+
+__getattr__ = former_names(__name__, {"Source": DataSource})

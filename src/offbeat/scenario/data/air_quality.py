@@ -1,9 +1,9 @@
-"""Air quality in Beijing: six pollutants from two days of weather, one client a station.
+"""Data sets of air quality in Beijing: predict six pollutants from two days of weather; each station is an owner.
 
-Two publications: the multi-site data of 2013-2017 (12 stations) and KDD Cup 2018 (the areas whose name has both an air
-station and a weather station: nine, as in ASO-Fed). Gaps: a weather value that was not measured is the last one
-measured, for at most `carry` hours; windows that still have a gap, and those whose pollutants were not all measured,
-are left out. Nothing is filled in where something is predicted. Carbon monoxide is in mg/m³, the others in µg/m³.
+There are two publications: the multi-site data of 2013-2017 (12 stations) and KDD Cup 2018 (the nine areas that have an
+air station and a weather station, as in ASO-Fed). A missing weather value is replaced by the last one measured, for at
+most `carry` hours. Windows that still have a gap, or whose pollutants were not all measured, are left out; targets are
+never filled in. Carbon monoxide is in mg/m³, the other pollutants in µg/m³.
 """
 
 from __future__ import annotations
@@ -16,86 +16,95 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.data.csv_tables import numbers, read_table
-from offbeat.scenario.data.data_root import Published, find_file, find_files
-from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.time_split import Gathered, check_shares, in_time, windows
+from offbeat.scenario.data.csv_tables import parse_numbers, read_table
+from offbeat.scenario.data.data_files import Published, find_file, find_files
+from offbeat.scenario.data.dataset import Dataset, OwnedExamples, check_time_shares, split_in_time, windows_dataset
 
 Floats = NDArray[np.float64]
 Readings = tuple[Floats, Floats]  # (hours, weather), (hours, pollutants)
 
 POLLUTANTS = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3")
-YEARS = (1900, 2100)  # every hour from a station's first to its last has a place: a wrong year would fill the memory
+YEARS = (1900, 2100)  # the grid has every hour from the first to the last: a wrong year would exhaust the memory
 COMPASS = ("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW")
 BEIJING_PAGE = "https://archive.ics.uci.edu/dataset/501/beijing+multi+site+air+quality+data"
-# nobody published its checksum: not downloaded
-BEIJING = Published(name="PRSA2017_Data_20130301-20170228.zip", most=100_000_000)
+# it has no published checksum, so it is not downloaded
+BEIJING = Published(name="PRSA2017_Data_20130301-20170228.zip", max_unpacked=100_000_000)
 KDD_PAGE = "https://www.biendata.xyz/competition/kdd_2018/data/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Windows:
-    hours: int = 48  # of weather before and at the hour that is predicted
+class _AirWindows:
+    """Settings of both data sets: the windows and the split of a station's time."""
+
+    hours: int = 48  # of weather in a window; the pollutants of its last hour are predicted
     stride: int = 25  # hours from one window to the next; 24 would always predict the same hour of the day
-    carry: int = 6  # hours for which a weather value stands in for those not measured
-    train: float = 0.6  # share of a station's time, from its beginning
-    test: float = 0.2  # at its end; what lies between is left for validation
+    carry: int = 6  # hours for which a weather value replaces missing ones
+    train: float = 0.6  # share of a station's time, from the beginning
+    test: float = 0.2  # share at the end; the time in between is left for validation
 
     def __post_init__(self) -> None:
-        require(self.hours >= 1, f"air hours = {self.hours}: a window needs at least 1")
-        require(self.stride >= 1, f"air stride = {self.stride}: at least 1 hour from window to window")
-        require(self.carry >= 0, f"air carry = {self.carry}: must be 0 or more hours")
-        check_shares("air", self.train, self.test)
+        require(self.hours >= 1, f"air hours = {self.hours}: must be at least 1")
+        require(self.stride >= 1, f"air stride = {self.stride}: must be at least 1")
+        require(self.carry >= 0, f"air carry = {self.carry}: must be 0 or more")
+        check_time_shares("air", self.train, self.test)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BeijingAir(_Windows):
-    """Beijing 2013-2017: six pollutants from 48 hours of weather, 12 stations (files: beijing-air/PRSA_Data_*.csv)."""
+class BeijingAir(_AirWindows):
+    """Beijing 2013-2017: six pollutants from 48 hours of weather, 12 stations (files: beijing-air/PRSA_Data_*.csv).
+
+    Inputs (hours, 7) are temperature, pressure, dew point, rain, wind speed and the sine and cosine of the wind
+    direction, standardised by the training windows. Targets are the six pollutants. Download it from UCI.
+    """
 
     def load(self) -> Dataset:
         paths = find_files("beijing-air", ("PRSA_Data_*.csv",), BEIJING, BEIJING_PAGE)
         stations: dict[str, Readings] = {}
         for path in paths:
-            name, series = _beijing(path)
+            name, series = _read_beijing_station(path)
             if name in stations:
-                raise DataError(f"{path} holds station {name!r}, which another file holds too")
+                raise DataError(f"{path} has station {name!r}, which another file has too")
             stations[name] = series
         return _dataset("beijing-air", stations, self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KddAir(_Windows):
-    """KDD Cup 2018: six pollutants from 48 hours of weather, 9 areas (files: kdd-air/beijing_17_18_{aq,meo}.csv)."""
+class KddAir(_AirWindows):
+    """KDD Cup 2018: six pollutants from 48 hours of weather, 9 areas (files: kdd-air/beijing_17_18_{aq,meo}.csv).
+
+    Inputs (hours, 6) are temperature, pressure, humidity, wind speed and the sine and cosine of the wind direction,
+    standardised by the training windows. Targets are the six pollutants. Download it from the page of KDD Cup 2018.
+    """
 
     def load(self) -> Dataset:
         air, weather = (find_file("kdd-air", (f"beijing_17_18_{kind}.csv",), page=KDD_PAGE) for kind in ("aq", "meo"))
-        return _dataset("kdd-air", _kdd(air, weather), self)
+        return _dataset("kdd-air", _read_kdd_areas(air, weather), self)
 
 
-def _beijing(path: Path) -> tuple[str, Readings]:
+def _read_beijing_station(path: Path) -> tuple[str, Readings]:
     weather = ("TEMP", "PRES", "DEWP", "RAIN", "WSPM")
     columns = read_table(path, ("year", "month", "day", "hour", *POLLUTANTS, *weather, "wd", "station"))
 
     def values(name: str) -> Floats:
-        return numbers(path, name, columns[name], ("NA", ""))
+        return parse_numbers(path, name, columns[name], ("NA", ""))
 
     station = set(columns["station"])
     if len(station) != 1:
-        raise DataError(f"{path} holds {len(station)} stations: one a file is expected")
+        raise DataError(f"{path} has {len(station)} stations: each file must have one")
     year, month, day, hour = (values(name) for name in ("year", "month", "day", "hour"))
-    times = _moments(path, year, month, day, hour)
-    wind = np.array([_direction(path, cell) for cell in columns["wd"]])
+    times = _parse_hours(path, year, month, day, hour)
+    wind = np.array([_wind_direction(path, cell) for cell in columns["wd"]])
     pollutants = np.stack([values(name) for name in POLLUTANTS], axis=1)
     pollutants[:, POLLUTANTS.index("CO")] /= 1000  # mg/m³, as in KDD Cup 2018
-    return station.pop(), _hourly(times, np.column_stack([*(values(name) for name in weather), wind]), pollutants)
+    return station.pop(), _hourly_grid(times, np.column_stack([*(values(name) for name in weather), wind]), pollutants)
 
 
-def _moments(path: Path, year: Floats, month: Floats, day: Floats, hour: Floats) -> NDArray[np.datetime64]:
+def _parse_hours(path: Path, year: Floats, month: Floats, day: Floats, hour: Floats) -> NDArray[np.datetime64]:
     parts = np.stack([year, month, day, hour])
     fine = np.isfinite(parts).all() and (parts == np.rint(parts)).all()
     fine = fine and ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour >= 0) & (hour <= 23)).all()
     if not fine:
-        raise DataError(f"{path}: year, month, day and hour must be given in every row, as whole numbers")
+        raise DataError(f"{path}: year, month, day and hour must be integers in every row")
     odd = year[(year < YEARS[0]) | (year > YEARS[1])]
     if len(odd):
         raise DataError(f"{path}: year {odd[0]:g} is out of range: {YEARS[0]} to {YEARS[1]}")
@@ -105,8 +114,8 @@ def _moments(path: Path, year: Floats, month: Floats, day: Floats, hour: Floats)
     return hours
 
 
-def _direction(path: Path, cell: str) -> tuple[float, float]:
-    """A compass point as sine and cosine: north and north-north-west are neighbours."""
+def _wind_direction(path: Path, cell: str) -> tuple[float, float]:
+    """Convert a compass point to sine and cosine, in which north and north-north-west are close."""
     if cell in ("NA", ""):
         return np.nan, np.nan
     if cell not in COMPASS:
@@ -115,88 +124,90 @@ def _direction(path: Path, cell: str) -> tuple[float, float]:
     return np.sin(angle), np.cos(angle)
 
 
-def _kdd(air_file: Path, weather_file: Path) -> dict[str, Readings]:
+def _read_kdd_areas(air_file: Path, weather_file: Path) -> dict[str, Readings]:
     measured = ("temperature", "pressure", "humidity", "wind_speed", "wind_direction")
-    air, weather = _by_station(air_file, "stationId", POLLUTANTS), _by_station(weather_file, "station_id", measured)
+    air, weather = _read_by_area(air_file, "stationId", POLLUTANTS), _read_by_area(weather_file, "station_id", measured)
     areas = sorted(set(air) & set(weather))
     if not areas:
-        raise DataError(f"{air_file} and {weather_file} have no area in common, such as shunyi_aq and shunyi_meo")
-    return {area: _joined(air[area], weather[area]) for area in areas}
+        raise DataError(f"{air_file} and {weather_file} have no area in common (as shunyi_aq and shunyi_meo)")
+    return {area: _join_readings(air[area], weather[area]) for area in areas}
 
 
-def _by_station(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tuple[NDArray[np.datetime64], Floats]]:
-    """Area -> (times, values); an area is a station's name without what it measures."""
+def _read_by_area(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tuple[NDArray[np.datetime64], Floats]]:
+    """Return area -> (times, values); an area is a station's name without its last part."""
     columns = read_table(path, (key, "utc_time", *wanted))
     try:
         times = np.array(columns["utc_time"], dtype="M8[s]").astype("M8[h]")
     except ValueError:
-        raise DataError(f"{path}: utc_time must be written as 2017-01-01 14:00:00") from None
+        raise DataError(f"{path}: utc_time must have the form 2017-01-01 14:00:00") from None
     first, last = (np.datetime64(str(year), "h") for year in (YEARS[0], YEARS[1] + 1))
-    odd = np.flatnonzero(~((times >= first) & (times < last)))  # nor is it NaT
+    odd = np.flatnonzero(~((times >= first) & (times < last)))  # also true of NaT
     if len(odd):
-        given = columns["utc_time"][odd[0]]
-        raise DataError(f"{path}: utc_time {given!r} is out of range: years from {YEARS[0]} to {YEARS[1]}")
-    values = np.stack([numbers(path, name, columns[name], ("", "NA")) for name in wanted], axis=1)
+        cell = columns["utc_time"][odd[0]]
+        raise DataError(f"{path}: utc_time {cell!r} is out of range: years from {YEARS[0]} to {YEARS[1]}")
+    values = np.stack([parse_numbers(path, name, columns[name], ("", "NA")) for name in wanted], axis=1)
     stations = np.array([name.rsplit("_", 1)[0] for name in columns[key]])
     return {str(area): (times[stations == area], values[stations == area]) for area in np.unique(stations)}
 
 
-def _joined(air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[np.datetime64], Floats]) -> Readings:
+def _join_readings(
+    air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[np.datetime64], Floats]
+) -> Readings:
     times, raw = weather
     raw = np.where(raw == 999999, np.nan, raw)
     angle = np.deg2rad(raw[:, 4])
-    calm = raw[:, 4] == 999017  # no wind has no direction
+    calm = raw[:, 4] == 999017  # without wind there is no direction
     wind = np.where(calm[:, None], 0.0, np.column_stack([np.sin(angle), np.cos(angle)]))
     both = np.concatenate([times, air[0]])
     values = np.full((len(both), 6 + len(POLLUTANTS)), np.nan)
     values[: len(times), :6] = np.column_stack([raw[:, :4], wind])
     values[len(times) :, 6:] = air[1]
-    return _hourly(both, values[:, :6], values[:, 6:])
+    return _hourly_grid(both, values[:, :6], values[:, 6:])
 
 
-def _hourly(times: NDArray[np.datetime64], weather: Floats, pollutants: Floats) -> Readings:
-    """Every hour from first to last in its place: one without a row is a gap, of two values the first counts."""
+def _hourly_grid(times: NDArray[np.datetime64], weather: Floats, pollutants: Floats) -> Readings:
+    """Put values on a grid of all hours from first to last; missing hours are NaN, of two values the first counts."""
     place = (times - times.min()).astype(np.int64)
     values = np.concatenate([weather, pollutants], axis=1)
     grid = np.full((int(place.max()) + 1, values.shape[1]), np.nan)
     for at in range(values.shape[1]):
-        measured = np.flatnonzero(~np.isnan(values[:, at]))[::-1]  # backwards, so that the first is written last
+        measured = np.flatnonzero(~np.isnan(values[:, at]))[::-1]  # in reverse, so that the first value is written last
         grid[place[measured], at] = values[measured, at]
     return grid[:, : weather.shape[1]], grid[:, weather.shape[1] :]
 
 
-def _carried(values: Floats, hours: int) -> Floats:
-    """Gaps filled with the last value measured, at most so many hours old."""
+def _carry_forward(values: Floats, hours: int) -> Floats:
+    """Fill gaps with the last measured value if it is at most `hours` old."""
     rows = np.arange(len(values))[:, None]
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, rows), axis=0)
     filled = np.take_along_axis(values, np.maximum(last, 0), axis=0)
     return np.where((last >= 0) & (rows - last <= hours), filled, np.nan)
 
 
-def _dataset(name: str, stations: dict[str, Readings], settings: _Windows) -> Dataset:
-    gathered, possible = Gathered(), 0
+def _dataset(name: str, stations: dict[str, Readings], settings: _AirWindows) -> Dataset:
+    windows, possible = OwnedExamples(), 0
     for station in sorted(stations):
         weather, pollutants = stations[station]
-        end, start = in_time(len(weather), settings.train, settings.test)
+        end, start = split_in_time(len(weather), settings.train, settings.test)
         for part, (first, last) in {"train": (0, end), "test": (start, len(weather))}.items():
             x, y, tried = _windows(weather[first:last], pollutants[first:last], settings)
             possible += tried
-            gathered.add(part, x, y, station)
-    train, test = gathered.count("train"), gathered.count("test")
+            windows.add(part, x, y, station)
+    train, test = windows.count("train"), windows.count("test")
     if not train or not test:
-        none = f"no window of {settings.hours} hours is whole in the training or the test part"
+        none = f"no window of {settings.hours} hours is complete in the training or the test part"
         raise DataError(f"{name}: {none}: use fewer hours")
     note = f"{possible - train - test} of {possible} windows left out for gaps"
-    return windows(name, gathered, class_names=POLLUTANTS, notes=(note,))
+    return windows_dataset(name, windows, class_names=POLLUTANTS, notes=(note,))
 
 
-def _windows(weather: Floats, pollutants: Floats, settings: _Windows) -> tuple[Floats, Floats, int]:
-    """Windows (n, hours, weather), the pollutants of each one's last hour, and how many there would be without gaps."""
+def _windows(weather: Floats, pollutants: Floats, settings: _AirWindows) -> tuple[Floats, Floats, int]:
+    """Return complete windows (n, hours, weather), the pollutants of their last hours, and the number of all windows."""
     features = weather.shape[1]
     if len(weather) < settings.hours:
         return np.empty((0, settings.hours, features)), np.empty((0, len(POLLUTANTS))), 0
-    filled = _carried(weather, settings.carry)
+    filled = _carry_forward(weather, settings.carry)
     x = sliding_window_view(filled, settings.hours, axis=0)[:: settings.stride].transpose(0, 2, 1)
     y = pollutants[settings.hours - 1 :: settings.stride]
-    whole = ~np.isnan(x).any((1, 2)) & ~np.isnan(y).any(1)
-    return x[whole], y[whole], len(y)
+    complete = ~np.isnan(x).any((1, 2)) & ~np.isnan(y).any(1)
+    return x[complete], y[complete], len(y)

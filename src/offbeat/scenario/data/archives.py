@@ -1,6 +1,7 @@
-"""Zip and tar archives, unpacked beside themselves: nothing may land outside, and a half-unpacked folder never shows.
+"""Unpack zip and tar archives next to themselves, safely.
 
-How much comes out is bounded: six megabytes can hold six gigabytes of nothing.
+No member may be written outside the folder, a half-unpacked folder is never visible, and the unpacked size is limited:
+six megabytes can unpack to six gigabytes.
 """
 
 from __future__ import annotations
@@ -16,107 +17,114 @@ import zipfile
 import zlib
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Literal, TypedDict
 
 from offbeat.core.errors import DataError
 
-# names and links are checked here in any case; Python has had its own filter since 3.11.4
-FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
-MOST = 2 * 10**9  # bytes, unless a data set says otherwise: more than any published archive here holds
-OVERHEAD = 2**26  # bytes of a tar that are no data: headers, and what fills its blocks up
-GZIP = b"\x1f\x8b"
-MEMBERS = 200_000  # Tiny-ImageNet, the one of most, has 120,609
-STAGING = ".unpacking-"
-TORN = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, ValueError)
-FRESH = 60.0  # seconds: one this new may not be locked yet
+class ExtractOptions(TypedDict, total=False):
+    filter: Literal["data"]
 
 
-def unpack(path: Path, into: Path, most: int = MOST) -> None:
-    """All members of the archive below `into`, `most` bytes at most. What is there already stays as it is."""
+# names and links are checked here in any case; Python has its own filter since 3.11.4
+EXTRACT_OPTIONS: ExtractOptions = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+MAX_UNPACKED_BYTES = 2 * 10**9  # unless a data set says otherwise; no published archive used here has more
+TAR_OVERHEAD_BYTES = 2**26  # headers of a tar file and the padding of its blocks
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_MEMBERS = 200_000  # Tiny-ImageNet, the archive with the most members, has 120,609
+STAGING_PREFIX = ".unpacking-"
+MIN_STALE_SECONDS = 60.0  # a newer staging folder may not be locked yet
+DAMAGED_ARCHIVE_ERRORS = (
+    zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, ValueError,
+)  # fmt: skip
+
+
+def unpack(path: Path, into: Path, most: int = MAX_UNPACKED_BYTES) -> None:
+    """Unpack all members of the archive into a folder, at most `most` bytes; existing entries are not changed."""
     try:
         into.mkdir(parents=True, exist_ok=True)
-        _sweep(into)
-        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=into))
-        mine = os.open(staging, os.O_RDONLY)
+        _remove_stale_folders(into)
+        staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=into))
+        handle = os.open(staging, os.O_RDONLY)
     except OSError as error:
         raise DataError(f"cannot unpack {path} into {into}: {error.strerror or error}") from None
     try:
-        with suppress(OSError, ImportError):  # some network drives have no locks, some systems neither
-            _hold(mine)
+        with suppress(OSError, ImportError):  # some network drives and some systems have no locks
+            _lock(handle)
         (_unzip if zipfile.is_zipfile(path) else _untar)(path, staging, most)
-        _move(staging, into)
+        _move_entries(staging, into)
     except DataError:
         raise
-    except TORN:
-        raise DataError(f"{path} is no whole archive: it is cut short or damaged") from None
+    except DAMAGED_ARCHIVE_ERRORS:
+        raise DataError(f"{path} is not a complete archive: it is truncated or damaged") from None
     except OSError as error:
         raise DataError(f"cannot unpack {path}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        os.close(mine)
+        os.close(handle)
 
 
-def _hold(staging: int) -> None:
-    import fcntl  # of POSIX alone, and needed by nobody who unpacks nothing
+def _lock(staging: int) -> None:
+    import fcntl  # POSIX only
 
     fcntl.flock(staging, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _sweep(into: Path) -> None:
-    """Remove what killed processes left: folders that are not new and that nobody holds (locks go with processes)."""
-    for staging in into.glob(f"{STAGING}*"):
+def _remove_stale_folders(into: Path) -> None:
+    """Remove staging folders of killed processes: those that are old and unlocked (locks end with their process)."""
+    for staging in into.glob(f"{STAGING_PREFIX}*"):
         with suppress(OSError, ImportError):
-            if time.time() - staging.stat().st_mtime < FRESH:
+            if time.time() - staging.stat().st_mtime < MIN_STALE_SECONDS:
                 continue
-            held = os.open(staging, os.O_RDONLY)
+            handle = os.open(staging, os.O_RDONLY)
             try:
-                _hold(held)
+                _lock(handle)
                 shutil.rmtree(staging, ignore_errors=True)
             finally:
-                os.close(held)
+                os.close(handle)
 
 
 def _unzip(path: Path, staging: Path, most: int) -> None:
     with zipfile.ZipFile(path) as archive:
-        _count(path, len(archive.infolist()))
-        if sum(member.file_size for member in archive.infolist()) > most:  # no member gives more than it says here
+        members = archive.infolist()
+        _check_member_count(path, len(members))
+        if sum(member.file_size for member in members) > most:  # zipfile never unpacks more than a member declares
             raise _too_large(path, most)
-        for member in archive.infolist():
-            _refuse_escape(path, member.filename)
+        for member in members:
+            _check_member_name(path, member.filename)
             if (member.external_attr >> 16) & 0o170000 == 0o120000:
-                raise DataError(f"{path} holds the link {member.filename!r}: refused")
+                raise DataError(f"{path} contains the link {member.filename!r}: refused")
             if member.flag_bits & 1:
-                raise DataError(f"{path} is encrypted: unpack it beside itself, with its password")
+                raise DataError(f"{path} is encrypted: unpack it in its folder with its password")
         archive.extractall(staging)
 
 
 def _untar(path: Path, staging: Path, most: int) -> None:
     with open(path, "rb") as file:
-        packed = file.read(2) == GZIP
+        packed = file.read(2) == GZIP_MAGIC
     with (
         (gzip.open if packed else open)(path, "rb") as stream,
-        tarfile.open(fileobj=_Bounded(path, stream, most), mode="r|") as archive,
+        tarfile.open(fileobj=_LimitedStream(path, stream, most), mode="r|") as archive,
     ):
-        held = 0
+        unpacked = 0
         for count, member in enumerate(archive, 1):
-            _count(path, count)
-            held += member.size  # a sparse one takes less space in the archive than it does here
-            if held > most:
+            _check_member_count(path, count)
+            unpacked += member.size  # a sparse member is smaller in the archive than unpacked
+            if unpacked > most:
                 raise _too_large(path, most)
-            _refuse_escape(path, member.name)
+            _check_member_name(path, member.name)
             if member.isdir() or member.isfile():
-                archive.extract(member, staging, set_attrs=False, **FILTER)
+                archive.extract(member, staging, set_attrs=False, **EXTRACT_OPTIONS)
             else:
-                raise DataError(f"{path} holds {member.name!r}, which is no file and no folder: refused")
+                raise DataError(f"{path} contains {member.name!r}, which is not a file or folder: refused")
 
 
-class _Bounded(io.RawIOBase):
-    """A stream that ends in an error where more comes out than may; headers, read into memory whole, count too."""
+class _LimitedStream(io.RawIOBase):
+    """Raise an error once more than the limit is read; tar headers, which are read into memory, count too."""
 
     def __init__(self, path: Path, stream: io.BufferedIOBase, most: int) -> None:
         self._path, self._stream, self._most = path, stream, most
-        self._left = most + OVERHEAD
+        self._left = most + TAR_OVERHEAD_BYTES
 
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size)
@@ -127,28 +135,28 @@ class _Bounded(io.RawIOBase):
 
 
 def _too_large(path: Path, most: int) -> DataError:
-    return DataError(f"{path} holds more than {most:,} bytes when it is unpacked: it is no published archive, refused")
+    return DataError(f"{path} unpacks to more than {most:,} bytes: it is not the published archive")
 
 
-def _count(path: Path, members: int) -> None:
-    if members > MEMBERS:
-        raise DataError(f"{path} holds more than {MEMBERS:,} files and folders: it is no published archive, refused")
+def _check_member_count(path: Path, members: int) -> None:
+    if members > MAX_MEMBERS:
+        raise DataError(f"{path} contains more than {MAX_MEMBERS:,} files and folders: it is not the published archive")
 
 
-def _refuse_escape(path: Path, name: str) -> None:
+def _check_member_name(path: Path, name: str) -> None:
     inside = PurePosixPath(name.replace("\\", "/"))
     if not inside.parts:
-        raise DataError(f"{path} holds {name!r}, which is no name: refused")
+        raise DataError(f"{path} contains {name!r}, which is not a file name: refused")
     if inside.is_absolute() or ".." in inside.parts or ":" in name.split("/")[0]:
-        raise DataError(f"{path} holds {name!r}, which would land outside the data root: refused")
+        raise DataError(f"{path} contains {name!r}, which would be written outside the data root: refused")
 
 
-def _move(staging: Path, into: Path) -> None:
-    """Whole entries at once: another process that unpacks the same archive meets all of an entry or nothing."""
+def _move_entries(staging: Path, into: Path) -> None:
+    """Move complete entries, so another process that unpacks the same archive sees all of an entry or nothing."""
     for entry in sorted(staging.iterdir()):
         if not (into / entry.name).exists():
             try:
                 os.replace(entry, into / entry.name)
             except OSError:
-                if not (into / entry.name).exists():  # else somebody was faster
+                if not (into / entry.name).exists():  # otherwise another process was faster
                     raise

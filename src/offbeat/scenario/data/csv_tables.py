@@ -1,4 +1,4 @@
-"""Tables of numbers and text: CSV with a header, and plain matrices; gzipped or not."""
+"""Read text files with tables: CSV files with a header, and matrices of numbers; gzipped or not."""
 
 from __future__ import annotations
 
@@ -8,37 +8,41 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.data_root import read_bytes
+from offbeat.scenario.data.data_files import read_bytes
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     try:
         return read_bytes(path).decode(encoding)
     except UnicodeDecodeError:
-        raise DataError(f"{path} is no text in {encoding}") from None
+        raise DataError(f"{path} is not {encoding} text") from None
 
 
-def read_matrix(path: Path, dtype: Any = np.float32, separator: str | None = None) -> NDArray[Any]:
-    """A file of nothing but numbers, as many in every row."""
-    text = read_text(path)
-    try:
-        values = np.loadtxt(text.splitlines(), dtype=dtype, delimiter=separator, ndmin=2)
-    except ValueError as error:
-        raise DataError(f"{path}: not a table of numbers ({str(error).splitlines()[0]})") from None
+def read_matrix(path: Path) -> NDArray[np.float64]:
+    """Read a file of numbers, separated by white space, with the same number of them in every row."""
+    values = parse_matrix(path, io.StringIO(read_text(path)))
     if values.size == 0:
         raise DataError(f"{path} is empty")
     return values
 
 
+def parse_matrix(
+    path: Path, text: io.StringIO, separator: str | None = None, columns: Sequence[int] | None = None
+) -> NDArray[np.float64]:
+    try:
+        return np.loadtxt(text, dtype=np.float64, delimiter=separator, ndmin=2, usecols=columns)
+    except ValueError as error:
+        raise DataError(f"{path}: not a table of numbers ({str(error).splitlines()[0]})") from None
+
+
 @dataclass(frozen=True)
-class Table:
-    """A CSV file; table[name] is a column of it."""
+class CsvTable:
+    """The cells of a CSV file; table[name] is a column."""
 
     names: list[str]
     rows: list[list[str]]
@@ -48,9 +52,9 @@ class Table:
         return [row[at] for row in self.rows]
 
 
-def read_table(path: Path, wanted: tuple[str, ...]) -> Table:
-    """A CSV with at least the columns wanted; every row has as many cells as the header."""
-    rows = _rows(path, read_text(path))
+def read_table(path: Path, wanted: tuple[str, ...]) -> CsvTable:
+    """Read a CSV file that has at least the wanted columns and as many cells in every row as in the header."""
+    rows = _csv_rows(path, read_text(path))
     names = next(rows, None)
     if names is None:
         raise DataError(f"{path} is empty")
@@ -64,23 +68,26 @@ def read_table(path: Path, wanted: tuple[str, ...]) -> Table:
         if not row:
             continue
         if len(row) != len(names):
-            found = f"{len(row)} cells, the header {len(names)}"
-            raise DataError(f"{path} row {number} has {found}: it is cut short or damaged")
+            raise truncated(f"{path} row {number} has {len(row)} cells, the header {len(names)}")
         body.append(row)
     if not body:
         raise DataError(f"{path} has a header and no rows")
-    return Table(names, body)
+    return CsvTable(names, body)
 
 
-def _rows(path: Path, text: str) -> Iterator[list[str]]:
+def truncated(problem: str) -> DataError:
+    return DataError(f"{problem}: the file is truncated or damaged")
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[list[str]]:
     try:
         yield from csv.reader(io.StringIO(text, newline=""))
     except csv.Error as error:
-        raise DataError(f"{path} is no CSV ({error})") from None
+        raise DataError(f"{path} is not a CSV file ({error})") from None
 
 
-def numbers(path: Path, name: str, cells: Sequence[str], missing: tuple[str, ...] = ()) -> NDArray[np.float64]:
-    """A column as numbers; cells that say that nothing was measured become nan."""
+def parse_numbers(path: Path, name: str, cells: Sequence[str], missing: tuple[str, ...] = ()) -> NDArray[np.float64]:
+    """Convert a column to numbers; cells that mark missing values become NaN."""
     gaps = set(missing)
     try:
         values = np.array([np.nan if cell in gaps else float(cell) for cell in cells])
@@ -89,7 +96,7 @@ def numbers(path: Path, name: str, cells: Sequence[str], missing: tuple[str, ...
     except ValueError:
         pass
     bad = next(i for i, cell in enumerate(cells) if cell not in gaps and not _is_number(cell))
-    raise DataError(f"{path}: {name} = {cells[bad]!r} in row {bad + 2} is no number")
+    raise DataError(f"{path}: {name} = {cells[bad]!r} in row {bad + 2} is not a number")
 
 
 def _is_number(cell: str) -> bool:

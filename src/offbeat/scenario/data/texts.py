@@ -1,30 +1,35 @@
-"""Texts as numbers: words of a vocabulary made from the training texts, or the pieces of a pretrained tokenizer.
+"""Data sets of texts, as word numbers or as tokens of a pretrained tokenizer: 20 Newsgroups and AG News.
 
-The texts themselves are there too, `TwentyNews().texts()`, for models that read them in another way.
+The texts themselves are available too, as `TwentyNews().texts()`.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.data.data_root import below_root
-from offbeat.scenario.data.dataset import Dataset
+from offbeat.core.settings import DataFile
+from offbeat.scenario.data.csv_tables import read_text, truncated
+from offbeat.scenario.data.data_files import Published, below_root, cannot_read, data_root, find_file, find_folder
+from offbeat.scenario.data.dataset import Dataset, every_fifth
 
-PADDING, UNKNOWN = 0, 1  # the first words have number 2
-_WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
+PADDING_NUMBER, UNKNOWN_NUMBER = 0, 1  # the most frequent word has number 2
+WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
+    """The texts and labels of a data set."""
+
     train: list[str]
     y_train: Tensor
     test: list[str]
@@ -33,66 +38,199 @@ class Texts:
     notes: tuple[str, ...] = ()
 
 
-def words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+def split_words(text: str) -> list[str]:
+    return WORD.findall(text.lower())
 
 
 def make_vocabulary(texts: Sequence[str], size: int) -> dict[str, int]:
-    """The most frequent words, each with its number; words as frequent as each other in the order of the alphabet."""
+    """Number the most frequent words; equally frequent words are in alphabetical order."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(words(text))
+        counts.update(split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: number for number, word in enumerate(ranked[: size - 2], UNKNOWN + 1)}
+    return {word: number for number, word in enumerate(ranked[: size - 2], UNKNOWN_NUMBER + 1)}
 
 
-def numbered(texts: Sequence[str], vocabulary: dict[str, int], length: int) -> Tensor:
-    """(texts, length): the first words of each, padded at the end."""
-    x = torch.full((len(texts), length), PADDING, dtype=torch.int64)
+def number_texts(texts: Sequence[str], vocabulary: dict[str, int], length: int) -> Tensor:
+    """Return the numbers (texts, length) of each text's first words, padded at the end."""
+    x = torch.full((len(texts), length), PADDING_NUMBER, dtype=torch.int64)
     for row, text in enumerate(texts):
-        found = [vocabulary.get(word, UNKNOWN) for word in words(text)[:length]] or [UNKNOWN]
-        x[row, : len(found)] = torch.tensor(found)
+        words = split_words(text)[:length]
+        numbers = [vocabulary.get(word, UNKNOWN_NUMBER) for word in words] or [UNKNOWN_NUMBER]
+        x[row, : len(numbers)] = torch.tensor(numbers)
     return x
 
 
-def check_settings(what: str, vocabulary: int, length: int) -> None:
-    fewest = "padding, the unknown word and at least one more, 3 or more"
-    require(vocabulary >= 3, f"{what} vocabulary = {vocabulary}: {fewest}")
-    require(length >= 1, f"{what} length = {length}: at least 1 word is needed")
+def check_text_settings(what: str, vocabulary: int, length: int) -> None:
+    need = "must be at least 3, for padding, the unknown word and one more"
+    require(vocabulary >= 3, f"{what} vocabulary = {vocabulary}: {need}")
+    require(length >= 1, f"{what} length = {length}: must be at least 1")
 
 
-def as_dataset(name: str, texts: Texts, vocabulary: int, length: int, tokenizer: str | None) -> Dataset:
-    """The texts as a data set; `tokenizer` is the folder of a pretrained one, and then the vocabulary is its own."""
+def text_dataset(name: str, texts: Texts, vocabulary: int, length: int, tokenizer: str | None) -> Dataset:
+    """Convert texts to a data set; `tokenizer` is the folder of a pretrained tokenizer with its own vocabulary."""
     if tokenizer is None:
         known = make_vocabulary(texts.train, vocabulary)
-        x_train, x_test = (numbered(part, known, length) for part in (texts.train, texts.test))
-        size = vocabulary  # not what was found: a model has the same size for every split
+        x_train, x_test = (number_texts(part, known, length) for part in (texts.train, texts.test))
+        size = vocabulary  # not the number of words that occur: a model has the same size for every split
     else:
-        x_train, x_test, size = _pretrained(tokenizer, texts, length)
-    names, notes = texts.class_names, texts.notes
-    pieces = "most frequent words of the training texts" if tokenizer is None else f"pieces of {Path(tokenizer).name}"
-    how = f"{length} numbers a text, of the {pieces}; 0 pads, {size} are known"
-    more: dict[str, Any] = {"class_names": names, "vocabulary": size, "prepared": how, "notes": notes}
-    return Dataset(name, x_train, texts.y_train, x_test, texts.y_test, len(names), **more)
+        x_train, x_test, size = _tokenize(tokenizer, texts, length)
+    units = "most frequent words of the training texts" if tokenizer is None else f"pieces of {Path(tokenizer).name}"
+    how = f"{length} numbers a text, of the {units}; 0 pads, {size} are known"
+    return Dataset(
+        name,
+        x_train,
+        texts.y_train,
+        x_test,
+        texts.y_test,
+        len(texts.class_names),
+        class_names=texts.class_names,
+        vocabulary=size,
+        prepared=how,
+        notes=texts.notes,
+    )
 
 
-def _pretrained(folder: str, texts: Texts, length: int) -> tuple[Tensor, Tensor, int]:
+def _tokenize(folder: str, texts: Texts, length: int) -> tuple[Tensor, Tensor, int]:
     path = below_root(folder)
     if not path.is_dir():
-        please = "put a pretrained tokenizer there (tokenizer.json or vocab.txt)"
-        raise DataError(f"tokenizer = {folder!r}: {path} is no folder: {please}")
+        cure = "put a pretrained tokenizer there (tokenizer.json or vocab.txt)"
+        raise DataError(f"tokenizer = {folder!r}: {path} is not a folder: {cure}")
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise DataError("a pretrained tokenizer needs the extra 'text': pip install 'offbeat[text]'") from None
     try:
-        made = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError) as error:
         raise DataError(f"tokenizer {path}: {str(error).splitlines()[0]}") from None
-    if made.pad_token_id != PADDING:
-        raise DataError(f"tokenizer {path} pads with {made.pad_token_id}: number 0 has to be padding")
+    if tokenizer.pad_token_id != PADDING_NUMBER:
+        raise DataError(f"tokenizer {path} pads with {tokenizer.pad_token_id}: the padding number must be 0")
     parts = [
-        made(part, padding="max_length", truncation=True, max_length=length, return_tensors="pt")["input_ids"]
+        tokenizer(part, padding="max_length", truncation=True, max_length=length, return_tensors="pt")["input_ids"]
         for part in (texts.train, texts.test)
     ]
-    return parts[0], parts[1], len(made)
+    return parts[0], parts[1], len(tokenizer)
+
+
+# ---------------------------------------------------------------- 20 Newsgroups
+
+NEWSGROUPS_PAGE = "http://qwone.com/~jason/20Newsgroups/"
+NEWSGROUPS_ARCHIVE = Published(
+    name="20news-bydate.tar.gz",
+    urls=(f"{NEWSGROUPS_PAGE}20news-bydate.tar.gz", "https://ndownloader.figshare.com/files/5975967"),
+    checksum="8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",  # from scikit-learn
+    max_unpacked=100_000_000,
+)
+NEWSGROUPS_TRAIN, NEWSGROUPS_TEST = "20news-bydate-train", "20news-bydate-test"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwentyNews:
+    """Newsgroup posts by date: 18846 posts, 20 groups, as word numbers (files: 20news/20news-bydate-train and -test).
+
+    Inputs (length,) are the numbers of a post's first words. The split by date is the published one. The archive is
+    downloaded.
+    """
+
+    vocabulary: int = 20000  # words, including padding and the unknown word
+    length: int = 200  # words of a post
+    headers: bool = False  # keep header lines such as From and Organization, which reveal the group
+    tokenizer: DataFile | None = None  # folder of a pretrained tokenizer that replaces words (extra text)
+
+    def __post_init__(self) -> None:
+        check_text_settings("20news", self.vocabulary, self.length)
+
+    def load(self) -> Dataset:
+        return text_dataset("20news", self.texts(), self.vocabulary, self.length, self.tokenizer)
+
+    def texts(self) -> Texts:
+        home = find_folder("20news", (NEWSGROUPS_TRAIN, NEWSGROUPS_TEST), NEWSGROUPS_ARCHIVE, NEWSGROUPS_PAGE)
+        train_folder, test_folder = home / NEWSGROUPS_TRAIN, home / NEWSGROUPS_TEST
+        groups = sorted(path.name for path in train_folder.iterdir() if path.is_dir())
+        if not groups:
+            raise DataError(f"{train_folder} has no newsgroups: expected a folder for each")
+        train, y_train = self._posts(train_folder, groups)
+        test, y_test = self._posts(test_folder, groups)
+        return Texts(train, torch.tensor(y_train), test, torch.tensor(y_test), tuple(groups))
+
+    def _posts(self, folder: Path, groups: list[str]) -> tuple[list[str], list[int]]:
+        texts, labels = [], []
+        for label, group in enumerate(groups):
+            if not (folder / group).is_dir():
+                raise DataError(f"{folder / group} is missing: put the posts of that newsgroup there")
+            for path in sorted((folder / group).iterdir()):
+                texts.append(self._read_post(path))
+                labels.append(label)
+        return texts, labels
+
+    def _read_post(self, path: Path) -> str:
+        try:
+            text = path.read_bytes().decode("latin1")  # posts of 1993 do not name their encoding
+        except OSError as error:
+            raise cannot_read(path, error) from None
+        return text if self.headers else text.replace("\r\n", "\n").partition("\n\n")[2]
+
+
+# ---------------------------------------------------------------- AG News
+
+AG_NEWS_PAGE = "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html"
+AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+AG_NEWS_TRAIN_MD5, AG_NEWS_TEST_MD5 = "b1a00f826fdfbd249f79597b59e1dc12", "d52ea96a97a2d943681189a97654912d"
+AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgNews:
+    """AG News: 127600 short news, 4 classes, as word numbers (files: ag_news/train.csv and test.csv, or the second).
+
+    Inputs (length,) are the numbers of the first words of title and description. The CSV files are those of the
+    character-level CNN paper; they are downloaded. Without train.csv, every fifth text of test.csv is for the test.
+    """
+
+    vocabulary: int = 20000  # words, including padding and the unknown word
+    length: int = 64  # words of a text
+    tokenizer: DataFile | None = None  # folder of a pretrained tokenizer that replaces words (extra text)
+
+    def __post_init__(self) -> None:
+        check_text_settings("ag_news", self.vocabulary, self.length)
+
+    def load(self) -> Dataset:
+        return text_dataset("ag_news", self.texts(), self.vocabulary, self.length, self.tokenizer)
+
+    def texts(self) -> Texts:
+        """Return the title and description of each news article."""
+        test, y_test = _read_ag_news("test.csv", AG_NEWS_TEST_MD5)
+        try:
+            train, y_train = _read_ag_news("train.csv", AG_NEWS_TRAIN_MD5)
+        except DataError:
+            if (data_root() / "ag_news" / "train.csv").exists():  # it is damaged, not missing
+                raise
+            return _split_test_file(test, y_test)
+        return Texts(train, y_train, test, y_test, AG_NEWS_CLASSES)
+
+
+def _split_test_file(texts: list[str], y: Tensor) -> Texts:
+    """Divide the texts of test.csv into training and test."""
+    is_test = every_fifth(y)
+    train, test = ([texts[i] for i in part.nonzero().squeeze(1).tolist()] for part in (~is_test, is_test))
+    how = "every fifth text of a class in test.csv is for the test, the others are for training"
+    return Texts(train, y[~is_test], test, y[is_test], AG_NEWS_CLASSES, (f"train.csv is missing: {how}",))
+
+
+def _read_ag_news(name: str, checksum: str | None) -> tuple[list[str], Tensor]:
+    path = find_file("ag_news", (name,), checksum, (f"{AG_NEWS_URL}{name}",), AG_NEWS_PAGE)
+    texts, labels = [], []
+    try:
+        for number, row in enumerate(csv.reader(io.StringIO(read_text(path), newline=""), strict=True), 1):
+            if len(row) != 3:
+                raise truncated(f"{path} row {number} has {len(row)} cells, expected class, title, description")
+            if row[0] not in ("1", "2", "3", "4"):
+                raise DataError(f"{path} row {number}: class {row[0]!r} is out of range: 1 to 4")
+            texts.append(f"{row[1]} {row[2]}".replace("\\", " "))  # a backslash replaces each line end
+            labels.append(int(row[0]) - 1)
+    except csv.Error as error:
+        raise truncated(f"{path} is not a complete CSV file ({error})") from None
+    if not texts:
+        raise DataError(f"{path} is empty")
+    return texts, torch.tensor(labels)

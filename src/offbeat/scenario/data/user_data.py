@@ -1,31 +1,37 @@
-"""Data of your own: any torch data set, or a folder with one .npz file a client (docs/data.md shows both at work).
+"""Data sets of users: torch data sets, folders of .npz files, and what a user's function returns.
 
-What comes out is a Dataset: `Experiment(data=…)` takes it where it takes a name, `simulate` takes its `by_owner()`.
+The result is a Dataset: `Experiment(data=…)` takes it in place of a name, and `simulate` takes its `by_owner()`.
+docs/data.md has examples of each.
 """
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from offbeat.core.errors import DataError
 from offbeat.core.settings import DataFile
-from offbeat.scenario.data.data_root import below_root, expanded
-from offbeat.scenario.data.dataset import Dataset, TaskName, owners
-from offbeat.scenario.data.fixed_test_split import every_fifth
+from offbeat.scenario.data.data_files import below_root, expand_path
+from offbeat.scenario.data.dataset import Dataset, Owner, TaskName, every_fifth, number_owners
 
-MOST = 4 * 10**9  # bytes of one client's arrays
-NO_TEST = "no test examples are given: every fifth of each class is for the test"
-NO_TEST_FILES = "no x_test is given: every fifth example of each client is for the test"
+Owners: TypeAlias = Sequence[Owner] | Tensor | NDArray[Any]
+Arrays: TypeAlias = Mapping[str, Tensor]  # of one owner, by the names below
+
+ARRAY_NAMES = ("x", "y", "x_test", "y_test")
+MAX_NPZ_BYTES = 4 * 10**9  # of one client's arrays
+NO_TEST_NOTE = "no test examples are given: every fifth of each class is for the test"
+NO_CLIENT_TEST_NOTE = "no x_test is given: every fifth example of each client is for the test"
+EXPECTED_VALUES = "(x, y), (x_train, y_train, x_test, y_test), {site: (x, y)} or a Dataset is expected"
 
 
 def from_dataset(
@@ -35,132 +41,147 @@ def from_dataset(
     name: str = "mine",
     num_classes: int | None = None,
     task: TaskName | None = None,
-    groups: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None = None,
-    test_groups: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None = None,
+    groups: Owners | None = None,
+    test_groups: Owners | None = None,
 ) -> Dataset:
-    """A data set from anything that gives (input, target) pairs; whole numbers as targets are classes.
+    """Build a data set from anything that gives (input, target) pairs; integer targets are classes.
 
-    `groups` names each training example's natural owner. Without a test set, every fifth example of a class is in it.
+    `groups` names each training example's natural owner. Without `test`, every fifth example of a class is for the
+    test.
     """
-    x, y = _stacked(train, f"{name}: training")
+    x, y = _stack_pairs(train, f"{name}: training")
     notes: tuple[str, ...] = ()
-    who, others = _names(groups), _names(test_groups) or []
-    if who is not None and len(who) != len(x):
-        raise DataError(f"data set {name!r}: {len(x)} training inputs, owners of {len(who)}")
-    if test_groups is not None and (who is None or test is None):
-        missing = "one" if who else "groups"
-        raise DataError(f"data set {name!r}: test_groups go with a test set and with groups, and {missing} is missing")
+    owners, test_owners = _owner_values(groups), _owner_values(test_groups) or []
+    if owners is not None and len(owners) != len(x):
+        raise DataError(f"data set {name!r}: {len(x)} training inputs, but owners of {len(owners)}")
+    if test_groups is not None and (owners is None or test is None):
+        missing = "test" if owners else "groups"
+        raise DataError(f"data set {name!r}: test_groups needs test and groups, and {missing} is missing")
     if test is None:
         classes = y if y.ndim == 1 and not y.is_floating_point() else torch.zeros(len(x), dtype=torch.int64)
-        held = every_fifth(classes)
-        x, y, x_test, y_test, notes = x[~held], y[~held], x[held], y[held], (NO_TEST,)
-        if who is not None:
-            given = who
-            who, others = ([given[i] for i in part.nonzero().squeeze(1).tolist()] for part in (~held, held))
+        is_test = every_fifth(classes)
+        x, y, x_test, y_test, notes = x[~is_test], y[~is_test], x[is_test], y[is_test], (NO_TEST_NOTE,)
+        if owners is not None:
+            test_owners = [owner for owner, chosen in zip(owners, is_test.tolist(), strict=True) if chosen]
+            owners = [owner for owner, chosen in zip(owners, is_test.tolist(), strict=True) if not chosen]
     else:
-        x_test, y_test = _stacked(test, f"{name}: test")
-        if test_groups is not None and len(others) != len(x_test):
-            raise DataError(f"data set {name!r}: {len(x_test)} test inputs, owners of {len(others)}")
-    return _made(name, (x, y, x_test, y_test), num_classes, task, who, others, notes)
+        x_test, y_test = _stack_pairs(test, f"{name}: test")
+        if test_groups is not None and len(test_owners) != len(x_test):
+            raise DataError(f"data set {name!r}: {len(x_test)} test inputs, but owners of {len(test_owners)}")
+    return _build_dataset(name, (x, y, x_test, y_test), num_classes, task, owners, test_owners, notes)
 
 
 def from_npz(folder: str | Path, *, num_classes: int | None = None, task: TaskName | None = None) -> Dataset:
-    """A data set from a folder of one .npz file a client, each with arrays x, y and, if it has some, x_test, y_test.
+    """Build a data set from a folder with one .npz file for each client, with arrays x, y, x_test and y_test.
 
-    Clients are named as their files. Without any x_test, every fifth example of each client is for the test.
+    Clients have the names of their files. x_test and y_test are optional; if no client has them, every fifth example of
+    each client is for the test.
     """
-    home = expanded(folder)
+    home = expand_path(folder)
     paths = sorted(home.glob("*.npz")) if home.is_dir() else []
     if not home.exists():
-        raise DataError(f"{home} is not there: if it was moved, give --data the folder it lies in now")
+        raise DataError(f"{home} is missing: if it was moved, give its new parent folder as --data")
     if not paths:
-        raise DataError(f"{home} holds no .npz files: one a client is expected, with arrays x and y")
-    clients = {str(path): _arrays(path) for path in paths}
-    named = {path: Path(path).stem for path in clients}
-    return from_owners(clients, home.resolve().name, named=named, where=str(home), num_classes=num_classes, task=task)
+        raise DataError(f"{home} has no .npz files: expected one for each client, with arrays x and y")
+    clients = {str(path): _read_npz(path) for path in paths}
+    names = {path: Path(path).stem for path in clients}
+    return from_owners(clients, home.resolve().name, names=names, where=str(home), num_classes=num_classes, task=task)
 
 
 def from_owners(
-    clients: Mapping[str, Mapping[str, Tensor]],
+    clients: Mapping[str, Arrays],
     name: str,
     *,
-    named: Mapping[str, str] | None = None,
+    names: Mapping[str, str] | None = None,
     where: str | None = None,
     num_classes: int | None = None,
     task: TaskName | None = None,
 ) -> Dataset:
-    """A data set from what each owner has: x and y, and x_test and y_test where it has some. Without any x_test, every
-    fifth example of each owner is for the test. `named`: what owners are called, where messages call them otherwise.
+    """Build a data set from the arrays of each owner; `names` are the owners' names if messages use other words.
+
+    If no owner has x_test, every fifth example of each owner is for the test.
     """
     train = [(owner, a["x"], a["y"]) for owner, a in clients.items()]
     test = [(owner, a["x_test"], a["y_test"]) for owner, a in clients.items() if "x_test" in a]
     notes: tuple[str, ...] = ()
     if not test:
-        held = {owner: every_fifth(torch.zeros(len(x), dtype=torch.int64)) for owner, x, _ in train}
-        test = [(owner, x[held[owner]], y[held[owner]]) for owner, x, y in train if bool(held[owner].any())]
-        train = [(owner, x[~held[owner]], y[~held[owner]]) for owner, x, y in train]
-        notes = (NO_TEST_FILES,)
+        is_test = {owner: every_fifth(torch.zeros(len(x), dtype=torch.int64)) for owner, x, _ in train}
+        test = [(owner, x[is_test[owner]], y[is_test[owner]]) for owner, x, y in train if bool(is_test[owner].any())]
+        train = [(owner, x[~is_test[owner]], y[~is_test[owner]]) for owner, x, y in train]
+        notes = (NO_CLIENT_TEST_NOTE,)
     if not test:
-        lacking = "no client has x_test, or 5 examples to hold one out: there is nothing to test on"
-        raise DataError(f"{where or name}: {lacking}")
-    called = named or {owner: owner for owner in clients}
-    who, others = ([called[owner] for owner, x, _ in part for _ in range(len(x))] for part in (train, test))
-    return _made(name, (*_together(train), *_together(test)), num_classes, task, who, others, notes)
+        raise DataError(f"{where or name}: no client has x_test, or 5 examples of which one is for the test")
+    name_of = names or {owner: owner for owner in clients}
+    owners, test_owners = ([name_of[owner] for owner, x, _ in part for _ in range(len(x))] for part in (train, test))
+    tensors = (*_concatenate(train), *_concatenate(test))
+    return _build_dataset(name, tensors, num_classes, task, owners, test_owners, notes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Npz:
-    """Data of your own: a folder with one .npz file a client, arrays x and y, and x_test and y_test if it has some."""
+    """Your own data: a folder with one .npz file for each client, arrays x and y, optionally x_test and y_test.
 
-    folder: DataFile  # from where the experiment file lies, else from the data root
+    Clients have the names of their files and are the owners. If no client has x_test, every fifth example of each
+    client is for the test.
+    """
+
+    folder: DataFile  # relative to the experiment file, else to the data root
     num_classes: int | None = None  # None: one more than the largest label
-    task: TaskName | None = None  # None: classification where y is whole numbers, else regression
+    task: TaskName | None = None  # None: classification if y has integers, else regression
 
     def load(self) -> Dataset:
         return from_npz(below_root(self.folder), num_classes=self.num_classes, task=self.task)
 
 
-def _made(
+def _build_dataset(
     name: str,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     num_classes: int | None,
     task: TaskName | None,
-    who: list[Any] | None,
-    others: list[Any],
+    owners: list[Owner] | None,
+    test_owners: list[Owner],
     notes: tuple[str, ...],
 ) -> Dataset:
     x_train, y_train, x_test, y_test = tensors
-    whole = not any(y.is_floating_point() or y.is_complex() for y in (y_train, y_test))
-    if whole:  # whatever whole numbers they are
+    integers = not any(y.is_floating_point() or y.is_complex() for y in (y_train, y_test))
+    if integers:  # of any width
         dtype = torch.float32 if task in ("regression", "survival") else torch.int64
         y_train, y_test = y_train.to(dtype), y_test.to(dtype)
-    if num_classes is None and whole and task in (None, "classification", "segmentation"):
+    if num_classes is None and integers and task in (None, "classification", "segmentation"):
         num_classes = 1 + max(int(y_train.max()), int(y_test.max())) if len(y_train) and len(y_test) else None
-    groups, test_groups, names = (None, None, ()) if who is None else owners(who, others)
-    held = test_groups if len(others) == len(y_test) and others else None
-    more: dict[str, Any] = {"groups": groups, "test_groups": held, "group_names": names, "notes": notes}
-    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, task, **more)
+    groups, test_groups, names = (None, None, ()) if owners is None else number_owners(owners, test_owners)
+    return Dataset(
+        name,
+        x_train,
+        y_train,
+        x_test,
+        y_test,
+        num_classes,
+        task,
+        groups=groups,
+        test_groups=test_groups if test_owners and len(test_owners) == len(y_test) else None,
+        group_names=names,
+        notes=notes,
+    )
 
 
-def _names(given: Sequence[Any] | Tensor | np.ndarray[Any, Any] | None) -> list[Any] | None:
-    """Of owners, as Python has them: two tensors of the same number are not the same owner."""
-    if given is None:
+def _owner_values(owners: Owners | None) -> list[Owner] | None:
+    """Convert owners to Python values: two tensors of the same number would be different owners."""
+    if owners is None:
         return None
-    if isinstance(given, (Tensor, np.ndarray)):
-        made = given.tolist()
-        return made if isinstance(made, list) else [made]
-    return [value.item() if isinstance(value, (Tensor, np.generic)) else value for value in given]
+    if isinstance(owners, (Tensor, np.ndarray)):
+        values = owners.tolist()
+        return values if isinstance(values, list) else [values]
+    return [value.item() if isinstance(value, (Tensor, np.generic)) else value for value in owners]
 
 
-def _stacked(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
+def _stack_pairs(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
     if isinstance(pairs, TensorDataset) and len(pairs.tensors) == 2:
         return as_tensor(pairs.tensors[0], what), as_tensor(pairs.tensors[1], what)
     xs, ys = [], []
-    # a torch data set need not be iterable: it has a length and numbers
-    numbered = hasattr(pairs, "__getitem__") and hasattr(pairs, "__len__")
-    for i, pair in enumerate(pairs[n] for n in range(len(pairs))) if numbered else enumerate(pairs):  # type: ignore[index,arg-type]
+    for i, pair in enumerate(_items(pairs)):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise DataError(f"{what} example {i} is no pair of input and target")
+            raise DataError(f"{what} example {i} is not a pair of input and target")
         xs.append(as_tensor(pair[0], f"{what} input {i}"))
         ys.append(as_tensor(pair[1], f"{what} target {i}"))
     if not xs:
@@ -168,59 +189,136 @@ def _stacked(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
     for kind, values in (("input", xs), ("target", ys)):
         odd = next((i for i, v in enumerate(values) if v.shape != values[0].shape), None)
         if odd is not None:
-            found = f"has shape {tuple(values[odd].shape)}, the first {tuple(values[0].shape)}"
-            raise DataError(f"{what} {kind} {odd} {found}: all must be alike")
+            differs = f"has shape {tuple(values[odd].shape)}, the first {tuple(values[0].shape)}"
+            raise DataError(f"{what} {kind} {odd} {differs}: all must have the same shape")
     return torch.stack(xs), torch.stack(ys)
 
 
+def _items(pairs: Any) -> Iterator[Any]:
+    """Iterate over a torch data set, which may have only a length and an index, or over any iterable."""
+    indexed = hasattr(pairs, "__getitem__") and hasattr(pairs, "__len__")
+    return (pairs[n] for n in range(len(pairs))) if indexed else iter(pairs)
+
+
 def as_tensor(value: Any, what: str) -> Tensor:
-    """Also of an image or an array; doubles become floats, as models have them."""
+    """Convert an image, an array or a list to a tensor; doubles become floats, the dtype of models."""
     try:
-        made = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError, RuntimeError):
-        raise DataError(f"{what} is {type(value).__name__}, which is no numbers") from None
-    return made.float() if made.dtype == torch.float64 else made
+        raise DataError(f"{what} is a {type(value).__name__}, not numbers") from None
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
-def _arrays(path: Path) -> dict[str, Tensor]:
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    incomplete = DataError(f"{path} is not a complete .npz file: it is truncated or damaged")
     try:
-        _bounded(path)
+        with zipfile.ZipFile(path) as archive:  # a member never unpacks to more than it declares
+            if sum(member.file_size for member in archive.infolist()) > MAX_NPZ_BYTES:
+                raise DataError(f"{path} unpacks to more than {MAX_NPZ_BYTES:,} bytes: refused")
         with np.load(path, allow_pickle=False) as file:
-            found = {
-                key: as_tensor(file[key], f"{path}: {key}") for key in ("x", "y", "x_test", "y_test") if key in file
-            }
+            arrays = {key: as_tensor(file[key], f"{path}: {key}") for key in ARRAY_NAMES if key in file}
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError):
-        raise DataError(f"{path} is no whole .npz file: it is cut short or damaged") from None
+        raise incomplete from None
     except DataError:
         raise
-    except (NotImplementedError, RuntimeError):  # of zipfile: a way to compress that it does not know; a password
-        raise DataError(f"{path} is compressed in a way that numpy does not write, or encrypted: refused") from None
+    except (NotImplementedError, RuntimeError):  # from zipfile: an unknown compression, or a password
+        raise DataError(f"{path} is encrypted, or compressed in a way that numpy does not write: refused") from None
     except MemoryError:
-        raise DataError(f"{path} is damaged, or too large: its header says more values than the memory holds") from None
+        raise DataError(f"{path} is damaged or too large: its header declares more values than fit in memory") from None
     except ValueError as error:
-        if "allow_pickle" in str(error):  # objects that only a pickle could hold
-            raise DataError(f"{path} holds objects that are no numbers: refused") from None
-        raise DataError(f"{path} is no whole .npz file: it is cut short or damaged") from None
-    if not {"x", "y"} <= set(found) or ("x_test" in found) != ("y_test" in found):
-        held = ", ".join(found) or "neither"
-        raise DataError(f"{path} must hold x and y, and x_test and y_test both or not at all; it holds {held}")
-    for x, y in (("x", "y"), ("x_test", "y_test")):
-        if x in found and (found[x].ndim == 0 or found[y].ndim == 0 or len(found[x]) != len(found[y])):
-            raise DataError(f"{path}: {x} and {y} must have as many rows as each other")
-    return found
+        if "allow_pickle" in str(error):  # objects that only a pickle can store
+            raise DataError(f"{path} has objects that are not numbers: refused") from None
+        raise incomplete from None
+    if not {"x", "y"} <= set(arrays) or ("x_test" in arrays) != ("y_test" in arrays):
+        names = ", ".join(arrays) or "neither"
+        raise DataError(f"{path} must have x and y, and both or none of x_test and y_test; it has {names}")
+    _check_lengths(arrays, str(path))
+    return arrays
 
 
-def _bounded(path: Path) -> None:
-    """A member gives no more than it says it holds: refused before a small file fills the memory."""
-    with zipfile.ZipFile(path) as archive:
-        if sum(member.file_size for member in archive.infolist()) > MOST:
-            raise DataError(f"{path} holds more than {MOST:,} bytes when it is unpacked: refused")
+def _check_lengths(arrays: Arrays, where: str) -> None:
+    for x, y in (ARRAY_NAMES[:2], ARRAY_NAMES[2:]):
+        if x in arrays and (arrays[x].ndim == 0 or arrays[y].ndim == 0 or len(arrays[x]) != len(arrays[y])):
+            shapes = f"{x} {tuple(arrays[x].shape)} and {y} {tuple(arrays[y].shape)}"
+            raise DataError(f"{where}: {shapes}: both need the same number of rows")
 
 
-def _together(parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    kind = [(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype) for _, x, y in parts]
-    odd = next((i for i, k in enumerate(kind) if k != kind[0]), None)
+def _concatenate(parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    kinds = [(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype) for _, x, y in parts]
+    odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is not None:
-        found = f"{parts[odd][0]} holds {kind[odd]}, {parts[0][0]} {kind[0]}"
-        raise DataError(f"{found}: all clients must be alike")
+        differs = f"{parts[odd][0]} has {kinds[odd]}, {parts[0][0]} {kinds[0]}"
+        raise DataError(f"{differs}: shapes and dtypes of all clients must be the same")
     return torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts])
+
+
+# ---------------------------------------------------------------- values of a user's function
+
+
+def dataset_from_function(value: Any, name: str, where: str) -> Dataset:
+    """Convert what a user's function returned to a data set; `where` names the function in messages.
+
+    It may return tensors, arrays or lists of numbers in one of these forms:
+
+        (x, y)                               every fifth example of a class is for the test
+        (x_train, y_train, x_test, y_test)
+        (training set, test set)             torch data sets, or anything that gives (input, target) pairs
+        {site: (x, y), …}, [(x, y), …]       owners of the examples, for `partition: natural`; every fifth example of
+                                             each owner is for the test
+        {site: (x, y, x_test, y_test), …}    the same, with a test part for each owner
+        a Dataset                            for everything else
+    """
+    if isinstance(value, Dataset):
+        return value
+    if isinstance(value, Mapping):
+        return _dataset_from_sites({str(site): entry for site, entry in value.items()}, name, where)
+    if isinstance(value, tuple) and len(value) in (2, 4) and all(map(_is_numeric, value)):
+        arrays = _as_tensors(value, where)
+        pairs: list[Any] = [
+            TensorDataset(arrays[x], arrays[y]) for x, y in (ARRAY_NAMES[:2], ARRAY_NAMES[2:]) if x in arrays
+        ]
+        return from_dataset(*pairs, name=name)
+    if isinstance(value, tuple) and len(value) == 2:
+        return from_dataset(*value, name=name)
+    if isinstance(value, list) and value and all(isinstance(entry, (tuple, list, Mapping)) for entry in value):
+        width = len(str(len(value) - 1))  # names of equal length sort in the order of the list
+        return _dataset_from_sites({f"{number:0{width}}": entry for number, entry in enumerate(value)}, name, where)
+    if hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _is_numeric(value):
+        return from_dataset(value, name=name)
+    kind = f"{len(value)} values" if isinstance(value, tuple) else f"a {type(value).__name__}"
+    raise DataError(f"{where} gave {kind}: {EXPECTED_VALUES}")
+
+
+def _dataset_from_sites(sites: Mapping[str, Any], name: str, where: str) -> Dataset:
+    if not sites:
+        raise DataError(f"{where} gave no sites: {EXPECTED_VALUES}")
+    return from_owners({site: _site_arrays(entry, f"{where}: site {site!r}") for site, entry in sites.items()}, name)
+
+
+def _site_arrays(entry: Any, where: str) -> Arrays:
+    if isinstance(entry, Mapping) and entry.keys() in ({"train"}, {"train", "test"}):
+        entry = (*entry["train"], *entry.get("test", ()))
+    if isinstance(entry, Mapping) and {"x", "y"} <= entry.keys() <= set(ARRAY_NAMES):
+        entry = tuple(entry[key] for key in ARRAY_NAMES if key in entry)
+    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 4):
+        raise DataError(f"{where} is a {type(entry).__name__}: (x, y) or (x, y, x_test, y_test) is expected")
+    return _as_tensors(entry, where)
+
+
+def _as_tensors(values: Sequence[Any], where: str) -> Arrays:
+    arrays = {key: as_tensor(value, f"{where}: {key}") for key, value in zip(ARRAY_NAMES, values, strict=False)}
+    _check_lengths(arrays, where)
+    return arrays
+
+
+def _is_numeric(value: Any) -> bool:
+    """Check whether a value becomes one tensor, in contrast to a data set."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return True
+    return isinstance(value, (list, tuple)) and bool(value) and _starts_with_number(value[0])
+
+
+def _starts_with_number(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return not value or _starts_with_number(value[0])
+    return isinstance(value, (int, float, np.number, np.ndarray, Tensor))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from offbeat.scenario.delays.changing_speeds import Changing, RecordedDelays
-from offbeat.scenario.delays.delay_law import SHORTEST, Delays, Paced, Unit
+from offbeat.scenario.delays.changing_speeds import Changing, RecordedDelays, Replayed
+from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, Delays, Paced, Unit
 from offbeat.scenario.delays.devices import Devices
 from offbeat.scenario.delays.distributions import (
-    Constant,
-    Exponential,
+    ConstantDelays,
+    ExponentialDelays,
     Groups,
     HalfNormal,
     Lognormal,
@@ -16,16 +16,15 @@ from offbeat.scenario.delays.distributions import (
     PerClient,
     Uniform,
 )
-from offbeat.scenario.delays.replayed_delays import Replayed
 
 __all__ = [
     "DELAYS",
-    "SHORTEST",
+    "MIN_JITTER_FACTOR",
     "Changing",
-    "Constant",
+    "ConstantDelays",
     "Delays",
     "Devices",
-    "Exponential",
+    "ExponentialDelays",
     "Groups",
     "HalfNormal",
     "Lognormal",
@@ -40,12 +39,12 @@ __all__ = [
 ]
 
 DELAYS: dict[str, type[Delays]] = {
-    "constant": Constant,
+    "constant": ConstantDelays,
     "uniform": Uniform,
     "normal": Normal,
     "half_normal": HalfNormal,
     "lognormal": Lognormal,
-    "exponential": Exponential,
+    "exponential": ExponentialDelays,
     "long_tail": LongTail,
     "groups": Groups,
     "devices": Devices,

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
+from statistics import fmean
+from typing import ClassVar
 
-from offbeat.core.errors import require
-from offbeat.scenario.client_groups import among, require_share
-from offbeat.scenario.delays.delay_law import Delays, Paced, Unit, passing, positive
+from offbeat.core import draws
+from offbeat.core.errors import ConfigError, require
+from offbeat.scenario.client_groups import belongs_to_share, require_share
+from offbeat.scenario.delays.delay_law import Delays, Paced, Unit, elapsed_seconds, require_positive
 from offbeat.scenario.delays.distributions import Uniform
-from offbeat.scenario.recordings import SECONDS, Recorded
+from offbeat.scenario.recordings import SECONDS, RecordedLaw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,7 @@ class Changing(Delays):
         fine = all(t >= 0 and isfinite(t) for t in self.at)
         require(fine, f"changing delays: at = {self.at}: times are finite, 0 or more")
         require(all(a < b for a, b in pairwise(self.at)), f"changing delays: at = {self.at}: times must increase")
-        positive("changing", **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
+        require_positive("changing", **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
         require_share("changing delays", self.share)
         already = f"changing delays: {type(self.delays).__name__} already changes with time"
         require(not isinstance(self.delays, Paced), f"{already}: give all times and factors to one")
@@ -69,14 +72,14 @@ class Changing(Delays):
     def elapsed(self, seed: int, client: int, started: float, seconds: float) -> float:
         if not self._concerns(seed, client):
             return seconds
-        return passing(seconds, started, self._times, (1.0, *self.factors))
+        return elapsed_seconds(seconds, started, self._times, (1.0, *self.factors))
 
     def _concerns(self, seed: int, client: int) -> bool:
-        return among(self.share, seed, "changing", client)
+        return belongs_to_share(self.share, seed, "changing", client)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedDelays(Recorded, Delays):
+class RecordedDelays(RecordedLaw, Delays):
     """Recorded seconds per local step, from a CSV or Parquet file: columns client, t, seconds_per_step.
 
     A value holds from its time t on until the next; the last one holds for ever. A job under way feels a change.
@@ -91,15 +94,51 @@ class RecordedDelays(Recorded, Delays):
 
     def mean_of(self, seed: int, client: int) -> float:
         """Over the time that was recorded; the last value counts as long as the one before it did."""
-        return self.recording.of(client).mean
+        return self.recording.series_of(client).mean
 
     def factor(self, seed: int, client: int, index: int) -> float:
         return Uniform(jitter=self.jitter).factor(seed, client, index)
 
     def pace(self, seed: int, client: int, at: float) -> float:
-        series = self.recording.of(client)
+        series = self.recording.series_of(client)
         return series.at(at) / series.mean
 
     def elapsed(self, seed: int, client: int, started: float, seconds: float) -> float:
-        series = self.recording.of(client)
-        return passing(seconds / series.mean, started, series.times, series.values)
+        series = self.recording.series_of(client)
+        return elapsed_seconds(seconds / series.mean, started, series.times, series.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed(Delays):
+    """The seconds per step that sites of a live run took, job by job; beyond the record, one of them drawn again.
+
+    'offbeat replay' makes it. A job's time, sending included, is taken to grow with its steps.
+    """
+
+    unit: ClassVar[Unit] = "step"
+    seconds_per_step: tuple[tuple[float, ...], ...]  # of each client, of its first, second, ... job
+
+    def __post_init__(self) -> None:
+        # a file has lists
+        object.__setattr__(self, "seconds_per_step", tuple(tuple(map(float, jobs)) for jobs in self.seconds_per_step))
+        for client, jobs in enumerate(self.seconds_per_step):
+            require(len(jobs) > 0, f"delays: nothing was recorded of client {client}")
+            require(
+                all(s > 0 and isfinite(s) for s in jobs), f"delays: client {client}: seconds are positive and finite"
+            )
+
+    def mean_of(self, seed: int, client: int) -> float:
+        return fmean(self.seconds_per_step[client])
+
+    def factor(self, seed: int, client: int, index: int) -> float:
+        jobs = self.seconds_per_step[client]
+        if index >= len(jobs):
+            index = draws.below(len(jobs), seed, "replayed", client, index)
+        return jobs[index] / self.mean_of(seed, client)
+
+    def covers(self, clients: Iterable[int]) -> None:
+        for client in clients:
+            if client >= len(self.seconds_per_step):
+                raise ConfigError(
+                    f"delays of {len(self.seconds_per_step)} clients were recorded: there is none for {client}"
+                )

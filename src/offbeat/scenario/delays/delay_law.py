@@ -18,7 +18,7 @@ from offbeat.core.errors import require
 
 # seconds of a job, of a local step, or until the answer, whatever is computed for it
 Unit = Literal["job", "step", "response"]
-SHORTEST = 0.05  # the jitter never makes a job shorter than this share of the client's mean
+MIN_JITTER_FACTOR = 0.05  # the jitter never makes a job shorter than this share of the client's mean
 
 
 class Delays(Protocol):
@@ -59,7 +59,7 @@ class Paced(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Varying(Delays, ABC):
+class DelayDistribution(Delays, ABC):
     """What all distributions share; they differ in `mean_of`."""
 
     jitter: float = 0.05  # standard deviation of a job's time, relative to the client's mean
@@ -77,7 +77,7 @@ class Varying(Delays, ABC):
         if jitter == 0.0:
             return 1.0
         factor = 1.0 + jitter * draws.normal(seed, "jitter", client, index)
-        return factor if factor > SHORTEST else SHORTEST
+        return factor if factor > MIN_JITTER_FACTOR else MIN_JITTER_FACTOR
 
 
 def speed(seed: int, client: int) -> float:
@@ -89,12 +89,12 @@ def require_unit(unit: str) -> None:
     require(unit in get_args(Unit), f"delays: unit = {unit!r}: must be 'job', 'step' or 'response'")
 
 
-def positive(law: str, **values: float) -> None:
+def require_positive(law: str, **values: float) -> None:
     for name, value in values.items():
         require(value > 0 and isfinite(value), f"{law} delays: {name} = {value}: must be positive and finite")
 
 
-def passing(amount: float, started: float, times: Sequence[float], rates: Sequence[float]) -> float:
+def elapsed_seconds(amount: float, started: float, times: Sequence[float], rates: Sequence[float]) -> float:
     """How long `amount` takes from `started` on, where one of it takes rates[i] seconds from times[i] on."""
     i = max(bisect_right(times, started) - 1, 0)
     now = started

@@ -11,12 +11,12 @@ from statistics import NormalDist, fmean
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.delays.delay_law import Delays, Unit, positive, require_unit
+from offbeat.scenario.delays.delay_law import Delays, Unit, require_positive, require_unit
 
 # seconds a round, as OrthoFL's public code lists them
 RASPBERRY_MEANS = (96.213, 904.121, 360.234, 276.631, 150.165, 161.408, 177.241, 106.254, 385.554)
 RASPBERRY_STDS = (135.583, 222.234, 103.469, 187.242, 210.271, 194.382, 209.791, 32.706, 111.893)
-_NORMAL = NormalDist()
+STANDARD_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Devices(Delays):
         object.__setattr__(self, "stds", tuple(self.stds))
         given = f"{len(self.means)} means and {len(self.stds)} stds"
         require(len(self.means) == len(self.stds) > 0, f"device delays: {given}: a pair each")
-        positive("device", scale=self.scale, **{f"means[{i}]": mean for i, mean in enumerate(self.means)})
+        require_positive("device", scale=self.scale, **{f"means[{i}]": mean for i, mean in enumerate(self.means)})
         for i, std in enumerate(self.stds):
             require(std >= 0 and isfinite(std), f"device delays: stds[{i}] = {std}: must be 0 or more")
         require_unit(self.unit)
@@ -52,7 +52,7 @@ class Devices(Delays):
     def _mean(self, device: int) -> float:
         """E[x; x > 0] + m P(x <= 0) with x normal is m + s phi(m / s)."""
         m, s = self.means[device], self.stds[device]
-        return m if s == 0 else m + s * _NORMAL.pdf(m / s)
+        return m if s == 0 else m + s * STANDARD_NORMAL.pdf(m / s)
 
     def factor(self, seed: int, client: int, index: int) -> float:
         device = self.device_of(seed, client)
@@ -81,7 +81,7 @@ class Devices(Delays):
         """P(a job takes at most x), scale aside: what was not positive sits on the mean."""
         total = 0.0
         for m, s in zip(self.means, self.stds, strict=True):
-            negative = _NORMAL.cdf(-m / s) if s > 0 else 0.0
-            below = _NORMAL.cdf((x - m) / s) if s > 0 else float(x >= m)
+            negative = STANDARD_NORMAL.cdf(-m / s) if s > 0 else 0.0
+            below = STANDARD_NORMAL.cdf((x - m) / s) if s > 0 else float(x >= m)
             total += below - negative + (negative if x >= m else 0.0)
         return total / len(self.means)

@@ -10,28 +10,28 @@ from typing import ClassVar
 
 from offbeat.core.errors import require
 from offbeat.scenario.client_groups import group_of, require_shares
-from offbeat.scenario.delays.delay_law import SHORTEST, Varying, positive, speed
+from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, DelayDistribution, require_positive, speed
 
-_NORMAL = NormalDist()
-WIDEST = 20.0  # of a lognormal law: one client in six takes e^20 = 5e8 times the median, more is a slip
+STANDARD_NORMAL = NormalDist()
+MAX_SIGMA = 20.0  # of a lognormal law: one client in six takes e^20 = 5e8 times the median, more is a slip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Varying):
+class ConstantDelays(DelayDistribution):
     """All clients are equally fast: `mean` seconds."""
 
     mean: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("constant", mean=self.mean)
+        require_positive("constant", mean=self.mean)
 
     def mean_of(self, seed: int, client: int) -> float:
         return self.mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform(Varying):
+class Uniform(DelayDistribution):
     """Mean times spread evenly between `low` and `high` seconds."""
 
     low: float = 10.0
@@ -39,7 +39,7 @@ class Uniform(Varying):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("uniform", low=self.low, high=self.high)
+        require_positive("uniform", low=self.low, high=self.high)
         require(self.low <= self.high, f"uniform delays: low = {self.low} lies above high = {self.high}")
 
     def mean_of(self, seed: int, client: int) -> float:
@@ -47,7 +47,7 @@ class Uniform(Varying):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normal(Varying):
+class Normal(DelayDistribution):
     """Mean times are normal around `mean` seconds, with a deviation of `spread` times that; at least a twentieth."""
 
     mean: float = 60.0
@@ -55,38 +55,38 @@ class Normal(Varying):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("normal", mean=self.mean, spread=self.spread)
+        require_positive("normal", mean=self.mean, spread=self.spread)
 
     def mean_of(self, seed: int, client: int) -> float:
-        return self.mean * max(SHORTEST, 1.0 + self.spread * _NORMAL.inv_cdf(speed(seed, client)))
+        return self.mean * max(MIN_JITTER_FACTOR, 1.0 + self.spread * STANDARD_NORMAL.inv_cdf(speed(seed, client)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FromZero(Varying):
+class _LowerBounded(DelayDistribution):
     law: ClassVar[str]
     mean: float = 60.0
     least: float = 0.0  # nobody is faster than this; the law itself has clients that take next to nothing
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self.law, mean=self.mean)
+        require_positive(self.law, mean=self.mean)
         least = f"{self.law} delays: least = {self.least}"
         require(0 <= self.least <= self.mean, f"{least}: from 0 to the mean, {self.mean}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfNormal(_FromZero):
+class HalfNormal(_LowerBounded):
     """Mean times are half-normal around `mean` seconds: most clients are fast, none is very slow."""
 
     law = "half-normal"
 
     def mean_of(self, seed: int, client: int) -> float:
         scale = self.mean * sqrt(pi / 2)  # the mean of |N(0, s^2)| is s sqrt(2 / pi)
-        return max(self.least, scale * _NORMAL.inv_cdf((1.0 + speed(seed, client)) / 2))
+        return max(self.least, scale * STANDARD_NORMAL.inv_cdf((1.0 + speed(seed, client)) / 2))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lognormal(Varying):
+class Lognormal(DelayDistribution):
     """A few clients are very slow: log times are normal around `median` seconds with deviation `sigma`.
 
     Or give the `mean` and standard deviation `std` of the times themselves: sigma^2 = ln(std^2 / mean^2 + 1) and
@@ -100,12 +100,12 @@ class Lognormal(Varying):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("lognormal", median=self.median, sigma=self.sigma)
-        require(self.sigma <= WIDEST, f"lognormal delays: sigma = {self.sigma}: at most {WIDEST:g}")
+        require_positive("lognormal", median=self.median, sigma=self.sigma)
+        require(self.sigma <= MAX_SIGMA, f"lognormal delays: sigma = {self.sigma}: at most {MAX_SIGMA:g}")
         if self.mean is None or self.std is None:
             require(self.mean is self.std, "lognormal delays: mean and std go together: give both or neither")
             return
-        positive("lognormal", mean=self.mean, std=self.std)
+        require_positive("lognormal", mean=self.mean, std=self.std)
         # their squares are numbers, and sigma below 16
         usable = 1e-100 <= self.mean <= 1e100 and self.std <= 1e50 * self.mean
         require(usable, f"lognormal delays: mean = {self.mean}, std = {self.std}: too far from 1, or from each other")
@@ -114,11 +114,11 @@ class Lognormal(Varying):
         object.__setattr__(self, "median", self.mean * exp(-variance / 2))
 
     def mean_of(self, seed: int, client: int) -> float:
-        return self.median * exp(self.sigma * _NORMAL.inv_cdf(speed(seed, client)))
+        return self.median * exp(self.sigma * STANDARD_NORMAL.inv_cdf(speed(seed, client)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(_FromZero):
+class ExponentialDelays(_LowerBounded):
     """Exponentially distributed mean times around `mean` seconds: many fast clients, a long tail of slow ones."""
 
     law = "exponential"
@@ -129,7 +129,7 @@ class Exponential(_FromZero):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongTail(Varying):
+class LongTail(DelayDistribution):
     """Most clients take little more than `low` seconds, a few up to `high`: a Pareto law cut off there.
 
     FedPSA names a long tail "where most response times cluster around 10" and no more; with a = 1 half of the clients
@@ -142,7 +142,7 @@ class LongTail(Varying):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("long-tail", low=self.low, high=self.high, a=self.a)
+        require_positive("long-tail", low=self.low, high=self.high, a=self.a)
         require(self.low <= self.high, f"long-tail delays: low = {self.low} lies above high = {self.high}")
         require(self.a >= 1e-6, f"long-tail delays: a = {self.a}: at least 1e-6")
 
@@ -153,7 +153,7 @@ class LongTail(Varying):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Groups(Varying):
+class Groups(DelayDistribution):
     """Groups of equally fast clients: a share of them (`shares`) takes each of `factors` times `period` seconds.
 
     Fed-OGD's settings are L1 = (0.6, 0.2, 0.2), L2 = (0.4, 0.3, 0.3) and L3 = (0.2, 0.4, 0.4) of r, 3r and 5r. Who is
@@ -168,7 +168,9 @@ class Groups(Varying):
         super().__post_init__()
         object.__setattr__(self, "factors", tuple(self.factors))
         object.__setattr__(self, "shares", tuple(self.shares))
-        positive("group", period=self.period, **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
+        require_positive(
+            "group", period=self.period, **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)}
+        )
         given = f"{len(self.factors)} factors and {len(self.shares)} shares"
         fine = len(self.factors) == len(self.shares) > 0
         require(fine, f"group delays: {given}: one share for each factor is needed")
@@ -179,7 +181,7 @@ class Groups(Varying):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerClient(Varying):
+class PerClient(DelayDistribution):
     """Measured times: the mean seconds of each client, in the order of the clients."""
 
     means: tuple[float, ...]  # seconds of each client; of sites in a file also by name: {bern: 20, zug: 240}
@@ -188,7 +190,7 @@ class PerClient(Varying):
         super().__post_init__()
         object.__setattr__(self, "means", tuple(self.means))  # a list from a file is meant as a tuple
         require(len(self.means) > 0, "per-client delays: means is empty: one number for each client is needed")
-        positive("per-client", **{f"means[{client}]": mean for client, mean in enumerate(self.means)})
+        require_positive("per-client", **{f"means[{client}]": mean for client, mean in enumerate(self.means)})
 
     def mean_of(self, seed: int, client: int) -> float:
         known = len(self.means)

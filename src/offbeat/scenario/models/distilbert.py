@@ -12,10 +12,15 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, DataError, require
 from offbeat.core.settings import DataFile
-from offbeat.scenario.models.model_base import Shape, expect, positive, seeded, weights_path
+from offbeat.scenario.models.model_base import Shape, require_axes, require_positive_sizes, seeded, weights_path
 
-FILES = ("config.json", "model.safetensors")
-TARGETS = ["q_lin", "v_lin", "query", "value"]  # query and value projections, as DistilBERT and as BERT name them
+ENCODER_FILES = ("config.json", "model.safetensors")
+ADAPTED_LAYERS = [
+    "q_lin",
+    "v_lin",
+    "query",
+    "value",
+]  # query and value projections, as DistilBERT and as BERT name them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +38,21 @@ class DistilBert:
     dropout: float = 0.0  # before the adapters
 
     def __post_init__(self) -> None:
-        positive("distilbert", rank=self.rank)
+        require_positive_sizes("distilbert", rank=self.rank)
         require(self.alpha > 0, f"distilbert alpha = {self.alpha}: must be positive")
         require(0 <= self.dropout < 1, f"distilbert dropout = {self.dropout}: must lie in [0, 1)")
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        expect("distilbert", input_shape, num_outputs, ("length",), "cnn for pictures, lstm for series")
-        transformers, peft = _libraries()
+        require_axes("distilbert", input_shape, num_outputs, ("length",), "cnn for pictures, lstm for series")
+        transformers, peft = _import_libraries()
         folder = weights_path(self.weights)
-        for name in FILES:
+        for name in ENCODER_FILES:
             if not (folder / name).is_file():
-                wanted = " and ".join(FILES)
+                wanted = " and ".join(ENCODER_FILES)
                 raise DataError(f"{folder / name} is missing: put {wanted} of the encoder into that folder")
 
         def make() -> nn.Module:
-            with _quiet(transformers), _readable(folder):
+            with _without_progress_bars(transformers), _reading_errors(folder):
                 encoder = transformers.AutoModelForSequenceClassification.from_pretrained(
                     folder,
                     num_labels=num_outputs,
@@ -59,14 +64,18 @@ class DistilBert:
             longest = getattr(encoder.config, "max_position_embeddings", None)
             if longest is not None and input_shape[0] > longest:
                 raise ConfigError(f"distilbert: texts of {input_shape[0]} tokens, this encoder reads at most {longest}")
-            return Adapted(self.adapt(encoder, peft), encoder.config.pad_token_id or 0)
+            return TokenClassifier(self.adapt(encoder, peft), encoder.config.pad_token_id or 0)
 
         return seeded(seed, make)
 
     def adapt(self, encoder: nn.Module, peft: Any) -> nn.Module:
         """Freeze the encoder, add trainable adapters; the classifier on top stays trainable."""
         settings = peft.LoraConfig(
-            task_type="SEQ_CLS", target_modules=TARGETS, r=self.rank, lora_alpha=self.alpha, lora_dropout=self.dropout
+            task_type="SEQ_CLS",
+            target_modules=ADAPTED_LAYERS,
+            r=self.rank,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
         )
         try:
             adapted: nn.Module = peft.get_peft_model(encoder, settings)
@@ -75,7 +84,7 @@ class DistilBert:
         return adapted
 
 
-class Adapted(nn.Module):
+class TokenClassifier(nn.Module):
     """From token numbers to scores; padding is not attended to."""
 
     def __init__(self, encoder: nn.Module, padding: int) -> None:
@@ -88,7 +97,7 @@ class Adapted(nn.Module):
         return out
 
 
-def _libraries() -> tuple[Any, Any]:
+def _import_libraries() -> tuple[Any, Any]:
     try:
         import peft
         import transformers
@@ -98,7 +107,7 @@ def _libraries() -> tuple[Any, Any]:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def _without_progress_bars(transformers: Any) -> Iterator[None]:
     """No progress bar, and no warning that the classifier is new: it is meant to be."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -113,7 +122,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _readable(folder: Path) -> Iterator[None]:
+def _reading_errors(folder: Path) -> Iterator[None]:
     """Whatever is wrong with the files is one line."""
     from safetensors import SafetensorError
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import DataError, require
 from offbeat.core.settings import DataFile
-from offbeat.scenario.models.model_base import Shape, pictures, seeded, weights_path
+from offbeat.scenario.models.model_base import Shape, require_images, seeded, weights_path
 
 # (expansion, channels, blocks, stride of the first, kernel) of each stage
-MOBILE = (
+MOBILENET_STAGES = (
     (1, 16, 1, 1, 3), (6, 24, 2, 1, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3), (6, 96, 3, 1, 3), (6, 160, 3, 2, 3),
     (6, 320, 1, 1, 3),
 )  # fmt: skip
-EFFICIENT = (
+EFFICIENTNET_STAGES = (
     (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
     (6, 320, 1, 1, 3),
 )  # fmt: skip
@@ -29,15 +29,15 @@ class MobileNetV2:
     """MobileNetV2 for pictures of about 32×32: 2.4 million parameters for 100 classes."""
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        pictures("mobilenetv2", input_shape, num_outputs)
+        require_images("mobilenetv2", input_shape, num_outputs)
 
         def layers() -> nn.Module:
             # small pictures: stem and second stage keep the resolution that ImageNet models halve there
             stem, before = nn.Conv2d(input_shape[0], 32, 3, padding=1, bias=False), 32
             stack: list[nn.Module] = [stem, nn.BatchNorm2d(before), nn.ReLU6()]
-            for expansion, width, blocks, stride, _ in MOBILE:
+            for expansion, width, blocks, stride, _ in MOBILENET_STAGES:
                 for block in range(blocks):
-                    stack.append(Inverted(before, width, expansion, stride if block == 0 else 1))
+                    stack.append(InvertedResidual(before, width, expansion, stride if block == 0 else 1))
                     before = width
             stack += [nn.Conv2d(before, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6()]
             return nn.Sequential(*stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, num_outputs))
@@ -45,7 +45,7 @@ class MobileNetV2:
         return seeded(seed, layers)
 
 
-class Inverted(nn.Module):
+class InvertedResidual(nn.Module):
     """MobileNetV2's block; the way around exists where shapes agree."""
 
     def __init__(self, before: int, width: int, expansion: int, stride: int) -> None:
@@ -81,10 +81,10 @@ class EfficientNet:
         require(0 <= self.dropout < 1, f"efficientnet dropout = {self.dropout}: must lie in [0, 1)")
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        pictures("efficientnet", input_shape, num_outputs)
+        require_images("efficientnet", input_shape, num_outputs)
         module = seeded(seed, lambda: EfficientNetModule(input_shape[0], num_outputs, self.dropout))
         if self.weights is not None:
-            load(module, weights_path(self.weights), last="classifier.")
+            load_pretrained(module, weights_path(self.weights), last="classifier.")
         return module
 
 
@@ -96,10 +96,10 @@ class EfficientNetModule(nn.Module):
         self.conv_stem = nn.Conv2d(colours, 32, 3, stride=2, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(32)
         stages, before = [], 32
-        for expansion, width, blocks, stride, kernel in EFFICIENT:
+        for expansion, width, blocks, stride, kernel in EFFICIENTNET_STAGES:
             stage: list[nn.Module] = []
             for block in range(blocks):
-                stage.append(Squeezed(before, width, expansion, stride if block == 0 else 1, kernel))
+                stage.append(SqueezedResidual(before, width, expansion, stride if block == 0 else 1, kernel))
                 before = width
             stages.append(nn.Sequential(*stage))
         self.blocks = nn.Sequential(*stages)
@@ -116,7 +116,7 @@ class EfficientNetModule(nn.Module):
         return out
 
 
-class Squeezed(nn.Module):
+class SqueezedResidual(nn.Module):
     """An inverted residual with squeeze and excitation."""
 
     def __init__(self, before: int, width: int, expansion: int, stride: int, kernel: int) -> None:
@@ -127,11 +127,11 @@ class Squeezed(nn.Module):
         if self.widens:
             self.conv_pw, self.bn1 = nn.Conv2d(before, wide, 1, bias=False), nn.BatchNorm2d(wide)
             self.conv_dw, self.bn2 = across, nn.BatchNorm2d(wide)
-            self.se = Excitation(wide, before // 4)
+            self.se = SqueezeExcitation(wide, before // 4)
             self.conv_pwl, self.bn3 = narrow, nn.BatchNorm2d(width)
         else:
             self.conv_dw, self.bn1 = across, nn.BatchNorm2d(wide)
-            self.se = Excitation(wide, before // 4)
+            self.se = SqueezeExcitation(wide, before // 4)
             self.conv_pw, self.bn2 = narrow, nn.BatchNorm2d(width)
         self.act = nn.SiLU()
         self.residual = stride == 1 and before == width
@@ -145,7 +145,7 @@ class Squeezed(nn.Module):
         return x + out if self.residual else out
 
 
-class Excitation(nn.Module):
+class SqueezeExcitation(nn.Module):
     """Weighs the channels by what the whole picture says."""
 
     def __init__(self, width: int, squeezed: int) -> None:
@@ -158,7 +158,7 @@ class Excitation(nn.Module):
         return x * weight.sigmoid()
 
 
-def load(module: nn.Module, path: Path, last: str) -> None:
+def load_pretrained(module: nn.Module, path: Path, last: str) -> None:
     """Put published weights into the module; those of the last layer may be for another task and are then left out."""
     try:
         stored = load_file(path)

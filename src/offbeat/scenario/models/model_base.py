@@ -28,30 +28,30 @@ def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def check(input_shape: Shape, num_outputs: int) -> None:
+def check_shapes(input_shape: Shape, num_outputs: int) -> None:
     require(num_outputs >= 1, f"num_outputs = {num_outputs}: a model needs at least 1 output")
     require(len(input_shape) > 0 and prod(input_shape) >= 1, f"input shape {tuple(input_shape)} is empty")
 
 
-def expect(model: str, input_shape: Shape, num_outputs: int, axes: tuple[str, ...], instead: str) -> None:
+def require_axes(model: str, input_shape: Shape, num_outputs: int, axes: tuple[str, ...], instead: str) -> None:
     """Refuse inputs that do not have these axes."""
-    check(input_shape, num_outputs)
+    check_shapes(input_shape, num_outputs)
     if len(input_shape) != len(axes):
         raise ConfigError(f"{model} needs inputs ({', '.join(axes)}), got shape {tuple(input_shape)}: use {instead}")
 
 
-def pictures(model: str, input_shape: Shape, num_outputs: int, instead: str = "mlp or linear") -> None:
-    expect(model, input_shape, num_outputs, ("channels", "height", "width"), instead)
+def require_images(model: str, input_shape: Shape, num_outputs: int, instead: str = "mlp or linear") -> None:
+    require_axes(model, input_shape, num_outputs, ("channels", "height", "width"), instead)
 
 
 def weights_path(given: str) -> Path:
     """Where published weights lie; a relative path is meant from the data root."""
-    from offbeat.scenario.data.data_root import below_root  # a model without such weights needs no data root
+    from offbeat.scenario.data.data_files import below_root  # a model without such weights needs no data root
 
     return below_root(given)
 
 
-def positive(model: str, **settings: int | None) -> None:
+def require_positive_sizes(model: str, **settings: int | None) -> None:
     """Whole numbers from 1 up; None is "not given"."""
     for name, value in settings.items():
         require(value is None or value >= 1, f"{model} {name} = {value}: must be at least 1")

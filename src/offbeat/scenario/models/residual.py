@@ -8,10 +8,10 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, require
-from offbeat.scenario.models.model_base import Shape, expect, pictures, positive, seeded
+from offbeat.scenario.models.model_base import Shape, require_axes, require_images, require_positive_sizes, seeded
 
 Depth = Literal[18, 34]
-BLOCKS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # in each of the four stages
+STAGE_BLOCKS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # in each of the four stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +23,26 @@ class ResNet:
 
     def __post_init__(self) -> None:
         require(self.depth in get_args(Depth), f"resnet depth = {self.depth}: 18 or 34")
-        positive("resnet", width=self.width)
+        require_positive_sizes("resnet", width=self.width)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        pictures("resnet", input_shape, num_outputs)
+        require_images("resnet", input_shape, num_outputs)
 
         def layers() -> nn.Module:
             before = self.width
             stem = nn.Conv2d(input_shape[0], before, 3, padding=1, bias=False)
             stack: list[nn.Module] = [stem, nn.BatchNorm2d(before), nn.ReLU()]
-            for stage, blocks in enumerate(BLOCKS[self.depth]):
+            for stage, blocks in enumerate(STAGE_BLOCKS[self.depth]):
                 for block in range(blocks):
                     width = self.width << stage
-                    stack.append(Block(before, width, stride=2 if stage > 0 and block == 0 else 1))
+                    stack.append(ResidualBlock(before, width, stride=2 if stage > 0 and block == 0 else 1))
                     before = width
             return nn.Sequential(*stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_outputs))
 
         return seeded(seed, layers)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3×3 convolutions and a way around them."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
@@ -72,11 +72,11 @@ class ResNet1d:
     width: int = 32  # channels of the first stage; each later stage doubles them
 
     def __post_init__(self) -> None:
-        positive("resnet1d", width=self.width)
+        require_positive_sizes("resnet1d", width=self.width)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         instead = "resnet for pictures, mlp for plain features"
-        expect("resnet1d", input_shape, num_outputs, ("channels", "length"), instead)
+        require_axes("resnet1d", input_shape, num_outputs, ("channels", "length"), instead)
         if input_shape[1] < 7:
             raise ConfigError(f"resnet1d needs series of length 7 or more, got {input_shape[1]}: use mlp")
 
@@ -88,14 +88,14 @@ class ResNet1d:
                 if stage > 0:
                     stack += [nn.Conv1d(before, 2 * before, 3, stride=2, padding=1, bias=False), nn.ReLU()]
                     before = 2 * before
-                stack += [Block1d(before), Block1d(before)]
+                stack += [ResidualBlock1d(before), ResidualBlock1d(before)]
             last = nn.Linear(2 * before, num_outputs, bias=False)
             return nn.Sequential(*stack, nn.AdaptiveAvgPool1d(2), nn.Flatten(), last)
 
         return seeded(seed, layers)
 
 
-class Block1d(nn.Module):
+class ResidualBlock1d(nn.Module):
     """Two convolutions of width 3 over time and a way around them."""
 
     def __init__(self, width: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, require
-from offbeat.scenario.models.model_base import Shape, check, expect, positive, seeded
+from offbeat.scenario.models.model_base import Shape, check_shapes, require_axes, require_positive_sizes, seeded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class TextCnn:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(self.widths))  # a list from a file is meant as a tuple
-        positive("textcnn", embedding=self.embedding, filters=self.filters)
+        require_positive_sizes("textcnn", embedding=self.embedding, filters=self.filters)
         known = f"textcnn vocabulary = {self.vocabulary}"
         require(self.vocabulary >= 2, f"{known}: must be at least 2, padding and one word")
         fine = len(self.widths) > 0 and min(self.widths) >= 1
@@ -35,7 +35,7 @@ class TextCnn:
         require(0 <= self.dropout < 1, f"textcnn dropout = {self.dropout}: must lie in [0, 1)")
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        expect("textcnn", input_shape, num_outputs, ("length",), "cnn for pictures, lstm for series")
+        require_axes("textcnn", input_shape, num_outputs, ("length",), "cnn for pictures, lstm for series")
         if input_shape[0] < max(self.widths):
             widest = f"the widest filter, {max(self.widths)}"
             raise ConfigError(f"textcnn: texts of {input_shape[0]} words are shorter than {widest}")
@@ -65,10 +65,10 @@ class Lstm:
     hidden: int = 64  # units
 
     def __post_init__(self) -> None:
-        positive("lstm", hidden=self.hidden)
+        require_positive_sizes("lstm", hidden=self.hidden)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        check(input_shape, num_outputs)
+        check_shapes(input_shape, num_outputs)
         if len(input_shape) > 2:
             given = f"got shape {tuple(input_shape)}"
             raise ConfigError(f"lstm needs inputs (length, features) or (features,), {given}: use cnn for pictures")

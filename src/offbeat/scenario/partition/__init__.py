@@ -7,17 +7,16 @@ A client's examples are listed in increasing order, so the same split always rea
 from __future__ import annotations
 
 from offbeat.scenario.partition.assignment import Partition, class_counts
-from offbeat.scenario.partition.by_class import Classes, Disjoint, MainClass, Pieces
+from offbeat.scenario.partition.by_class import ClassSubsets, Disjoint, MainClass, Pieces
 from offbeat.scenario.partition.dirichlet import Dirichlet, DirichletEqual, DualDirichlet
-from offbeat.scenario.partition.iid_and_natural import Iid, Natural
 from offbeat.scenario.partition.local_split import Split
-from offbeat.scenario.partition.overlapping import Draws
+from offbeat.scenario.partition.random_and_natural import Draws, Iid, Natural
 
 __all__ = [
     "PARTITIONS",
     "Partition",
     "class_counts",
-    "Classes",
+    "ClassSubsets",
     "Dirichlet",
     "DirichletEqual",
     "Disjoint",
@@ -35,7 +34,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     "dirichlet": Dirichlet,
     "dirichlet-equal": DirichletEqual,
     "dual-dirichlet": DualDirichlet,
-    "classes": Classes,
+    "classes": ClassSubsets,
     "main-class": MainClass,
     "pieces": Pieces,
     "disjoint": Disjoint,

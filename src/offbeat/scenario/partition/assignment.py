@@ -16,8 +16,8 @@ from offbeat.core.errors import DataError, require
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-TRIES = 100
-NOBODY = -1
+MAX_TRIES = 100
+NO_OWNER = -1
 
 
 class Partition(Protocol):
@@ -26,43 +26,43 @@ class Partition(Protocol):
         ...
 
 
-def enough(examples: int, clients: int, each: int) -> None:
+def require_enough_examples(examples: int, clients: int, each: int) -> None:
     require(clients >= 1, f"clients = {clients}: at least 1 is needed")
     if examples < clients * each:
         word = "example" if each == 1 else "examples"
         raise DataError(f"{clients} clients of at least {each} {word} need {clients * each}, there are {examples}")
 
 
-def one_class(partition: str, labels: Tensor) -> Ints:
+def class_labels(partition: str, labels: Tensor) -> Ints:
     if labels.is_floating_point() or labels.ndim != 1:
         given = f"{labels.dtype} of shape {tuple(labels.shape)}"
         raise DataError(f"{partition} needs one class label an example, got {given}: use iid")
     return labels.cpu().numpy().astype(np.int64)
 
 
-def cut(members: Ints, shares: Floats) -> list[Ints]:
+def cut_by_shares(members: Ints, shares: Floats) -> list[Ints]:
     """The members in pieces of these shares (that add to 1), rounded: a cut moves by half a member, none is lost."""
     cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
     return np.split(members, cuts)
 
 
-def by_owner(owner: Ints, clients: int) -> list[Tensor]:
+def rows_by_owner(owner: Ints, clients: int) -> list[Tensor]:
     """Each client's examples in increasing order; those of nobody are left out."""
-    held = owner != NOBODY
+    held = owner != NO_OWNER
     counts = np.bincount(owner[held], minlength=clients)
     order = np.argsort(owner, kind="stable")  # stable: increasing within a client; nobody's come first
     grouped = torch.from_numpy(order[len(owner) - int(held.sum()) :])
     return [part.clone() for part in torch.split(grouped, counts.tolist())]
 
 
-def until_all_have(
+def deal_until_enough(
     seed: int, clients: int, each: int, deal: Callable[[np.random.Generator], Ints | None], failed: str
 ) -> list[Tensor]:
     """Deal again while a client has fewer examples than `each`, or the dealer gives up (None); not for ever."""
-    for attempt in range(TRIES):
+    for attempt in range(MAX_TRIES):
         owner = deal(np.random.default_rng(draws.bits(seed, "partition", attempt)))
-        if owner is not None and np.bincount(owner[owner != NOBODY], minlength=clients).min() >= each:
-            return by_owner(owner, clients)
+        if owner is not None and np.bincount(owner[owner != NO_OWNER], minlength=clients).min() >= each:
+            return rows_by_owner(owner, clients)
     raise DataError(failed)
 
 

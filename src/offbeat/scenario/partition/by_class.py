@@ -10,11 +10,20 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
-from offbeat.scenario.partition.assignment import NOBODY, TRIES, Ints, by_owner, cut, enough, one_class, until_all_have
+from offbeat.scenario.partition.assignment import (
+    MAX_TRIES,
+    NO_OWNER,
+    Ints,
+    class_labels,
+    cut_by_shares,
+    deal_until_enough,
+    require_enough_examples,
+    rows_by_owner,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classes:
+class ClassSubsets:
     """Each client holds `fewest` to `most` classes; who share a class get shares of it drawn from N(mean, deviation²).
 
     FedCompass, Algorithm 4. Draws in which a class is nobody's are repeated.
@@ -33,8 +42,8 @@ class Classes:
         require(fine, f"classes deviation = {self.deviation}: must be 0 or more")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
-        enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class("classes", labels), return_inverse=True)
+        require_enough_examples(len(labels), clients, 1)
+        names, classes = np.unique(class_labels("classes", labels), return_inverse=True)
         count = len(names)
         if self.most > count:
             raise DataError(f"classes: up to {self.most} classes a client, the data has {count}: lower most")
@@ -42,10 +51,10 @@ class Classes:
             held = f"{clients} clients of at most {self.most} classes"
             raise DataError(f"classes: {held} cannot hold all {count}: raise most")
         failed = (
-            f"classes: in {TRIES} tries no draw gave every one of {count} classes to somebody and every one of "
+            f"classes: in {MAX_TRIES} tries no draw gave every one of {count} classes to somebody and every one of "
             f"{clients} clients an example: raise fewest and most, or use other clients than {clients}"
         )
-        return until_all_have(seed, clients, 1, lambda rng: self._deal(classes, count, clients, rng), failed)
+        return deal_until_enough(seed, clients, 1, lambda rng: self._deal(classes, count, clients, rng), failed)
 
     def _deal(self, classes: Ints, count: int, clients: int, rng: np.random.Generator) -> Ints | None:
         holders: list[list[int]] = [[] for _ in range(count)]
@@ -60,7 +69,7 @@ class Classes:
             # the paper's N(10, 3²) is below zero once in 2000 draws; such a client keeps a hundredth of a mean share
             weights = np.maximum(rng.normal(self.mean, self.deviation, len(who)), self.mean / 100)
             members = rng.permutation(np.flatnonzero(classes == c))
-            for client, piece in zip(who, cut(members, weights / weights.sum()), strict=True):
+            for client, piece in zip(who, cut_by_shares(members, weights / weights.sum()), strict=True):
                 owner[piece] = client
         return owner
 
@@ -84,8 +93,8 @@ class MainClass:
         require(self.main is None or self.main >= 1, f"main-class main = {self.main}: must be at least 1")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
-        enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class("main-class", labels), return_inverse=True)
+        require_enough_examples(len(labels), clients, 1)
+        names, classes = np.unique(class_labels("main-class", labels), return_inverse=True)
         held = np.bincount(classes)
         wanted = self._wanted(held, clients)
         short = np.flatnonzero(wanted.sum(0) > held)
@@ -97,12 +106,12 @@ class MainClass:
                 f"main-class: {asked}, there are {int(held[c])}: {fitting}, lower share, or give a smaller size"
             )
         rng = np.random.default_rng(draws.bits(seed, "partition"))
-        owner = np.full(len(classes), NOBODY, dtype=np.int64)
+        owner = np.full(len(classes), NO_OWNER, dtype=np.int64)
         for c in range(len(names)):
             members = rng.permutation(np.flatnonzero(classes == c))
             for client, piece in enumerate(np.split(members, np.cumsum(wanted[:, c]))[:-1]):
                 owner[piece] = client
-        return by_owner(owner, clients)
+        return rows_by_owner(owner, clients)
 
     def _wanted(self, held: Ints, clients: int) -> Ints:
         """Clients × classes: how many examples."""
@@ -134,8 +143,8 @@ class Pieces:
         require(fine, f"pieces sizes = {self.sizes}: at least one, each positive")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
-        enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class("pieces", labels), return_inverse=True)
+        require_enough_examples(len(labels), clients, 1)
+        names, classes = np.unique(class_labels("pieces", labels), return_inverse=True)
         total = len(names) * len(self.sizes)
         if total % clients:
             fitting = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
@@ -143,7 +152,7 @@ class Pieces:
             raise DataError(f"pieces: {made}, which {clients} clients cannot share evenly: use {fitting} clients")
         rng = np.random.default_rng(draws.bits(seed, "partition"))
         shares = np.array(self.sizes) / sum(self.sizes)
-        pieces = [cut(rng.permutation(np.flatnonzero(classes == c)), shares) for c in range(len(names))]
+        pieces = [cut_by_shares(rng.permutation(np.flatnonzero(classes == c)), shares) for c in range(len(names))]
         # size after size, in each the classes in random order; dealt round, so a client's pieces lie `clients` apart
         # and differ in size wherever there are at least as many clients as classes
         dealt = [(c, size) for size in rng.permutation(len(self.sizes)) for c in rng.permutation(len(names))]
@@ -151,7 +160,7 @@ class Pieces:
         owner = np.empty(len(classes), dtype=np.int64)
         for number, (c, size) in enumerate(dealt):
             owner[pieces[c][size]] = seats[number % clients]
-        parts = by_owner(owner, clients)
+        parts = rows_by_owner(owner, clients)
         if min(map(len, parts)) == 0:
             none = f"with {len(labels)} examples in {total} pieces a client has none"
             raise DataError(f"pieces: {none}: use fewer sizes or clients")
@@ -163,10 +172,10 @@ class Disjoint:
     """Each class belongs to one client, classes in order: with two clients, disjoint halves of the classes."""
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
-        enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class("disjoint", labels), return_inverse=True)
+        require_enough_examples(len(labels), clients, 1)
+        names, classes = np.unique(class_labels("disjoint", labels), return_inverse=True)
         if len(names) < clients:
             few = f"{clients} clients, but only {len(names)} classes"
             raise DataError(f"disjoint: {few}: use at most {len(names)} clients, or classes")
         holder = np.concatenate([np.full(len(part), k) for k, part in enumerate(np.array_split(names, clients))])
-        return by_owner(holder[classes], clients)
+        return rows_by_owner(holder[classes], clients)

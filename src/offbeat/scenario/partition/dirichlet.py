@@ -11,7 +11,16 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.partition.assignment import TRIES, Floats, Ints, by_owner, cut, enough, one_class, until_all_have
+from offbeat.scenario.partition.assignment import (
+    MAX_TRIES,
+    Floats,
+    Ints,
+    class_labels,
+    cut_by_shares,
+    deal_until_enough,
+    require_enough_examples,
+    rows_by_owner,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +34,19 @@ class Dirichlet:
     min_examples: int = 2
 
     def __post_init__(self) -> None:
-        _positive("dirichlet alpha", self.alpha)
+        _require_positive("dirichlet alpha", self.alpha)
         require(self.min_examples >= 1, f"dirichlet min_examples = {self.min_examples}: must be at least 1")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
-        enough(len(labels), clients, self.min_examples)
-        classes = one_class("dirichlet", labels)
+        require_enough_examples(len(labels), clients, self.min_examples)
+        classes = class_labels("dirichlet", labels)
         failed = (
-            f"dirichlet alpha={self.alpha} left a client with fewer than {self.min_examples} examples in {TRIES} tries "
+            f"dirichlet alpha={self.alpha} left a client with fewer than {self.min_examples} examples in {MAX_TRIES} tries "
             f"({clients} clients, {len(labels)} examples): raise alpha, lower min_examples or use fewer clients"
         )
-        return until_all_have(seed, clients, self.min_examples, lambda rng: self._deal(classes, clients, rng), failed)
+        return deal_until_enough(
+            seed, clients, self.min_examples, lambda rng: self._deal(classes, clients, rng), failed
+        )
 
     def _deal(self, classes: Ints, clients: int, rng: np.random.Generator) -> Ints:
         """The client of each example."""
@@ -43,7 +54,7 @@ class Dirichlet:
         for label in np.unique(classes):
             members = rng.permutation(np.flatnonzero(classes == label))
             shares = rng.dirichlet(np.full(clients, self.alpha))
-            for client, piece in enumerate(cut(members, shares)):
+            for client, piece in enumerate(cut_by_shares(members, shares)):
                 owner[piece] = client
         return owner
 
@@ -59,34 +70,34 @@ class DirichletEqual:
     alpha: float = 0.1
 
     def __post_init__(self) -> None:
-        _positive("dirichlet-equal alpha", self.alpha)
+        _require_positive("dirichlet-equal alpha", self.alpha)
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
-        enough(len(labels), clients, 1)
-        names, classes = np.unique(one_class("dirichlet-equal", labels), return_inverse=True)
+        require_enough_examples(len(labels), clients, 1)
+        names, classes = np.unique(class_labels("dirichlet-equal", labels), return_inverse=True)
         rng = np.random.default_rng(draws.bits(seed, "partition"))
         mixes = rng.dirichlet(np.full(len(names), self.alpha), size=clients)
         heaps = [rng.permutation(np.flatnonzero(classes == c)).tolist() for c in range(len(names))]
         owner = np.empty(len(classes), dtype=np.int64)
         room = [len(part) for part in np.array_split(classes, clients)]
         open_clients = list(range(clients))
-        mix = [_cumulated(mixes[k], heaps) for k in range(clients)]  # of the classes that are left
+        mix = [_cumulative_mix(mixes[k], heaps) for k in range(clients)]  # of the classes that are left
         picks, again = rng.random((len(classes), 2)).tolist(), rng.random(len(classes)).tolist()
         for (pick, draw), redraw in zip(picks, again, strict=True):
             at = int(pick * len(open_clients))
             client = open_clients[at]
-            c = _drawn(mix[client], draw)
+            c = _pick_class(mix[client], draw)
             if not heaps[c]:  # used up since this client drew last: its mix is what is left of it
-                mix[client] = _cumulated(mixes[client], heaps)
-                c = _drawn(mix[client], redraw)  # the first draw is known to lie in the stretch of that class
+                mix[client] = _cumulative_mix(mixes[client], heaps)
+                c = _pick_class(mix[client], redraw)  # the first draw is known to lie in the stretch of that class
             owner[heaps[c].pop()] = client
             room[client] -= 1
             if room[client] == 0:
                 open_clients.pop(at)
-        return by_owner(owner, clients)
+        return rows_by_owner(owner, clients)
 
 
-def _cumulated(mix: Floats, heaps: list[list[int]]) -> list[float]:
+def _cumulative_mix(mix: Floats, heaps: list[list[int]]) -> list[float]:
     left = np.array([len(heap) for heap in heaps], dtype=np.float64)
     weights = np.where(left > 0, mix, 0.0)
     if not weights.sum() > 0:  # this client wanted none of what is left
@@ -96,7 +107,7 @@ def _cumulated(mix: Floats, heaps: list[list[int]]) -> list[float]:
     return shares
 
 
-def _drawn(cumulated: list[float], draw: float) -> int:
+def _pick_class(cumulated: list[float], draw: float) -> int:
     """The class in whose stretch of [0, 1) the draw lies; stretches of length 0 are never met."""
     return bisect_right(cumulated, draw)
 
@@ -113,19 +124,21 @@ class DualDirichlet:
     min_examples: int = 2  # of a client
 
     def __post_init__(self) -> None:
-        _positive("dual-dirichlet sizes", 1.0 if self.sizes is None else self.sizes)
-        _positive("dual-dirichlet classes", self.classes)
+        _require_positive("dual-dirichlet sizes", 1.0 if self.sizes is None else self.sizes)
+        _require_positive("dual-dirichlet classes", self.classes)
         require(self.min_examples >= 1, f"dual-dirichlet min_examples = {self.min_examples}: must be at least 1")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
-        enough(len(labels), clients, self.min_examples)
-        _, classes = np.unique(one_class("dual-dirichlet", labels), return_inverse=True)
+        require_enough_examples(len(labels), clients, self.min_examples)
+        _, classes = np.unique(class_labels("dual-dirichlet", labels), return_inverse=True)
         failed = (
-            f"dual-dirichlet left a client with fewer than {self.min_examples} examples in {TRIES} tries "
+            f"dual-dirichlet left a client with fewer than {self.min_examples} examples in {MAX_TRIES} tries "
             f"({clients} clients, {len(labels)} examples): raise sizes or classes, lower min_examples or use fewer "
             "clients"
         )
-        return until_all_have(seed, clients, self.min_examples, lambda rng: self._deal(classes, clients, rng), failed)
+        return deal_until_enough(
+            seed, clients, self.min_examples, lambda rng: self._deal(classes, clients, rng), failed
+        )
 
     def _deal(self, classes: Ints, clients: int, rng: np.random.Generator) -> Ints | None:
         prior = np.bincount(classes) / len(classes)
@@ -139,10 +152,10 @@ class DualDirichlet:
         owner = np.empty(len(classes), dtype=np.int64)
         for c in range(len(prior)):
             members = rng.permutation(np.flatnonzero(classes == c))
-            for client, piece in enumerate(cut(members, weights[:, c] / totals[c])):
+            for client, piece in enumerate(cut_by_shares(members, weights[:, c] / totals[c])):
                 owner[piece] = client
         return owner
 
 
-def _positive(name: str, value: float) -> None:
+def _require_positive(name: str, value: float) -> None:
     require(value > 0 and isfinite(value), f"{name} = {value}: must be positive and finite")

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from offbeat.core import draws
-from offbeat.core.computed_rows import Rows, each
+from offbeat.core.computed_rows import ComputedRows, map_rows
 from offbeat.core.errors import DataError, require
 from offbeat.scenario.example_counts import ExampleCounts
-from offbeat.scenario.partition.assignment import cut
+from offbeat.scenario.partition.assignment import cut_by_shares
 
 
-class Parts(NamedTuple):
+class ClientParts(NamedTuple):
     """One client's examples, each part in increasing order."""
 
     train: Tensor
@@ -26,7 +26,7 @@ class Parts(NamedTuple):
     test: Tensor
 
 
-class Sizes(NamedTuple):
+class PartSizes(NamedTuple):
     train: int
     validation: int
     test: int
@@ -52,30 +52,30 @@ class Split:
     def test(self) -> float:
         return max(0.0, round(1 - self.train - self.validation, 9))  # 1 - 0.8 - 0.2 is -5e-17
 
-    def of(self, part: Literal["train", "test"], seed: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    def rows_of_part(self, part: Literal["train", "test"], seed: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """That part of every client's examples."""
-        change = partial(self._one, part, seed)
-        if not isinstance(rows, Rows):
-            return each(rows, change)
+        change = partial(self._part_of_client, part, seed)
+        if not isinstance(rows, ComputedRows):
+            return map_rows(rows, change)
         counts = ExampleCounts.mapped(rows.counts, lambda client, held: getattr(self._sizes(client, held), part))
-        return rows.then(change, counts)
+        return rows.map(change, counts)
 
-    def _one(self, part: str, seed: int, client: int, rows: Tensor) -> Tensor:
+    def _part_of_client(self, part: str, seed: int, client: int, rows: Tensor) -> Tensor:
         made: Tensor = getattr(self.parts(seed, client, rows), part)
         return made
 
-    def parts(self, seed: int, client: int, rows: Tensor) -> Parts:
+    def parts(self, seed: int, client: int, rows: Tensor) -> ClientParts:
         """Cuts fall on the nearest whole example."""
         if self.train == 1:
-            return Parts(rows, rows[:0], rows[:0])
+            return ClientParts(rows, rows[:0], rows[:0])
         order = torch.randperm(len(rows), generator=draws.generator(seed, "split", client)).numpy()
         sizes = self._sizes(client, len(rows))
-        return Parts(*(rows[torch.from_numpy(np.sort(part))] for part in np.split(order, np.cumsum(sizes)[:-1])))
+        return ClientParts(*(rows[torch.from_numpy(np.sort(part))] for part in np.split(order, np.cumsum(sizes)[:-1])))
 
-    def _sizes(self, client: int, held: int) -> Sizes:
+    def _sizes(self, client: int, held: int) -> PartSizes:
         shares = np.array([self.train, self.validation, self.test])
-        sizes = Sizes(*(len(part) for part in cut(np.arange(held), shares)))
-        for name, share, size in zip(Sizes._fields, shares, sizes, strict=True):
+        sizes = PartSizes(*(len(part) for part in cut_by_shares(np.arange(held), shares)))
+        for name, share, size in zip(PartSizes._fields, shares, sizes, strict=True):
             if share > 0 and name != "validation" and size == 0:
                 few = f"client {client} has {held} examples: too few for a {name} part of {share:g} of them"
                 raise DataError(f"{few}; deal more to each, or hold less out")

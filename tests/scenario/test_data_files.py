@@ -17,8 +17,7 @@ import pytest
 from offbeat.core.errors import DataError
 from offbeat.scenario.data import DATASETS
 from offbeat.scenario.data.archives import unpack
-from offbeat.scenario.data.data_root import Published, data_root, find_file, find_files, find_folder
-from offbeat.scenario.data.download import Failed
+from offbeat.scenario.data.data_files import DownloadFailed, Published, data_root, find_file, find_files, find_folder
 
 PAGES = {"/whole": b"hello", "/short": b"hel"}
 
@@ -95,12 +94,12 @@ def test_the_second_address_is_tried_when_the_first_has_nothing(root, address):
     [
         ("/gone", "0" * 32, "answers 404"),
         ("/short", "0" * 32, "IncompleteRead|3 of 5 bytes arrived"),
-        ("/whole", "0" * 32, "what arrived has MD5 5d41402abc4b2a76b9719d911017c592"),  # the MD5 of "hello"
+        ("/whole", "0" * 32, "the download has MD5 5d41402abc4b2a76b9719d911017c592"),  # the MD5 of "hello"
     ],
 )
 def test_what_does_not_arrive_whole_and_right_is_not_kept(root, address, page, digest, reason):
     with pytest.raises(
-        DataError, match=rf"set/file is missing: put the file there.*comes from the authors.*({reason})"
+        DataError, match=rf"set/file is missing: put the file there.*download it from the authors.*({reason})"
     ):
         find_file("set", ("file",), digest, (f"{address}{page}",), "the authors")
     assert not any(p.is_file() for p in root.rglob("*"))
@@ -112,13 +111,14 @@ def test_without_a_network_the_message_says_which_file_to_put_where(root):
     assert str(error.value).startswith(
         f"{root}/set/file.gz is missing: put the file there, or set OFFBEAT_DATA to the folder"
     )
-    assert "it comes from https://example.org (download failed: http://127.0.0.1:9/file.gz: Connection refused)" in str(
-        error.value
+    assert (
+        "download it from https://example.org (download failed: http://127.0.0.1:9/file.gz: Connection refused)"
+        in str(error.value)
     )
 
 
 def test_what_has_no_checksum_is_not_downloaded(root, address):
-    with pytest.raises(DataError, match=r"set/file is missing: put the file there.*it is not downloaded for you"):
+    with pytest.raises(DataError, match=r"set/file is missing: put the file there.*it is not downloaded automatically"):
         find_file("set", ("file",), None, (f"{address}/whole",))
     assert not any(p.is_file() for p in root.rglob("*"))
 
@@ -127,7 +127,7 @@ def test_a_checksum_may_be_of_another_kind(root, address):
     sha = hashlib.sha256(b"hello").hexdigest()
     assert find_file("set", ("file",), sha, (f"{address}/whole",)).read_bytes() == b"hello"
     with pytest.raises(
-        DataError, match=f"other/file is missing.*what arrived has SHA256 {sha}, the published file has {'0' * 64}"
+        DataError, match=f"other/file is missing.*the download has SHA256 {sha}, the published file has {'0' * 64}"
     ):
         find_file("other", ("file",), "0" * 64, (f"{address}/whole",))
     with pytest.raises(DataError, match=f"set/file is damaged: its SHA256 is {sha}"):
@@ -135,7 +135,7 @@ def test_a_checksum_may_be_of_another_kind(root, address):
 
 
 def test_a_download_without_an_end_is_given_up(root, address, monkeypatch):
-    monkeypatch.setattr("offbeat.scenario.data.download.MOST", 4)
+    monkeypatch.setattr("offbeat.scenario.data.data_files.MAX_DOWNLOAD_BYTES", 4)
     with pytest.raises(DataError, match="more than 4 bytes arrive"):
         find_file("set", ("file",), md5(b"hello"), (f"{address}/whole",))
     assert not any(p.is_file() for p in root.rglob("*"))
@@ -151,9 +151,9 @@ def test_every_download_that_is_offered_has_a_checksum(root, monkeypatch, name):
 
     def record(urls, path, checksum):
         tried.append((urls, checksum))
-        raise Failed("no network")
+        raise DownloadFailed("no network")
 
-    monkeypatch.setattr("offbeat.scenario.data.data_root.download", record)
+    monkeypatch.setattr("offbeat.scenario.data.data_files.download", record)
     with pytest.raises(DataError, match="is missing"):
         DATASETS[name]().load()
     offered = [checksum for urls, checksum in tried if urls]
@@ -200,7 +200,7 @@ def test_a_tampered_archive_is_not_unpacked(root):
 def test_another_archive_of_the_same_name_is_told_apart(root):
     (root / "set").mkdir()
     tar(root / "set" / "all.tar.gz", {"other.txt": b"A"})
-    with pytest.raises(DataError, match=r"was unpacked and .*a.txt is still missing: it is another archive"):
+    with pytest.raises(DataError, match=r"was unpacked and .*a.txt is still missing: it is not the published archive"):
         find_folder("set", ("a.txt",), Published(name="all.tar.gz"))
 
 
@@ -208,9 +208,7 @@ def test_a_folder_copied_in_half_is_to_be_removed_first(root):
     (root / "set" / "inner").mkdir(parents=True)
     (root / "set/inner/a.txt").write_text("A")
     tar(root / "set" / "all.tar.gz", {"inner/a.txt": b"A", "inner/b.txt": b"B"})
-    with pytest.raises(
-        DataError, match=r"inner/b.txt is missing, .*: remove .*set/inner so that it can be unpacked whole"
-    ):
+    with pytest.raises(DataError, match=r"inner/b.txt is missing, .*: remove .*set/inner so that it can be unpacked"):
         find_folder("set", ("inner/a.txt", "inner/b.txt"), Published(name="all.tar.gz"))
     shutil.rmtree(root / "set" / "inner")
     find_folder("set", ("inner/a.txt", "inner/b.txt"), Published(name="all.tar.gz"))
@@ -254,20 +252,20 @@ def test_members_that_would_land_outside_are_refused(tmp_path, name):
         archive.writestr("fine.txt", "A")
         archive.writestr(name, "B")
     for archive in ("bad.tar.gz", "bad.zip"):
-        with pytest.raises(DataError, match="which would land outside the data root: refused"):
+        with pytest.raises(DataError, match="which would be written outside the data root: refused"):
             unpack(tmp_path / archive, home)
     assert list(home.iterdir()) == []  # not even the member that was fine
 
 
 def test_links_are_refused(tmp_path):
     tar(tmp_path / "bad.tar.gz", {}, links={"inside": "/etc"})
-    with pytest.raises(DataError, match="'inside', which is no file and no folder: refused"):
+    with pytest.raises(DataError, match="'inside', which is not a file or folder: refused"):
         unpack(tmp_path / "bad.tar.gz", tmp_path / "home")
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
         info = zipfile.ZipInfo("inside")
         info.external_attr = 0o120777 << 16  # a symbolic link
         archive.writestr(info, "/etc")
-    with pytest.raises(DataError, match="holds the link 'inside': refused"):
+    with pytest.raises(DataError, match="contains the link 'inside': refused"):
         unpack(tmp_path / "bad.zip", tmp_path / "home")
 
 
@@ -275,7 +273,7 @@ def test_links_are_refused(tmp_path):
 def test_archives_cut_short_are_refused(tmp_path, cut):
     tar(tmp_path / "whole.tar.gz", {"a.bin": os.urandom(5000)})
     (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "whole.tar.gz").read_bytes()[:cut])
-    with pytest.raises(DataError, match=r"cut.tar.gz is no whole archive"):
+    with pytest.raises(DataError, match=r"cut.tar.gz is not a complete archive"):
         unpack(tmp_path / "cut.tar.gz", tmp_path / "home")
     assert list((tmp_path / "home").iterdir()) == []
 

@@ -1,0 +1,242 @@
+"""Find the files of data sets under the data root, download them, or say which file belongs where.
+
+The data root is the folder named by OFFBEAT_DATA (`--data` sets it), else a folder in the user's cache. A missing file
+is unpacked from its archive if that is there, else downloaded from its official address. OFFBEAT_DOWNLOAD=0 forbids
+downloads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import os
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from offbeat.core.errors import DataError, MissingData
+from offbeat.scenario.data.archives import GZIP_MAGIC, MAX_UNPACKED_BYTES, unpack
+
+DOWNLOAD_TIMEOUT = 20.0  # seconds without an answer
+CHUNK_BYTES = 2**20
+MAX_DOWNLOAD_BYTES = 2 * 10**9  # more than any file that is downloaded has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A file as its authors publish it."""
+
+    name: str
+    urls: tuple[str, ...] = ()  # tried in this order; none: it is large, or a licence has to be accepted first
+    checksum: str | None = None  # MD5 or SHA-256, in hexadecimal; a file without one is not downloaded
+    max_unpacked: int = MAX_UNPACKED_BYTES
+
+
+class DownloadFailed(Exception):
+    """A download did not succeed; the message says why."""
+
+
+def named_root() -> Path | None:
+    """Return the absolute data root if OFFBEAT_DATA names one."""
+    folder = os.environ.get("OFFBEAT_DATA")
+    return Path(os.path.abspath(expand_path(folder))) if folder else None
+
+
+def data_root() -> Path:
+    folder = os.environ.get("OFFBEAT_DATA")
+    if folder:
+        return expand_path(folder)
+    return expand_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "offbeat"
+
+
+def below_root(name: str) -> Path:
+    """Return the path of a user's file or folder; a relative path starts at the data root.
+
+    If it does not exist there and OFFBEAT_DATA is set, it may have been moved: then look for its last component
+    directly in the root, or as the root itself.
+    """
+    root, path = named_root(), data_root() / expand_path(name)
+    if root is None or path.exists():
+        return path
+    return next((place for place in (root / path.name, root) if place.name == path.name and place.exists()), path)
+
+
+def expand_path(path: str | Path) -> Path:
+    """Replace a leading ~ by the user's home folder."""
+    if "\0" in str(path):
+        raise DataError(f"{str(path)!r} is not a path: it contains a NUL character")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise DataError(f"{str(path)!r} is not a path: there is no such user") from None
+
+
+def find_file(
+    folder: str, names: tuple[str, ...], checksum: str | None = None, urls: tuple[str, ...] = (), page: str = ""
+) -> Path:
+    """Return the first of these files under the data root, or download the first name; `checksum` belongs to it."""
+    existing = next((path for name in names if (path := data_root() / folder / name).is_file()), None)
+    if existing is not None and existing.name != names[0]:
+        return existing
+    return _fetch(folder, Published(name=names[0], urls=urls, checksum=checksum), page)
+
+
+def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None = None, page: str = "") -> Path:
+    """Return the data set's folder after unpacking its archive if one of the `wanted` entries is missing."""
+    home = data_root() / folder
+    missing = _first_missing(home, wanted)
+    if missing is None:
+        return home
+    if archive is None:
+        raise MissingData(_missing_message(missing, page))
+    path = _fetch(folder, archive, page, f" (or its contents, such as {missing})")
+    before = {home / Path(name).parts[0] for name in wanted if (home / Path(name).parts[0]).exists()}
+    unpack(path, home, archive.max_unpacked)
+    missing = _first_missing(home, wanted)
+    if missing is None:
+        return home
+    top = home / missing.relative_to(home).parts[0]
+    if top in before:  # existing entries are never overwritten
+        raise DataError(f"{missing} is missing, and {path} may contain it: remove {top} so that it can be unpacked")
+    raise DataError(f"{path} was unpacked and {missing} is still missing: it is not the published archive")
+
+
+def find_files(folder: str, patterns: tuple[str, ...], archive: Published, page: str) -> list[Path]:
+    """Return all files of these patterns in the data set's folder, at any depth; unpack its archive if none exists."""
+    home = data_root() / folder
+    files = _matching_files(home, patterns)
+    if not files:
+        path = _fetch(folder, archive, page, f" (or its contents, {patterns[0]})")
+        unpack(path, home, archive.max_unpacked)
+        files = _matching_files(home, patterns)
+    if not files:
+        raise DataError(f"{path} was unpacked and contains no {patterns[0]}: it is not the published archive")
+    return files
+
+
+def read_bytes(path: Path, most: int = 2**28) -> bytes:
+    """Read a whole file, gzipped or not; refuse more than `most` bytes (default: ten times the largest table)."""
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == GZIP_MAGIC
+        with (gzip.open if packed else open)(path, "rb") as stream:
+            data: bytes = stream.read(most + 1)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: put the file there") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise DataError(f"{path} is truncated or damaged") from None
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    if len(data) > most:
+        raise DataError(f"{path} has more than {most:,} bytes: it is not the published file")
+    return data
+
+
+def cannot_read(path: Path, error: OSError) -> DataError:
+    return DataError(f"cannot read {path}: {error.strerror or error}")
+
+
+def download(urls: tuple[str, ...], path: Path, checksum: str | None) -> None:
+    """Download from the first address that works; the file appears under its name once it is complete and verified."""
+    if not urls or checksum is None:  # a file that cannot be verified is not downloaded
+        raise DownloadFailed("it is not downloaded automatically")
+    if os.environ.get("OFFBEAT_DOWNLOAD", "1").lower() in ("0", "no", "off", "false"):
+        raise DownloadFailed("OFFBEAT_DOWNLOAD forbids downloads")
+    reasons = []
+    for url in urls:
+        try:
+            _download_from(url, path, checksum)
+            return
+        except urllib.error.HTTPError as error:
+            reasons.append(f"{url} answers {error.code}")
+        except urllib.error.URLError as error:
+            reasons.append(f"{url}: {getattr(error.reason, 'strerror', None) or error.reason}")
+        except (OSError, http.client.HTTPException) as error:
+            reasons.append(f"{url}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
+    raise DownloadFailed("download failed: " + "; ".join(reasons))
+
+
+def _download_from(url: str, path: Path, checksum: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise OSError("only http and https addresses are downloaded")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as answer:
+        handle, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        try:
+            sys.stderr.write(f"offbeat: downloading {url} to {path}\n")
+            with open(handle, "wb") as file:
+                actual, size = _copy_with_checksum(answer, file, checksum_algorithm(checksum))
+            promised = answer.headers.get("Content-Length")
+            if promised is not None and int(promised) != size:
+                raise OSError(f"{size} of {promised} bytes arrived")
+            if actual != checksum:
+                kind = checksum_algorithm(checksum).upper()
+                raise OSError(f"the download has {kind} {actual}, the published file has {checksum}")
+            os.replace(part, path)
+        finally:
+            if os.path.exists(part):
+                os.unlink(part)
+
+
+def _copy_with_checksum(source: IO[bytes], target: IO[bytes], kind: str) -> tuple[str, int]:
+    """Copy a stream; return its checksum and its number of bytes."""
+    digest, size = hashlib.new(kind, usedforsecurity=False), 0
+    while chunk := source.read(CHUNK_BYTES):
+        digest.update(chunk)
+        size += len(chunk)
+        if size > MAX_DOWNLOAD_BYTES:
+            raise OSError(f"more than {MAX_DOWNLOAD_BYTES:,} bytes arrive: it is not the published file")
+        target.write(chunk)
+    return digest.hexdigest(), size
+
+
+def checksum_algorithm(checksum: str) -> str:
+    return "sha256" if len(checksum) == 64 else "md5"
+
+
+def _first_missing(home: Path, wanted: tuple[str, ...]) -> Path | None:
+    return next((home / name for name in wanted if not (home / name).exists()), None)
+
+
+def _matching_files(home: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """List the files; skip hidden folders (unfinished unpacking) and the `__MACOSX` folders of macOS archives."""
+    files = {path for pattern in patterns for path in home.rglob(pattern)} if home.is_dir() else set()
+    return sorted(
+        path for path in files if not any(p.startswith(".") or p == "__MACOSX" for p in path.relative_to(home).parts)
+    )
+
+
+def _fetch(folder: str, wanted: Published, page: str, instead: str = "") -> Path:
+    """Return the published file: verify it if it exists, download it otherwise."""
+    path = data_root() / folder / wanted.name
+    try:
+        if not path.is_file():
+            download(wanted.urls, path, wanted.checksum)
+        elif wanted.checksum is not None:
+            _verify_checksum(path, wanted.checksum)
+        return path
+    except DownloadFailed as error:
+        raise MissingData(_missing_message(path, page, instead, f" ({error})")) from None
+
+
+def _missing_message(path: Path, page: str, instead: str = "", why: str = "") -> str:
+    root = f"set OFFBEAT_DATA to the folder that contains {path.relative_to(data_root())}"
+    source = f"; download it from {page}" if page else ""
+    return f"{path} is missing: put the file there{instead}, or {root}{source}{why}"
+
+
+def _verify_checksum(path: Path, checksum: str) -> None:
+    kind = checksum_algorithm(checksum)
+    try:
+        with open(path, "rb") as file:
+            actual = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    if actual != checksum:
+        raise DataError(f"{path} is damaged: its {kind.upper()} is {actual}, the published file has {checksum}")
