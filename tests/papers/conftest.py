@@ -7,16 +7,18 @@ import pytest
 from little_papers import WORLD
 
 from offbeat.experiment.run import execution as runs
-from offbeat.papers.run_store import Store
+from offbeat.papers.run_store import ReproductionStore
 
 
 @pytest.fixture(scope="session")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose small world is finished, two seeds of both methods."""
     path = tmp_path_factory.mktemp("computed")
-    comparison = Store(path).make(WORLD, [(name, seed) for name in ("fedasync", "orthofl") for seed in (0, 1)])
+    comparison = ReproductionStore(path).add_runs(
+        WORLD, [(name, seed) for name in ("fedasync", "orthofl") for seed in (0, 1)]
+    )
     for _, run in comparison.entries():
-        runs.execute(run)
+        runs.execute_run(run)
     return path
 
 
@@ -27,5 +29,5 @@ def elsewhere(computed: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
+def store(tmp_path: Path) -> ReproductionStore:
+    return ReproductionStore(tmp_path / "store")

@@ -6,29 +6,31 @@ import re
 from dataclasses import replace
 
 import pytest
-from little_papers import WORLD
+from little_papers import ACCURACY, WORLD, relative_time
 
 from offbeat.core.errors import RunError
 from offbeat.engine.until import Target
-from offbeat.papers import find, paper_page
-from offbeat.papers.entries import ACCURACY, Printed, relative_time
-from offbeat.papers.evaluated_entry import Looked, look
-from offbeat.papers.measured_values import Measured
-from offbeat.papers.run_store import Store, World
-from offbeat.papers.verdict import judge
+from offbeat.papers import paper_page
+from offbeat.papers.entries import PrintedValue, find_entries
+from offbeat.papers.evaluated_entry import EntryResult, MeasuredEntry, evaluate_entries
+from offbeat.papers.measured_values import MeasuredValues
+from offbeat.papers.run_store import PaperSetting, ReproductionStore
+from offbeat.papers.verdict import judge_entry
 
 
 @pytest.fixture
 def shown(computed):
     """The page of one entry, were it of this quantity and had this come out."""
-    paper, _ = find("orthofl")
-    one = next(one for one in look(paper.entries, Store(computed)) if one.shelf is not None)
+    paper, _ = find_entries("orthofl")
+    one = next(
+        one for one in evaluate_entries(paper.entries, ReproductionStore(computed)) if isinstance(one, MeasuredEntry)
+    )
 
     def render(quantity, measured):
-        printed = {"fedasync": Printed(1.0), "orthofl": Printed(0.8)}
+        printed = {"fedasync": PrintedValue(1.0), "orthofl": PrintedValue(0.8)}
         entry = replace(one.entry, quantity=quantity, printed=printed)
-        judged = judge(entry, measured.values, other_data="STAND-IN for mnist", bounds=measured.bounds)
-        return paper_page.page(paper, [replace(one, entry=entry, measured=measured, judged=judged)])
+        judged = judge_entry(entry, measured.values, other_data="STAND-IN for mnist", bounds=measured.bounds)
+        return paper_page.render_page(paper, [replace(one, entry=entry, measured=measured, judged=judged)])
 
     return render
 
@@ -42,12 +44,12 @@ TIME = relative_time("90 %", "FedAsync")
 
 def test_mean_spread_interval_and_difference_are_those_of_the_seeds(shown):
     # 70 and 74: mean 72, s = √8 = 2.83, half = 12.706 · 2.83 / √2 = 25.4; the paper's 0.8 is 71.2 below
-    text = shown(ACCURACY, Measured({"orthofl": {0: 70.0, 1: 74.0}}))
+    text = shown(ACCURACY, MeasuredValues({"orthofl": {0: 70.0, 1: 74.0}}))
     assert row(text, "orthofl").endswith("| 0.8 | 72.0 ± 2.8 | 2 | [46.6, 97.4] | +71.2 | no |")
 
 
 def test_seeds_that_gave_no_number_are_told(shown):
-    text = shown(ACCURACY, Measured({"orthofl": {0: 70.0}}, without={"orthofl": 1, "fedasync": 2}))
+    text = shown(ACCURACY, MeasuredValues({"orthofl": {0: 70.0}}, no_value={"orthofl": 1, "fedasync": 2}))
     assert "| 70.0 (of 1 of 2 seeds: the others gave no number) | 1 |" in row(text, "orthofl")
     assert "| no value | 0 |" in row(text, "fedasync")
 
@@ -55,9 +57,9 @@ def test_seeds_that_gave_no_number_are_told(shown):
 def test_a_time_says_to_what_and_who_got_there(shown):
     text = shown(
         TIME,
-        Measured(
+        MeasuredValues(
             {"fedasync": {0: 1.0, 1: 1.0}, "orthofl": {0: 2.0, 1: 1.0}},
-            beyond={"orthofl": 1},
+            not_reached={"orthofl": 1},
             bounds={"orthofl": ">"},
             target=Target("acc", 0.9),
         ),
@@ -70,40 +72,44 @@ def test_a_time_says_to_what_and_who_got_there(shown):
 def test_times_over_one_that_was_not_reached_are_bounds(shown):
     text = shown(
         TIME,
-        Measured(
+        MeasuredValues(
             {"fedasync": {0: 1.0}, "orthofl": {0: 0.5}},
-            beyond={"fedasync": 1},
+            not_reached={"fedasync": 1},
             bounds={"orthofl": "<"},
             target=Target("acc", 0.9),
         ),
     )
     assert "| 1.00 (0 of 1 got there) |" in row(text, "fedasync")
     assert "| < 0.50 | 1 | – | < -0.30 | – |" in row(text, "orthofl")
-    known = {"values": {"fedasync": {0: 1.0}, "orthofl": {0: 1.0}}, "beyond": {"fedasync": 1, "orthofl": 1}}
-    text = shown(TIME, Measured(**known, bounds={"orthofl": "?"}))
+    known = {"values": {"fedasync": {0: 1.0}, "orthofl": {0: 1.0}}, "not_reached": {"fedasync": 1, "orthofl": 1}}
+    text = shown(TIME, MeasuredValues(**known, bounds={"orthofl": "?"}))
     assert "| not known (0 of 1 got there) | 1 | – | – | – |" in row(text, "orthofl")
 
 
 def test_who_computed_is_told_by_the_runs(computed, tmp_path):
     """Begun with one worker, a run may be finished by another: what the trace says counts."""
-    paper, _ = find("orthofl")
-    one = next(one for one in look(paper.entries, Store(computed)) if one.shelf is not None)
+    paper, _ = find_entries("orthofl")
+    one = next(
+        one for one in evaluate_entries(paper.entries, ReproductionStore(computed)) if isinstance(one, MeasuredEntry)
+    )
     found = {
         method: {seed: replace(summary, worker="batched:1" if seed else "inline") for seed, summary in given.items()}
-        for method, given in one.shelf.found.items()
+        for method, given in one.runs.summaries.items()
     }
-    vars(one.shelf)["found"] = found  # where it is kept once it was read
-    text = paper_page.page(paper, [one])
+    vars(one.runs)["summaries"] = found  # where it is kept once it was read
+    text = paper_page.render_page(paper, [one])
     assert "worker inline (2 runs), batched:1 (2 runs)" in text
     assert "they agree within rounding" in text
 
 
 def test_the_command_makes_every_seed_that_is_shown(computed):
-    paper, _ = find("orthofl")
-    one = next(one for one in look(paper.entries, Store(computed)) if one.shelf is not None)
-    only = {"orthofl": {3: one.shelf.found["orthofl"][0]}}
-    vars(one.shelf)["found"] = only
-    assert "--scale quick --seeds 4 --until 20s" in paper_page.page(paper, [one])
+    paper, _ = find_entries("orthofl")
+    one = next(
+        one for one in evaluate_entries(paper.entries, ReproductionStore(computed)) if isinstance(one, MeasuredEntry)
+    )
+    only = {"orthofl": {3: one.runs.summaries["orthofl"][0]}}
+    vars(one.runs)["summaries"] = only
+    assert "--scale quick --seeds 4 --until 20s" in paper_page.render_page(paper, [one])
 
 
 SIZE = "quick, until 20s, STAND-IN for mnist"
@@ -111,23 +117,23 @@ SIZE = "quick, until 20s, STAND-IN for mnist"
 
 @pytest.fixture
 def looked(computed):
-    paper, _ = find("orthofl")
-    return look(paper.entries, Store(computed))
+    paper, _ = find_entries("orthofl")
+    return evaluate_entries(paper.entries, ReproductionStore(computed))
 
 
 @pytest.fixture
 def pages(looked, tmp_path):
     """Write the page of what there is over one whose size and number of runs read otherwise: did it stay?"""
-    paper, _ = find("orthofl")
+    paper, _ = find_entries("orthofl")
 
     def again(size, runs):
-        path, stays = paper_page.write(paper, looked, tmp_path)
+        path, stays = paper_page.write_page(paper, looked, tmp_path)
         assert stays == []
-        setting = World("orthofl/motivation-30", "paper" if "paper" in size else "quick").load().summary
+        setting = PaperSetting("orthofl/motivation-30", "paper" if "paper" in size else "quick").load().summary
         before = path.read_text().replace(f"| {SIZE} | 2 |", f"| {size} | 2 |").replace("Claim: ", "Earlier: ")
         before = before.replace("<summary>4 runs and", f"<summary>{runs} runs and")
         path.write_text(re.sub("- Setting: .* \\(", lambda _: f"- Setting: {setting} (", before))
-        stays = paper_page.write(paper, looked, tmp_path)[1]
+        stays = paper_page.write_page(paper, looked, tmp_path)[1]
         kept = "Earlier: " in path.read_text()
         assert kept == bool(stays)
         assert kept or f"| {SIZE} | 2 |" in path.read_text()
@@ -165,13 +171,13 @@ def test_a_page_does_not_keep_less(pages, size, runs):
 
 
 def not_run(one):
-    return Looked(one.entry)
+    return EntryResult(one.entry)
 
 
 def test_what_is_kept_stands_where_the_paper_has_it(looked, tmp_path):
     """An entry of a world this store does not have, before and after one that it has."""
-    paper, _ = find("orthofl")
-    here = next(i for i, one in enumerate(looked) if one.shelf is not None)
+    paper, _ = find_entries("orthofl")
+    here = next(i for i, one in enumerate(looked) if isinstance(one, MeasuredEntry))
     for other in (here - 1, here + 1):
         own = looked[here].entry
         entry = replace(own, where=f"{looked[other].entry.where}, too")
@@ -181,36 +187,36 @@ def test_what_is_kept_stands_where_the_paper_has_it(looked, tmp_path):
         elsewhere.insert(max(here, other), moved)
         if other < here:  # the inserted one is first
             assert mine[here].entry == entry
-        path, _ = paper_page.write(paper, elsewhere, tmp_path)
-        path, stays = paper_page.write(paper, mine, tmp_path)
+        path, _ = paper_page.write_page(paper, elsewhere, tmp_path)
+        path, stays = paper_page.write_page(paper, mine, tmp_path)
         assert stays == [(entry.where, entry.quantity.title)]
         sections = [line for line in path.read_text().splitlines() if line.startswith("## ")][1:]
         both = [own.where, entry.where]
         assert sections == [f"## {where}" for where in (both[::-1] if other < here else both)]
         before = path.read_text()
-        assert paper_page.write(paper, mine, tmp_path)[1] == stays
+        assert paper_page.write_page(paper, mine, tmp_path)[1] == stays
         assert path.read_text() == before
         path.unlink()
 
 
 def test_of_a_section_only_what_the_store_has_less_of_is_kept(looked, tmp_path):
     """Two entries of one world, of which one is better known now."""
-    paper, _ = find("orthofl")
-    one = next(one for one in looked if one.shelf is not None)
+    paper, _ = find_entries("orthofl")
+    one = next(one for one in looked if isinstance(one, MeasuredEntry))
     both = [one, replace(one, entry=replace(one.entry, where="Figure 99"))]
-    path, _ = paper_page.write(paper, both, tmp_path)
+    path, _ = paper_page.write_page(paper, both, tmp_path)
     whole = path.read_text()
     assert "## Figure 2, 30 s; Figure 99\n" in whole
-    paper_page.write(paper, [both[0], not_run(both[1])], tmp_path)
+    paper_page.write_page(paper, [both[0], not_run(both[1])], tmp_path)
     text = path.read_text()
     sections = [line for line in text.splitlines() if line.startswith("## ")][1:]
     assert sections == ["## Figure 2, 30 s", "## Figure 99"]
     assert text.count("### Figure 2, 30 s: ") == text.count("### Figure 99: ") == 1
     assert text.count("runs and their digests") == 2
-    paper_page.write(paper, list(map(not_run, both)), tmp_path)  # and of two sections both
+    paper_page.write_page(paper, list(map(not_run, both)), tmp_path)  # and of two sections both
     assert path.read_text() == text
     path.write_text(whole)
-    paper_page.write(paper, list(map(not_run, both)), tmp_path)
+    paper_page.write_page(paper, list(map(not_run, both)), tmp_path)
     assert path.read_text() == whole
 
 
@@ -225,30 +231,30 @@ def test_of_a_section_only_what_the_store_has_less_of_is_kept(looked, tmp_path):
     ],
 )
 def test_what_can_neither_be_kept_nor_be_replaced_is_not_lost(looked, tmp_path, old, new, told):
-    paper, _ = find("orthofl")
-    path, _ = paper_page.write(paper, looked, tmp_path)
+    paper, _ = find_entries("orthofl")
+    path, _ = paper_page.write_page(paper, looked, tmp_path)
     before = path.read_text().replace(old, new)
     path.write_text(before)
     with pytest.raises(RunError, match=told):
-        paper_page.write(paper, list(map(not_run, looked)), tmp_path)
+        paper_page.write_page(paper, list(map(not_run, looked)), tmp_path)
     assert path.read_text() == before
 
 
 def test_what_another_rule_judged_is_judged_again_where_the_runs_are_here(looked, tmp_path):
-    paper, _ = find("orthofl")
-    path, _ = paper_page.write(paper, looked, tmp_path)
+    paper, _ = find_entries("orthofl")
+    path, _ = paper_page.write_page(paper, looked, tmp_path)
     whole = path.read_text()
     path.write_text(whole.replace("1. **Order.**", "1. **Sequence.**"))
-    assert paper_page.write(paper, looked, tmp_path)[1] == []
+    assert paper_page.write_page(paper, looked, tmp_path)[1] == []
     assert path.read_text() == whole
 
 
 def test_near_data_is_named_in_every_line(computed):
-    paper, _ = find("orthofl")
-    looked = look(paper.entries, Store(computed))
-    one = next(one for one in looked if one.shelf is not None)
-    vars(one.shelf)["world"] = World("aso_fed/air-quality", nearest=True)
-    text = paper_page.page(paper, looked)
+    paper, _ = find_entries("orthofl")
+    looked = evaluate_entries(paper.entries, ReproductionStore(computed))
+    one = next(one for one in looked if isinstance(one, MeasuredEntry))
+    vars(one.runs)["setting"] = PaperSetting("aso_fed/air-quality", nearest=True)
+    text = paper_page.render_page(paper, looked)
     said = "beijing-air IN PLACE OF kdd-air"
     assert f"| fedasync ({said}) |" in text
     assert f"- Size: the paper's size, {said}; 2 seeds" in text
@@ -264,18 +270,22 @@ def test_near_data_is_named_in_every_line(computed):
     ],
 )
 def test_runs_that_are_missing_are_told(computed, until, told):
-    paper, _ = find("orthofl")
-    one = next(one for one in look(paper.entries, Store(computed)) if one.shelf is not None)
-    assert "- Missing" not in paper_page.page(paper, [one])
-    summary = one.shelf.found["orthofl"][0]
-    shelf = replace(one.shelf, world=replace(WORLD, until=until))
-    vars(shelf)["found"] = {"fedasync": {0: summary, 1: summary, 2: summary}, "orthofl": {1: summary}}
-    assert told in paper_page.page(paper, [replace(one, shelf=shelf)])
+    paper, _ = find_entries("orthofl")
+    one = next(
+        one for one in evaluate_entries(paper.entries, ReproductionStore(computed)) if isinstance(one, MeasuredEntry)
+    )
+    assert "- Missing" not in paper_page.render_page(paper, [one])
+    summary = one.runs.summaries["orthofl"][0]
+    shelf = replace(one.runs, world=replace(WORLD, until=until))
+    vars(shelf)["summaries"] = {"fedasync": {0: summary, 1: summary, 2: summary}, "orthofl": {1: summary}}
+    assert told in paper_page.render_page(paper, [replace(one, shelf=shelf)])
     assert shelf.slowest_missing == (until == "acc=0.9")
 
 
 def test_a_study_that_no_preset_runs_says_where_it_is_told(computed):
-    paper, _ = find("fedpsa")
-    kappa = next(one for one in look(paper.entries, Store(computed)) if one.entry.preset is None)
+    paper, _ = find_entries("fedpsa")
+    kappa = next(
+        one for one in evaluate_entries(paper.entries, ReproductionStore(computed)) if one.entry.preset is None
+    )
     assert kappa.verdict == "a study of its own: docs/reproductions/fedpsa-kappa.md"
-    assert f"| {kappa.verdict} | – | – |" in paper_page.page(paper, [kappa])
+    assert f"| {kappa.verdict} | – | – |" in paper_page.render_page(paper, [kappa])

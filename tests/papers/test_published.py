@@ -6,11 +6,10 @@ import pytest
 
 from offbeat import presets
 from offbeat.core.errors import ConfigError
-from offbeat.papers import find, papers
-from offbeat.papers.entries import RELATIVE_TIME
-from offbeat.papers.verdict import decided
+from offbeat.papers.entries import RELATIVE_TIME, find_entries, load_papers
+from offbeat.papers.verdict import paper_orders
 
-ENTRIES = [entry for paper in papers().values() for entry in paper.entries]
+ENTRIES = [entry for paper in load_papers().values() for entry in paper.entries]
 
 
 def test_every_preset_of_a_paper_has_an_entry():
@@ -22,7 +21,7 @@ def test_every_method_of_an_entry_is_one_of_its_preset(preset):
     for scale in ("paper", "quick"):
         rows = presets.load(preset, scale).methods
         for entry in (e for e in ENTRIES if e.preset == preset):
-            named = {*entry.printed, *(name for pair in decided(entry) for name in pair), entry.winner} - {None}
+            named = {*entry.printed, *(name for pair in paper_orders(entry) for name in pair), entry.winner} - {None}
             assert named <= rows.keys(), entry.where
 
 
@@ -117,10 +116,13 @@ def test_what_fed_ogds_text_says_of_the_others():
     """
     worst = {"l1": "fedavg", "l2": "fedavg", "l3": "mifa"}
     for case, last in worst.items():
-        said = decided(entry(f"fed_ogd/{case}-ag_news"))
+        said = paper_orders(entry(f"fed_ogd/{case}-ag_news"))
         assert {worse for better, worse in said if better != "fed_ogd"} == {last}
         assert len(said) == 5 + 4
-    assert decided(entry("fed_ogd/fig6-cifar10")) == [("fed_ogd", "fed_ogd-no-cache"), ("fed_ogd", "fed_ogd-always")]
+    assert paper_orders(entry("fed_ogd/fig6-cifar10")) == [
+        ("fed_ogd", "fed_ogd-no-cache"),
+        ("fed_ogd", "fed_ogd-always"),
+    ]
     assert entry("fed_ogd/fig6-cifar100", "variance").printed["fed_ogd-always"].value == 1.897e-3
 
 
@@ -130,43 +132,45 @@ def test_no_order_is_claimed_where_a_paper_compares_nobody():
         entry("orthofl/motivation-100", "forgetting"),
         entry("aso_fed/dropout-periodic-air-quality-50", "metrics.smape"),
     ):
-        assert not decided(alone)
+        assert not paper_orders(alone)
         assert alone.winner is None
 
 
 def test_aso_fed_is_before_local_and_global_in_figure_6():
-    assert ("aso_fed", "global") in decided(entry("aso_fed/fig6-fashion-mnist-20"))
-    assert ("aso_fed", "local") in decided(entry("aso_fed/fig6-extrasensory-20", "metrics.f1"))
+    assert ("aso_fed", "global") in paper_orders(entry("aso_fed/fig6-fashion-mnist-20"))
+    assert ("aso_fed", "local") in paper_orders(entry("aso_fed/fig6-extrasensory-20", "metrics.f1"))
 
 
 def test_both_rows_of_orthofls_figure_8_have_an_entry():
     quicker = [(f"orthofl-beta{beta}", "fedavg") for beta in (0.2, 0.4, 0.6, 0.8)]
-    assert decided(entry("orthofl/fig8-beta")) == decided(entry("orthofl/fig8-beta", "relative_time")) == quicker
-    assert decided(entry("orthofl/fig8-epochs1", "relative_time")) == [("orthofl", "fedavg")]
+    assert (
+        paper_orders(entry("orthofl/fig8-beta")) == paper_orders(entry("orthofl/fig8-beta", "relative_time")) == quicker
+    )
+    assert paper_orders(entry("orthofl/fig8-epochs1", "relative_time")) == [("orthofl", "fedavg")]
 
 
 def test_a_paper_has_entries_that_are_quick():
-    for name, paper in papers().items():
-        assert any(entry.short for entry in paper.entries), name
+    for name, paper in load_papers().items():
+        assert any(entry.in_quick_subset for entry in paper.entries), name
 
 
 def test_a_table_is_a_prefix_of_presets():
-    paper, entries = find("fedcompass/table2")
+    paper, entries = find_entries("fedcompass/table2")
     assert paper.name == "fedcompass"
     assert {entry.preset for entry in entries} == {
         f"fedcompass/table2-{name}-{law}" for name in ("ixi", "isic") for law in ("homo", "normal", "exp")
     }
-    assert find("orthofl")[1] == paper_entries("orthofl")
+    assert find_entries("orthofl")[1] == paper_entries("orthofl")
 
 
 def paper_entries(name):
-    return papers()[name].entries
+    return load_papers()[name].entries
 
 
 @pytest.mark.parametrize(("word", "said"), [("orthof", "orthofl"), ("orthofl/tabel2-mnist", "table2-mnist")])
 def test_what_there_is_not_is_refused_with_the_nearest(word, said):
     with pytest.raises(ConfigError, match=said):
-        find(word)
+        find_entries(word)
 
 
 def test_times_are_over_a_method_that_the_preset_has():

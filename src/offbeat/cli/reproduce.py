@@ -13,7 +13,7 @@ from offbeat.cli.shared_options import DataRoot, UntilText, WorkerName, refuse_n
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
     from offbeat.papers.entries import Entry
-    from offbeat.papers.run_store import Store, World
+    from offbeat.papers.run_store import PaperSetting, ReproductionStore
     from offbeat.presets import Scale
 
 MOST_TOLD = 5  # entries
@@ -62,32 +62,34 @@ def reproduce(
 
     Finished runs are kept in the store and never repeated; a table can be built in pieces.
     """
-    from offbeat import papers
     from offbeat.cli.terminal import print_table, say
     from offbeat.core.errors import ConfigError
     from offbeat.papers import paper_page
-    from offbeat.papers.evaluated_entry import look
-    from offbeat.papers.page_merge import key_of
-    from offbeat.papers.run_store import Store
+    from offbeat.papers.entries import find_entries, load_papers
+    from offbeat.papers.evaluated_entry import MeasuredEntry, evaluate_entries
+    from offbeat.papers.page_merge import entry_key
+    from offbeat.papers.run_store import ReproductionStore
     from offbeat.workers import registry
 
     use_data(data)
     size = _scale(scale)
     if worker is not None:
-        registry.parse(worker)
+        registry.parse_worker(worker)
     if until is not None:
         refuse_no_end(until)
     _refuse_file("--store", store)
     pages = store if out is None else out
     _refuse_file("--out", pages)
-    kept = Store(store)
+    kept = ReproductionStore(store)
+    if what is not None:
+        _refuse_other_preset(what)
     if listed:
-        names = [what] if what is not None else list(papers.papers())
-        _list([entry for name in names for entry in papers.find(name)[1]], kept)
+        names = [what] if what is not None else list(load_papers())
+        _list([entry for name in names for entry in find_entries(name)[1]], kept)
         return
     if what is None:
-        raise ConfigError(f"give a paper, or one of its tables: {', '.join(papers.papers())}, fedcompass/table1")
-    paper, entries = papers.find(what)
+        raise ConfigError(f"give a paper, or one of its tables: {', '.join(load_papers())}, fedcompass/table1")
+    paper, entries = find_entries(what)
     for folder in into or []:
         _take(kept, folder)
     failed = False
@@ -97,14 +99,18 @@ def reproduce(
         _tell_unused(seeds=seeds, until=until, worker=worker, jobs=jobs, all=every or None)
     else:
         failed = _run(_worlds(what, entries, size, until, every), kept, seeds, worker, jobs)
-    looked = look(paper.entries, kept)
-    warn(f"not shown: {line}" for one in looked for line in one.left)
-    path, stays = paper_page.write(paper, looked, pages)
+    looked = evaluate_entries(paper.entries, kept)
+    warn(f"not shown: {line}" for one in looked for line in one.skipped)
+    path, stays = paper_page.write_page(paper, looked, pages)
     if stays:
         wheres = list(dict.fromkeys(where for where, _ in stays))
         which = "; ".join(wheres[:MOST_TOLD]) + ("; …" if len(wheres) > MOST_TOLD else "")
         warn([f"{path} keeps what it shows more of than {store} has: {which}"])
-    asked = [one for one in looked if one.entry in entries and one.shelf and key_of(one.entry) not in stays]
+    asked = [
+        one
+        for one in looked
+        if one.entry in entries and isinstance(one, MeasuredEntry) and entry_key(one.entry) not in stays
+    ]
     if asked:
         rows = [[one.entry.where, one.entry.quantity.title, one.verdict, one.size] for one in asked]
         print_table([["in the paper", "measured", "verdict", "size"], *rows], left=True)
@@ -116,12 +122,20 @@ def reproduce(
 def _scale(given: str) -> Scale:
     from typing import cast, get_args
 
-    from offbeat.core.errors import unknown
+    from offbeat.core.errors import unknown_name
     from offbeat.presets import Scale
 
     if given not in get_args(Scale):
-        raise unknown("scale", given, get_args(Scale))
+        raise unknown_name("scale", given, get_args(Scale))
     return cast("Scale", given)
+
+
+def _refuse_other_preset(name: str) -> None:
+    from offbeat import presets
+    from offbeat.core.errors import ConfigError
+
+    if name in presets.names() and "/" not in name:
+        raise ConfigError(f"{name!r} belongs to no paper: 'offbeat compare {name}' runs it")
 
 
 def _refuse_file(option: str, path: Path) -> None:
@@ -140,20 +154,20 @@ def _tell_unused(**given: object) -> None:
         warn([f"--stored runs nothing: {' and '.join(unused)} {'have' if len(unused) > 1 else 'has'} no use"])
 
 
-def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None, every: bool) -> list[World]:
+def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None, every: bool) -> list[PaperSetting]:
     """Those to run. What cannot be, for want of data, is told."""
     from offbeat.core.errors import DataError
-    from offbeat.papers.run_store import fitting
+    from offbeat.papers.run_store import choose_setting
 
     entries = list(entries)
     whole = every or scale != "quick" or any(entry.preset == what for entry in entries)
-    some = entries if whole else [entry for entry in entries if entry.short] or entries
+    some = entries if whole else [entry for entry in entries if entry.in_quick_subset] or entries
     if len(some) < len(entries):
         warn([f"quick: {len(some)} of {len(entries)} entries are run; --all, or a preset's whole name, for others"])
     made = []
     for preset in dict.fromkeys(entry.preset for entry in some if entry.preset is not None):
         try:
-            world, lacking = fitting(preset, scale, until)
+            world, lacking = choose_setting(preset, scale, until)
         except DataError as error:
             warn([f"{preset} is not run: {error}"])
             continue
@@ -163,7 +177,9 @@ def _worlds(what: str, entries: Iterable[Entry], scale: Scale, until: str | None
     return made
 
 
-def _run(worlds: list[World], store: Store, seeds: int | None, worker: str | None, jobs: int | None) -> bool:
+def _run(
+    worlds: list[PaperSetting], store: ReproductionStore, seeds: int | None, worker: str | None, jobs: int | None
+) -> bool:
     """Make and finish what is missing; true if some could not be finished."""
     from offbeat.cli.terminal import say
     from offbeat.core.errors import RunError
@@ -172,7 +188,7 @@ def _run(worlds: list[World], store: Store, seeds: int | None, worker: str | Non
     for number, world in enumerate(worlds, 1):
         preset = world.load()
         pairs = [(name, seed) for name in preset.methods for seed in range(seeds or preset.seeds)]
-        comparison = store.make(world, pairs, worker or "inline")
+        comparison = store.add_runs(world, pairs, worker or "inline")
         missing = sum(not run.complete for _, run in comparison.entries())
         say(f"{number} of {len(worlds)}: {world.preset}, {world.label}: {missing or 'no'} runs to go", err=True)
         if not missing:
@@ -193,7 +209,7 @@ def _finish(comparison: Comparison, jobs: int | None, worker: str | None) -> Non
     finished = False
     try:
         with runs_progress([entry["folder"] for entry in comparison.layout()]) as watch:
-            finished = comparing.execute(comparison, jobs, watch, worker)
+            finished = comparing.execute_comparison(comparison, jobs, watch, worker)
     except KeyboardInterrupt:
         pass
     if not finished:
@@ -201,34 +217,39 @@ def _finish(comparison: Comparison, jobs: int | None, worker: str | None) -> Non
         raise typer.Exit(130)
 
 
-def _take(store: Store, folder: Path) -> None:
+def _take(store: ReproductionStore, folder: Path) -> None:
     from offbeat.cli.terminal import say
-    from offbeat.papers.import_runs import take
+    from offbeat.papers.import_runs import import_runs
 
-    taken = take(store, folder)
+    taken = import_runs(store, folder)
     home = store.path.resolve()
     if home in (folder.resolve(), *folder.resolve().parents):
         say(f"{folder}: it is the store, or in it; nothing is taken")
-    elif taken.nothing:
+    elif taken.is_empty:
         say(f"{folder}: there are no runs below it")
     else:
-        say(f"{folder}: {len(taken.copied)} runs taken, {len(taken.same)} were here already, with the same digest")
-    warn(f"{p.world.preset}, {p.method}, seed {p.seed}: {told}" for p, told in taken.different)
-    warn(taken.left)
+        say(f"{folder}: {len(taken.copied)} runs taken, {len(taken.identical)} were here already, with the same digest")
+    warn(f"{p.setting.preset}, {p.method}, seed {p.seed}: {told}" for p, told in taken.different)
+    warn(taken.skipped)
 
 
-def _list(entries: Iterable[Entry], store: Store) -> None:
+def _list(entries: Iterable[Entry], store: ReproductionStore) -> None:
     from offbeat.cli.terminal import print_table
     from offbeat.papers.evaluated_entry import NOT_RUN
 
-    there = store.worlds()
+    there = store.comparisons()
     found: dict[str, list[str]] = {}
     for world, comparison in there.items():
         several = comparison.entries()
         done = sum(run.complete for _, run in several)
         found.setdefault(world.preset, []).append(f"{world.label}: {done} of {len(several)} runs")
     rows = [
-        [e.preset or "no preset", e.where, e.quantity.title, "; ".join(found.get(e.preset or "", [e.apart or NOT_RUN]))]
+        [
+            e.preset or "no preset",
+            e.where,
+            e.quantity.title,
+            "; ".join(found.get(e.preset or "", [e.study_page or NOT_RUN])),
+        ]
         for e in entries
     ]
     print_table([["preset", "in the paper", "measured", "in the store"], *rows], left=True)

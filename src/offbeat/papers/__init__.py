@@ -1,38 +1,34 @@
-"""The papers' tables beside ours: what they printed, what came out here, and whether the two agree.
+"""Reproduction of published results: presets of the papers, their published numbers, and the comparison with our runs.
 
-One file a paper has its numbers (`orthofl.py`, …), `published.py` their shape; `store.py` has the runs and `taking.py`
-takes what was computed elsewhere; `measured.py` reads them, `verdict.py` judges, `page.py` writes, and `kept.py`
-says what stays of a page that is there.
+Each paper has a folder with `presets.py` (its experiments) and `published.yaml` (its claims and numbers). `run_store`
+holds finished runs, `import_runs` adds runs from elsewhere, `verdict` judges, `paper_page` writes the pages.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import get_args
 
-from offbeat.core.errors import unknown
-from offbeat.papers.entries import Entry, Paper
-from offbeat.papers.paper_presets import PAPERS
+from offbeat.core.errors import unknown_name
+from offbeat.experiment.preset import Preset, PresetFunction, Scale
 
-
-def papers() -> dict[str, Paper]:
-    modules = [import_module(f"offbeat.papers.{paper}.published") for paper in PAPERS]
-    return {module.PAPER.name: module.PAPER for module in modules}
+PAPERS = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
 
 
-def find(word: str) -> tuple[Paper, tuple[Entry, ...]]:
-    """A paper and those of its entries that are meant: `orthofl` all, `orthofl/table2` those whose preset begins so;
-    of a preset's whole name, that one's.
-    """
-    name, _, table = word.partition("/")
-    known = papers()
-    if name not in known:
-        raise unknown("paper", name, known)
-    paper = known[name]
-    if not table:
-        return paper, paper.entries
-    exact = tuple(entry for entry in paper.entries if entry.preset == word)
-    found = exact or tuple(entry for entry in paper.entries if (entry.preset or "").startswith(word))
-    if not found:
-        tables = dict.fromkeys(entry.preset.partition("/")[2] for entry in paper.entries if entry.preset)
-        raise unknown(f"table of {name}", table, tables)
-    return paper, found
+def paper_preset_makers() -> dict[str, PresetFunction]:
+    """Return the function that makes each preset, by its full name, paper by paper."""
+    modules = {paper: import_module(f"offbeat.papers.{paper}.presets") for paper in PAPERS}
+    return {f"{paper}/{name}": maker for paper, module in modules.items() for name, maker in module.makers().items()}
+
+
+def load_paper_preset(name: str, scale: Scale | None = None) -> Preset:
+    """Return a paper's preset at the given scale; the default is the paper's own scale."""
+    if scale is not None and scale not in get_args(Scale):
+        raise unknown_name("scale", scale, get_args(Scale))
+    makers = paper_preset_makers()
+    if name not in makers:
+        raise unknown_name("preset", name, [*makers])
+    preset = makers[name](scale or "paper")
+    if scale == "quick":
+        return preset.varied(f"{preset.summary} (quick)", name=f"{name}-quick")
+    return preset.varied(preset.summary, name=name)

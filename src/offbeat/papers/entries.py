@@ -1,86 +1,207 @@
-"""What papers printed, as values: an entry for each column of a table, and for each figure."""
+"""Published results of the papers: claims and numbers, read from `papers/PAPER/published.yaml`.
+
+A file has tables. A table gives the fields that its entries share; an entry adds its own fields or overrides them.
+`where` of an entry is appended to that of its table. `printed` is a list of values in the order of `methods`, or a
+mapping from method to value. A value is a number, `NUMBER ± SPREAD`, `–` (not reached) or null (not printed).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 from math import inf, isfinite
-from typing import Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-RELATIVE_TIME = "relative_time"
-NOT_REACHED = inf  # a dash in a table of times: the method did not get there
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from offbeat.core.errors import ConfigError, unknown_name
+from offbeat.papers import PAPERS
+
+RELATIVE_TIME = "relative_time"  # key of quantities that are times relative to a reference method
+FINAL_VALUE = "final"  # key of quantities that are the headline metric at the end of a run
+NOT_REACHED = inf
 
 
 @dataclass(frozen=True)
-class Printed:
-    """One cell of a table."""
+class PrintedValue:
+    """One cell of a published table."""
 
     value: float
-    spread: float | None = None  # its standard deviation, where the paper has one
+    spread: float | None = None  # standard deviation, if the paper prints one
 
     def text(self, digits: int) -> str:
         if not isfinite(self.value):
             return "not reached"
-        return shown(self.value, digits) + ("" if self.spread is None else f" ± {shown(self.spread, digits)}")
+        return format_number(self.value, digits) + (
+            "" if self.spread is None else f" ± {format_number(self.spread, digits)}"
+        )
 
 
-def shown(value: float, digits: int) -> str:
-    """Variances are too small for a point."""
+def format_number(value: float, digits: int) -> str:
+    """Format with the given decimals; -1 selects scientific notation."""
     return f"{value:.2e}" if digits < 0 else f"{value:.{digits}f}"
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is measured, and in which unit the paper prints it."""
+    """A measured quantity and the unit in which the paper prints it."""
 
-    key: str  # one of offbeat's measures, metrics.NAME, or one that `measured` has
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    key: str  # a measure of offbeat, metrics.NAME, RELATIVE_TIME or server_seconds_an_update
     title: str
     better: Literal["more", "less"]
-    factor: float = 1.0  # from offbeat's unit to the paper's
-    digits: int = 2  # behind the point; -1: powers of ten
-    same_unit: bool = True  # else orders can be compared, values cannot
-    of_machine: bool = False  # it depends on the machine that computes, not on the world that is simulated
-
-
-ACCURACY = Quantity("final", "final accuracy, %", "more", 100.0, 1)
-BEST = Quantity("best", "best accuracy, %", "more", 100.0, 1)
-FAIRNESS = Quantity("variance", "variance between active clients and stragglers", "less", digits=-1)
-AREA = Quantity("aulc", "area under the learning curve, accuracy × days", "more", digits=3)
-FORGETTING = Quantity("forgetting", "forgetting of the slowest quarter", "less", digits=3)
-SERVER = Quantity("server_seconds_an_update", "server seconds an update", "less", digits=4, of_machine=True)
-
-
-def relative_time(to: str, reference: str) -> Quantity:
-    return Quantity(RELATIVE_TIME, f"time to {to}, {reference} = 1", "less")
+    factor: float = 1.0  # converts from offbeat's unit to the paper's
+    digits: int = 2  # decimals; -1: scientific notation
+    same_unit: bool = True  # False: only orders can be compared, not values
+    machine_dependent: bool = False  # depends on the computer and not on the simulated setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One claim of a paper, and how it is looked at here."""
+    """One claim of a paper: a column of a table or a figure."""
 
-    where: str  # in the paper: "Table 2, MNIST"
-    claim: str  # in a sentence
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    where: str  # place in the paper: "Table 2, MNIST"
+    claim: str
     quantity: Quantity
-    preset: str | None  # None: nothing that a preset runs
-    apart: str = ""  # of such a one: where what came of it is told
-    printed: Mapping[str, Printed] = field(default_factory=dict)  # by the label that the method has in the preset
-    winner: str | None = None  # whom the claim is about
-    kin: tuple[str, ...] = ()  # its variants, which are no rivals
-    order: tuple[tuple[str, str], ...] = ()  # (better, worse): what the text says where there are no numbers
-    notes: tuple[str, ...] = ()  # what could explain a difference: typos, what is not given, where a spread comes from
-    data: str = ""  # of a set that is not to be had freely: what is run in its place
-    short: bool = False  # among the few that are run at the quick scale, so that a paper takes minutes
+    preset: str | None = None  # None: no preset runs it
+    study_page: str = ""  # page with the result of an entry without a preset
+    printed: Mapping[str, PrintedValue] = field(default_factory=dict)  # by method label of the preset
+    winner: str | None = None  # the method that the claim is about
+    variants: tuple[str, ...] = ()  # variants of the winner, which do not count as competitors
+    stated_orders: tuple[tuple[str, str], ...] = ()  # (better, worse) pairs that the text states without numbers
+    notes: tuple[str, ...] = ()  # possible reasons for a difference
+    data_note: str = ""  # replacement used for data that is not freely available
+    in_quick_subset: bool = False  # run by default at the quick scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    name: str  # as its presets are called
+    """A paper with all its entries."""
+
+    name: str  # prefix of its presets
     title: str
     entries: tuple[Entry, ...]
-    spread: str  # what a paper's spread can come from
-    notes: tuple[str, ...] = ()  # of the whole paper
+    spread: str  # possible sources of the spreads that the paper prints
+    notes: tuple[str, ...] = ()
 
 
-def cells(values: Mapping[str, float | tuple[float, float]]) -> dict[str, Printed]:
-    """Numbers, or pairs of a number and its spread."""
-    return {name: Printed(*given) if isinstance(given, tuple) else Printed(given) for name, given in values.items()}
+class PublishedTable(BaseModel):
+    """A table or figure in a published.yaml: fields shared by its entries (extra fields), and the entries."""
+
+    model_config = ConfigDict(extra="allow")
+    where: str = ""
+    entries: list[dict[str, Any]]
+
+
+class PublishedFile(BaseModel):
+    """Layout of a published.yaml."""
+
+    model_config = ConfigDict(extra="forbid")
+    title: str
+    spread: str
+    notes: tuple[str, ...] = ()
+    texts: dict[str, str] = {}  # sentences that claims, notes and data_note refer to by name
+    quantities: dict[str, Quantity]
+    tables: list[PublishedTable]
+
+
+@cache
+def load_papers() -> dict[str, Paper]:
+    """Load the published results of all papers, by paper name."""
+    return {name: read_published(Path(__file__).parent / name / "published.yaml") for name in PAPERS}
+
+
+def find_entries(word: str) -> tuple[Paper, tuple[Entry, ...]]:
+    """Return a paper and the selected entries.
+
+    `orthofl` selects all entries, `orthofl/table2` those whose preset starts with this text, and the full name of a
+    preset only the entries of that preset.
+    """
+    name, _, table = word.partition("/")
+    known = load_papers()
+    if name not in known:
+        raise unknown_name("paper", name, known)
+    paper = known[name]
+    if not table:
+        return paper, paper.entries
+    exact = tuple(entry for entry in paper.entries if entry.preset == word)
+    selected = exact or tuple(entry for entry in paper.entries if (entry.preset or "").startswith(word))
+    if not selected:
+        tables = dict.fromkeys(entry.preset.partition("/")[2] for entry in paper.entries if entry.preset)
+        raise unknown_name(f"table of {name}", table, tables)
+    return paper, selected
+
+
+def read_published(path: Path) -> Paper:
+    """Read the published results of the paper whose folder contains the file."""
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        file = PublishedFile.model_validate(tree)
+    except (yaml.YAMLError, ValidationError) as error:
+        raise ConfigError(f"{path}: {_reason(error)}") from None
+    entries = []
+    for table in file.tables:
+        for fields in table.entries:
+            where = ", ".join(part for part in (table.where, str(fields.get("where", ""))) if part)
+            try:
+                entries.append(_parse_entry({**(table.model_extra or {}), **fields, "where": where}, file))
+            except ValueError as error:
+                raise ConfigError(f"{path}: entry {where!r}: {_reason(error)}") from None
+    return Paper(name=path.parent.name, title=file.title, entries=tuple(entries), spread=file.spread, notes=file.notes)
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+_ENTRY = TypeAdapter(Entry)
+
+
+def _parse_entry(fields: dict[str, Any], file: PublishedFile) -> Entry:
+    methods, printed = fields.pop("methods", []), fields.pop("printed", {})
+    if not isinstance(printed, dict):
+        if len(printed) != len(methods):
+            raise ValueError(f"printed: {len(printed)} values for {len(methods)} methods")
+        printed = dict(zip(methods, printed, strict=True))
+    values = {method: _parse_value(method, value) for method, value in printed.items() if value is not None}
+    if reference := fields.pop("relative_to", None):
+        values = {method: PrintedValue(value.value / values[reference].value) for method, value in values.items()}
+    if fields.get("quantity") not in file.quantities:
+        raise ValueError(f"quantity: {fields.get('quantity')!r} is not one of {', '.join(file.quantities)}")
+    texts = {key: file.texts.get(fields[key], fields[key]) for key in ("claim", "data_note") if key in fields}
+    notes = tuple(file.texts.get(note, note) for note in fields.get("notes", ()))
+    for text in (*texts.values(), *notes):
+        if " " not in text:
+            raise ValueError(f"{text!r} is not defined in texts")
+    orders = tuple(pair for line in fields.get("stated_orders", ()) for pair in _parse_orders(line))
+    quantity = file.quantities[fields["quantity"]]
+    changed = {**texts, "notes": notes, "stated_orders": orders, "quantity": quantity, "printed": values}
+    return _ENTRY.validate_python({**fields, **changed})
+
+
+def _parse_value(method: str, value: object) -> PrintedValue:
+    if value == "–":
+        return PrintedValue(NOT_REACHED)
+    number, _, spread = str(value).partition(" ± ")
+    try:
+        return PrintedValue(float(number), float(spread) if spread else None)
+    except ValueError:
+        raise ValueError(f"printed.{method}: {value!r} is not a number, 'NUMBER ± SPREAD', – or null") from None
+
+
+def _parse_orders(line: str) -> list[tuple[str, str]]:
+    """Parse `a > b, c` into (better, worse) pairs."""
+    better, mark, worse = (part.strip() for part in line.partition(">"))
+    if not (better and mark and worse):
+        raise ValueError(f"stated_orders: {line!r} is not of the form METHOD, … > METHOD, …")
+    return list(product(better.split(", "), worse.split(", ")))

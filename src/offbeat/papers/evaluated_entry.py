@@ -1,4 +1,4 @@
-"""An entry of a paper with what the store has for it: measured and judged."""
+"""Evaluate entries of a paper with the runs in a store: measure the quantity and judge the claim."""
 
 from __future__ import annotations
 
@@ -6,139 +6,166 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
 
 from offbeat.core.errors import OffbeatError, RunError
-from offbeat.experiment import checksummed_json
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.preset import Preset
-from offbeat.experiment.run import identity
+from offbeat.experiment.run import checksums, identity
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.serialization import to_plain
+from offbeat.experiment.spec.serialization import to_values
 from offbeat.metrics.trace_summary import Summary
-from offbeat.papers import measured_values
 from offbeat.papers.entries import Entry
-from offbeat.papers.measured_values import Found, Measured
-from offbeat.papers.run_store import Store, World, experiments
-from offbeat.papers.verdict import Judged, judge
+from offbeat.papers.measured_values import MeasuredValues, Summaries, measure
+from offbeat.papers.run_store import PaperSetting, ReproductionStore, experiments_by_method
+from offbeat.papers.verdict import Judgement, judge_entry
 
 NOT_RUN = "not run yet"
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """What the store has of one preset, at the size that a page shows."""
+class StoredRuns:
+    """The finished runs of one paper setting."""
 
-    world: World
+    setting: PaperSetting
     comparison: Comparison
 
     @cached_property
     def preset(self) -> Preset:
-        return self.world.load()
+        return self.setting.load()
 
     @cached_property
-    def found(self) -> Found:
-        """What came out, by method and seed."""
-        made: dict[str, dict[int, Summary]] = {}
-        for method, seed, _, summary in self._read[0]:
-            made.setdefault(method, {})[seed] = summary
-        return made
+    def summaries(self) -> Summaries:
+        summaries: dict[str, dict[int, Summary]] = {}
+        for method, seed, _, summary in self._runs[0]:
+            summaries.setdefault(method, {})[seed] = summary
+        return summaries
 
     @property
     def finished(self) -> list[tuple[str, int, Run]]:
-        return [(method, seed, run) for method, seed, run, _ in self._read[0]]
+        """Return method, seed and run of each finished run."""
+        return [(method, seed, run) for method, seed, run, _ in self._runs[0]]
 
     @property
-    def left(self) -> list[str]:
-        """Which finished runs are not shown, and why."""
-        return self._read[1]
+    def skipped(self) -> list[str]:
+        """Return the reasons why finished runs are not used."""
+        return self._runs[1]
 
     @cached_property
-    def _read(self) -> tuple[list[tuple[str, int, Run, Summary]], list[str]]:
-        """A manifest is believed only where the run itself says the same."""
-        expected, read, left = experiments(self.preset), [], []
+    def _runs(self) -> tuple[list[tuple[str, int, Run, Summary]], list[str]]:
+        """Read the runs; the experiment file of a run must confirm what the manifest says about it."""
+        expected = experiments_by_method(self.preset)
+        runs: list[tuple[str, int, Run, Summary]] = []
+        skipped: list[str] = []
         for entry, run in self.comparison.entries():
             if not run.complete:
                 continue
             method, seed = entry["strategy"], entry["seed"]
             try:
-                given = run.experiment()
-                if method not in expected or replace(expected[method], seed=seed) != given:
-                    raise RunError(f"{run.folder}: {self._differs(given, expected.get(method), method, seed)}")
-                read.append((method, seed, run, run.summary()))
+                self._check_experiment(run, expected.get(method), method, seed)
+                runs.append((method, seed, run, run.summary()))
             except OffbeatError as error:
-                left.append(str(error))
-        return read, left
+                skipped.append(str(error))
+        return runs, skipped
 
-    def _differs(self, given: Experiment, expected: Experiment | None, method: str, seed: int) -> str:
+    def _check_experiment(self, run: Run, expected: Experiment | None, method: str, seed: int) -> None:
         if expected is None:
-            return f"{self.world.preset} has no method {method!r} now"
-        found = identity.changes("", to_plain(given), to_plain(replace(expected, seed=seed)))
-        told = ", ".join(islice(found, 3))
-        return f"it is not {method}, seed {seed}, of {self.world.preset}, {self.world.label}, as that is now: {told}"
+            raise RunError(f"{run.folder}: {self.setting.preset} has no method {method!r} now")
+        actual, expected = run.experiment(), replace(expected, seed=seed)
+        if actual != expected:
+            changes = ", ".join(islice(identity.setting_changes("", to_values(actual), to_values(expected)), 3))
+            raise RunError(
+                f"{run.folder}: it is not {method}, seed {seed}, of the current {self.setting.preset}, "
+                f"{self.setting.label}: {changes}"
+            )
 
     @property
     def missing(self) -> list[tuple[str, int]]:
-        """Which methods lack seeds that others have."""
-        seeds = sorted({seed for given in self.found.values() for seed in given})
-        return [(name, seed) for name in self.preset.methods for seed in seeds if seed not in self.found.get(name, {})]
+        """Return method and seed of missing runs: seeds that other methods have."""
+        seeds = sorted({seed for by_seed in self.summaries.values() for seed in by_seed})
+        return [
+            (name, seed) for name in self.preset.methods for seed in seeds if seed not in self.summaries.get(name, {})
+        ]
 
     @property
     def slowest_missing(self) -> bool:
-        """Where runs end at a target the quick are done first: without the others a mean is of the quick."""
-        return self.world.ends_at_target and bool(self.missing)
+        """Tell if the finished runs are the fastest ones, because runs end at a target and some are missing."""
+        return self.setting.ends_at_target and bool(self.missing)
 
     @property
-    def seeds(self) -> int:
-        """Of the method that has the fewest."""
-        return min(map(len, self.found.values()), default=0)
+    def seed_count(self) -> int:
+        """The number of seeds of the method with the fewest."""
+        return min(map(len, self.summaries.values()), default=0)
 
-    def environments(self) -> list[dict[str, Any]]:
-        """What runs were made with, each once."""
-        made = []
+    def environments(self) -> list[dict[str, object]]:
+        """Return the distinct environments (machine, packages) of the runs."""
+        environments: list[dict[str, object]] = []
         for _, _, run in self.finished:
             try:
-                given = checksummed_json.read(run.folder / "environment.json")
+                environment = checksums.read_checksummed(run.folder / "environment.json")
             except (FileNotFoundError, RunError):
                 continue
-            if given not in made:
-                made.append(given)
-        return made
+            if environment not in environments:
+                environments.append(environment)
+        return environments
 
 
 @dataclass(frozen=True)
-class Looked:
-    """One entry; without a shelf it was not run."""
+class EntryResult:
+    """Result of an entry; this class stands for entries without finished runs."""
 
     entry: Entry
-    shelf: Shelf | None = None
-    measured: Measured | None = None
-    judged: Judged | None = None
-    left: tuple[str, ...] = ()  # runs that are not shown: why
+    skipped: tuple[str, ...] = ()  # reasons why runs are not used
 
     @property
     def verdict(self) -> str:
-        if self.judged is not None:
-            return self.judged.verdict
-        return f"a study of its own: {self.entry.apart}" if self.entry.apart else NOT_RUN
+        return f"separate study: {self.entry.study_page}" if self.entry.study_page else NOT_RUN
 
     @property
     def size(self) -> str:
-        return "–" if self.shelf is None else self.shelf.world.label
+        return "–"
 
 
-def look(entries: Iterable[Entry], store: Store) -> list[Looked]:
-    worlds, shelves = store.worlds(), dict[World, Shelf]()
-    made = []
+@dataclass(frozen=True, kw_only=True)
+class MeasuredEntry(EntryResult):
+    """Result of an entry with finished runs."""
+
+    runs: StoredRuns
+    measured: MeasuredValues
+    judgement: Judgement
+
+    @property
+    def verdict(self) -> str:
+        return self.judgement.verdict
+
+    @property
+    def size(self) -> str:
+        return self.runs.setting.label
+
+
+def evaluate_entries(entries: Iterable[Entry], store: ReproductionStore) -> list[EntryResult]:
+    """Evaluate each entry with the best comparison in the store."""
+    comparisons, stored = store.comparisons(), dict[PaperSetting, StoredRuns]()
+    results: list[EntryResult] = []
     for entry in entries:
-        best = store.best(entry.preset, entry.quantity.key, worlds) if entry.preset is not None else None
-        shelf = shelves.setdefault(best[0], Shelf(*best)) if best is not None else None
-        if shelf is None or not shelf.finished:
-            made.append(Looked(entry, left=tuple(shelf.left) if shelf else ()))
+        key = entry.quantity.key
+        best = store.best_comparison(entry.preset, key, comparisons) if entry.preset is not None else None
+        if best is None:
+            results.append(EntryResult(entry))
             continue
-        values = measured_values.measure(entry.quantity, shelf.comparison, shelf.found, shelf.preset.reference)
-        size = shelf.world.paper_size(entry.quantity.key)
-        judged = judge(entry, values.values, size, shelf.world.other_data, values.bounds.keys(), shelf.slowest_missing)
-        made.append(Looked(entry, shelf, values, judged, tuple(shelf.left)))
-    return made
+        runs = stored.setdefault(best[0], StoredRuns(*best))
+        skipped, setting = tuple(runs.skipped), runs.setting
+        if not runs.finished:
+            results.append(EntryResult(entry, skipped))
+            continue
+        measured = measure(entry.quantity, runs.comparison, runs.summaries, runs.preset.reference)
+        judgement = judge_entry(
+            entry,
+            measured.values,
+            paper_size=setting.has_paper_size(key),
+            other_data=setting.other_data,
+            bounds=measured.bounds.keys(),
+            slowest_missing=runs.slowest_missing,
+        )
+        results.append(MeasuredEntry(entry, skipped, runs=runs, measured=measured, judgement=judgement))
+    return results

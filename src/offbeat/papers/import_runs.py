@@ -1,5 +1,7 @@
-"""What others computed, on other machines and days: run folders are recognised by their experiment and seed, and copied
-into the store. Nothing that is there is touched; where both have a run, their digests are compared.
+"""Import finished runs from other folders into a store, for example runs of another machine.
+
+Runs are recognised by their experiment and seed and copied. Existing runs are never changed: if the store already has
+a run, the digests are compared.
 """
 
 from __future__ import annotations
@@ -11,121 +13,130 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from offbeat.core.errors import ConfigError, OffbeatError, RunError
-from offbeat.experiment import method_labels
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.preset import Scale
 from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import methods
 from offbeat.experiment.spec.config import Experiment
-from offbeat.papers.paper_presets import load_paper_preset, paper_preset_makers
-from offbeat.papers.run_store import Store, World, experiments
-from offbeat.scenario.data.synthetic_stand_in import StandIn
+from offbeat.papers import load_paper_preset, paper_preset_makers
+from offbeat.papers.run_store import PaperSetting, ReproductionStore, experiments_by_method
+from offbeat.scenario.data.built_in import StandIn
 
-LEFT_BEHIND = ("lock", "run.sqlite-shm", "checkpoint")  # of a finished run nobody needs these, nor links
+NOT_COPIED = ("lock", "run.sqlite-shm", "checkpoint")  # not needed in finished runs; links are not copied either
+DIGEST_LENGTH = 16  # characters of a digest in messages
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run belongs in a store."""
+class RunPlace:
+    """The place of a run in a store."""
 
-    world: World
+    setting: PaperSetting
     method: str
     seed: int
 
 
 @dataclass
-class Taken:
-    copied: list[Place] = field(default_factory=list)
-    same: list[Place] = field(default_factory=list)  # the store has it, and the digests are equal
-    different: list[tuple[Place, str]] = field(default_factory=list)  # it has another: in words
-    left: list[str] = field(default_factory=list)  # what is no finished run of a preset: why
+class ImportReport:
+    """Result of an import."""
+
+    copied: list[RunPlace] = field(default_factory=list)
+    identical: list[RunPlace] = field(default_factory=list)  # already in the store, with the same digest
+    different: list[tuple[RunPlace, str]] = field(default_factory=list)  # the store has another result; with a message
+    skipped: list[str] = field(default_factory=list)  # reasons why runs were not imported
 
     @property
-    def nothing(self) -> bool:
-        """Was there no run at all?"""
-        return not (self.copied or self.same or self.different or self.left)
+    def is_empty(self) -> bool:
+        return not (self.copied or self.identical or self.different or self.skipped)
 
 
-def take(store: Store, folder: Path) -> Taken:
-    """Whatever below a folder is a finished run of a paper's preset. A copy is whole or not there."""
+def import_runs(store: ReproductionStore, folder: Path) -> ImportReport:
+    """Copy all finished runs of paper presets below the folder into the store; a copy is complete or absent."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
-    taken = Taken()
-    found: dict[World, list[tuple[Place, Run]]] = {}
-    for run in _below(folder, store.path):
+    report = ImportReport()
+    by_setting: dict[PaperSetting, list[tuple[RunPlace, Run]]] = {}
+    for run in _runs_below(folder, store.path):
         try:
-            place = recognised(run.experiment())
+            place = identify_run(run.experiment())
             if place is None:
-                taken.left.append(f"{run.folder} is not of a paper's preset as it is")
+                report.skipped.append(f"{run.folder} does not match a current preset of a paper")
             elif not run.complete:
-                taken.left.append(f"{run.folder} is not finished: 'offbeat run --resume {run.folder}' finishes it")
+                report.skipped.append(f"{run.folder} is not finished: 'offbeat run --resume {run.folder}' finishes it")
             else:
-                run.check()
-                found.setdefault(place.world, []).append((place, run))
+                run.check_results()
+                by_setting.setdefault(place.setting, []).append((place, run))
         except OffbeatError as error:
-            taken.left.append(str(error))
-    there = store.worlds()
-    for world, several in found.items():
-        _take(store, world, there.get(world), several, taken)
-    return taken
+            report.skipped.append(str(error))
+    comparisons = store.comparisons()
+    for setting, runs in by_setting.items():
+        _import_setting(store, setting, comparisons.get(setting), runs, report)
+    return report
 
 
-def recognised(experiment: Experiment) -> Place | None:
-    """By what it says itself: the name is the preset's, and all else is as the preset has it; it may be shorter."""
-    name, scale = experiment.name, "paper"
-    if name.endswith("-quick"):
-        name, scale = name.removesuffix("-quick"), "quick"
+def identify_run(experiment: Experiment) -> RunPlace | None:
+    """Return the preset, method and seed of an experiment; None if it differs from the preset in more than its end."""
+    name = experiment.name.removesuffix("-quick")
+    scale: Scale = "paper" if name == experiment.name else "quick"
     if name not in paper_preset_makers():
         return None
-    kind: Scale = "quick" if scale == "quick" else "paper"
-    near = load_paper_preset(name, kind).nearest
-    nearest = near is not None and type(experiment.data) is type(near)
-    world = World(name, kind, str(experiment.until), isinstance(experiment.data, StandIn), nearest)
-    expected = experiments(world.load())
-    method = next((m for m, e in expected.items() if replace(e, seed=experiment.seed) == experiment), None)
-    return None if method is None else Place(world, method, experiment.seed)
+    nearest = load_paper_preset(name, scale).nearest
+    uses_nearest = nearest is not None and type(experiment.data) is type(nearest)
+    setting = PaperSetting(name, scale, str(experiment.until), isinstance(experiment.data, StandIn), uses_nearest)
+    for method, expected in experiments_by_method(setting.load()).items():
+        if replace(expected, seed=experiment.seed) == experiment:
+            return RunPlace(setting, method, experiment.seed)
+    return None
 
 
-def _below(folder: Path, store: Path) -> Iterator[Run]:
+def _runs_below(folder: Path, store: Path) -> Iterator[Run]:
     for path in sorted(folder.rglob("experiment.yaml")):
         if store.resolve() not in path.resolve().parents:
             yield Run(path.parent)
 
 
-def _take(store: Store, world: World, there: Comparison | None, several: list[tuple[Place, Run]], taken: Taken) -> None:
-    home = store.path / world.folder if there is None else there.folder
-    has = {(e["strategy"], e["seed"]): run for e, run in there.entries()} if there else {}
-    called = method_labels.folders(world.load().methods)
-    pairs = []
-    for place, run in several:
+def _import_setting(
+    store: ReproductionStore,
+    setting: PaperSetting,
+    comparison: Comparison | None,
+    runs: list[tuple[RunPlace, Run]],
+    report: ImportReport,
+) -> None:
+    home = store.path / setting.folder if comparison is None else comparison.folder
+    stored = {(entry["strategy"], entry["seed"]): run for entry, run in comparison.entries()} if comparison else {}
+    folder_names = methods.folder_names(setting.load().methods)
+    imported = []
+    for place, run in runs:
         key = place.method, place.seed
-        mine = has.get(key, Run(home / f"{called[place.method]}-seed{place.seed}"))
-        if not mine.folder.exists():
+        target = stored.get(key, Run(home / f"{folder_names[place.method]}-seed{place.seed}"))
+        if not target.folder.exists():
             try:
-                _copy(run.folder, mine.folder)
+                _copy(run.folder, target.folder)
             except RunError as error:
-                taken.left.append(str(error))
+                report.skipped.append(str(error))
                 continue
-            has[key] = mine
-            pairs.append(key)
-            taken.copied.append(place)
-        elif not mine.complete:
-            taken.different.append((place, f"{mine.folder} has been begun, and is kept: finish it, or remove it first"))
-        elif mine.digest() == run.digest():
-            pairs.append(key)
-            taken.same.append(place)
+            stored[key] = target
+            imported.append(key)
+            report.copied.append(place)
+        elif not target.complete:
+            message = f"{target.folder} is unfinished and was not replaced: finish or remove it first"
+            report.different.append((place, message))
+        elif target.digest() == run.digest():
+            imported.append(key)
+            report.identical.append(place)
         else:
-            told = f"{mine.folder} is kept: digest {mine.digest()[:16]}, of {run.folder} {run.digest()[:16]}"
-            taken.different.append((place, told))
-    if pairs:
-        store.make(world, pairs)
+            ours, theirs = target.digest()[:DIGEST_LENGTH], run.digest()[:DIGEST_LENGTH]
+            message = f"{target.folder} was not replaced: its digest is {ours}, that of {run.folder} is {theirs}"
+            report.different.append((place, message))
+    if imported:
+        store.add_runs(setting, imported)
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Into its place in one step, so that whoever is killed leaves no half of a run there."""
+    """Copy under a temporary name and rename, so that an interrupted copy leaves no partial run."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, partial, ignore=_left_behind)
+        shutil.copytree(source, partial, ignore=_ignored_names)
         wal = partial / "run.sqlite-wal"
         if wal.is_file() and not wal.stat().st_size:
             wal.unlink()
@@ -136,5 +147,5 @@ def _copy(source: Path, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _left_behind(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name in LEFT_BEHIND or Path(folder, name).is_symlink()]
+def _ignored_names(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name in NOT_COPIED or Path(folder, name).is_symlink()]

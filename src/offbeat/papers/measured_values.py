@@ -1,4 +1,4 @@
-"""What came out, in a paper's unit: of each method and seed one number."""
+"""Measure a published quantity in our runs: one number per method and seed, in the paper's unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from statistics import fmean, pstdev
-from typing import Literal, cast
+from typing import Literal
 
 from offbeat.core.errors import RunError
 from offbeat.engine.until import Target
@@ -16,124 +16,124 @@ from offbeat.metrics import curves, measures
 from offbeat.metrics.trace_summary import Summary
 from offbeat.papers.entries import RELATIVE_TIME, Quantity
 
-Found = Mapping[str, Mapping[int, Summary]]  # method -> seed -> what came out
-
-
-Bound = Literal[">", "<", "?"]  # it is more than the mean that is told, less, or nobody knows
+Summaries = Mapping[str, Mapping[int, Summary]]  # method -> seed -> summary of a finished run
+BoundSign = Literal[">", "<", "?"]  # the true mean is greater, less or unknown
 
 
 @dataclass(frozen=True)
-class Measured:
-    """By method and seed. A time that was not reached counts with the time that was watched: it is larger."""
+class MeasuredValues:
+    """Values by method and seed. A run that did not reach a target counts with its end time, so its value is a bound."""
 
     values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    without: Mapping[str, int] = field(default_factory=dict)  # of how many seeds there is no number
-    beyond: Mapping[str, int] = field(default_factory=dict)  # how many did not get there
-    bounds: Mapping[str, Bound] = field(default_factory=dict)  # of whom a mean is not the mean
-    target: Target | None = None  # of times: to what
+    no_value: Mapping[str, int] = field(default_factory=dict)  # seeds without a finite value
+    not_reached: Mapping[str, int] = field(default_factory=dict)  # seeds that did not reach the target
+    bounds: Mapping[str, BoundSign] = field(default_factory=dict)  # methods whose mean is only a bound
+    target: Target | None = None  # of relative times
 
 
-def measure(quantity: Quantity, comparison: Comparison, found: Found, reference: str) -> Measured:
-    """`found`: of the comparison's finished runs. `reference`: the method whose time is 1."""
+def measure(quantity: Quantity, comparison: Comparison, summaries: Summaries, reference: str) -> MeasuredValues:
+    """Measure the quantity in finished runs; the reference is the method whose relative time is 1."""
     if quantity.key == RELATIVE_TIME:
-        return _times(comparison, found, reference)
+        return _measure_times(comparison, summaries, reference)
     values = {
         method: {
             seed: quantity.factor * value
-            for seed, summary in given.items()
-            if isfinite(value := _read(quantity.key, summary))
+            for seed, summary in by_seed.items()
+            if isfinite(value := _measured_value(quantity.key, summary))
         }
-        for method, given in found.items()
+        for method, by_seed in summaries.items()
     }
-    without = {method: len(given) - len(values[method]) for method, given in found.items()}
-    return Measured(
-        {method: given for method, given in values.items() if given},
-        {method: number for method, number in without.items() if number},
+    no_value = {method: len(by_seed) - len(values[method]) for method, by_seed in summaries.items()}
+    return MeasuredValues(
+        {method: by_seed for method, by_seed in values.items() if by_seed},
+        {method: count for method, count in no_value.items() if count},
     )
 
 
 @dataclass(frozen=True)
-class Steadiness:
-    """Of one run: would the number be another had it ended a little earlier?"""
+class CurveStability:
+    """Shows how much the final value of a run depends on when the run ends."""
 
     final: float
-    best: float  # on the whole grid
-    swing: float  # deviation over the last tenth of the grid
+    best: float  # of all evaluations
+    swing: float  # standard deviation over the last tenth of the evaluations
 
 
-def steadiness(comparison: Comparison, found: Found) -> dict[str, list[Steadiness]]:
-    """By method, of the headline."""
-    made: dict[str, list[Steadiness]] = {}
+def curve_stability(comparison: Comparison, summaries: Summaries) -> dict[str, list[CurveStability]]:
+    """Return the stability of the headline metric, by method."""
+    stability: dict[str, list[CurveStability]] = {}
     for entry, run in comparison.entries():
         method, seed = entry["strategy"], entry["seed"]
-        if (summary := found.get(method, {}).get(seed)) is None:
+        if (summary := summaries.get(method, {}).get(seed)) is None:
             continue
         values = [value for _, value in run.curve(summary.headline).points]
         if values:
             best = max(values) if summary.higher(summary.headline) else min(values)
             swing = pstdev(values[-max(2, len(values) // 10) :])
-            made.setdefault(method, []).append(Steadiness(values[-1], best, swing))
-    return made
+            stability.setdefault(method, []).append(CurveStability(values[-1], best, swing))
+    return stability
 
 
-def _read(key: str, summary: Summary) -> float:
+def _measured_value(key: str, summary: Summary) -> float:
     if key == "server_seconds_an_update":
         return summary.server_seconds / summary.updates if summary.updates else nan
     if key.startswith("metrics."):
         return summary.metrics.get(key.removeprefix("metrics."), nan)
-    known = measures.values(summary)
+    known = measures.measure_values(summary)
     if key not in known:
-        raise RunError(f"{key!r} is no measure")
+        raise RunError(f"unknown measure {key!r}")
     return known[key]
 
 
-def _times(comparison: Comparison, found: Found, reference: str) -> Measured:
-    runs = {(e["strategy"], e["seed"]): run for e, run in comparison.entries()}
-    done = {method: {seed: runs[method, seed] for seed in given} for method, given in found.items()}
-    target = _target(done, found)
+def _measure_times(comparison: Comparison, summaries: Summaries, reference: str) -> MeasuredValues:
+    by_key = {(entry["strategy"], entry["seed"]): run for entry, run in comparison.entries()}
+    runs = {method: {seed: by_key[method, seed] for seed in by_seed} for method, by_seed in summaries.items()}
+    target = _common_target(runs, summaries)
     if target is None:
-        return Measured()
+        return MeasuredValues()
     times = {
         method: {
-            seed: (curves.time_to(run.curve(target.metric), target), found[method][seed].seconds)
-            for seed, run in given.items()
+            seed: (curves.time_to_reach(run.curve(target.metric), target), summaries[method][seed].seconds)
+            for seed, run in by_seed.items()
         }
-        for method, given in done.items()
+        for method, by_seed in runs.items()
     }
-    return replace(relative(times, reference), target=target)
+    return replace(relative_times(times, reference), target=target)
 
 
-def relative(times: Mapping[str, Mapping[int, tuple[float | None, float]]], against: str) -> Measured:
-    """Each seed's time over the mean of the reference's, of the seeds that all have, so that all are in one unit.
-    `times`: when each got there (None: it did not), and for how long it was watched.
+def relative_times(times: Mapping[str, Mapping[int, tuple[float | None, float]]], reference: str) -> MeasuredValues:
+    """Divide the time of each seed by the mean time of the reference.
+
+    Only seeds that all methods share are used, so that all values have the same unit. `times` holds when the target
+    was reached (None: never) and when the run ended.
     """
-    shared = sorted(set.intersection(*(set(given) for given in times.values()))) if against in times else []
+    shared = sorted(set.intersection(*(set(by_seed) for by_seed in times.values()))) if reference in times else []
     counted = {
-        method: {seed: watched if reached is None else reached for seed, (reached, watched) in given.items()}
-        for method, given in times.items()
+        method: {seed: end if reached is None else reached for seed, (reached, end) in by_seed.items()}
+        for method, by_seed in times.items()
     }
-    base = fmean(counted[against][seed] for seed in shared) if shared else 0.0
+    base = fmean(counted[reference][seed] for seed in shared) if shared else 0.0
     if not base:
-        return Measured()
-    late = {method: sum(given[seed][0] is None for seed in shared) for method, given in times.items()}
-    bounds = {
-        method: ("?" if late[against] else ">") if late[method] else "<"
+        return MeasuredValues()
+    late = {method: sum(by_seed[seed][0] is None for seed in shared) for method, by_seed in times.items()}
+    bounds: dict[str, BoundSign] = {
+        method: ("?" if late[reference] else ">") if late[method] else "<"
         for method in times
-        if method != against and (late[method] or late[against])
+        if method != reference and (late[method] or late[reference])
     }
-    return Measured(
-        {method: {seed: given[seed] / base for seed in shared} for method, given in counted.items()},
-        beyond={method: number for method, number in late.items() if number},
-        bounds=cast("dict[str, Bound]", bounds),
+    return MeasuredValues(
+        {method: {seed: by_seed[seed] / base for seed in shared} for method, by_seed in counted.items()},
+        not_reached={method: count for method, count in late.items() if count},
+        bounds=bounds,
     )
 
 
-def _target(done: Mapping[str, Mapping[int, Run]], found: Found) -> Target | None:
-    """The experiment's own, else what every method gets to; not where runs were cut short, which is another."""
-    method = next(iter(done))
-    seed = next(iter(done[method]))
-    experiment, first = done[method][seed].experiment(), found[method][seed]
+def _common_target(runs: Mapping[str, Mapping[int, Run]], summaries: Summaries) -> Target | None:
+    """Return the target of the experiment, or else a value that every method reaches."""
+    method = next(iter(runs))
+    seed = next(iter(runs[method]))
+    experiment, first = runs[method][seed].experiment(), summaries[method][seed]
     if experiment.target is not None:
-        return experiment.target.towards(first.higher_is_better)
-    drawn = {name: [run.curve(first.headline) for run in given.values()] for name, given in done.items()}
-    return curves.shared_target(drawn, first.headline, first.higher(first.headline))
+        return experiment.target.with_direction(first.higher_is_better)
+    headline = {name: [run.curve(first.headline) for run in by_seed.values()] for name, by_seed in runs.items()}
+    return curves.shared_target(headline, first.headline, first.higher(first.headline))

@@ -1,7 +1,7 @@
-"""What a page that is there shows and a store has less of: it stays, so that a page, too, is built in pieces.
+"""Keep sections of an existing page for which the store has fewer runs than the page shows.
 
-Runs are large and pages are small: whoever adds to a table need not have the runs of the others, if their digests stand
-on the page.
+Runs are large and pages are small: a page can be extended without the runs behind its other sections, because it holds
+their digests.
 """
 
 from __future__ import annotations
@@ -14,113 +14,120 @@ from pathlib import Path
 from offbeat.core.errors import OffbeatError, RunError
 from offbeat.experiment.preset import Scale
 from offbeat.papers.entries import Entry
-from offbeat.papers.evaluated_entry import NOT_RUN, Looked
-from offbeat.papers.run_store import IN_PLACE, PAPER_SIZE, STAND_IN, World, rank
+from offbeat.papers.evaluated_entry import NOT_RUN, EntryResult, MeasuredEntry
+from offbeat.papers.run_store import IN_PLACE_OF, PAPER_SIZE, STAND_IN, PaperSetting, rank_setting
 from offbeat.papers.verdict import RULE
 
 BEGIN, END = "<!-- summary -->", "<!-- end of summary -->"
-EXPLAINED = "**What could explain a difference**"  # what follows the numbers of a section
-_CELLS = 6  # of a row of the summary
+EXPLANATION = "**Possible reasons for differences**"  # heading after the numbers of a section
+SUMMARY_COLUMNS = 6
 
-Key = tuple[str, str]  # where in the paper, and what is measured
+EntryKey = tuple[str, str]  # place in the paper, title of the quantity
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Of one entry: its row of the summary, and the section that shows it, without what others show better."""
+class PageSection:
+    """An entry of an existing page: its row of the summary, and the section with its numbers."""
 
     row: list[str]
     section: str
 
 
-def key_of(entry: Entry) -> Key:
+def entry_key(entry: Entry) -> EntryKey:
     return entry.where, entry.quantity.title
 
 
-def heading(key: Key) -> str:
-    """How the numbers of an entry begin."""
+def heading(key: EntryKey) -> str:
+    """Return the start of the heading above the numbers of an entry."""
     return f"### {key[0]}: {key[1]} ("
 
 
-def setting(world: World) -> str:
-    """How a section says what it is of."""
-    return f"- Setting: {world.load().summary} (`{world.preset}`)"
+def setting_line(setting: PaperSetting) -> str:
+    return f"- Setting: {setting.load().summary} (`{setting.preset}`)"
 
 
 def summary_lines(path: Path) -> list[str]:
-    """The table at the head of a page, with its two first lines."""
+    """Return the lines of the summary table of a page; empty if there is no page."""
     if not path.is_file():
         return []
-    found = re.search(f"{BEGIN}\n(.*?)\n{END}", path.read_text(encoding="utf-8"), re.DOTALL)
-    return [line for line in found[1].splitlines() if line.startswith("|")] if found else []
+    match = re.search(f"{BEGIN}\n(.*?)\n{END}", path.read_text(encoding="utf-8"), re.DOTALL)
+    return [line for line in match[1].splitlines() if line.startswith("|")] if match else []
 
 
-def keep(path: Path, looked: Sequence[Looked]) -> dict[Key, Kept]:
-    """The entries of which the page that is there shows more than was looked at. RunError where something on it can
-    neither be kept nor be replaced.
+def sections_to_keep(path: Path, results: Sequence[EntryResult]) -> dict[EntryKey, PageSection]:
+    """Return the entries for which the existing page is based on better runs than the results.
+
+    RunError if the page has results that can neither be kept nor be replaced.
     """
-    there = {key: row for key, row in _rows(path) if NOT_RUN not in row and row[5].isdigit()}
-    if not there:
+    shown = {key: row for key, row in _summary_rows(path) if NOT_RUN not in row and row[5].isdigit()}
+    if not shown:
         return {}
     text = path.read_text(encoding="utf-8")
-    sections = {key: section for section in _sections(text) for key in there if f"\n{heading(key)}" in section}
-    known, more = {key_of(one.entry) for one in looked}, []
-    wrong = [f"{key[0]} is no entry of the paper now" for key in there if key not in known]
-    for one in looked:
-        key = key_of(one.entry)
-        if key not in there:
+    sections = {key: section for section in _sections(text) for key in shown if f"\n{heading(key)}" in section}
+    known = {entry_key(result.entry) for result in results}
+    problems = [f"{key[0]} is no current entry of the paper" for key in shown if key not in known]
+    better: list[EntryKey] = []
+    for result in results:
+        key = entry_key(result.entry)
+        if key not in shown:
             continue
         try:
-            world, runs = _world(one.entry, there[key][4]), _runs(sections.get(key, ""))
-            if one.shelf is None or rank(world, runs) < rank(one.shelf.world, len(one.shelf.finished)):
-                more.append(key)
-                if key not in sections or setting(world) not in sections[key]:
-                    wrong.append(f"{key[0]} has no section there, or one of another preset than today's")
+            setting = _parse_size(result.entry, shown[key][4])
+            if not _replaces(result, rank_setting(setting, _run_count(sections.get(key, "")))):
+                better.append(key)
+                if key not in sections or setting_line(setting) not in sections[key]:
+                    problems.append(f"{key[0]} has no section, or its preset has changed")
         except (OffbeatError, ValueError):
-            wrong.append(f"{key[0]} is of a size that is not understood: {there[key][4]}")
-    if more and RULE not in text:
-        wrong.append("it judges by another rule than today's")
-    if wrong:
+            problems.append(f"{key[0]} has an unknown size: {shown[key][4]}")
+    if better and RULE not in text:
+        problems.append("it uses another rule for verdicts")
+    if problems:
         raise RunError(
-            f"{path} shows what is not here and cannot be kept: {'; '.join(dict.fromkeys(wrong))}. It is left as it "
-            "is: choose another --out, or remove it"
+            f"{path} has results that are not in the store and cannot be kept: {'; '.join(dict.fromkeys(problems))}. "
+            "The page was not changed: choose another --out, or remove the page"
         )
-    return {key: Kept(there[key], _only(sections[key], more)) for key in more}
+    return {key: PageSection(shown[key], _select_entries(sections[key], better)) for key in better}
 
 
-def _rows(path: Path) -> Iterable[tuple[Key, list[str]]]:
+def _replaces(result: EntryResult, page_rank: tuple[float, ...]) -> bool:
+    """Tell if the runs of a result are at least as good as those behind the page."""
+    return isinstance(result, MeasuredEntry) and page_rank >= rank_setting(
+        result.runs.setting, len(result.runs.finished)
+    )
+
+
+def _summary_rows(path: Path) -> Iterable[tuple[EntryKey, list[str]]]:
     for line in summary_lines(path)[2:]:
         cells = line.strip("| ").split(" | ")
-        if len(cells) == _CELLS:
+        if len(cells) == SUMMARY_COLUMNS:
             yield (cells[0], cells[1]), cells
 
 
 def _sections(text: str) -> list[str]:
-    """One a world."""
     return [f"## {part}".rstrip("\n") for part in re.split(r"^## ", text.partition(END)[2], flags=re.MULTILINE)[1:]]
 
 
-def _only(section: str, keys: Sequence[Key]) -> str:
-    """The section with the numbers of these entries alone."""
-    numbers, mark, rest = section.partition(EXPLAINED)
+def _select_entries(section: str, keys: Sequence[EntryKey]) -> str:
+    """Return the section with the numbers of only these entries."""
+    numbers, mark, rest = section.partition(EXPLANATION)
     head, *blocks = re.split(r"^(?=### )", numbers, flags=re.MULTILINE)
-    shown = [key for key in keys if any(block.startswith(heading(key)) for block in blocks)]
-    kept = [block for block in blocks if block.startswith(tuple(map(heading, shown)))]
-    title = f"## {'; '.join(dict.fromkeys(where for where, _ in shown))}"
-    return "".join([title, "\n", head.partition("\n")[2], *kept, mark, rest])
+    selected = [key for key in keys if any(block.startswith(heading(key)) for block in blocks)]
+    selected_blocks = [block for block in blocks if block.startswith(tuple(map(heading, selected)))]
+    title = f"## {'; '.join(dict.fromkeys(where for where, _ in selected))}"
+    return "".join([title, "\n", head.partition("\n")[2], *selected_blocks, mark, rest])
 
 
-def _world(entry: Entry, size: str) -> World:
-    """Read back from its label."""
+def _parse_size(entry: Entry, size: str) -> PaperSetting:
+    """Parse the label of a setting."""
     parts = size.split(", ")
     until = next((part.removeprefix("until ") for part in parts if part.startswith("until ")), None)
     scale: Scale = "paper" if parts[0] == PAPER_SIZE else "quick"
-    world = World(entry.preset or "", scale, until, STAND_IN in size, IN_PLACE in size)
-    if world.label != size:
+    setting = PaperSetting(entry.preset or "", scale, until, STAND_IN in size, IN_PLACE_OF in size)
+    if setting.label != size:
         raise ValueError(size)
-    return world
+    return setting
 
 
-def _runs(section: str) -> int:
-    found = re.search(r"<summary>(\d+) runs? and", section)
-    return int(found[1]) if found else 1  # a row is of one at least
+def _run_count(section: str) -> int:
+    match = re.search(r"<summary>(\d+) runs? and", section)
+    return int(match[1]) if match else 1  # a row needs at least one run

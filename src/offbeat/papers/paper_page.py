@@ -1,4 +1,4 @@
-"""One page a paper, in Markdown: its numbers beside ours, what to think of it, and where every number is from."""
+"""Write the reproduction page of a paper in Markdown: published numbers, our numbers, verdicts and provenance."""
 
 from __future__ import annotations
 
@@ -8,294 +8,289 @@ from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
-from offbeat.core.errors import RunError, counted
-from offbeat.engine.checkpoint import write_whole
-from offbeat.metrics.intervals import interval
-from offbeat.papers import papers
-from offbeat.papers.entries import ACCURACY, Paper, shown
-from offbeat.papers.evaluated_entry import NOT_RUN, Looked, Shelf
-from offbeat.papers.measured_values import steadiness
-from offbeat.papers.page_merge import BEGIN, END, EXPLAINED, Kept, Key, heading, keep, key_of, setting, summary_lines
-from offbeat.papers.paper_presets import load_paper_preset
-from offbeat.papers.run_store import STAND_IN, World
+from offbeat.core.errors import RunError, format_count
+from offbeat.engine.checkpoint import write_atomically
+from offbeat.metrics.seed_statistics import confidence_interval
+from offbeat.papers import load_paper_preset
+from offbeat.papers.entries import FINAL_VALUE, Paper, format_number, load_papers
+from offbeat.papers.evaluated_entry import NOT_RUN, EntryResult, MeasuredEntry, StoredRuns
+from offbeat.papers.import_runs import DIGEST_LENGTH
+from offbeat.papers.measured_values import curve_stability
+from offbeat.papers.page_merge import (
+    BEGIN,
+    END,
+    EXPLANATION,
+    EntryKey,
+    PageSection,
+    entry_key,
+    heading,
+    sections_to_keep,
+    setting_line,
+    summary_lines,
+)
+from offbeat.papers.run_store import STAND_IN, PaperSetting
 from offbeat.papers.verdict import RULE
 
 INDEX = "README.md"
 HEAD = ["in the paper", "measured", "claim", "verdict", "size here", "seeds"]
-PREFIX = 16  # letters of a digest
-MOST_MISSING = 12  # runs, with method and seed
+MAX_MISSING_SHOWN = 12  # missing runs listed by method and seed
 NONE = "–"
 
 
-def write(paper: Paper, looked: Sequence[Looked], folder: Path) -> tuple[Path, list[Key]]:
-    """The page, and the index of all pages that lie in the folder; which entries stay as the page had them, since
-    there is less of them here.
+def write_page(paper: Paper, results: Sequence[EntryResult], folder: Path) -> tuple[Path, list[EntryKey]]:
+    """Write the page of a paper and the index of the folder.
+
+    Returns the path of the page, and the entries kept from the existing page because the store has fewer runs.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot make the folder {folder} for pages: {error.strerror or error}") from None
+        raise RunError(f"cannot create the folder {folder} for pages: {error.strerror or error}") from None
     path = folder / f"{paper.name}.md"
-    kept = keep(path, looked)
-    write_whole(path, page(paper, looked, kept).encode())
-    write_whole(folder / INDEX, index(folder).encode())
-    return path, list(kept)
+    previous = sections_to_keep(path, results)
+    write_atomically(path, render_page(paper, results, previous).encode())
+    write_atomically(folder / INDEX, render_index(folder).encode())
+    return path, list(previous)
 
 
-def page(paper: Paper, looked: Sequence[Looked], kept: Mapping[Key, Kept] | None = None) -> str:
-    """`kept`: entries of which what an earlier page had is shown."""
-    kept = kept or {}
+def render_page(
+    paper: Paper, results: Sequence[EntryResult], previous: Mapping[EntryKey, PageSection] | None = None
+) -> str:
+    """Render the page of a paper; entries in `previous` are taken from an earlier page."""
+    previous = previous or {}
+    rows = [
+        previous[key].row if (key := entry_key(result.entry)) in previous else _summary_row(result)
+        for result in results
+    ]
     parts = [
-        f"# {paper.name}: the paper's numbers beside ours",
-        f"{paper.title}. Written by `offbeat reproduce {paper.name}` from the runs of a store; "
-        "[how](../how-to/reproduce.md). Numbers of the paper are the paper's.",
+        f"# {paper.name}: published numbers and ours",
+        f"{paper.title}. Written by `offbeat reproduce {paper.name}` from stored runs ([how](../how-to/reproduce.md)).",
         BEGIN,
-        table(HEAD, (kept[key].row if (key := key_of(one.entry)) in kept else _summary(one) for one in looked)),
+        format_table(HEAD, rows),
         END,
         "## The rule",
         RULE,
-        f"**What spreads come from.** {paper.spread}",
+        f"**Sources of the spreads.** {paper.spread}",
         *paper.notes,
     ]
-    return "\n\n".join([*parts, *_sections(looked, kept)]) + "\n"
+    return "\n\n".join([*parts, *_sections(results, previous)]) + "\n"
 
 
-def index(folder: Path) -> str:
-    """Put together from the pages that are there, whatever store each was made from."""
+def render_index(folder: Path) -> str:
+    """Render the index from the pages in the folder."""
     parts = [
         "# Reproductions",
-        "Every table and figure of five papers that compares methods has an entry, or its page says why not; "
-        "`offbeat reproduce PAPER` runs what is "
-        "missing and writes its page "
-        "([how](../how-to/reproduce.md)). A claim that does not hold in our hands is reported as such; "
-        "nothing is tuned until it looks true. "
-        "The rule behind a verdict stands on every page.",
+        "Every table and figure of the five papers that compares methods has an entry, or its page says why not. "
+        "`offbeat reproduce PAPER` runs the missing experiments and writes the page of the paper "
+        "([how](../how-to/reproduce.md)). Claims that do not hold here are reported as such; no setting is tuned to "
+        "make them hold. Every page states the rule behind its verdicts.",
     ]
-    for name, paper in papers().items():
+    for name, paper in load_papers().items():
         path = folder / f"{name}.md"
         lines = summary_lines(path)
-        run = [line for line in lines[2:] if f"| {NOT_RUN} |" not in line]
+        finished = [line for line in lines[2:] if f"| {NOT_RUN} |" not in line]
         title = f"## [{name}]({name}.md)" if path.is_file() else f"## {name}"
         parts += [title, f"{paper.title}."]
-        if run:
-            parts.append("\n".join([*lines[:2], *run]))
-        waiting = len(lines[2:]) - len(run) if lines else len(paper.entries)
+        if finished:
+            parts.append("\n".join([*lines[:2], *finished]))
+        waiting = len(lines[2:]) - len(finished) if lines else len(paper.entries)
         if waiting:
-            parts.append(f"Not run yet: {waiting} of {len(run) + waiting} entries.")
-    others = [path for path in sorted(folder.glob("*.md")) if path.name != INDEX and path.stem not in papers()]
-    parts += ["## Beside the papers"] if others else []
+            parts.append(f"Not run yet: {waiting} of {len(finished) + waiting} entries.")
+    others = [path for path in sorted(folder.glob("*.md")) if path.name != INDEX and path.stem not in load_papers()]
+    parts += ["## Other studies"] if others else []
     parts += [f"- [{path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}]({path.name})" for path in others]
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(one: Looked) -> list[str]:
-    entry, seeds = one.entry, NONE if one.shelf is None else str(one.shelf.seeds)
-    verdict = one.verdict if one.judged is None else f"**{one.verdict}**"
-    return [entry.where, entry.quantity.title, entry.claim, verdict, one.size, seeds]
+def _summary_row(result: EntryResult) -> list[str]:
+    entry, verdict, seeds = result.entry, result.verdict, NONE
+    if isinstance(result, MeasuredEntry):
+        verdict, seeds = f"**{verdict}**", str(result.runs.seed_count)
+    return [entry.where, entry.quantity.title, entry.claim, verdict, result.size, seeds]
 
 
-def _sections(looked: Iterable[Looked], kept: Mapping[Key, Kept]) -> list[str]:
-    """Of what was run, one a world, in the order of the paper."""
-    found: dict[World | str, list[Looked]] = {}
-    for one in looked:
-        if (key := key_of(one.entry)) in kept:
-            found.setdefault(kept[key].section, [])
-        elif one.shelf is not None:
-            found.setdefault(one.shelf.world, []).append(one)
-    return [world if isinstance(world, str) else "\n\n".join(_section(several)) for world, several in found.items()]
+def _sections(results: Iterable[EntryResult], previous: Mapping[EntryKey, PageSection]) -> list[str]:
+    """Render one section per setting, in the order of the paper."""
+    sections: dict[PaperSetting | str, list[MeasuredEntry]] = {}  # a text is a section of the earlier page
+    for result in results:
+        if (key := entry_key(result.entry)) in previous:
+            sections.setdefault(previous[key].section, [])
+        elif isinstance(result, MeasuredEntry):
+            sections.setdefault(result.runs.setting, []).append(result)
+    return [key if isinstance(key, str) else _section(of_setting) for key, of_setting in sections.items()]
 
 
-# ---------------------------------------------------------------- one world
-
-
-def _section(several: Sequence[Looked]) -> list[str]:
-    shelf = several[0].shelf
-    assert shelf is not None
-    wheres = dict.fromkeys(one.entry.where for one in several)
-    notes = dict.fromkeys(chain.from_iterable(one.entry.notes for one in several))
-    return [
-        f"## {'; '.join(wheres)}",
-        "\n".join([setting(shelf.world), *_provenance(shelf)]),
-        *chain.from_iterable(map(_numbers, several)),
-        f"{EXPLAINED}\n\n" + "\n".join(f"- {note}" for note in [*notes, *_gaps(several)]),
-        _runs(shelf),
+def _section(results: Sequence[MeasuredEntry]) -> str:
+    runs = results[0].runs
+    places = dict.fromkeys(result.entry.where for result in results)
+    notes = dict.fromkeys(chain.from_iterable(result.entry.notes for result in results))
+    parts = [
+        f"## {'; '.join(places)}",
+        "\n".join([setting_line(runs.setting), *_provenance(runs)]),
+        *chain.from_iterable(map(_entry_parts, results)),
+        f"{EXPLANATION}\n\n" + "\n".join(f"- {note}" for note in [*notes, *_limitations(results)]),
+        _digest_table(runs),
     ]
+    return "\n\n".join(parts)
 
 
-def _gaps(several: Sequence[Looked]) -> list[str]:
-    """What follows from what was run."""
-    shelf = several[0].shelf
-    assert shelf is not None
-    found = []
-    if shelf.world.stand_in:
-        found.append("The data is made up: no number here says anything about the paper's.")
-    elif shelf.world.nearest:
-        found.append(f"The data is {shelf.world.other_data}: values cannot be compared, orders say something at most.")
-    elif not any(shelf.world.paper_size(one.entry.quantity.key) for one in several):
-        found.append(f"Run here: {load_paper_preset(shelf.world.preset, shelf.world.scale).summary}.")
-    if data := next((one.entry.data for one in several if one.entry.data), ""):
-        found.append(f"Data: {data}.")
-    return found
+def _limitations(results: Sequence[MeasuredEntry]) -> list[str]:
+    setting = results[0].runs.setting
+    limitations = []
+    if setting.stand_in:
+        limitations.append("The data is synthetic: the numbers cannot be compared with the paper's.")
+    elif setting.nearest:
+        limitations.append(
+            f"The data is {setting.other_data}: values cannot be compared, and orders are only an indication."
+        )
+    elif not any(setting.has_paper_size(result.entry.quantity.key) for result in results):
+        limitations.append(f"Run here: {load_paper_preset(setting.preset, setting.scale).summary}.")
+    if note := next((result.entry.data_note for result in results if result.entry.data_note), ""):
+        limitations.append(f"Data: {note}.")
+    return limitations
 
 
-def _provenance(shelf: Shelf) -> list[str]:
-    world = shelf.world
-    lines = [f"- Size: {world.label}; {counted(shelf.seeds, 'seed')}"]
-    data = next((s.data for given in shelf.found.values() for s in given.values() if s.data), None)
+def _provenance(runs: StoredRuns) -> list[str]:
+    setting, summaries = runs.setting, [s for by_seed in runs.summaries.values() for s in by_seed.values()]
+    lines = [f"- Size: {setting.label}; {format_count(runs.seed_count, 'seed')}"]
+    data = next((summary.data for summary in summaries if summary.data), None)
     lines += [f"- Data: {data}"] if data else []
-    workers = _workers(shelf)
-    kinds = {kind.split(", then ")[-1].partition(":")[0].partition(" ")[0] for kind in workers}
-    # the seeds that are shown, and perhaps more
-    seeds = 1 + max((seed for given in shelf.found.values() for seed in given), default=0)
-    command = f"offbeat reproduce {world.preset} --scale {world.scale} --seeds {seeds}"
-    command += f" --until {world.until}" if world.until else ""
+    # a run may be started with one worker and finished by another: "batched, then inline"
+    workers = Counter(summary.worker for summary in summaries if summary.worker)
+    kinds = {worker.split(", then ")[-1].partition(":")[0].partition(" ")[0] for worker in workers}
+    seeds = 1 + max((seed for by_seed in runs.summaries.values() for seed in by_seed), default=0)
+    command = f"offbeat reproduce {setting.preset} --scale {setting.scale} --seeds {seeds}"
+    command += f" --until {setting.until}" if setting.until else ""
     command += f" --worker {kinds.pop()}" if len(kinds) == 1 and kinds != {"inline"} else ""
     lines.append(f"- Command: `{command}`")
-    lines += dict.fromkeys(map(_machine, shelf.environments()))
+    lines += dict.fromkeys(map(_format_environment, runs.environments()))
     if workers:
-        several = ", ".join(f"{kind} ({counted(number, 'run')})" for kind, number in workers.items())
-        mixed = "; they agree within rounding, so digests are those of the worker" if len(workers) > 1 else ""
-        lines.append(f"- Jobs computed by: worker {several}{mixed}")
-    took = [s.wall_seconds for given in shelf.found.values() for s in given.values() if isfinite(s.wall_seconds)]
-    if took:
-        lines.append(
-            f"- Wall time of a run: {min(took):.0f} to {max(took):.0f} s, of {counted(len(took), 'run')} "
-            "(some side by side)"
-        )
-    if missing := shelf.missing:
-        which = ", ".join(f"{name} {seed}" for name, seed in missing[:MOST_MISSING])
-        which += ", …" if len(missing) > MOST_MISSING else ""
-        slow = "; where runs end at a target the quickest are there first, and their means are too low"
-        lines.append(f"- Missing: {counted(len(missing), 'run')} ({which}){slow if shelf.slowest_missing else ''}")
-    if shelf.left:
-        number = len(shelf.left)
-        which = "is damaged, or not" if number == 1 else "are damaged, or not"
-        lines.append(f"- Left out: {counted(number, 'run')} that {which} what the preset is now")
+        listed = ", ".join(f"{worker} ({format_count(number, 'run')})" for worker, number in workers.items())
+        mixed = "; results agree within rounding, digests depend on the worker" if len(workers) > 1 else ""
+        lines.append(f"- Worker: {listed}{mixed}")
+    seconds = [summary.wall_seconds for summary in summaries if isfinite(summary.wall_seconds)]
+    if seconds:
+        count = format_count(len(seconds), "run")
+        lines.append(f"- Wall time per run: {min(seconds):.0f} to {max(seconds):.0f} s, {count} (some in parallel)")
+    if missing := runs.missing:
+        listed = ", ".join(f"{name} {seed}" for name, seed in missing[:MAX_MISSING_SHOWN])
+        listed += ", …" if len(missing) > MAX_MISSING_SHOWN else ""
+        bias = "; runs end at a target, so the fastest finish first and the means are too low"
+        lines.append(f"- Missing: {format_count(len(missing), 'run')} ({listed}){bias if runs.slowest_missing else ''}")
+    if number := len(runs.skipped):
+        verbs = "is damaged or differs" if number == 1 else "are damaged or differ"
+        lines.append(f"- Excluded: {format_count(number, 'run')} that {verbs} from the current preset")
     return lines
 
 
-def _machine(given: Mapping[str, Any]) -> str:
-    packages = given.get("packages") or {}
+def _format_environment(environment: Mapping[str, object]) -> str:
+    packages = environment.get("packages")
+    packages = packages if isinstance(packages, dict) else {}
     versions = ", ".join(f"{name} {packages[name]}" for name in ("offbeat", "torch", "numpy") if name in packages)
-    system = str(given.get("platform", "")).split("-")[0]
+    system = str(environment.get("platform", "")).split("-")[0]
+    gpu = f", {environment['gpu']}" if "gpu" in environment else ""
     return (
-        f"- Computed with: Python {given.get('python')}, {versions}; {system}, {given.get('cpu')}, "
-        f"{given.get('cores')} cores{', ' + given['gpu'] if 'gpu' in given else ''}"
+        f"- Computed with: Python {environment.get('python')}, {versions}; {system}, {environment.get('cpu')}, "
+        f"{environment.get('cores')} cores{gpu}"
     )
 
 
-def _workers(shelf: Shelf) -> Counter[str]:
-    """As the runs say: one that was begun with one worker may have been finished by another."""
-    return Counter(s.worker for given in shelf.found.values() for s in given.values() if s.worker)
-
-
-def _numbers(one: Looked) -> list[str]:
-    assert one.shelf is not None
-    assert one.judged is not None
-    entry, judged = one.entry, one.judged
-    way = "more" if entry.quantity.better == "more" else "less"
-    head = ["method", "paper", "here", "n", "95 % interval", "difference", "in our interval, widened"]
-    label = _label(one.shelf)
-    rows = [_row(one, name, label) for name in one.shelf.preset.methods]
-    return [
-        f"{heading(key_of(entry))}{way} is better)",
+def _entry_parts(result: MeasuredEntry) -> list[str]:
+    """Render the numbers, the verdict and the details of an entry."""
+    entry, judgement = result.entry, result.judgement
+    head = ["method", "paper", "here", "n", "95 % interval", "difference", "paper in widened interval"]
+    label = _data_label(result.runs)
+    parts = [
+        f"{heading(entry_key(entry))}{entry.quantity.better} is better)",
         f"Claim: {entry.claim}",
-        table(head, rows),
-        *_to_what(one),
-        f"**Verdict: {judged.verdict}**{label}: " + "; ".join(judged.reasons) + ".",
-        *([_orders(one)] if judged.pairs else []),
-        *([_steady(one)] if entry.quantity.key == ACCURACY.key else []),
+        format_table(head, [_method_row(result, name, label) for name in result.runs.preset.methods]),
     ]
+    if result.measured.target is not None:
+        ended = " Runs that did not reach it count with their end time." if result.measured.not_reached else ""
+        parts.append(f"Target here: {result.measured.target}.{ended}")
+    parts.append(f"**Verdict: {judgement.verdict}**{label}: " + "; ".join(judgement.reasons) + ".")
+    parts += [_orders_table(result)] if judgement.orders else []
+    parts += [_stability_table(result)] if entry.quantity.key == FINAL_VALUE else []
+    return parts
 
 
-def _steady(one: Looked) -> str:
-    """Final values depend on when a run ends: the more, the more its curve swings."""
-    assert one.shelf is not None
-    quantity, found = one.entry.quantity, steadiness(one.shelf.comparison, one.shelf.found)
+def _stability_table(result: MeasuredEntry) -> str:
+    """Show how much final values depend on when a run ends."""
+    quantity = result.entry.quantity
     rows = []
-    for name, several in found.items():
-        columns = [[getattr(run, key) * quantity.factor for run in several] for key in ("final", "best", "swing")]
-        final, best = (_mean(values, quantity.digits) for values in columns[:2])
-        rows.append([name, final, best, shown(fmean(columns[2]), max(1, quantity.digits))])
-    head = ["method", "at the end", "at its best", "swing: deviation over the last tenth of a run"]
-    return _folded("Had runs ended earlier" + _label(one.shelf), table(head, rows))
+    for name, by_run in curve_stability(result.runs.comparison, result.runs.summaries).items():
+        final = _format_mean([run.final * quantity.factor for run in by_run], quantity.digits)
+        best = _format_mean([run.best * quantity.factor for run in by_run], quantity.digits)
+        swing = fmean(run.swing * quantity.factor for run in by_run)
+        rows.append([name, final, best, format_number(swing, max(1, quantity.digits))])
+    head = ["method", "at the end", "best", "standard deviation over the last tenth of a run"]
+    return _details("If runs had ended earlier" + _data_label(result.runs), format_table(head, rows))
 
 
-def _label(shelf: Shelf) -> str:
-    """Behind whatever is of other data than the paper's."""
-    if shelf.world.nearest:
-        return f" ({shelf.world.other_data})"
-    return f" ({STAND_IN}, {shelf.world.scale})" if shelf.world.stand_in else ""
+def _data_label(runs: StoredRuns) -> str:
+    """Return the label of numbers that do not come from the paper's data."""
+    if runs.setting.nearest:
+        return f" ({runs.setting.other_data})"
+    return f" ({STAND_IN}, {runs.setting.scale})" if runs.setting.stand_in else ""
 
 
-def _to_what(one: Looked) -> list[str]:
-    """Of times: the target, and what becomes of those who did not get there."""
-    assert one.measured is not None
-    if one.measured.target is None:
-        return []
-    told = f"To {one.measured.target} here."
-    if one.measured.beyond:
-        told += " Who did not get there counts with the time for which it was watched."
-    return [told]
-
-
-def _orders(one: Looked) -> str:
-    """Of every two methods that the paper tells apart, our paired difference: above 0 on the paper's side."""
-    assert one.shelf is not None
-    assert one.judged is not None
+def _orders_table(result: MeasuredEntry) -> str:
+    """Show our paired difference for each pair of methods that the paper distinguishes."""
+    digits = max(2, result.entry.quantity.digits) if result.entry.quantity.digits >= 0 else -1
     rows = []
-    for pair in one.judged.pairs:
-        found, digits = pair.difference, max(2, one.entry.quantity.digits) if one.entry.quantity.digits >= 0 else -1
-        lead = shown(found.mean, digits) if found.seeds else NONE
-        bounds = ", ".join(shown(bound, digits) for bound in (found.low, found.high))
-        rows.append([pair.better, pair.worse, lead, f"[{bounds}]" if isfinite(found.half) else NONE, pair.holds])
-    head = ["better in the paper", "than", "lead here, paired", "95 % interval", "the order"]
-    return _folded(f"{counted(len(rows), 'order')} of the paper{_label(one.shelf)}", table(head, rows))
+    for order in result.judgement.orders:
+        difference = order.difference
+        lead = format_number(difference.mean, digits) if difference.seeds else NONE
+        bounds = ", ".join(format_number(bound, digits) for bound in (difference.low, difference.high))
+        interval = f"[{bounds}]" if isfinite(difference.half) else NONE
+        rows.append([order.better, order.worse, lead, interval, order.status])
+    head = ["better in the paper", "worse in the paper", "lead here, paired", "95 % interval", "order"]
+    title = f"{format_count(len(rows), 'order')} of the paper{_data_label(result.runs)}"
+    return _details(title, format_table(head, rows))
 
 
-def _row(one: Looked, name: str, label: str) -> list[str]:
-    assert one.measured is not None
-    assert one.judged is not None
-    quantity, printed = one.entry.quantity, one.entry.printed.get(name)
+def _method_row(result: MeasuredEntry, name: str, label: str) -> list[str]:
+    quantity, printed = result.entry.quantity, result.entry.printed.get(name)
     paper = NONE if printed is None else printed.text(quantity.digits)
-    values = list(one.measured.values.get(name, {}).values())
+    values = list(result.measured.values.get(name, {}).values())
     if not values:
-        ran = one.shelf is not None and name in one.shelf.found
-        return [name + label, paper, "no value" if ran else NOT_RUN, "0", NONE, NONE, NONE]
-    found, bound = interval(values), one.measured.bounds.get(name, "")
-    here = "not known" if bound == "?" else f"{bound} {_mean(values, quantity.digits)}".strip()
-    if late := one.measured.beyond.get(name, 0):
-        here += f" ({len(values) - late} of {len(values)} got there)"
-    if without := one.measured.without.get(name, 0):
-        here += f" (of {len(values)} of {len(values) + without} seeds: the others gave no number)"
-    bounds = [shown(side, quantity.digits) for side in (found.low, found.high)]
-    between = f"[{', '.join(bounds)}]" if isfinite(found.half) and not bound else NONE
-    differs = NONE
+        here = "no value" if name in result.runs.summaries else NOT_RUN
+        return [name + label, paper, here, "0", NONE, NONE, NONE]
+    interval, bound = confidence_interval(values), result.measured.bounds.get(name, "")
+    here = "unknown" if bound == "?" else f"{bound} {_format_mean(values, quantity.digits)}".strip()
+    if late := result.measured.not_reached.get(name, 0):
+        here += f" ({len(values) - late} of {len(values)} reached it)"
+    if no_value := result.measured.no_value.get(name, 0):
+        here += f" ({len(values)} of {len(values) + no_value} seeds; the others have no value)"
+    ends = [format_number(end, quantity.digits) for end in (interval.low, interval.high)]
+    interval_text = f"[{', '.join(ends)}]" if isfinite(interval.half) and not bound else NONE
+    difference = NONE
     if printed is not None and isfinite(printed.value) and bound != "?":
-        gap = found.mean - printed.value
-        differs = f"{bound} {'+' if gap >= 0 else ''}{shown(gap, quantity.digits)}".strip()
-    inside = {True: "yes", False: "no", None: NONE}[one.judged.inside.get(name) if len(values) > 1 else None]
-    return [name + label, paper, here, str(len(values)), between, differs, inside]
+        gap = interval.mean - printed.value
+        difference = f"{bound} {'+' if gap >= 0 else ''}{format_number(gap, quantity.digits)}".strip()
+    agrees = result.judgement.value_in_interval.get(name) if len(values) > 1 else None
+    in_interval = {True: "yes", False: "no", None: NONE}[agrees]
+    return [name + label, paper, here, str(len(values)), interval_text, difference, in_interval]
 
 
-def _mean(values: Sequence[float], digits: int) -> str:
-    return shown(fmean(values), digits) + (f" ± {shown(stdev(values), digits)}" if len(values) > 1 else "")
+def _format_mean(values: Sequence[float], digits: int) -> str:
+    mean = format_number(fmean(values), digits)
+    return f"{mean} ± {format_number(stdev(values), digits)}" if len(values) > 1 else mean
 
 
-def _runs(shelf: Shelf) -> str:
-    """What every number is traced by."""
-    rows = [[name, str(seed), f"`{run.digest()[:PREFIX]}`"] for name, seed, run in shelf.finished]
-    cells = table(["method", "seed", "digest of the run folder"], rows)
+def _digest_table(runs: StoredRuns) -> str:
+    rows = [[name, str(seed), f"`{run.digest()[:DIGEST_LENGTH]}`"] for name, seed, run in runs.finished]
     digests = "its digest" if len(rows) == 1 else "their digests"
-    return _folded(f"{counted(len(rows), 'run')} and {digests}{_label(shelf)}", cells)
+    title = f"{format_count(len(rows), 'run')} and {digests}{_data_label(runs)}"
+    return _details(title, format_table(["method", "seed", "digest of the run folder"], rows))
 
 
-def _folded(title: str, text: str) -> str:
+def _details(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

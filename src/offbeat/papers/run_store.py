@@ -1,7 +1,7 @@
-"""The runs that tables are built from: a folder of comparisons, one for each preset and size.
+"""Store of the runs behind the reproduction pages: a folder with one comparison per preset and size.
 
-A table is built in pieces: missing runs are made, unfinished ones gone on with, finished ones left as they are. What a
-comparison reproduces stands in its manifest, so that a store can be read wherever it is carried.
+Tables are built in pieces: missing runs are added, unfinished ones are continued, finished ones stay as they are. The
+manifest of a comparison says what it reproduces, so a store can be moved and merged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from offbeat.core.errors import MissingData, RunError
 from offbeat.engine.until import Until, parse_until
@@ -19,52 +19,57 @@ from offbeat.experiment import comparison as comparing
 from offbeat.experiment.comparison import MANIFEST, Comparison
 from offbeat.experiment.preset import Preset, Scale
 from offbeat.experiment.spec.config import Experiment, name_of
+from offbeat.papers import load_paper_preset
 from offbeat.papers.entries import RELATIVE_TIME
-from offbeat.papers.paper_presets import load_paper_preset
 from offbeat.scenario import data
-from offbeat.scenario.data.synthetic_stand_in import StandIn
+from offbeat.scenario.data.built_in import StandIn
 
-REPRODUCES = "reproduces"  # in a manifest: which world this is
-STORE = Path("runs") / "reproductions"
+REPRODUCES = "reproduces"  # key of the manifest that holds the paper setting
 PAPER_SIZE = "the paper's size"
-IN_PLACE = "IN PLACE OF"
+IN_PLACE_OF = "IN PLACE OF"
 STAND_IN = "STAND-IN"
 
 
 @dataclass(frozen=True)
-class World:
-    """A preset at a size, on its own data or on other: the nearest there is, or what stands in for it."""
+class PaperSetting:
+    """A paper's preset at a scale, with its own data, similar real data or a synthetic stand-in."""
 
     preset: str
     scale: Scale = "paper"
-    until: str | None = None  # where runs end elsewhere than the preset's
-    stand_in: bool = False  # made-up data
-    nearest: bool = False  # real data, but not the paper's
+    until: str | None = None  # end of runs, if it differs from the preset's
+    stand_in: bool = False  # synthetic data
+    nearest: bool = False  # real data that is similar to the paper's
 
     def __post_init__(self) -> None:
-        """However an end is written, it is the same world."""
+        """Write `until` in its canonical form, so that equal settings compare equal."""
         if self.until is not None:
-            own = load_paper_preset(self.preset, self.scale).experiment.until
-            object.__setattr__(self, "until", _end(parse_until(self.until, own), own))
-        if self.nearest and (self.stand_in or load_paper_preset(self.preset, self.scale).nearest is None):
-            raise ValueError(f"{self.preset} ({self.scale}) has no data that is near to its own, or a stand-in as well")
+            end = self._original().experiment.until
+            object.__setattr__(self, "until", _canonical_end(parse_until(self.until, end), end))
+        if self.nearest and (self.stand_in or self._original().nearest is None):
+            raise ValueError(
+                f"{self.preset} ({self.scale}) names no similar real data, or a stand-in was requested as well"
+            )
 
-    def paper_size(self, key: str = "") -> bool:
-        """Is it as large and long as the paper's? Times to a target are also where runs end as soon as they are there
-        (`key`: of what is measured).
+    def _original(self) -> Preset:
+        return load_paper_preset(self.preset, self.scale)
+
+    def has_paper_size(self, key: str = "") -> bool:
+        """Tell if runs are as large and long as the paper's, to measure the quantity with this key.
+
+        Times to a target may also come from runs that end when they reach it.
         """
         if self.scale != "paper" or self.until is None:
             return self.scale == "paper"
-        own, cut = load_paper_preset(self.preset, self.scale).experiment, self.load().experiment.until
-        return key == RELATIVE_TIME and cut.target == own.target and replace(cut, target=None) == own.until
+        original, end = self._original().experiment, self.load().experiment.until
+        return key == RELATIVE_TIME and end.target == original.target and replace(end, target=None) == original.until
 
     @property
     def ends_at_target(self) -> bool:
-        """Do runs end as soon as they are good enough? Then the quick are the first that are there."""
+        """Tell if runs end when they reach the target; the fastest runs then finish first."""
         return self.load().experiment.until.target is not None
 
-    def tells(self, key: str) -> bool:
-        """Is it evidence of what is measured? How good a run that ends at a target would have become it does not."""
+    def is_evidence_for(self, key: str) -> bool:
+        """Tell if the quantity can be measured; runs that end at a target show times only, not final values."""
         return key == RELATIVE_TIME or not self.ends_at_target
 
     @property
@@ -75,22 +80,23 @@ class World:
 
     @property
     def label(self) -> str:
-        """How large, in words."""
+        """The size and the data, as pages and tables show them."""
         size = PAPER_SIZE if self.scale == "paper" else "quick"
-        cut = f", until {self.until}" if self.until else ""
-        return size + cut + (f", {self.other_data}" if self.other_data else "")
+        end = f", until {self.until}" if self.until else ""
+        return size + end + (f", {self.other_data}" if self.other_data else "")
 
     @property
     def other_data(self) -> str:
-        """What stands in the place of the preset's own data, in words; empty if nothing does."""
-        preset = load_paper_preset(self.preset, self.scale)
-        own = name_of("data", preset.experiment.data)
+        """The data used instead of the preset's own; empty if it is the preset's own."""
+        preset = self._original()
+        original = name_of("data", preset.experiment.data)
         if self.stand_in:
-            return f"{STAND_IN} for {own}"
-        return f"{name_of('data', preset.nearest)} {IN_PLACE} {own}" if self.nearest else ""
+            return f"{STAND_IN} for {original}"
+        return f"{name_of('data', preset.nearest)} {IN_PLACE_OF} {original}" if self.nearest else ""
 
     def load(self) -> Preset:
-        preset = load_paper_preset(self.preset, self.scale)
+        """Return the preset with this end and this data."""
+        preset = self._original()
         experiment = preset.experiment
         if self.until is not None:
             experiment = replace(experiment, until=parse_until(self.until, experiment.until))
@@ -101,101 +107,123 @@ class World:
             experiment = replace(experiment, data=preset.nearest)
         return replace(preset, experiment=experiment)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {key: value for key, value in vars(self).items() if value not in (None, False)}
 
 
-def experiments(preset: Preset) -> dict[str, Experiment]:
-    """By label."""
+def experiments_by_method(preset: Preset) -> dict[str, Experiment]:
+    """Return the experiment of each method, by label."""
     return {name: preset.with_strategy(name) for name in preset.methods}
 
 
-def fitting(preset: str, scale: Scale, until: str | None = None) -> tuple[World, str]:
-    """The world to run, and what its own data lacks, if it is on other: where that is missing, the nearest if it is
-    there, or a stand-in if small is enough. Else DataError says which file to put where, or what is damaged.
+def choose_setting(preset: str, scale: Scale, until: str | None = None) -> tuple[PaperSetting, str]:
+    """Return a setting whose data is available, and what the preset's own data lacks.
+
+    If the preset's own data is missing, similar real data is used if available, or else a stand-in at the quick scale.
+    DataError says which file is missing or damaged.
     """
-    world = World(preset, scale, until)
+    setting = PaperSetting(preset, scale, until)
     try:
-        data.load(world.load().experiment.data)
-        return world, ""
+        data.load(setting.load().experiment.data)
+        return setting, ""
     except MissingData as error:
-        lacking = str(error)
-    near = load_paper_preset(preset, scale).nearest
-    if near is not None:
+        problem = str(error)
+    nearest = load_paper_preset(preset, scale).nearest
+    if nearest is not None:
         try:
-            data.load(near)
-            return replace(world, nearest=True), lacking
+            data.load(nearest)
+            return replace(setting, nearest=True), problem
         except MissingData as error:
-            lacking = f"{lacking}; other data would do instead, but {error}"
+            problem = f"{problem}; similar data could be used instead, but {error}"
     if scale == "paper":
-        raise MissingData(lacking)
-    return replace(world, stand_in=True), lacking
+        raise MissingData(problem)
+    return replace(setting, stand_in=True), problem
 
 
 @dataclass(frozen=True)
-class Store:
-    path: Path = STORE
+class ReproductionStore:
+    """A folder of comparisons, one per paper setting."""
 
-    def worlds(self) -> dict[World, Comparison]:
-        """What there is, by what it reproduces; other folders are not looked at."""
-        found: dict[World, Comparison] = {}
+    path: Path
+
+    def comparisons(self) -> dict[PaperSetting, Comparison]:
+        """Return the comparisons in the store by setting; other folders are ignored."""
+        comparisons: dict[PaperSetting, Comparison] = {}
         for manifest in sorted(self.path.glob(f"*/{MANIFEST}")):
             comparison = Comparison(manifest.parent)
-            given = comparison.stored().get(REPRODUCES)
-            if isinstance(given, Mapping):
-                other = found.setdefault(_world(given, manifest), comparison)
+            fields = comparison.stored().get(REPRODUCES)
+            if isinstance(fields, Mapping):
+                other = comparisons.setdefault(_parse_setting(fields, manifest), comparison)
                 if other != comparison:
                     raise RunError(
-                        f"{other.folder} and {comparison.folder} are of the same preset and size: move one of them out "
-                        f"of {self.path}, and take its runs with --into"
+                        f"{other.folder} and {comparison.folder} hold the same preset and size: move one of them out "
+                        f"of {self.path} and import its runs with --into"
                     )
-        return found
+        return comparisons
 
-    def make(self, world: World, pairs: Iterable[tuple[str, int]], worker: str = "inline") -> Comparison:
-        """The world's comparison, with these runs (label, seed) in it."""
+    def add_runs(
+        self, setting: PaperSetting, labels_and_seeds: Iterable[tuple[str, int]], worker: str = "inline"
+    ) -> Comparison:
+        """Create the missing runs, given by method label and seed, and return the setting's comparison."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make the store {self.path}: {error.strerror or error}") from None
-        preset = world.load()
-        folder = self.worlds().get(world, Comparison(self.path / world.folder)).folder
-        more = {REPRODUCES: world.plain()}
-        return comparing.grow(folder, experiments(preset), pairs, preset.reference, worker, more)
+            raise RunError(f"cannot create the store {self.path}: {error.strerror or error}") from None
+        preset = setting.load()
+        folder = self.comparisons().get(setting, Comparison(self.path / setting.folder)).folder
+        return comparing.grow(
+            folder,
+            experiments_by_method(preset),
+            labels_and_seeds,
+            preset.reference,
+            worker,
+            {REPRODUCES: setting.to_dict()},
+        )
 
-    def best(
-        self, preset: str, key: str, worlds: Mapping[World, Comparison] | None = None
-    ) -> tuple[World, Comparison] | None:
-        """The world a page shows of what is measured (`key`): real data before a stand-in, the paper's scale before the
-        quick one, the paper's own data before what is near to it, whole runs before shorter ones.
+    def best_comparison(
+        self, preset: str, key: str, comparisons: Mapping[PaperSetting, Comparison] | None = None
+    ) -> tuple[PaperSetting, Comparison] | None:
+        """Return the best comparison of a preset for the quantity with this key.
+
+        Real data comes before a stand-in, the paper's scale before the quick one, the paper's own data before similar
+        data, and complete runs before shorter ones.
         """
-        there = self.worlds() if worlds is None else worlds
-        found = [(world, has) for world, has in there.items() if world.preset == preset and world.tells(key)]
-        return min(found, key=lambda pair: rank(pair[0], sum(r.complete for _, r in pair[1].entries())), default=None)
+        candidates = [
+            (setting, comparison)
+            for setting, comparison in (self.comparisons() if comparisons is None else comparisons).items()
+            if setting.preset == preset and setting.is_evidence_for(key)
+        ]
+
+        def rank(candidate: tuple[PaperSetting, Comparison]) -> tuple[float, ...]:
+            setting, comparison = candidate
+            return rank_setting(setting, sum(run.complete for _, run in comparison.entries()))
+
+        return min(candidates, key=rank, default=None)
 
 
-def rank(world: World, runs: int) -> tuple[float, ...]:
-    """The lowest is best: of worlds that are alike in all this, the one with the most finished runs."""
-    short = not world.paper_size(RELATIVE_TIME), world.until is not None
-    end = world.load().experiment.until
+def rank_setting(setting: PaperSetting, runs: int) -> tuple[float, ...]:
+    """Return a sort key: the lowest is the best evidence. Among equals, the setting with the most finished runs wins."""
+    shortened = not setting.has_paper_size(RELATIVE_TIME), setting.until is not None
+    end = setting.load().experiment.until
     length = -(end.updates or inf), -(end.seconds or inf)
-    return not runs, world.stand_in, world.scale != "paper", world.nearest, *short, *length, -runs
+    return not runs, setting.stand_in, setting.scale != "paper", setting.nearest, *shortened, *length, -runs
 
 
-def _end(until: Until, own: Until) -> str | None:
-    """In words that always are the same: what is the preset's own is left away."""
-    if until == own:
+def _canonical_end(until: Until, original: Until) -> str | None:
+    if until == original:
         return None
-    if until.target is not None and replace(until, target=own.target) == own:
+    if until.target is not None and replace(until, target=original.target) == original:
         return str(until.target)
     return str(until)
 
 
-def _world(given: Mapping[str, Any], path: Path) -> World:
+def _parse_setting(fields: Mapping[str, object], path: Path) -> PaperSetting:
     try:
-        world = World(**given)
-        if world.scale not in get_args(Scale) or not all(isinstance(v, (str, bool)) for v in world.plain().values()):
-            raise ValueError(f"it says {dict(given)}")
-        world.load()  # that there is such a preset
-        return world
+        setting = PaperSetting(**fields)  # type: ignore[arg-type]
+        valid_types = all(isinstance(value, (str, bool)) for value in setting.to_dict().values())
+        if setting.scale not in get_args(Scale) or not valid_types:
+            raise ValueError(f"invalid values: {dict(fields)}")
+        setting.load()  # the preset must exist
+        return setting
     except (TypeError, ValueError) as error:
-        raise RunError(f"{path}: what it reproduces is not understood: {error}") from None
+        raise RunError(f"{path}: {REPRODUCES!r} is not a valid paper setting: {error}") from None

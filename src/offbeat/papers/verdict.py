@@ -1,7 +1,8 @@
-"""Does what came out here agree with what a paper printed? One rule for all tables, stated on every page."""
+"""Judge whether our results agree with the published ones. The same rule applies to all tables."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import permutations
@@ -9,113 +10,125 @@ from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
-from offbeat.core.errors import counted
-from offbeat.metrics.intervals import LEVEL, Interval, interval, paired, t_quantile
-from offbeat.papers.entries import Entry, Printed
+from offbeat.core.errors import format_count
+from offbeat.metrics.seed_statistics import LEVEL, Interval, confidence_interval, paired_difference, t_quantile
+from offbeat.papers.entries import Entry, PrintedValue
 
 Verdict = Literal["reproduced", "partly", "not", "not comparable"]
-Holds = Literal["holds", "open", "contradicted", "missing"]
-MARGIN = 0.5  # of the paper's, that the winner must have here
-
-LEAST = 3  # seeds: of two an interval says next to nothing
+OrderStatus = Literal["holds", "open", "contradicted", "not testable"]
+OurValues = Mapping[str, Mapping[int, float]]  # method -> seed -> value, in the paper's unit
+MIN_MARGIN = 0.5  # share of the paper's margin that the winner needs here
+MIN_SEEDS = 3  # an interval of two seeds is too wide to be useful
 
 RULE = """\
-1. **Order.** Of every two methods that the paper tells apart (their values differ by more than √(s₁² + s₂²), where s
-   are the spreads it prints, or where it prints none ours; or its text says so) the paired difference over our seeds is
-   looked at. The order *holds* where its 95 % interval lies on the paper's side of 0. It is *contradicted* where it
-   lies on the other side even when widened for the number of orders that are looked at (Bonferroni), and *open* else.
-2. **Margin.** The method that the claim is about must be first in our means, but for its own variants, by at least half
-   of the paper's margin to the next one.
+1. **Order.** The paper distinguishes two methods if their values differ by more than √(s₁² + s₂²), where s are the
+   printed spreads (ours if none are printed), or if its text states their order. For each such pair we compute the
+   paired difference over our seeds. The order *holds* if the 95 % interval of this difference lies on the paper's side
+   of 0. It is *contradicted* if the interval lies on the other side even when widened for the number of orders
+   (Bonferroni). Otherwise it is *open*.
+2. **Margin.** The method that the claim is about must have the best mean here, not counting its own variants, by at
+   least half of the paper's margin to the next method.
 3. **Value.** The paper's value lies in our 95 % interval, widened by the paper's spread.
 
-**reproduced**: nothing is contradicted; more than half of the orders hold, also of those of the claim's method, or,
-where the claim is about no single method, all that the text states; margin and value (of the claim's method) are there.
-**not**: an order of the claim's method is contradicted, or more orders are contradicted than hold. **partly**: all
-between. Where the paper tells no two methods apart, values decide: all, some or none. **not comparable**: made-up data
-or other than the paper's, less than the paper's size, fewer than three seeds, rows that were not run, runs that end at
-a target of which some are missing (the slowest), or seconds of another machine."""
-
-Ours = Mapping[str, Mapping[int, float]]  # method -> seed -> value, in the paper's unit
+**reproduced**: no order is contradicted; more than half of the orders hold, both of all orders and of those of the
+claim's method (if the claim is about no single method, all orders that the text states); margin and value of the
+claim's method agree. **not**: an order of the claim's method is contradicted, or more orders are contradicted than
+hold. **partly**: all other cases. If the paper distinguishes no methods, the values decide: all, some or none agree.
+**not comparable**: synthetic data or other data than the paper's, a smaller size than the paper's, fewer than three
+seeds, methods that were not run, missing runs where runs end at a target (the missing ones are the slowest), or seconds
+measured on another machine."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two methods that the paper tells apart."""
+class OrderResult:
+    """Our result for two methods that the paper distinguishes."""
 
     better: str
     worse: str
-    holds: Holds
-    difference: Interval  # ours, above 0 on the paper's side
+    status: OrderStatus
+    difference: Interval  # positive on the paper's side
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
+    """Verdict for an entry, with reasons."""
+
     verdict: Verdict
     reasons: tuple[str, ...]
-    pairs: tuple[Pair, ...]
-    inside: Mapping[str, bool]  # of each method that both have: is the paper's value in the widened interval?
+    orders: tuple[OrderResult, ...]
+    value_in_interval: Mapping[str, bool]  # by method: is the paper's value in the widened interval?
 
 
-def judge(
+def judge_entry(
     entry: Entry,
-    ours: Ours,
+    ours: OurValues,
     paper_size: bool = True,
     other_data: str = "",
     bounds: Collection[str] = (),
     slowest_missing: bool = False,
-) -> Judged:
-    """`ours`: of finished runs. `paper_size`: were they as large and long as the paper's? `other_data`: what is in
-    the place of its data. `bounds`: methods whose mean is only a bound, for not every seed got there.
-    `slowest_missing`: which runs are there depends on how quick they were.
+) -> Judgement:
+    """Compare our values with the published entry.
+
+    `paper_size` tells if the runs are as large and long as the paper's, `other_data` names the data used instead of the
+    paper's. `bounds` are methods whose mean is only a bound, because some seeds did not reach the target.
+    `slowest_missing` tells if the available runs are a selection of the fastest.
     """
-    apart = decided(entry, ours)
-    pairs = tuple(_pair(better, worse, entry, ours, len(apart)) for better, worse in apart)
-    inside = {
-        name: within(printed, ours[name])
+    pairs = paper_orders(entry, ours)
+    orders = tuple(_test_order(better, worse, entry, ours, len(pairs)) for better, worse in pairs)
+    in_interval = {
+        name: value_in_widened_interval(printed, ours[name])
         for name, printed in entry.printed.items()
         if ours.get(name) and isfinite(printed.value) and entry.quantity.same_unit and name not in bounds
     }
-    why_not = _not_comparable(entry, ours, paper_size, other_data, slowest_missing)
-    if not (why_not or pairs or inside):
-        why_not = "there is no value of the paper to look for"
-    if why_not:
-        return Judged("not comparable", (why_not, *_order_told(pairs)), pairs, inside)
-    if not pairs:
-        found = sum(inside.values())
-        verdict: Verdict = "reproduced" if found == len(inside) else "partly" if found else "not"
-        return Judged(verdict, (f"{found} of {len(inside)} values lie in our widened intervals",), pairs, inside)
-    margin, told = _margin(entry, ours)
-    value = entry.winner is None or (inside.get(entry.winner, True) and entry.winner not in bounds)
-    reasons = [*_order_told(pairs), told]
+    obstacle = _not_comparable(entry, ours, paper_size, other_data, slowest_missing)
+    if not (obstacle or orders or in_interval):
+        obstacle = "the paper prints no value to compare with"
+    if obstacle:
+        return Judgement("not comparable", (obstacle, *_summarize_orders(orders)), orders, in_interval)
+    if not orders:
+        agreeing = sum(in_interval.values())
+        verdict: Verdict = "reproduced" if agreeing == len(in_interval) else "partly" if agreeing else "not"
+        reason = f"{agreeing} of {len(in_interval)} values lie in our widened intervals"
+        return Judgement(verdict, (reason,), orders, in_interval)
+    margin_agrees, margin_text = _compare_margin(entry, ours)
+    value_agrees = entry.winner is None or (in_interval.get(entry.winner, True) and entry.winner not in bounds)
+    reasons = [*_summarize_orders(orders), margin_text]
     if entry.winner in bounds:
-        reasons.append(f"{entry.winner} did not get there in every seed: its value is not known")
-    if entry.winner is not None and entry.winner in inside:
-        reasons.append(f"the paper's value of {entry.winner} lies {'in' if value else 'outside'} our widened interval")
-    return Judged(_verdict(entry, pairs, margin and value), tuple(filter(None, reasons)), pairs, inside)
+        reasons.append(f"{entry.winner} did not reach the target in every seed, so its value is unknown")
+    if entry.winner is not None and entry.winner in in_interval:
+        side = "inside" if value_agrees else "outside"
+        reasons.append(f"the paper's value of {entry.winner} lies {side} our widened interval")
+    verdict = _combine(entry, orders, margin_agrees and value_agrees)
+    return Judgement(verdict, tuple(filter(None, reasons)), orders, in_interval)
 
 
-def _verdict(entry: Entry, pairs: tuple[Pair, ...], rest: bool) -> Verdict:
-    held, against = (sum(pair.holds == how for pair in pairs) for how in ("holds", "contradicted"))
-    own = [p for p in pairs if entry.winner in (p.better, p.worse) and not {p.better, p.worse} & set(entry.kin)]
-    if against > held or any(pair.holds == "contradicted" for pair in own):
-        return "not"
-    stated = [p for p in pairs if (p.better, p.worse) in entry.order]
-    if entry.winner is None and stated:
-        claim = all(pair.holds == "holds" for pair in stated)
-    else:
-        claim = not own or 2 * sum(pair.holds == "holds" for pair in own) > len(own)
-    return "reproduced" if claim and rest and not against and 2 * held > len(pairs) else "partly"
-
-
-def decided(entry: Entry, ours: Ours | None = None) -> list[tuple[str, str]]:
-    """(better, worse): whom the paper tells apart."""
-    spreads = {name: _spread(entry, name, (ours or {}).get(name, {})) for name in entry.printed}
-    told = [
-        (one, other)
-        for one, other in permutations(entry.printed, 2)
-        if _lead(entry, one, other) > sqrt(spreads[one] ** 2 + spreads[other] ** 2)
+def _combine(entry: Entry, orders: tuple[OrderResult, ...], winner_agrees: bool) -> Verdict:
+    count = Counter(order.status for order in orders)
+    of_winner = [
+        order.status
+        for order in orders
+        if entry.winner in (order.better, order.worse) and not {order.better, order.worse} & set(entry.variants)
     ]
-    return [*told, *(pair for pair in entry.order if pair not in told)]
+    if count["contradicted"] > count["holds"] or "contradicted" in of_winner:
+        return "not"
+    stated = [order.status for order in orders if (order.better, order.worse) in entry.stated_orders]
+    if entry.winner is None and stated:
+        claim_holds = all(status == "holds" for status in stated)
+    else:
+        claim_holds = not of_winner or 2 * of_winner.count("holds") > len(of_winner)
+    agrees = claim_holds and winner_agrees and not count["contradicted"] and 2 * count["holds"] > len(orders)
+    return "reproduced" if agrees else "partly"
+
+
+def paper_orders(entry: Entry, ours: OurValues | None = None) -> list[tuple[str, str]]:
+    """Return the pairs (better, worse) of methods that the paper distinguishes."""
+    spreads = {name: _spread(entry, name, (ours or {}).get(name, {})) for name in entry.printed}
+    printed = [
+        (better, worse)
+        for better, worse in permutations(entry.printed, 2)
+        if _paper_lead(entry, better, worse) > sqrt(spreads[better] ** 2 + spreads[worse] ** 2)
+    ]
+    return [*printed, *(pair for pair in entry.stated_orders if pair not in printed)]
 
 
 def _spread(entry: Entry, name: str, ours: Mapping[int, float]) -> float:
@@ -125,97 +138,87 @@ def _spread(entry: Entry, name: str, ours: Mapping[int, float]) -> float:
     return stdev(ours.values()) if len(ours) > 1 and entry.quantity.same_unit else 0.0
 
 
-def _lead(entry: Entry, one: str, other: str) -> float:
-    """In the paper; of one that did not get there, none."""
-    mine, theirs = entry.printed[one].value, entry.printed[other].value
-    if not isfinite(mine):
+def _paper_lead(entry: Entry, better: str, worse: str) -> float:
+    """Return the lead of a method in the paper; 0 if the method did not reach the target."""
+    first, second = entry.printed[better].value, entry.printed[worse].value
+    if not isfinite(first):
         return 0.0
-    return mine - theirs if entry.quantity.better == "more" else theirs - mine
+    return first - second if entry.quantity.better == "more" else second - first
 
 
-def _pair(better: str, worse: str, entry: Entry, ours: Ours, orders: int) -> Pair:
-    mine, theirs = ours.get(better, {}), ours.get(worse, {})
-    more = entry.quantity.better == "more"
-    lead = paired(mine, theirs) if more else paired(theirs, mine)
-    holds: Holds = "open"
+def _test_order(better: str, worse: str, entry: Entry, ours: OurValues, orders: int) -> OrderResult:
+    first, second = ours.get(better, {}), ours.get(worse, {})
+    lead = paired_difference(*((first, second) if entry.quantity.better == "more" else (second, first)))
+    status: OrderStatus = "open"
     if lead.seeds == 0:
-        holds = "missing"
+        status = "not testable"
     elif lead.excludes_zero and lead.mean > 0:
-        holds = "holds"
-    elif lead.seeds > 1 and -lead.mean > lead.half * _wider(lead.seeds - 1, orders):
-        holds = "contradicted"
-    return Pair(better, worse, holds, lead)
+        status = "holds"
+    elif lead.seeds > 1:
+        # Bonferroni: all orders must be right at the same time
+        widening = t_quantile(lead.seeds - 1, 1 - (1 - LEVEL) / orders) / t_quantile(lead.seeds - 1)
+        status = "contradicted" if -lead.mean > lead.half * widening else "open"
+    return OrderResult(better, worse, status, lead)
 
 
-def _wider(degrees: int, orders: int) -> float:
-    """How much wider an interval must be for all of so many to be right at once."""
-    return t_quantile(degrees, 1 - (1 - LEVEL) / orders) / t_quantile(degrees)
+def value_in_widened_interval(printed: PrintedValue, ours: Mapping[int, float]) -> bool:
+    """Test if the paper's value lies in our interval; never true for one seed, which has no interval."""
+    interval = confidence_interval(list(ours.values()))
+    return abs(printed.value - interval.mean) <= interval.half + (printed.spread or 0.0)
 
 
-def within(printed: Printed, given: Mapping[int, float]) -> bool:
-    """Never of one seed, which has no interval."""
-    found = interval(list(given.values()))
-    return abs(printed.value - found.mean) <= found.half + (printed.spread or 0.0)
-
-
-def _margin(entry: Entry, ours: Ours) -> tuple[bool, str]:
-    """Is the claim's method first here, by half of the paper's margin at least? And in words."""
+def _compare_margin(entry: Entry, ours: OurValues) -> tuple[bool, str]:
+    """Test if the winner is first here by at least half of the paper's margin, and describe the result."""
     if entry.winner is None:
         return True, ""
     sign = 1.0 if entry.quantity.better == "more" else -1.0
-    rivals = [worse for better, worse in entry.order if better == entry.winner]
-    rivals += [name for name in entry.printed if name not in (entry.winner, *entry.kin, *rivals)]
-    means = {name: fmean(ours[name].values()) for name in (entry.winner, *rivals) if ours.get(name)}
+    competitors = [worse for better, worse in entry.stated_orders if better == entry.winner]
+    competitors += [name for name in entry.printed if name not in (entry.winner, *entry.variants, *competitors)]
+    means = {name: fmean(ours[name].values()) for name in (entry.winner, *competitors) if ours.get(name)}
     if len(means) < 2:
         return True, ""
-    lead = min(sign * (means[entry.winner] - mean) for name, mean in means.items() if name != entry.winner)
-    place = 1 + sum(sign * mean > sign * means[entry.winner] for mean in means.values())
-    told = f"{entry.winner} is number {place} of {len(means)} in our means"
-    printed = [entry.printed[name].value for name in rivals if name in entry.printed]
+    our_margin = min(sign * (means[entry.winner] - mean) for name, mean in means.items() if name != entry.winner)
+    rank = 1 + sum(sign * mean > sign * means[entry.winner] for mean in means.values())
+    text = f"{entry.winner} ranks {rank} of {len(means)} by our means"
+    printed = [entry.printed[name].value for name in competitors if name in entry.printed]
     if entry.winner not in entry.printed or not any(map(isfinite, printed)) or not entry.quantity.same_unit:
-        return place == 1, told
-    theirs = min(sign * (entry.printed[entry.winner].value - value) for value in printed)
-    digits = max(2, entry.quantity.digits) if entry.quantity.digits >= 0 else -1
-    here, there = (f"{x:+.2e}" if digits < 0 else f"{x:+.{digits}f}" for x in (lead, theirs))
-    return place == 1 and lead >= MARGIN * theirs, f"{told}: {here} to the best other, {there} in the paper"
+        return rank == 1, text
+    paper_margin = min(sign * (entry.printed[entry.winner].value - value) for value in printed)
+    number = f"+.{max(2, entry.quantity.digits)}f" if entry.quantity.digits >= 0 else "+.2e"
+    text += f": {our_margin:{number}} to the best other method, {paper_margin:{number}} in the paper"
+    return rank == 1 and our_margin >= MIN_MARGIN * paper_margin, text
 
 
-def _not_comparable(entry: Entry, ours: Ours, paper_size: bool, other_data: str, slowest_missing: bool) -> str:
+def _not_comparable(entry: Entry, ours: OurValues, paper_size: bool, other_data: str, slowest_missing: bool) -> str:
     if other_data:
-        return f"the data is not the paper's: {other_data}"
+        return f"the data differs from the paper's: {other_data}"
     if not paper_size:
-        return "not of the paper's size and length"
-    if entry.quantity.of_machine:
-        return "it is of the machine that computes, and the paper's is another"
+        return "the runs are smaller or shorter than the paper's"
+    if entry.quantity.machine_dependent:
+        return "the value depends on the machine, and the paper's differs from ours"
     if not any(ours.values()):
         return "no run has a value"
-    orders = decided(entry, ours)
-    claimed = {name for pair in orders for name in pair} or set(entry.printed)
-    claimed |= {entry.winner} if entry.winner else set()
-    if not claimed:
-        return "the paper prints no numbers, and its text no order"
-    missing = sorted(name for name in claimed if not ours.get(name))
+    orders = paper_orders(entry, ours)
+    compared = {name for pair in orders for name in pair} or set(entry.printed)
+    compared |= {entry.winner} if entry.winner else set()
+    if not compared:
+        return "the paper prints no numbers and states no order"
+    missing = sorted(name for name in compared if not ours.get(name))
     if missing:
         return f"not run, or without a value: {', '.join(missing)}"
-    if min(len(ours[name]) for name in claimed) < LEAST:
-        return f"fewer than {LEAST} seeds"
-    apart = next((pair for pair in orders if not ours[pair[0]].keys() & ours[pair[1]].keys()), None)
-    if apart:
-        return f"no seed is shared by {apart[0]} and {apart[1]}"
-    return "runs are missing, and those that are there are the quickest" if slowest_missing else ""
+    if min(len(ours[name]) for name in compared) < MIN_SEEDS:
+        return f"fewer than {MIN_SEEDS} seeds"
+    for better, worse in orders:
+        if not ours[better].keys() & ours[worse].keys():
+            return f"{better} and {worse} have no seed in common"
+    return "runs are missing, and the available ones are the fastest" if slowest_missing else ""
 
 
-def _order_told(pairs: tuple[Pair, ...]) -> list[str]:
-    if not pairs:
+def _summarize_orders(orders: tuple[OrderResult, ...]) -> list[str]:
+    if not orders:
         return []
-    words = {
-        "holds": ("holds", "hold"),
-        "open": ("is open", "are open"),
-        "contradicted": ("is contradicted", "are contradicted"),
-        "missing": ("cannot be looked at", "cannot be looked at"),
-    }
-    counts = {how: sum(pair.holds == how for pair in pairs) for how in words}
-    told = ", ".join(f"{count} {words[how][count > 1]}" for how, count in counts.items() if count)
-    against = "; ".join(f"{p.worse} beats {p.better}" for p in pairs if p.holds == "contradicted")
-    orders = f"of {counted(len(pairs), 'order')} {told}"
-    return [orders + (f" ({against})" if against else "")]
+    count = Counter(order.status for order in orders)
+    words = {"holds": "hold", "open": "open", "contradicted": "contradicted", "not testable": "not testable"}
+    parts = ", ".join(f"{count[status]} {word}" for status, word in words.items() if count[status])
+    reversed_orders = "; ".join(f"{o.worse} beats {o.better}" for o in orders if o.status == "contradicted")
+    return [f"{format_count(len(orders), 'order')}: {parts}" + (f" ({reversed_orders})" if reversed_orders else "")]

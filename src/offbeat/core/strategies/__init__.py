@@ -1,4 +1,4 @@
-"""One paper per file, client half and server half together. REGISTRY names them all."""
+"""All strategies, one paper per file with its client and server half. REGISTRY maps names to classes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ from offbeat.core.strategies.mifa import Mifa
 from offbeat.core.strategies.orthofl import OrthoFL
 from offbeat.core.strategies.pooled import Global
 from offbeat.core.strategies.safa import Safa
+
+__all__ = [
+    "REGISTRY", "AsoFed", "CA2FL", "FedOGD", "FedAdam", "FedAsync", "FedAT", "FedAvg", "FedAvgM", "FedBuff",
+    "FedCompass", "FedFa", "FedPAC", "FedProx", "FedPSA", "FLANP", "GradMA", "Local", "Mifa", "OrthoFL", "Global",
+    "Safa",
+]  # fmt: skip
 
 REGISTRY: dict[str, type] = {
     "fedavg": FedAvg,

@@ -18,15 +18,15 @@ from offbeat.core.strategies.fedprox import FedProx
 from offbeat.core.strategies.local import Local
 from offbeat.core.strategies.pooled import Global
 from offbeat.engine.until import Until
-from offbeat.experiment.preset import Column, Maker, Preset, Scale
+from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.availability import Dropout, Periodic
-from offbeat.scenario.data import Source
+from offbeat.scenario.data import DataSource
+from offbeat.scenario.data.activity import ExtraSensory
 from offbeat.scenario.data.air_quality import BeijingAir, KddAir
-from offbeat.scenario.data.extrasensory import ExtraSensory
 from offbeat.scenario.data.fitrec import FitRec
 from offbeat.scenario.data.mnist import FashionMnist
-from offbeat.scenario.delays import Constant
+from offbeat.scenario.delays import ConstantDelays
 from offbeat.scenario.models import Cnn, Lstm, Model
 from offbeat.scenario.models.convolutional import ASO_FED_FASHION
 from offbeat.scenario.network import Offset
@@ -36,7 +36,7 @@ from offbeat.training.trainer import Training
 
 OFFSET = Offset(low=10.0, high=100.0)
 # what training takes is not given; the offsets are meant to be what tells clients apart
-COMPUTING = Constant(mean=0.1, unit="step", jitter=0.05)
+COMPUTING = ConstantDelays(mean=0.1, unit="step", jitter=0.05)
 # The paper's data grows by 0.05 to 0.1 % an iteration. If an iteration were a job here, a client's data would depend on
 # the method; so it grows by the second, at that rate. An iteration of a client takes its offset, 55 s on average, and
 # its training: on Fashion-MNIST two passes over half of its 1,800 examples (the data starts with half on average), 2
@@ -58,7 +58,7 @@ class AsoFedColumn(Column):
     model: Model = Lstm()
     partition: Partition = Natural()
     split: Split = Split()  # of what the loader has not split yet
-    nearest: Source | None = None  # where `data` is not to be had; also at the quick scale
+    nearest: DataSource | None = None  # where `data` is not to be had; also at the quick scale
 
 
 FITREC = AsoFedColumn(title="FitRec: speed, LSTM, 30 users", data=FitRec(), clients=30, lam=1.0, minutes=30)
@@ -165,8 +165,8 @@ def fig6(name: str, per_cent: int, scale: Scale) -> Preset:
     return preset.varied(summary, rows, split=split, streaming=Static())
 
 
-def makers() -> dict[str, Maker]:
-    made: dict[str, Maker] = {name: partial(table4, name) for name in COLUMNS}
+def makers() -> dict[str, PresetFunction]:
+    made: dict[str, PresetFunction] = {name: partial(table4, name) for name in COLUMNS}
     for name in ("air-quality", "extrasensory"):
         for per_cent in (10, 20, 30, 40, 50):
             made[f"dropout-{name}-{per_cent}"] = partial(dropout, name, per_cent)

@@ -17,15 +17,15 @@ from offbeat.core.strategies.gradma import GradMA
 from offbeat.core.strategies.mifa import Mifa
 from offbeat.core.strategies.safa import Safa
 from offbeat.engine.until import Until
-from offbeat.experiment.preset import Column, Maker, Preset, Scale
+from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.data.ag_news import AgNews
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
-from offbeat.scenario.data.tiny_imagenet import TinyImageNet
+from offbeat.scenario.data.images import TinyImageNet
+from offbeat.scenario.data.texts import AgNews
 from offbeat.scenario.delays import Groups
 from offbeat.scenario.models import Cnn, ResNet, TextCnn
 from offbeat.scenario.partition import MainClass
-from offbeat.training.survey import Survey
+from offbeat.training.evaluation import Survey
 from offbeat.training.trainer import Training
 
 PERIOD = 10.0
@@ -143,6 +143,8 @@ def ablation(name: str, scale: Scale) -> Preset:
     return preset.varied(summary, rows)
 
 
-def makers() -> dict[str, Maker]:
-    made: dict[str, Maker] = {f"{case}-{name}": partial(accuracy, case, name) for case in CASES for name in COLUMNS}
+def makers() -> dict[str, PresetFunction]:
+    made: dict[str, PresetFunction] = {
+        f"{case}-{name}": partial(accuracy, case, name) for case in CASES for name in COLUMNS
+    }
     return made | {f"fig6-{name}": partial(ablation, name) for name in ("cifar10", "cifar100")}

@@ -15,17 +15,17 @@ from offbeat.core.strategies.fedavgm import FedAvgM
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedcompass import FedCompass
 from offbeat.engine.until import Target, Until
-from offbeat.experiment.preset import Column, Maker, Preset, Scale
+from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data.cifar import Cifar10
-from offbeat.scenario.data.isic import Isic2019
-from offbeat.scenario.data.ixi import Ixi
+from offbeat.scenario.data.clinical import Ixi
+from offbeat.scenario.data.images import Isic2019
 from offbeat.scenario.data.mnist import Mnist
-from offbeat.scenario.delays import Constant, Delays, Exponential, Normal
+from offbeat.scenario.delays import ConstantDelays, Delays, ExponentialDelays, Normal
 from offbeat.scenario.models import Cnn, EfficientNet, ResNet, UNet3d
 from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
-from offbeat.scenario.partition import Classes, DualDirichlet, Natural, Partition
-from offbeat.training.losses import Focal, LossChoice, TaskLoss
+from offbeat.scenario.partition import ClassSubsets, DualDirichlet, Natural, Partition
+from offbeat.training.tasks import Focal, LossChoice, TaskLoss
 from offbeat.training.trainer import Training
 
 ALPHA, DISCOUNT = 0.9, Polynomial(a=0.5)
@@ -119,11 +119,11 @@ def methods(q_min: int, q_max: int, k: int, mu: float) -> dict[str, Any]:
 def speeds(law: str, mean: float) -> Delays:
     """Seconds a local step; a round of one client varies by a twentieth."""
     if law == "homo":
-        return Constant(mean=mean, unit="step", jitter=0.05)
+        return ConstantDelays(mean=mean, unit="step", jitter=0.05)
     if law == "normal":
         return Normal(mean=mean, spread=0.3, unit="step", jitter=0.05)
     # one client in ten would be faster than that, some a thousand times: they would send nearly all updates
-    return Exponential(mean=mean, least=mean / 10, unit="step", jitter=0.05)
+    return ExponentialDelays(mean=mean, least=mean / 10, unit="step", jitter=0.05)
 
 
 LocalSteps = tuple[int, int, int]  # Q of the others, Qmin, Qmax
@@ -159,7 +159,7 @@ def _preset(
 def table1(name: str, partition: str, clients: int, law: str, scale: Scale) -> Preset:
     """Time to 90 % (MNIST), 60 or 50 % (CIFAR-10)."""
     fewest, most = (5, 6) if clients == 5 else (3, 5)
-    division: Partition = Classes(fewest=fewest, most=most) if partition == "class" else DualDirichlet()
+    division: Partition = ClassSubsets(fewest=fewest, most=most) if partition == "class" else DualDirichlet()
     steps, k = ((100, 20, 100), 5) if clients == 20 else ((200, 40, 200), 3)
     preset = _preset(name, partition, division, clients, law, steps, k, scale)
     split = "class partition" if partition == "class" else "dual Dirichlet partition"
@@ -187,8 +187,8 @@ def table3(name: str, clients: int, law: str, scale: Scale) -> Preset:
     return replace(varied, reference="fedcompass-q0.2")
 
 
-def makers() -> dict[str, Maker]:
-    made: dict[str, Maker] = {}
+def makers() -> dict[str, PresetFunction]:
+    made: dict[str, PresetFunction] = {}
     for law in SPEEDS:
         for name in ("mnist", "cifar10"):
             for m in SIZES:

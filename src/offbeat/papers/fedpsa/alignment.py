@@ -91,7 +91,9 @@ def study(experiment: Experiment, examples: int = 256, width: float = 0.1) -> Al
     made, data = build.setup(experiment), load(experiment.data)
     rows = torch.randperm(len(data.x_test), generator=draws.generator(experiment.seed, "alignment"))[:examples]
     held_out = Sensitivity(made.module, data.x_test[rows], data.y_test[rows], made.trainer.task)
-    engine = build.engine(made, replace(experiment, strategy=AlignmentWatcher(experiment.strategy, held_out.gradient)))
+    engine = build.build_engine(
+        made, replace(experiment, strategy=AlignmentWatcher(experiment.strategy, held_out.gradient))
+    )
     engine.run()
     return of(engine.trace.db, "align", width)
 

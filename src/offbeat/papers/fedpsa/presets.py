@@ -15,7 +15,7 @@ from offbeat.core.strategies.fedfa import FedFa
 from offbeat.core.strategies.fedpac import FedPAC
 from offbeat.core.strategies.fedpsa import FedPSA
 from offbeat.engine.until import Until
-from offbeat.experiment.preset import Column, Maker, Preset, Scale
+from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
 from offbeat.scenario.data.mnist import FashionMnist, Mnist
@@ -159,8 +159,8 @@ def fig4(what: Grid, scale: Scale) -> Preset:
     return replace(preset.varied(summary, rows, strategy=rows[chosen]), reference=chosen)
 
 
-def makers() -> dict[str, Maker]:
-    made: dict[str, Maker] = {f"fig4-{what}": partial(fig4, what) for what in get_args(Grid)}
+def makers() -> dict[str, PresetFunction]:
+    made: dict[str, PresetFunction] = {f"fig4-{what}": partial(fig4, what) for what in get_args(Grid)}
     for name, column in COLUMNS.items():
         for alpha in (0.1, 0.5, 1.0):  # 0.1 is the one without a suffix
             suffix = "" if alpha == 0.1 else f"-alpha{alpha:g}"

@@ -19,12 +19,12 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedprox import FedProx
 from offbeat.core.strategies.orthofl import OrthoFL
 from offbeat.engine.until import Until
-from offbeat.experiment.preset import Column, Maker, Preset, Scale
+from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
 from offbeat.experiment.spec.config import Experiment
+from offbeat.scenario.data.activity import UciHar
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
-from offbeat.scenario.data.har import UciHar
 from offbeat.scenario.data.mnist import Mnist
-from offbeat.scenario.data.newsgroups import TwentyNews
+from offbeat.scenario.data.texts import TwentyNews
 from offbeat.scenario.delays import Delays, Devices, HalfNormal, Lognormal, PerClient, Uniform
 from offbeat.scenario.models import Cnn, DistilBert, LeNet5, MobileNetV2, ResNet1d, TextCnn, Vgg11
 from offbeat.scenario.partition import DirichletEqual, Disjoint, Natural, Partition, Split
@@ -237,8 +237,8 @@ def motivation(slow: int, scale: Scale) -> Preset:
     return Preset(summary, experiment, rows, seeds=1)
 
 
-def makers() -> dict[str, Maker]:
-    made: dict[str, Maker] = {f"table2-{name}": partial(table2, name) for name in COLUMNS}
+def makers() -> dict[str, PresetFunction]:
+    made: dict[str, PresetFunction] = {f"table2-{name}": partial(table2, name) for name in COLUMNS}
     # the paper's data sets are not legible
     made |= {f"fig5-{name}": partial(fig5, name) for name in ("mnist", "cifar10")}
     made |= {f"fig6-{law}": partial(fig6, law) for law in LAWS}

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import ConfigError, RunError, unknown
+from offbeat.core.errors import ConfigError, RunError, unknown_name
 from offbeat.core.protocol import Action, Commit, Event, Strategy, UpdateArrived, World
 from offbeat.core.strategies.fedpsa import cosine
 from offbeat.core.vector import Layout, Slice
 from offbeat.experiment import build
-from offbeat.experiment.partition_heatmap import save_figure
 from offbeat.experiment.spec.config import Experiment
+from offbeat.results.figures.figure_style import write_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ def study(experiment: Experiment, layer: str | None = None) -> Shifts:
     made = build.setup(experiment)
     weight = _weight(made.layout, layer)
     watched = ShiftWatcher(experiment.strategy, weight)
-    build.engine(made, replace(experiment, strategy=watched)).run()
+    build.build_engine(made, replace(experiment, strategy=watched)).run()
     if not watched.seen:
         raise RunError("nothing was committed: there is no shift to look at")
     clients, columns = zip(*watched.seen, strict=True)
@@ -63,7 +63,7 @@ def _weight(layout: Layout, name: str | None) -> Slice:
     weights = {s.name: s for s in layout.of_kind("param") if len(s.shape) >= 2}
     if name is not None:
         if name not in weights:
-            raise unknown("weight", name, weights)
+            raise unknown_name("weight", name, weights)
         return weights[name]
     if len(weights) < 2:
         none = f"the model has {len(weights)} weights and no hidden layer"
@@ -105,4 +105,4 @@ def save(shifts: Shifts, path: Path) -> None:
     axis.set_xlabel("update")
     axis.set_ylabel(f"neuron of {shifts.layer}")
     figure.colorbar(image, label="mean change of its weights")
-    save_figure(figure, path)
+    write_figure(figure, path)
