@@ -19,13 +19,15 @@ from dataclasses import replace
 from math import nan
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
+from offbeat.core.strategies import REGISTRY
 from offbeat.experiment import build
 from offbeat.experiment.spec.config import Experiment
 from offbeat.metrics import trace_summary
-from offbeat.metrics.trace_summary import size
+from offbeat.metrics.trace_summary import format_bytes
 from offbeat.presets import load
-from offbeat.presets.method_settings import METHODS, VARIANTS, variant
+from offbeat.presets.general import SETTINGS, configure_method
 
 HEAD = (
     "| method | final acc | slowest ¼ | best acc | time to target | updates | staleness | idle | down | up | "
@@ -33,16 +35,76 @@ HEAD = (
 )
 RULE = "|---|---|---|---|---|---|---|---|---|---|---|---|"
 
+# settings that are learning rates of clients, scaled by --rate
+CLIENT_RATES = {
+    "fedpac": ("lr",),
+    "mifa": ("lr",),
+    "gradma": ("lr_local",),
+    "aso_fed": ("lr",),
+    "fed_ogd": ("lr_local", "lr_global"),
+}
+# ablations and variants; a label begins with the name of the method
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "fedprox mu 1": {"mu": 1.0},
+    "fedadam lr 0.03": {"lr": 0.03},
+    "fedavgm mu 0.5": {"mu": 0.5},
+    "fedasync weighted deltas": {"mode": "delta", "client_weight": "equal"},
+    "fedbuff w/o discount": {"staleness": "constant"},
+    "fedbuff weighted sum": {"client_weight": "equal"},
+    "fedbuff excluding": {"exclude_buffered": True},
+    "ca2fl lr 0.5": {"lr": 0.5},
+    "fedat smooth": {"smooth": 1},
+    "fedat ratio 2": {"ratio": 2.0},
+    "fedfa deltas": {"queue": "deltas"},
+    "fedpac own heads": {"combine": False},
+    "safa lag 1": {"lag": 1},
+    "mifa ticks": {"epoch": 50.0},
+    "flanp from five": {"n0": 5},
+    "gradma S": {"worker": False},
+    "orthofl w/o calibration": {"calibrate": False},
+    "orthofl w/o moving average": {"moving_average": False},
+    "orthofl pairwise": {"projection": "pairwise"},
+    "orthofl chain": {"reference": "chain", "first_alpha": 1.0},
+    "aso_fed -D": {"dynamic_step": False},
+    "aso_fed -F": {"feature": "off"},
+    "aso_fed literal features": {"feature": "literal"},
+    "aso_fed alg2 order": {"h_order": "alg2"},
+    "fedpsa w/o T": {"thermometer": False},
+    "fedpsa w/o S": {"signal": "parameters"},
+    "fedpsa w/o T&S": {"thermometer": False, "signal": "parameters"},
+    "fedpsa batch Fisher": {"fisher": "batch"},
+    "fedpsa real calibration": {"calibration": "real"},
+    "fed_ogd w/o cache": {"cache": False},
+    "fed_ogd always": {"project": "always"},
+    "fed_ogd sum of means": {"combine": "sum_of_means"},
+    "fed_ogd differences": {"upload": "difference"},
+    "fedcompass +M": {"momentum": True},
+    "fedcompass +N": {"normalized": True},
+    "fedcompass equal weights": {"weights": "equal"},
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    label: (name, changes)
+    for name in REGISTRY
+    for label, changes in [(name, {}), *((label, c) for label, c in ABLATIONS.items() if label.split()[0] == name)]
+}
+
+
+def variant(label: str, rate: float) -> Any:
+    """Return the method with this label; `rate` scales the learning rates of its clients."""
+    name, changes = VARIANTS[label]
+    scaled = {key: SETTINGS[name][key] * rate for key in CLIENT_RATES.get(name, ())}
+    return configure_method(name, **{**scaled, **changes})
+
 
 def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
     label, experiment = job
     began = time.monotonic()
     made = build.setup(experiment)
-    engine = build.engine(made, experiment)
+    engine = build.build_engine(made, experiment)
     outcome = engine.run()
     engine.trace.flush()
     summary = trace_summary.summarize(engine.trace.db, experiment.population, experiment.target)
-    best = max(trace_summary.curve(engine.trace.db, "acc").values)
+    best = max(trace_summary.read_curve(engine.trace.db, "acc").values)
     return label, {
         "final": summary.metrics["acc"], "slowest": summary.of_group("slowest"), "best": best,
         "time": summary.time_to_target,
@@ -67,8 +129,8 @@ def row(label: str, results: list[dict[str, float]]) -> str:
     return (
         f"| {label} | {mean('final'):.3f} ± {spread:.3f} | {mean('slowest'):.3f} | {mean('best'):.3f} | {reached} | "
         f"{mean('updates'):.0f}"
-        f" | {mean('staleness'):.1f} | {mean('idle'):.0%} | {size(mean('down'))} | {size(mean('up'))} | "
-        f"{size(mean('memory'))}"
+        f" | {mean('staleness'):.1f} | {mean('idle'):.0%} | {format_bytes(mean('down'))} | {format_bytes(mean('up'))} | "
+        f"{format_bytes(mean('memory'))}"
         f" | {mean('server'):.2f} |"
     )
 
@@ -95,9 +157,9 @@ def main() -> None:
     if given.every:
         base = replace(base, evaluate_every=given.every)
     base = replace(base, training=replace(base.training, lr=base.training.lr * given.rate))
-    labels = given.only.split(",") if given.only else list(VARIANTS if given.ablations else METHODS)
+    labels = given.only.split(",") if given.only else list(VARIANTS if given.ablations else REGISTRY)
     jobs = [
-        (label, replace(base, strategy=variant(VARIANTS[label][0], rate=given.rate, **VARIANTS[label][1]), seed=seed))
+        (label, replace(base, strategy=variant(label, given.rate), seed=seed))
         for label in labels
         for seed in range(given.seeds)
     ]

@@ -16,7 +16,7 @@ SMALL = ["--set", "data=digits", "--set", "model=linear", "--until", "3updates",
 def test_a_papers_preset_runs_at_the_quick_scale(offbeat, tmp_path):
     given = offbeat("run", "orthofl/table2-mnist", "--scale", "quick", *SMALL, "--out", tmp_path / "run")
     assert given.status == 0, given
-    experiment = experiment_files.read(tmp_path / "run" / "experiment.yaml")
+    experiment = experiment_files.read_experiment(tmp_path / "run" / "experiment.yaml")
     assert (experiment.name, experiment.training.steps) == ("orthofl/table2-mnist-quick", 20)
 
 
@@ -27,7 +27,9 @@ def test_a_comparison_takes_the_rows_of_the_table(offbeat, tmp_path, one_by_one)
     )
     assert given.status == 0, given
     assert "fedcompass+M" in json.dumps(json.loads(given.out))
-    assert experiment_files.read(tmp_path / "all" / "fedcompass+M-seed0" / "experiment.yaml").strategy.momentum
+    assert experiment_files.read_experiment(
+        tmp_path / "all" / "fedcompass+M-seed0" / "experiment.yaml"
+    ).strategy.momentum
 
 
 def test_without_its_data_a_preset_says_which_file_it_needs(offbeat, tmp_path, monkeypatch):
@@ -38,8 +40,8 @@ def test_without_its_data_a_preset_says_which_file_it_needs(offbeat, tmp_path, m
 
 
 def test_a_scale_that_means_nothing_is_refused(offbeat, tmp_path):
-    experiment_files.write(tmp_path / "mine.yaml", Experiment())
-    refused(offbeat("run", "quickstart", "--scale", "quick"), "'quickstart' has one scale only")
+    experiment_files.write_experiment(tmp_path / "mine.yaml", Experiment())
+    refused(offbeat("run", "quickstart", "--scale", "quick"), "'quickstart' has only one scale")
     refused(offbeat("run", "orthofl/table2-mnist", "--scale", "quik"), "did you mean 'quick'")
     refused(offbeat("compare", tmp_path / "mine.yaml", "--scale", "paper"), "only the presets of papers have scales")
     refused(offbeat("run", "--resume", tmp_path, "--scale", "quick"), "--scale")

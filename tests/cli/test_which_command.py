@@ -31,7 +31,7 @@ evaluate_every: 30
 def without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than these worlds; what is about them says so."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("offbeat.results.pictures.write", lambda *_: None)
+        monkeypatch.setattr("offbeat.results.report.write_figure_and_page", lambda *_: None)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_sites_can_be_described_in_four_numbers(offbeat, pictures):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (["--sites", "1"], ["sites = 1: from 2 to"]),
+        (["--sites", "1"], ["sites = 1: must be from 2 to"]),
         (["--speeds", "0.5"], ["speeds = 0.5: from 1"]),
         (["--away", "1"], ["away = 1: a share of the time"]),
         (["--sizes", "1000"], ["sizes = 1000: from 1"]),
@@ -155,7 +155,7 @@ def test_four_questions_are_asked_on_a_terminal(offbeat, monkeypatch):
 
 
 def test_a_world_that_takes_long_is_tried_and_cut_to_the_time_there_is(offbeat, straggler, monkeypatch):
-    monkeypatch.setattr("offbeat.results.tournament.tried", lambda experiment: 1000.0)
+    monkeypatch.setattr("offbeat.results.method_choice.estimate_run_seconds", lambda experiment: 1000.0)
     made = offbeat("which", straggler, "--methods", "fedavg,fedasync", "--seeds", "1", "--budget", "100", "--out", "w")
     assert "the runs end at" in made.err
     assert "instead of 120s, to fit into 100 s" in made.err
@@ -163,9 +163,9 @@ def test_a_world_that_takes_long_is_tried_and_cut_to_the_time_there_is(offbeat, 
 
 def test_a_trial_tells_how_long_a_run_takes(straggler):
     from offbeat.experiment.spec import experiment_files
-    from offbeat.results import tournament
+    from offbeat.results import method_choice
 
-    assert 0 < tournament.tried(experiment_files.read(Path(straggler)), patience=0.2) < 60
+    assert 0 < method_choice.estimate_run_seconds(experiment_files.read_experiment(Path(straggler)), patience=0.2) < 60
 
 
 # ---------------------------------------------------------------- like a run
@@ -180,12 +180,12 @@ def test_sites_like_those_of_a_simulation_are_its_own(offbeat, straggler):
 
 def test_sites_like_those_of_a_live_run_are_as_slow_and_as_often_away(offbeat, straggler):
     """A simulation passes for a live run whose data lies with its sites; client 0 was gone from 5 s to 9 s."""
-    from offbeat.deploy.replay_scenario import OWN_FILE
+    from offbeat.deploy.replay_scenario import SITE_FILE_MODEL
     from offbeat.metrics.trace_summary import SERVED
 
     offbeat("run", straggler, "--set", "strategy=fedasync", "--until", "20s", "--out", "r")
     with sqlite3.connect("r/run.sqlite") as db:
-        db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (SERVED, OWN_FILE))
+        db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (SERVED, SITE_FILE_MODEL))
         db.execute("DELETE FROM trace WHERE client = 0 AND now > 5 AND now < 9")
         last = db.execute("SELECT MAX(seq) FROM trace").fetchone()[0]
         for number, (now, kind) in enumerate([(5.0, "left"), (9.0, "back")]):

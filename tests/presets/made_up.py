@@ -13,7 +13,7 @@ from offbeat.engine.until import Until
 from offbeat.experiment import build
 from offbeat.experiment.spec.config import Experiment, name_of
 from offbeat.scenario.data import Dataset
-from offbeat.training.survey import Survey
+from offbeat.training.evaluation import Survey
 
 PAPERS = [name for name in presets.names() if "/" in name]
 SCALES = ("paper", "quick")
@@ -83,7 +83,7 @@ def short(experiment: Experiment, data: Dataset, updates: int) -> None:
     experiment = replace(
         experiment, data=data, training=training, until=Until(updates=updates), survey=Survey(examples=5)
     )
-    outcome = build.engine(build.setup(experiment), experiment).run()
+    outcome = build.build_engine(build.setup(experiment), experiment).run()
     assert (outcome.reason, outcome.updates) == ("updates", updates)
     assert all(isfinite(value) for key, value in outcome.metrics.items() if "/" not in key)
 

@@ -61,7 +61,7 @@ def test_data_grows_as_in_the_papers_iterations():
     # and that is what clients of that world take: 2 ceil(900 / 32) = 58 steps of 0.1 s beside an offset of 55 s on
     # average
     experiment = presets.load("aso_fed/fashion-mnist").experiment
-    steps = experiment.training.count(Phase(), 900, merge=False)
+    steps = experiment.training.count_steps(Phase(), 900, merge=False)
     seconds = experiment.delays.expected(0, 0, steps) + (experiment.network.low + experiment.network.high) / 2
     assert (steps, seconds) == (58, pytest.approx(60.8))
 
@@ -99,6 +99,7 @@ def test_local_models_are_judged_on_their_own_clients_data():
     )
     experiment = replace(experiment, until=Until(updates=40), evaluate_every=1e6)
     own, shared = (
-        build.engine(build.setup(e), e).run().metrics["acc"] for e in (experiment, replace(experiment, evaluate="test"))
+        build.build_engine(build.setup(e), e).run().metrics["acc"]
+        for e in (experiment, replace(experiment, evaluate="test"))
     )
     assert own > 2 * shared

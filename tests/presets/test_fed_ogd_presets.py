@@ -34,8 +34,10 @@ def test_a_period_is_a_response_time_whatever_a_method_computes_in_it(scale):
     rule = Corrected()
     assert rule.cost == 3
     world = SimulatedWorld(delays=preset.experiment.delays, counts=ExampleCounts.constant(50, 10), seed=0)
-    took = {world.trip(client, 0, LocalWork(rule=rule), 10, 0.0).duration for client in range(50)}
-    assert took == {10.0, 30.0, 50.0} == {world.trip(client, 0, LocalWork(), 10, 0.0).duration for client in range(50)}
+    took = {world.time_job(client, 0, LocalWork(rule=rule), 10, 0.0).duration for client in range(50)}
+    assert (
+        took == {10.0, 30.0, 50.0} == {world.time_job(client, 0, LocalWork(), 10, 0.0).duration for client in range(50)}
+    )
 
 
 def test_figure_6_notes_the_projected_component():

@@ -7,10 +7,10 @@ from made_up import SCALES, check_stated
 
 from offbeat import presets
 from offbeat.engine.until import Target
-from offbeat.scenario.data.isic import CLASSES
-from offbeat.scenario.delays import Constant, Exponential, Normal
-from offbeat.scenario.partition import Classes
-from offbeat.training.losses import TaskLoss
+from offbeat.scenario.data.images import ISIC_CLASSES
+from offbeat.scenario.delays import ConstantDelays, ExponentialDelays, Normal
+from offbeat.scenario.partition import ClassSubsets
+from offbeat.training.tasks import TaskLoss
 
 # preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
 STATED = {
@@ -46,17 +46,17 @@ def test_targets_speeds_and_partitions():
     }
     assert list(target.values()) == [Target("acc", 0.6), Target("dice", 0.98)]
     laws = [presets.load(f"fedcompass/table1-mnist-class-m5-{law}").experiment for law in ("homo", "normal", "exp")]
-    assert [type(e.delays) for e in laws] == [Constant, Normal, Exponential]
+    assert [type(e.delays) for e in laws] == [ConstantDelays, Normal, ExponentialDelays]
     assert {e.delays.unit for e in laws} == {"step"}
-    assert laws[0].partition == Classes(fewest=5, most=6)
-    assert presets.load("fedcompass/table1-mnist-class-m20-exp").experiment.partition == Classes(fewest=3, most=5)
+    assert laws[0].partition == ClassSubsets(fewest=5, most=6)
+    assert presets.load("fedcompass/table1-mnist-class-m20-exp").experiment.partition == ClassSubsets(fewest=3, most=5)
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_isics_loss_is_flambys_weighted_focal_loss(scale):
     """Its weights are all training examples over those of a class, MEL to SCC: 101 for the rarest, DF."""
     loss = presets.load("fedcompass/table2-isic-exp", scale).experiment.loss
-    assert (loss.gamma, len(loss.weights)) == (2.0, len(CLASSES))
+    assert (loss.gamma, len(loss.weights)) == (2.0, len(ISIC_CLASSES))
     assert sum(1 / w for w in loss.weights) == pytest.approx(1, abs=1e-4)  # shares of the classes
-    assert CLASSES[loss.weights.index(max(loss.weights))] == "DF"
+    assert ISIC_CLASSES[loss.weights.index(max(loss.weights))] == "DF"
     assert presets.load("fedcompass/table2-ixi-exp", scale).experiment.loss == TaskLoss()

@@ -18,7 +18,7 @@ from offbeat.experiment.preset import Scale
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import methods
 from offbeat.experiment.spec.config import Experiment
-from offbeat.papers import load_paper_preset, paper_preset_makers
+from offbeat.papers import load_paper_preset, paper_preset_functions
 from offbeat.papers.run_store import PaperSetting, ReproductionStore, experiments_by_method
 from offbeat.scenario.data.built_in import StandIn
 
@@ -77,7 +77,7 @@ def identify_run(experiment: Experiment) -> RunPlace | None:
     """Return the preset, method and seed of an experiment; None if it differs from the preset in more than its end."""
     name = experiment.name.removesuffix("-quick")
     scale: Scale = "paper" if name == experiment.name else "quick"
-    if name not in paper_preset_makers():
+    if name not in paper_preset_functions():
         return None
     nearest = load_paper_preset(name, scale).nearest
     uses_nearest = nearest is not None and type(experiment.data) is type(nearest)

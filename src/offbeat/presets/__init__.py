@@ -9,49 +9,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import get_args
 
-from offbeat.core.errors import ConfigError, unknown
-from offbeat.experiment.preset import Column as Column
-from offbeat.experiment.preset import Maker as Maker
-from offbeat.experiment.preset import Preset as Preset
-from offbeat.experiment.preset import Scale as Scale
-from offbeat.papers.paper_presets import load_paper_preset, paper_preset_makers
+from offbeat.core.errors import ConfigError, unknown_name
+from offbeat.experiment.preset import Preset, Scale
+from offbeat.papers import load_paper_preset, paper_preset_functions
+
+__all__ = ["Preset", "Scale", "load", "names", "scales"]
 
 
-def _own() -> dict[str, Callable[[], Preset]]:
-    from offbeat.presets.hospitals import heart_disease, tcga_brca
-    from offbeat.presets.method_settings import digits, mnist
-    from offbeat.presets.quickstart import quickstart
-    from offbeat.presets.scale import million
+def _general_presets() -> dict[str, Callable[[], Preset]]:
+    from offbeat.presets import general
 
     return {
-        "quickstart": quickstart,
-        "digits": digits,
-        "mnist": mnist,
-        "heart-disease": heart_disease,
-        "tcga-brca": tcga_brca,
-        "scale-1m": million,
+        "quickstart": general.quickstart,
+        "digits": general.digits,
+        "mnist": general.mnist,
+        "heart-disease": general.heart_disease,
+        "tcga-brca": general.tcga_brca,
+        "scale-1m": general.million,
     }
 
 
 def names() -> list[str]:
     """List the names of all presets: the general ones, then paper by paper."""
-    return [*sorted(_own()), *paper_preset_makers()]
+    return [*sorted(_general_presets()), *paper_preset_functions()]
 
 
 def scales(name: str) -> list[str]:
     """List the scales of a preset; a general preset has one scale without a name."""
-    return list(get_args(Scale)) if name in paper_preset_makers() else []
+    return list(get_args(Scale)) if name in paper_preset_functions() else []
 
 
 def load(name: str, scale: Scale | None = None) -> Preset:
     """Return the preset with this name; the default scale of a paper's preset is the paper's."""
-    own = _own()
+    general = _general_presets()
     if scale is not None and scale not in get_args(Scale):
-        raise unknown("scale", scale, get_args(Scale))
-    if name in own:
+        raise unknown_name("scale", scale, get_args(Scale))
+    if name in general:
         if scale is not None:
-            raise ConfigError(f"preset {name!r} has one scale only: leave {scale!r} away")
-        return own[name]()
-    if name not in paper_preset_makers():
-        raise unknown("preset", name, names())
+            raise ConfigError(f"preset {name!r} has only one scale: omit {scale!r}")
+        return general[name]()
+    if name not in paper_preset_functions():
+        raise unknown_name("preset", name, names())
     return load_paper_preset(name, scale)

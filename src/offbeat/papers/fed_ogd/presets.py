@@ -1,7 +1,7 @@
-"""Fed-OGD's experiments: accuracy and its variance (Figures 2 to 5, Tables I to IV), and the ablations (Figure 6).
+"""Presets of Fed-OGD: accuracy and its variance (Figures 2 to 5, Tables I to IV), and ablations (Figure 6).
 
-The paper gives no hyper-parameters; these are the defaults of the authors' code. Its epoch is a period of `PERIOD`
-virtual seconds: groups of clients answer after one, three or five of them.
+The paper gives no hyper-parameters; these are the defaults of the authors' code. An epoch is a period of `PERIOD`
+virtual seconds: groups of clients respond after one, three or five periods.
 """
 
 from __future__ import annotations
@@ -10,18 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from offbeat.core.strategies.fed_ogd import FedOGD
-from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.flanp import FLANP
-from offbeat.core.strategies.gradma import GradMA
-from offbeat.core.strategies.mifa import Mifa
-from offbeat.core.strategies.safa import Safa
+from offbeat.core.strategies import FLANP, FedAvg, FedOGD, GradMA, Mifa, Safa
 from offbeat.engine.until import Until
 from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.data.cifar import Cifar10, Cifar100
-from offbeat.scenario.data.images import TinyImageNet
-from offbeat.scenario.data.texts import AgNews
+from offbeat.scenario.data import AgNews, Cifar10, Cifar100, TinyImageNet
 from offbeat.scenario.delays import Groups
 from offbeat.scenario.models import Cnn, ResNet, TextCnn
 from offbeat.scenario.partition import MainClass
@@ -31,7 +24,7 @@ from offbeat.training.trainer import Training
 PERIOD = 10.0
 CLIENTS = 50
 EPOCHS, QUICK_EPOCHS = 300, 60
-# the shares of clients that answer after one, three and five periods
+# shares of clients that respond after one, three and five periods
 CASES = {"l1": (0.6, 0.2, 0.2), "l2": (0.4, 0.3, 0.3), "l3": (0.2, 0.4, 0.4)}
 
 
@@ -81,7 +74,7 @@ COLUMNS: dict[str, FedOGDColumn] = {
         small={
             "data": AgNews(vocabulary=5000, length=32),
             "model": TextCnn(vocabulary=5000, embedding=32, filters=32, dropout=0.0),
-            "clients": 20,  # of as many texts as there are: five clients a class
+            "clients": 20,  # all texts are used: five clients per class
             "partition": MainClass(share=0.95, main=1),
         },
     ),
@@ -89,12 +82,12 @@ COLUMNS: dict[str, FedOGDColumn] = {
 
 
 def methods(scale: Scale) -> dict[str, Any]:
-    """All at the rate of the authors' code, in rounds or epochs of one period."""
-    local, server = (0.01, 0.003) if scale == "paper" else (0.02, 0.02)  # minutes need larger steps
+    """Return the methods with the rates of the authors' code, in rounds or epochs of one period."""
+    local, server = (0.01, 0.003) if scale == "paper" else (0.02, 0.02)  # short runs need larger steps
     return {
-        "fedavg": FedAvg(),  # waits for the slowest group: a step every five periods
+        "fedavg": FedAvg(),  # waits for the slowest group: one step in five periods
         "safa": Safa(lag=5, sample=0.3, cap=PERIOD),  # a round is a period, as in the authors' simulation
-        "mifa": Mifa(lr=local, epoch=PERIOD, wait="no_wait", average="heard"),  # as the authors' code has it
+        "mifa": Mifa(lr=local, epoch=PERIOD, wait="no_wait", average="heard"),  # as in the authors' code
         "flanp": FLANP(n0=2),
         "gradma": GradMA(beta1=0.9, beta2=0.0, lr_local=local),
         "fed_ogd": FedOGD(lr_local=local, lr_global=server, epoch=PERIOD),
@@ -102,16 +95,16 @@ def methods(scale: Scale) -> dict[str, Any]:
 
 
 def accuracy(case: str, name: str, scale: Scale) -> Preset:
-    """Top-1 accuracy, and how far active clients and stragglers are from it."""
+    """Return a preset for the accuracy and its variance between active clients and stragglers."""
     column, shares = COLUMNS[name], CASES[case]
     rows = methods(scale)
     experiment = Experiment(
         data=column.data,
-        model=column.model,  # PyTorch's initial weights, where the code draws Kaiming's and N(0, 0.01)
+        model=column.model,  # with PyTorch's initial weights; the authors' code uses Kaiming and N(0, 0.01)
         clients=CLIENTS,
         partition=column.partition,
-        # who is in which group is drawn; in the code it goes by number
-        # a period is a response time, whatever is computed in it: GradMA's three gradients a step take no longer
+        # groups are drawn at random; the authors' code assigns them by client number
+        # a period is a response time: GradMA's three gradients per step take no longer
         delays=Groups(period=PERIOD, factors=(1.0, 3.0, 5.0), shares=shares, jitter=0.0, unit="response"),
         training=Training(lr=0.01, momentum=0.1, batch=8, epochs=1),
         strategy=rows["fed_ogd"],
@@ -119,7 +112,7 @@ def accuracy(case: str, name: str, scale: Scale) -> Preset:
         evaluate_every=5 * PERIOD,
         survey=Survey(active=shares[0]),
     )
-    seeds = 3  # not given
+    seeds = 3  # not stated in the paper
     if scale == "quick":
         training, until = Training(lr=0.02, momentum=0.1, batch=32, steps=10), Until(seconds=QUICK_EPOCHS * PERIOD)
         survey, seeds = Survey(active=shares[0], examples=100), 1
@@ -131,7 +124,7 @@ def accuracy(case: str, name: str, scale: Scale) -> Preset:
 
 
 def ablation(name: str, scale: Scale) -> Preset:
-    """Without the cache, and with every gradient projected."""
+    """Return a preset of Figure 6: without the cache, and with every gradient projected."""
     preset = accuracy("l2", name, scale)
     full = preset.methods["fed_ogd"]
     rows = {
@@ -143,8 +136,8 @@ def ablation(name: str, scale: Scale) -> Preset:
     return preset.varied(summary, rows)
 
 
-def makers() -> dict[str, PresetFunction]:
-    made: dict[str, PresetFunction] = {
+def preset_functions() -> dict[str, PresetFunction]:
+    functions: dict[str, PresetFunction] = {
         f"{case}-{name}": partial(accuracy, case, name) for case in CASES for name in COLUMNS
     }
-    return made | {f"fig6-{name}": partial(ablation, name) for name in ("cifar10", "cifar100")}
+    return functions | {f"fig6-{name}": partial(ablation, name) for name in ("cifar10", "cifar100")}

@@ -1,4 +1,4 @@
-"""FedCompass: time to a target on MNIST and CIFAR-10 (Table 1), FLamby's sets (2), and for other Qmin / Qmax (3)."""
+"""Presets of FedCompass: time to a target on MNIST and CIFAR-10 (Table 1) and FLamby (2), other Qmin / Qmax (3)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from functools import partial
 from typing import Any
 
 from offbeat.core.parts.staleness import Polynomial
-from offbeat.core.strategies.fedasync import FedAsync
-from offbeat.core.strategies.fedat import FedAT
-from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.fedavgm import FedAvgM
-from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.core.strategies.fedcompass import FedCompass
+from offbeat.core.strategies import FedAsync, FedAT, FedAvg, FedAvgM, FedBuff, FedCompass
 from offbeat.engine.until import Target, Until
 from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.data.cifar import Cifar10
-from offbeat.scenario.data.clinical import Ixi
-from offbeat.scenario.data.images import Isic2019
-from offbeat.scenario.data.mnist import Mnist
+from offbeat.scenario.data import Cifar10, Isic2019, Ixi, Mnist
 from offbeat.scenario.delays import ConstantDelays, Delays, ExponentialDelays, Normal
 from offbeat.scenario.models import Cnn, EfficientNet, ResNet, UNet3d
 from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
@@ -30,24 +22,23 @@ from offbeat.training.trainer import Training
 
 ALPHA, DISCOUNT = 0.9, Polynomial(a=0.5)
 SEEDS = 10
-ROUNDS = 150  # of a client of mean speed; the paper trains "until it converges"
+ROUNDS = 150  # rounds of a client of mean speed; the paper trains "until it converges"
 QUICK_ROUNDS = 20
 PARTITIONS = ("class", "dirichlet")
 SPEEDS = {"homo": "equally fast", "normal": "normal speeds", "exp": "exponential speeds"}
 SIZES = (5, 10, 20)
 RATIOS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
-
-# "the default experiment settings provided by FLamby": its weighted focal loss. The weights are those of FLamby's code
-# (BaselineLoss of fed_isic2019; neither paper gives them), all training examples over those of the class: MEL, NV, BCC,
-# AK, BKL, DF, VASC, SCC
+# "the default experiment settings provided by FLamby": its weighted focal loss. The weights are those of BaselineLoss in
+# FLamby's fed_isic2019 (neither paper gives them): the number of training examples over that of the class, for MEL, NV,
+# BCC, AK, BKL, DF, VASC and SCC
 ISIC_LOSS = Focal(gamma=2.0, weights=(5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedCompassColumn(Column):
     training: Training  # without steps
-    seconds: float  # a local step of a client of mean speed
+    seconds: float  # per local step of a client of mean speed
     targets: Mapping[str, Target]  # by partition
     mu: float = 0.9  # of FedAvgM and FedCompass+M
     loss: LossChoice = TaskLoss()
@@ -73,7 +64,7 @@ COLUMNS: dict[str, FedCompassColumn] = {
         small={"model": Cnn(channels=(16, 32)), "training": Training(lr=0.1, batch=32)},
     ),
     "ixi": FedCompassColumn(
-        # AdamW as FLamby takes it, with PyTorch's weight decay
+        # AdamW as in FLamby, with PyTorch's weight decay
         title="Fed-IXI: 3-D U-Net, 3 hospitals",
         data=Ixi(),
         model=UNet3d(),
@@ -101,28 +92,28 @@ COLUMNS: dict[str, FedCompassColumn] = {
 
 
 def methods(q_min: int, q_max: int, k: int, mu: float) -> dict[str, Any]:
-    """The rows of Tables 1 and 2. Weighted deltas, as in the authors' code and its baselines."""
-    own = FedCompass(q_min=q_min, q_max=q_max, latest=1.2, alpha=ALPHA, a=DISCOUNT.a, mu=mu)
+    """Return the rows of Tables 1 and 2, with weighted deltas as in the authors' code."""
+    fedcompass = FedCompass(q_min=q_min, q_max=q_max, latest=1.2, alpha=ALPHA, a=DISCOUNT.a, mu=mu)
     return {
         "fedavg": FedAvg(),
         "fedavgm": FedAvgM(mu=mu),
         "fedasync": FedAsync(mode="delta", alpha=ALPHA, staleness=DISCOUNT, client_weight="examples", rho=0.0),
-        # alpha is a factor of every update
+        # alpha multiplies every update
         "fedbuff": FedBuff(k=k, lr=ALPHA, staleness=DISCOUNT, client_weight="examples"),
-        "fedat": FedAT(ratio=2.0),  # for FLamby's sets the ratio is not given
-        "fedcompass": own,
-        "fedcompass+M": replace(own, momentum=True),
-        "fedcompass+N": replace(own, normalized=True),
+        "fedat": FedAT(ratio=2.0),  # the paper does not give the ratio for FLamby's data sets
+        "fedcompass": fedcompass,
+        "fedcompass+M": replace(fedcompass, momentum=True),
+        "fedcompass+N": replace(fedcompass, normalized=True),
     }
 
 
 def speeds(law: str, mean: float) -> Delays:
-    """Seconds a local step; a round of one client varies by a twentieth."""
+    """Return the distribution of seconds per local step; the rounds of a client vary by 5 %."""
     if law == "homo":
         return ConstantDelays(mean=mean, unit="step", jitter=0.05)
     if law == "normal":
         return Normal(mean=mean, spread=0.3, unit="step", jitter=0.05)
-    # one client in ten would be faster than that, some a thousand times: they would send nearly all updates
+    # without the bound, one client in ten would be faster, some a thousand times, and send nearly all updates
     return ExponentialDelays(mean=mean, least=mean / 10, unit="step", jitter=0.05)
 
 
@@ -157,7 +148,7 @@ def _preset(
 
 
 def table1(name: str, partition: str, clients: int, law: str, scale: Scale) -> Preset:
-    """Time to 90 % (MNIST), 60 or 50 % (CIFAR-10)."""
+    """Return a preset of Table 1: time to 90 % (MNIST), 60 or 50 % (CIFAR-10)."""
     fewest, most = (5, 6) if clients == 5 else (3, 5)
     division: Partition = ClassSubsets(fewest=fewest, most=most) if partition == "class" else DualDirichlet()
     steps, k = ((100, 20, 100), 5) if clients == 20 else ((200, 40, 200), 3)
@@ -168,7 +159,7 @@ def table1(name: str, partition: str, clients: int, law: str, scale: Scale) -> P
 
 
 def table2(name: str, law: str, scale: Scale) -> Preset:
-    """Time to a DICE of 0.98 (IXI), to a balanced accuracy of 50 % (ISIC)."""
+    """Return a preset of Table 2: time to a DICE of 0.98 (IXI) or a balanced accuracy of 50 % (ISIC)."""
     clients, k = (3, 2) if name == "ixi" else (6, 3)
     preset = _preset(name, "natural", Natural(), clients, law, (50, 20, 100), k, scale)
     summary = f"FedCompass Table 2, {COLUMNS[name].title}, {SPEEDS[law]}: time to {COLUMNS[name].targets['natural']}"
@@ -176,26 +167,27 @@ def table2(name: str, law: str, scale: Scale) -> Preset:
 
 
 def table3(name: str, clients: int, law: str, scale: Scale) -> Preset:
-    """Qmin from a twentieth of Qmax to all of it; at 1.0 it is FedAsync."""
+    """Return a preset of Table 3: Qmin / Qmax from 0.05 to 1, where FedCompass equals FedAsync."""
     preset = table1(name, "dirichlet", clients, law, scale)
-    own: FedCompass = preset.methods["fedcompass"]
-    lowest = {ratio: max(1, round(ratio * own.q_max)) for ratio in RATIOS}
-    rows: dict[str, Any] = {f"fedcompass-q{ratio:g}": replace(own, q_min=q_min) for ratio, q_min in lowest.items()}
+    fedcompass: FedCompass = preset.methods["fedcompass"]
+    rows: dict[str, Any] = {
+        f"fedcompass-q{ratio:g}": replace(fedcompass, q_min=max(1, round(ratio * fedcompass.q_max))) for ratio in RATIOS
+    }
     rows |= {method: preset.methods[method] for method in ("fedbuff", "fedat")}
     title = f"{COLUMNS[name].title}, {clients} clients, dual Dirichlet partition, {SPEEDS[law]}"
     varied = preset.varied(f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}", rows)
     return replace(varied, reference="fedcompass-q0.2")
 
 
-def makers() -> dict[str, PresetFunction]:
-    made: dict[str, PresetFunction] = {}
+def preset_functions() -> dict[str, PresetFunction]:
+    functions: dict[str, PresetFunction] = {}
     for law in SPEEDS:
         for name in ("mnist", "cifar10"):
             for m in SIZES:
-                made |= {
+                functions |= {
                     f"table1-{name}-{partition}-m{m}-{law}": partial(table1, name, partition, m, law)
                     for partition in PARTITIONS
                 }
-                made[f"table3-{name}-m{m}-{law}"] = partial(table3, name, m, law)
-        made |= {f"table2-{name}-{law}": partial(table2, name, law) for name in ("ixi", "isic")}
-    return made
+                functions[f"table3-{name}-m{m}-{law}"] = partial(table3, name, m, law)
+        functions |= {f"table2-{name}-{law}": partial(table2, name, law) for name in ("ixi", "isic")}
+    return functions

@@ -1,4 +1,4 @@
-"""FedPSA: Tables 1 to 3 (accuracy and AULC), 4 (delays), 5 (calibration) and 6 (ablations), Figure 4 (grid search)."""
+"""Presets of FedPSA: Tables 1 to 3 (accuracy, AULC), 4 (delays), 5 (calibration), 6 (ablations), Figure 4 (grid)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
-from offbeat.core.strategies.ca2fl import CA2FL
-from offbeat.core.strategies.fedasync import FedAsync
-from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.core.strategies.fedfa import FedFa
-from offbeat.core.strategies.fedpac import FedPAC
-from offbeat.core.strategies.fedpsa import FedPSA
+from offbeat.core.strategies import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPAC, FedPSA
 from offbeat.engine.until import Until
 from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.data.cifar import Cifar10, Cifar100
-from offbeat.scenario.data.mnist import FashionMnist, Mnist
+from offbeat.scenario.data import Cifar10, Cifar100, FashionMnist, Mnist
 from offbeat.scenario.delays import Delays, LongTail, Uniform
 from offbeat.scenario.models import Cnn, Linear
 from offbeat.scenario.models.convolutional import FEDPSA_CIFAR, FEDPSA_MNIST
@@ -26,9 +19,9 @@ from offbeat.scenario.partition import DirichletEqual
 from offbeat.training.trainer import Training
 
 CLIENTS = 50
-RATE = 0.2  # sampled a round, or at work at once
+RATE = 0.2  # share of clients sampled per round, or active at the same time
 DAYS = 10
-BUFFER = 5  # L_s; K of the others is not given and taken to be the same
+BUFFER = 5  # L_s; the paper does not give K of the other methods, so the same value is used
 QUICK_CLIENTS = 20
 QUICK_SECONDS = 10_000.0
 
@@ -47,44 +40,45 @@ COLUMNS: dict[str, FedPSAColumn] = {
 }
 
 
-def own(clients: int, rate: float = RATE, **changes: Any) -> FedPSA:
+def fedpsa(clients: int, rate: float = RATE, **changes: Any) -> FedPSA:
+    """Return FedPSA with the paper's settings."""
     settings = {"buffer": BUFFER, "queue": 50, "gamma": 5.0, "delta": 0.5, "sketch": 16, "calibration_size": 32}
     return FedPSA(**{**settings, "concurrency": round(rate * clients), **changes})
 
 
 def methods(clients: int, layers: bool) -> dict[str, Any]:
-    """The rows of Tables 1 to 3. FedPAC needs a head and a body: `layers`."""
-    at_work = round(RATE * clients)
+    """Return the rows of Tables 1 to 3; FedPAC needs a model with several layers."""
+    active = round(RATE * clients)
     rows = {
-        "fedbuff": FedBuff(k=BUFFER, concurrency=at_work),
+        "fedbuff": FedBuff(k=BUFFER, concurrency=active),
         "fedavg": FedAvg(sample=RATE),
-        "fedasync": FedAsync(alpha=0.6, rho=0.005, concurrency=at_work),  # FLGo's
-        "ca2fl": CA2FL(k=BUFFER, concurrency=at_work),
-        "fedfa": FedFa(k=BUFFER, concurrency=at_work),
-        "fedpac": FedPAC(sample=RATE, lr=None),  # lr of the body: everyone's
-        "fedpsa": own(clients),
+        "fedasync": FedAsync(alpha=0.6, rho=0.005, concurrency=active),  # FLGo's
+        "ca2fl": CA2FL(k=BUFFER, concurrency=active),
+        "fedfa": FedFa(k=BUFFER, concurrency=active),
+        "fedpac": FedPAC(sample=RATE, lr=None),  # the body uses the rate of the other methods
+        "fedpsa": fedpsa(clients),
     }
     return rows if layers else {name: row for name, row in rows.items() if name != "fedpac"}
 
 
 def accuracy(name: str, alpha: float, scale: Scale) -> Preset:
-    """A data set's column at one heterogeneity: final accuracy, and on CIFAR the area under the learning curve."""
+    """Return a preset of Tables 1 to 3 for a data set and a heterogeneity."""
     column = COLUMNS[name]
     clients = CLIENTS if scale == "paper" else QUICK_CLIENTS
     experiment = Experiment(
         data=column.data,
         model=column.model,
         clients=clients,
-        # clients of equal size, as FLGo makes them; it would draw from Dir(alpha times the classes' shares)
+        # equal sizes as in FLGo, which draws from Dir(alpha times the shares of the classes)
         partition=DirichletEqual(alpha=alpha),
-        delays=Uniform(low=10.0, high=500.0, jitter=0.0),  # FLGo draws a client's delay once and keeps it
-        # the rate falls with every version, as with every round
+        delays=Uniform(low=10.0, high=500.0, jitter=0.0),  # FLGo draws the delay of a client once
+        # the learning rate decays with every version, in synchronous methods with every round
         training=Training(lr=0.01, lr_decay=0.999, batch=64, epochs=5),
-        strategy=own(clients),
+        strategy=fedpsa(clients),
         until=Until(seconds=86_400.0 * DAYS),
         evaluate_every=86_400.0 * DAYS / 100,
     )
-    seeds = 3  # not given
+    seeds = 3  # not stated in the paper
     if scale == "quick":
         training, until = Training(lr=0.05, lr_decay=0.999, batch=64, steps=20), Until(seconds=QUICK_SECONDS)
         every, seeds = QUICK_SECONDS / 20, 1
@@ -96,7 +90,7 @@ def accuracy(name: str, alpha: float, scale: Scale) -> Preset:
 
 
 def table4(law: Literal["uniform", "longtail"], high: int, scale: Scale) -> Preset:
-    """Slower clients, uniform or with a long tail; alpha is not given, and the first row fits alpha = 1."""
+    """Return a preset of Table 4: slower clients. alpha is not stated; the first row agrees with alpha = 1."""
     preset = accuracy("cifar100", 1.0, scale)
     low = high / 50
     spread = Uniform if law == "uniform" else LongTail
@@ -108,11 +102,11 @@ def table4(law: Literal["uniform", "longtail"], high: int, scale: Scale) -> Pres
 
 
 def table5(alpha: float, scale: Scale) -> Preset:
-    """What models are compared on: real examples or noise, few or many."""
+    """Return a preset of Table 5: calibration batches of real examples or noise, in four sizes."""
     preset = accuracy("cifar10", alpha, scale)
     sizes = (16, 32, 128, 512)
     rows: Mapping[str, Any] = {
-        f"fedpsa-{kind}{size}": own(preset.experiment.clients, calibration=kind, calibration_size=size)
+        f"fedpsa-{kind}{size}": fedpsa(preset.experiment.clients, calibration=kind, calibration_size=size)
         for kind in ("real", "gaussian")
         for size in sizes
     }
@@ -122,9 +116,9 @@ def table5(alpha: float, scale: Scale) -> Preset:
 
 
 def table6(alpha: float, rate: float, scale: Scale) -> Preset:
-    """Ablations, with more and fewer clients at work."""
+    """Return a preset of Table 6: ablations with different shares of active clients."""
     preset = accuracy("cifar10", alpha, scale)
-    full = own(preset.experiment.clients, rate)
+    full = fedpsa(preset.experiment.clients, rate)
     rows = {
         "fedpsa-no-T": replace(full, thermometer=False),
         "fedpsa-no-S": replace(full, signal="parameters"),
@@ -140,11 +134,11 @@ Grid = Literal["temperature", "lengths"]
 
 
 def fig4(what: Grid, scale: Scale) -> Preset:
-    """The grid search over gamma and delta, and over the lengths of buffer and queue.
+    """Return a preset of Figure 4: grid search over gamma and delta, or over the lengths of buffer and queue.
 
-    Neither data set nor values are legible. The text says that small gamma and delta together are bad, that a queue of
-    10 to 50 and a buffer of 5 to 20 are good, and longer ones are not: values around these, on the most heterogeneous
-    CIFAR-10.
+    The data set and the values are illegible. According to the text, small gamma and delta together are bad, a queue of
+    10 to 50 and a buffer of 5 to 20 are good, and longer ones are not. We use values around these on the most
+    heterogeneous CIFAR-10.
     """
     preset = accuracy("cifar10", 0.1, scale)
     clients = preset.experiment.clients
@@ -154,21 +148,21 @@ def fig4(what: Grid, scale: Scale) -> Preset:
     else:
         grid = [{"buffer": s, "queue": q} for s in (5, 10, 20, 50) for q in (10, 50, 100)]
         varied, chosen = "buffers of 5 to 50, queues of 10 to 100", "fedpsa-buffer5-queue50"
-    rows = {"-".join(["fedpsa", *(f"{name}{v:g}" for name, v in c.items())]): own(clients, **c) for c in grid}
+    rows = {"-".join(["fedpsa", *(f"{name}{v:g}" for name, v in c.items())]): fedpsa(clients, **c) for c in grid}
     summary = f"FedPSA Figure 4, {varied}; CIFAR-10: CNN, {clients} clients, Dir(0.1)"
     return replace(preset.varied(summary, rows, strategy=rows[chosen]), reference=chosen)
 
 
-def makers() -> dict[str, PresetFunction]:
-    made: dict[str, PresetFunction] = {f"fig4-{what}": partial(fig4, what) for what in get_args(Grid)}
+def preset_functions() -> dict[str, PresetFunction]:
+    functions: dict[str, PresetFunction] = {f"fig4-{what}": partial(fig4, what) for what in get_args(Grid)}
     for name, column in COLUMNS.items():
-        for alpha in (0.1, 0.5, 1.0):  # 0.1 is the one without a suffix
+        for alpha in (0.1, 0.5, 1.0):  # the name of 0.1 has no suffix
             suffix = "" if alpha == 0.1 else f"-alpha{alpha:g}"
-            made[f"table{column.table}-{name}{suffix}"] = partial(accuracy, name, alpha)
+            functions[f"table{column.table}-{name}{suffix}"] = partial(accuracy, name, alpha)
     for high in (500, 1000, 2500):
-        made[f"table4-uniform-{high}"] = partial(table4, "uniform", high)
-        made[f"table4-longtail-{high}"] = partial(table4, "longtail", high)
+        functions[f"table4-uniform-{high}"] = partial(table4, "uniform", high)
+        functions[f"table4-longtail-{high}"] = partial(table4, "longtail", high)
     for alpha in (0.1, 1.0):
-        made[f"table5-alpha{alpha:g}"] = partial(table5, alpha)
-        made |= {f"table6-alpha{alpha:g}-p{rate}": partial(table6, alpha, rate) for rate in (0.1, 0.2, 0.3)}
-    return made
+        functions[f"table5-alpha{alpha:g}"] = partial(table5, alpha)
+        functions |= {f"table6-alpha{alpha:g}-p{rate}": partial(table6, alpha, rate) for rate in (0.1, 0.2, 0.3)}
+    return functions

@@ -1,7 +1,7 @@
-"""OrthoFL's experiments: Table 2, the motivating study (Figure 2) and Figures 5 to 8.
+"""Presets of OrthoFL: Table 2, the motivating study (Figure 2) and Figures 5 to 8.
 
-The paper gives E = 5, rates, 10 clients a synchronous round, beta = 0.6 and a = 0.5. Batch sizes, the number of updates
-and the delays of the nine Raspberry Pis are those of the public code.
+The paper gives E = 5, learning rates, 10 clients per synchronous round, beta = 0.6 and a = 0.5. Batch sizes, the number
+of updates and the delays of the nine Raspberry Pis are those of the public code.
 """
 
 from __future__ import annotations
@@ -11,37 +11,28 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from offbeat.core.strategies.ca2fl import CA2FL
-from offbeat.core.strategies.fedadam import FedAdam
-from offbeat.core.strategies.fedasync import FedAsync
-from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.core.strategies.fedprox import FedProx
-from offbeat.core.strategies.orthofl import OrthoFL
+from offbeat.core.strategies import CA2FL, FedAdam, FedAsync, FedAvg, FedBuff, FedProx, OrthoFL
 from offbeat.engine.until import Until
 from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.data.activity import UciHar
-from offbeat.scenario.data.cifar import Cifar10, Cifar100
-from offbeat.scenario.data.mnist import Mnist
-from offbeat.scenario.data.texts import TwentyNews
+from offbeat.scenario.data import Cifar10, Cifar100, Mnist, TwentyNews, UciHar
 from offbeat.scenario.delays import Delays, Devices, HalfNormal, Lognormal, PerClient, Uniform
 from offbeat.scenario.models import Cnn, DistilBert, LeNet5, MobileNetV2, ResNet1d, TextCnn, Vgg11
 from offbeat.scenario.partition import DirichletEqual, Disjoint, Natural, Partition, Split
 from offbeat.training.trainer import Training
 
-# the paper rescales them to each model and data set, computing and sending apart, by factors it does not give; relative
-# times do not depend on one that both have
+# the paper rescales computing and sending for each model and data set, by factors it does not give; relative times do
+# not depend on a common factor
 DEVICES = Devices()
-SAMPLE = 10  # clients a synchronous round
+SAMPLE = 10  # clients per synchronous round
 EPOCHS = 5
 SGD = Training(lr=0.01, batch=128, epochs=EPOCHS)
 QUICK = Training(lr=0.05, batch=64, steps=20)
 DIRICHLET = DirichletEqual(alpha=0.1)
-# of CIFAR's 50,000 training pictures 10,000 are held out, a fifth of each client's: it has the paper's 4,000 (400)
+# 10,000 of CIFAR's 50,000 training images are held out, a fifth per client, which leaves the paper's 4,000 (400) each
 HELD_OUT = Split(train=0.8, validation=0.2)
 PICTURES, QUICK_PICTURES = replace(SGD, augment="crop-flip"), replace(QUICK, augment="crop-flip")
-POINTS, QUICK_POINTS = 200, 20  # evaluations: the paper tells 0.03 of FedAvg's time from 0.09
+POINTS, QUICK_POINTS = 200, 20  # evaluations; the paper distinguishes 0.03 and 0.09 of FedAvg's time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +40,11 @@ class OrthoFLColumn(Column):
     """A column of Table 2."""
 
     clients: int
-    updates: int  # of an asynchronous method
+    updates: int  # of asynchronous methods
     partition: Partition = DIRICHLET
     split: Split = Split()
     training: Training = SGD
-    k: int = 5  # of FedBuff and CA2FL; not given
+    k: int = 5  # of FedBuff and CA2FL; not stated in the paper
 
 
 COLUMNS: dict[str, OrthoFLColumn] = {
@@ -69,7 +60,7 @@ COLUMNS: dict[str, OrthoFLColumn] = {
         small={"model": Cnn(channels=(16, 32)), "training": QUICK_PICTURES},
     ),
     "20news": OrthoFLColumn(
-        # AdamW is what the Hugging Face trainer takes; its rate falls to 0 within every job, which is not done here
+        # AdamW as in the Hugging Face trainer, but without its decay of the rate to 0 within each job
         title="20 Newsgroups: DistilBERT with LoRA",
         data=TwentyNews(tokenizer="distilbert-base-uncased", length=512),
         model=DistilBert(),
@@ -83,7 +74,7 @@ COLUMNS: dict[str, OrthoFLColumn] = {
         },
     ),
     "har": OrthoFLColumn(
-        # width 10 gives the 119 thousand parameters that the paper prints, the code has 32
+        # width 10 gives the paper's 119 thousand parameters; the public code has width 32
         title="HAR: ResNet18 for series",
         data=UciHar(),
         model=ResNet1d(width=10),
@@ -108,17 +99,17 @@ QUICK_UPDATES = 200
 
 
 def methods(k: int) -> dict[str, Any]:
-    """The rows of Table 2; what the paper does not give is said."""
+    """Return the rows of Table 2."""
     return {
         "fedavg": FedAvg(sample=SAMPLE),
-        "fedprox": FedProx(sample=SAMPLE, mu=0.1),  # mu is not given
-        "fedadam": FedAdam(sample=SAMPLE, lr=0.1),  # the server's rate is not given; APPFL's
-        "fedasync": FedAsync(alpha=0.6, rho=0.0),  # no proximal pull in the code
+        "fedprox": FedProx(sample=SAMPLE, mu=0.1),  # mu is not stated
+        "fedadam": FedAdam(sample=SAMPLE, lr=0.1),  # the rate is not stated; this is APPFL's
+        "fedasync": FedAsync(alpha=0.6, rho=0.0),  # the public code has no proximal term
         "fedbuff": FedBuff(k=k),
         "ca2fl": CA2FL(k=k),
         "orthofl": OrthoFL(beta=0.6, a=0.5),
-        # a variant, what the authors' public code does: the shift is that of the weights last sent, and the first
-        # update is taken whole
+        # as in the authors' public code: the shift is computed from the weights last sent, and the first update is
+        # applied with weight 1
         "orthofl-chain": OrthoFL(beta=0.6, a=0.5, reference="chain", first_alpha=1.0),
     }
 
@@ -132,7 +123,7 @@ ABLATIONS: dict[str, Any] = {
 
 
 def horizon(updates: int, clients: int) -> float:
-    """Virtual seconds in which asynchronous clients send so many updates, on average over the devices they may be."""
+    """Return the virtual seconds in which asynchronous clients send this number of updates, averaged over devices."""
     rate = fmean(
         1 / Devices(means=(m,), stds=(s,)).mean_of(0, 0) for m, s in zip(DEVICES.means, DEVICES.stds, strict=True)
     )
@@ -140,7 +131,7 @@ def horizon(updates: int, clients: int) -> float:
 
 
 def table2(name: str, scale: Scale) -> Preset:
-    """A column: accuracy after a fixed time, time to 95 % of the lowest final accuracy."""
+    """Return a preset of Table 2: accuracy after a fixed time, time to 95 % of the lowest final accuracy."""
     column = COLUMNS[name]
     experiment = Experiment(
         data=column.data,
@@ -170,28 +161,28 @@ def _title(column: OrthoFLColumn, experiment: Experiment) -> str:
 
 
 def fig5(name: str, scale: Scale) -> Preset:
-    """Ablations."""
+    """Return a preset of Figure 5: ablations."""
     preset = table2(name, scale)
     return preset.varied(f"OrthoFL Figure 5, ablations; {_title(COLUMNS[name], preset.experiment)}", ABLATIONS)
 
 
 LAWS: dict[str, Delays] = {
     "lognormal": Lognormal(mean=DEVICES.pooled()[0], std=DEVICES.pooled()[1]),
-    # nobody faster than the uniform law's fastest: the half-normal has clients that would send nearly all updates
+    # bounded by the fastest client of the uniform law; otherwise few clients would send nearly all updates
     "halfnormal": HalfNormal(mean=DEVICES.pooled()[0], least=DEVICES.percentile(0.05)),
     "uniform": Uniform(low=DEVICES.percentile(0.05), high=DEVICES.percentile(0.95)),
 }
 
 
 def fig6(law: str, scale: Scale) -> Preset:
-    """Another law of delays, with what the nine devices were measured to take. The data set is not legible: MNIST."""
+    """Return a preset of Figure 6: another delay law, fitted to the nine devices. The data set is illegible: MNIST."""
     preset = table2("mnist", scale)
     title = _title(COLUMNS["mnist"], preset.experiment)
     return preset.varied(f"OrthoFL Figure 6, {law} delays fitted to the Raspberry Pis; {title}", delays=LAWS[law])
 
 
 def fig7(name: str, alpha: float, scale: Scale) -> Preset:
-    """More and less heterogeneous data."""
+    """Return a preset of Figure 7: more and less heterogeneous data."""
     preset = table2(name, scale)
     division = DirichletEqual(alpha=alpha)
     title = _title(COLUMNS[name], replace(preset.experiment, partition=division))
@@ -199,7 +190,7 @@ def fig7(name: str, alpha: float, scale: Scale) -> Preset:
 
 
 def fig8_beta(scale: Scale) -> Preset:
-    """How much of an update enters the moving average."""
+    """Return the preset of Figure 8a: the weight of an update in the moving average."""
     preset = table2("mnist", scale)
     varied = {f"orthofl-beta{beta}": OrthoFL(beta=beta) for beta in (0.2, 0.4, 0.6, 0.8)}
     summary = f"OrthoFL Figure 8a, beta 0.2 to 0.8; {_title(COLUMNS['mnist'], preset.experiment)}"
@@ -207,9 +198,9 @@ def fig8_beta(scale: Scale) -> Preset:
 
 
 def fig8_epochs(epochs: int, scale: Scale) -> Preset:
-    """Shorter and longer local training. All of a device's time is taken to be training, so it goes with the steps."""
+    """Return a preset of Figure 8b: number of local epochs. The time of a job is proportional to its steps."""
     preset = table2("mnist", scale)
-    # of a job as the devices were timed
+    # steps of the jobs with which the devices were timed
     steps = EPOCHS * -(-6000 // SGD.batch) if scale == "paper" else QUICK.steps or 1
     changes: dict[str, Any] = {"epochs": epochs} if scale == "paper" else {"steps": steps * epochs // EPOCHS}
     training = replace(preset.experiment.training, **changes)
@@ -220,7 +211,7 @@ def fig8_epochs(epochs: int, scale: Scale) -> Preset:
 
 
 def motivation(slow: int, scale: Scale) -> Preset:
-    """What a fast client makes of a slow one's classes: look at the accuracy curve and at forgetting."""
+    """Return a preset of Figure 2: a fast client overwrites what was learned from a slow client's classes."""
     experiment = Experiment(
         data=Mnist(),
         model=LeNet5(),
@@ -229,21 +220,21 @@ def motivation(slow: int, scale: Scale) -> Preset:
         delays=PerClient(means=(10.0, float(slow)), jitter=0.0),
         training=SGD if scale == "paper" else QUICK,
         strategy=FedAsync(alpha=0.6, rho=0.0),
-        until=Until(seconds=600.0),  # six updates of the slowest
+        until=Until(seconds=600.0),  # six updates of the slowest client
         evaluate_every=10.0,
     )
-    rows = {"fedasync": experiment.strategy, "orthofl": OrthoFL()}  # the study shows FedAsync alone
+    rows = {"fedasync": experiment.strategy, "orthofl": OrthoFL()}  # the paper shows only FedAsync
     summary = f"OrthoFL Figure 2, motivating study: MNIST's classes in halves, two clients of 10 and {slow} s"
     return Preset(summary, experiment, rows, seeds=1)
 
 
-def makers() -> dict[str, PresetFunction]:
-    made: dict[str, PresetFunction] = {f"table2-{name}": partial(table2, name) for name in COLUMNS}
-    # the paper's data sets are not legible
-    made |= {f"fig5-{name}": partial(fig5, name) for name in ("mnist", "cifar10")}
-    made |= {f"fig6-{law}": partial(fig6, law) for law in LAWS}
-    made |= {
+def preset_functions() -> dict[str, PresetFunction]:
+    functions: dict[str, PresetFunction] = {f"table2-{name}": partial(table2, name) for name in COLUMNS}
+    # the data sets in the paper's figures are illegible
+    functions |= {f"fig5-{name}": partial(fig5, name) for name in ("mnist", "cifar10")}
+    functions |= {f"fig6-{law}": partial(fig6, law) for law in LAWS}
+    functions |= {
         f"fig7-{name}-alpha{a:g}": partial(fig7, name, a) for name in ("mnist", "cifar10") for a in (0.01, 0.5, 10000.0)
     }
-    made |= {"fig8-beta": fig8_beta, **{f"fig8-epochs{e}": partial(fig8_epochs, e) for e in (1, 5, 10)}}
-    return made | {f"motivation-{slow}": partial(motivation, slow) for slow in (30, 60, 100)}
+    functions |= {"fig8-beta": fig8_beta, **{f"fig8-epochs{e}": partial(fig8_epochs, e) for e in (1, 5, 10)}}
+    return functions | {f"motivation-{slow}": partial(motivation, slow) for slow in (30, 60, 100)}
