@@ -16,18 +16,18 @@ from pathlib import Path
 
 import torch
 
+from in_process import InProcessTransport
 from offbeat.core.strategies import REGISTRY
-from offbeat.deploy.in_process import Within
-from offbeat.deploy.run_server import Terms, serve_run
+from offbeat.deploy.run_server import ServeOptions, serve_run
 from offbeat.deploy.site_client import Site
-from offbeat.deploy.site_data import Partition
+from offbeat.deploy.site_data import PartitionSource
 from offbeat.engine.progress import Status
 from offbeat.engine.until import Until
-from offbeat.experiment.run.run_folder import create
+from offbeat.experiment.run.run_folder import create_run
 from offbeat.experiment.spec.config import Experiment
 from offbeat.metrics import trace_summary
 from offbeat.scenario.models import Linear
-from offbeat.training.survey import Survey
+from offbeat.training.evaluation import Survey
 from offbeat.training.trainer import Training
 
 SITES = 4
@@ -47,7 +47,7 @@ def memory() -> int:
 def soak(updates: int, strategy: str, folder: Path) -> list[str]:
     """What is wrong; nothing, if all is well."""
     torch.set_num_threads(1)
-    run = create(
+    run = create_run(
         folder / "run",
         Experiment(
             clients=SITES,
@@ -68,9 +68,9 @@ def soak(updates: int, strategy: str, folder: Path) -> list[str]:
             rate = status.updates / (time.monotonic() - began)
             print(f"{status.updates:>8} updates, {seen[-1][1] >> 20} MiB, folder {seen[-1][2] >> 10} KiB, {rate:.0f}/s")
 
-    sites = {n: Site(folder / f"site-{n}", f"site-{n}", Partition(n)) for n in range(SITES)}
-    terms = Terms(min_sites=SITES, checkpoint_every=5.0)
-    outcome = serve_run(run, partial(Within, sites), terms, watch=look)
+    sites = {n: Site(folder / f"site-{n}", f"site-{n}", PartitionSource(n)) for n in range(SITES)}
+    terms = ServeOptions(min_sites=SITES, checkpoint_every=5.0)
+    outcome = serve_run(run, partial(InProcessTransport, sites), terms, watch=look)
     wrong = []
     if outcome is None or outcome.updates != updates:
         wrong.append(f"it ended with {outcome}")

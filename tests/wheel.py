@@ -27,7 +27,7 @@ COMMANDS = (
      "fedavg,fedbuff", "--seeds", "1", "--out", "both"],
 )  # fmt: skip
 PACKED = ("README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "Makefile", "src/offbeat/py.typed",
-          "src/offbeat/cli/names.txt", "tests/test_laws.py", "docs/data.md")  # fmt: skip
+          "src/offbeat/cli/completion_names.txt", "tests/test_laws.py", "docs/data.md")  # fmt: skip
 
 
 def main(folder: Path) -> None:
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
         found, version, installed = told(python, ["-c", WHERE], place).split()
         assert Path(found).is_relative_to((place / "venv").resolve()), f"offbeat is {found}, not the wheel's"
         assert version == installed == wheel.name.split("-")[1], (version, installed, wheel.name)
-        for name in ("py.typed", "cli/names.txt"):
+        for name in ("py.typed", "cli/completion_names.txt"):
             assert (Path(found).parent / name).is_file(), f"{wheel} lacks {name}"
         for command in COMMANDS:
             print("offbeat", *command)

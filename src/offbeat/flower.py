@@ -1,4 +1,4 @@
-"""Any strategy of offbeat in a Flower app of your own: change server_app.py, and the app is asynchronous.
+"""Run any offbeat strategy in an existing Flower app; only server_app.py changes.
 
     # server_app.py
     from offbeat.core.strategies import OrthoFL
@@ -7,18 +7,20 @@
 
     app = as_server_app(OrthoFL(), model=Net, until="50updates", config={"lr": 0.01})
 
-Clients stay as they are: they are sent `train` messages as Flower's own strategies send them ("arrays", "config") and
-answer with "arrays" and "metrics", in which "num-examples" is told. A strategy that changes what clients do in each
-step (a rule: FedProx, ASO-Fed, FedPSA, ...) needs clients that follow it: `as_client_app` makes one.
+Clients need no change: they receive `train` messages as from Flower's own strategies ("arrays", "config") and answer
+with "arrays" and "metrics", including "num-examples". A strategy that changes the local steps (by a rule: FedProx,
+ASO-Fed, FedPSA, ...) needs clients that follow the rule; `as_client_app` makes them.
 
-Each ticket is consumed once within one Flower run. A run that ends, or whose server dies, is not resumed: `offbeat
-serve` is what does that.
+Each ticket is consumed once within one Flower run. A run that ended, or whose server died, cannot be resumed here; use
+`offbeat serve` for that.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec
@@ -27,38 +29,41 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.protocol import Strategy, World
+from offbeat.core.jobs import Job, Result
+from offbeat.core.protocol import LocalWork, Strategy, World
 from offbeat.core.strategy_contract import contract_of
+from offbeat.core.threads import one_thread
 from offbeat.core.vector import Binding, Layout, flatten
-from offbeat.engine.live.connections import Patience
+from offbeat.deploy import rule_codec
 from offbeat.engine.live.live_engine import LiveEngine
-from offbeat.engine.live.site_ids import Roster
+from offbeat.engine.live.sites import SiteIds, Timeouts
 from offbeat.engine.progress import Outcome
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import parse_until
-from offbeat.experiment.spec.choices import default
+from offbeat.experiment.spec.choices import default_choice
 from offbeat.training.client_data import ClientData, Pair
 from offbeat.training.evaluation import Evaluator
 from offbeat.training.sensitivity import make_probe
 from offbeat.training.tasks import Loss, as_task
-from offbeat.training.trainer import Training
+from offbeat.training.trainer import Trainer, Training
 
 try:
-    from flwr.app import Context, Message, MetricRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 except ImportError as error:
     raise ImportError("offbeat.flower needs Flower: pip install 'offbeat[flower]'") from error
 
-from offbeat.deploy.flower_client import trained
-from offbeat.deploy.flower_nodes import Nodes
+from offbeat.deploy.flower_transport import JOB, TICKET, FlowerTransport
 
 __all__ = ["as_client_app", "as_server_app", "serve"]
 log = logging.getLogger("offbeat")
 
+MEMORY_RECORD = "offbeat-memory"  # prefix of the records that hold a rule's memory
+
 Model = nn.Module | Callable[[], nn.Module]
 Data = Pair | tuple[Pair, Pair]
-Given = ParamSpec("Given")
+Parameters = ParamSpec("Parameters")
 
 
 def serve(
@@ -73,50 +78,50 @@ def serve(
     ask_clients: bool = False,
     min_nodes: int = 2,
     seed: int = 0,
-    patience: Patience = Patience(),
+    patience: Timeouts = Timeouts(),
     done: Callable[[nn.Module, Outcome], None] | None = None,
 ) -> tuple[nn.Module, Outcome]:
-    """Run this strategy, within a `main` of your own: the module as it came out, and what is to be said of the run.
+    """Run a strategy within your own Flower `main`, and return the trained module and the outcome of the run.
 
-    model: the module that is trained, or what makes it. until: '100updates', '600s', 'acc=0.9,600s'. config: what every
-    `train` message tells clients, as in Flower. evaluate: of a module, here at the server, every `evaluate_every`
-    seconds; ask_clients: clients are sent `evaluate` messages then. done: is handed what is returned.
+    model: the module to train, or a function that makes it. until: '100updates', '600s', 'acc=0.9,600s'. config: sent
+    to clients with every `train` message, as in Flower. evaluate: called with the module at the server every
+    `evaluate_every` seconds; with ask_clients, clients receive `evaluate` messages then. done: called with the result.
     """
-    made: Strategy = default("strategy", strategy) if isinstance(strategy, str) else strategy
-    sketcher = contract_of(made).sketcher
+    server_strategy: Strategy = default_choice("strategy", strategy) if isinstance(strategy, str) else strategy
+    sketcher = contract_of(server_strategy).sketcher
     if sketcher is not None and sketcher.signal != "parameters":
         raise ConfigError(
-            f"{type(made).__name__} compares models on examples that server and clients share: serve it with "
+            f"{type(server_strategy).__name__} compares models on examples that server and clients share: serve it with "
             "'offbeat serve', or use signal='parameters'"
         )
     module = model() if not isinstance(model, nn.Module) else model
     layout, vector = Layout.of(module), flatten(module)
     probe = None
     if sketcher is not None:
-        probe = make_probe(sketcher, module, ClientData.own([]), as_task(None, torch.int64), seed)
+        probe = make_probe(sketcher, module, ClientData.separate([]), as_task(None, torch.int64), seed)
     world = World(model=vector, layout=layout, clients={}, seed=seed, probe=probe)
     binding = Binding(module)
 
     def score(model: Tensor) -> Mapping[str, float]:
         assert evaluate is not None
-        binding.put(model)
+        binding.load(model)
         return evaluate(module.eval())
 
-    nodes = Nodes(grid, binding, dict(config or {}), ask_clients)
+    nodes = FlowerTransport(grid, binding, dict(config or {}), ask_clients)
     engine = LiveEngine(
-        made,
+        server_strategy,
         world,
         nodes,
         until=parse_until(until),
         evaluate=None if evaluate is None else score,
-        every=evaluate_every,
+        evaluate_every=evaluate_every,
         trace=Trace(),
-        roster=Roster(most=sys.maxsize),  # Flower numbers its nodes, of which a simulation may have any number
+        site_ids=SiteIds(max_names=sys.maxsize),  # Flower numbers its nodes, of which a simulation may have any number
         min_sites=min_nodes,
-        patience=patience,
+        timeouts=patience,
     )
     outcome = engine.run()
-    binding.put(outcome.model)
+    binding.load(outcome.model)
     shown = ", ".join(f"{name} {value:.4f}" for name, value in outcome.metrics.items())
     log.info("%d updates, %d versions, %s: %s", outcome.updates, outcome.version, outcome.reason, shown)
     if done is not None:
@@ -124,13 +129,13 @@ def serve(
     return module, outcome
 
 
-def _app_of(run: Callable[Concatenate[Grid, Given], object]) -> Callable[Given, ServerApp]:
-    """What makes a ServerApp of the same settings, which are listed once."""
-    own = signature(run)
+def _make_app_function(run: Callable[Concatenate[Grid, Parameters], object]) -> Callable[Parameters, ServerApp]:
+    """Return a function with the same parameters that makes a ServerApp."""
+    serve_signature = signature(run)
 
-    def as_server_app(*args: Given.args, **settings: Given.kwargs) -> ServerApp:
-        """A Flower ServerApp that runs this strategy; the settings are those of `serve`."""
-        own.bind(None, *args, **settings)  # what cannot be meant is said now, not when the app is started
+    def as_server_app(*args: Parameters.args, **settings: Parameters.kwargs) -> ServerApp:
+        """Make a Flower ServerApp that runs this strategy; the settings are those of `serve`."""
+        serve_signature.bind(None, *args, **settings)  # raises TypeError now, not when the app is started
         app: ServerApp = ServerApp()
 
         @app.main()
@@ -139,36 +144,38 @@ def _app_of(run: Callable[Concatenate[Grid, Given], object]) -> Callable[Given, 
 
         return app
 
-    shown = own.replace(parameters=list(own.parameters.values())[1:], return_annotation=ServerApp)
+    shown = serve_signature.replace(
+        parameters=list(serve_signature.parameters.values())[1:], return_annotation=ServerApp
+    )
     as_server_app.__signature__ = shown  # type: ignore[attr-defined]
     return as_server_app
 
 
-as_server_app = _app_of(serve)
+as_server_app = _make_app_function(serve)
 
 
 def as_client_app(
     train_fn: Callable[[Context], tuple[nn.Module, Data]], training: Training = Training(), loss: Loss | None = None
 ) -> ClientApp:
-    """A Flower ClientApp that follows any strategy's rule.
+    """Make a Flower ClientApp that follows any strategy's rule.
 
-    train_fn(context) gives what a node trains: (module, (x, y)), or (module, ((x, y), (x_test, y_test))) if it is to
-    answer `evaluate` messages too. `training` is what work means that says nothing else: rate, batch, steps or epochs.
-    What a rule keeps between jobs lies in the context, as long as the node's SuperNode lives.
+    train_fn(context) returns (module, (x, y)), or (module, ((x, y), (x_test, y_test))) to answer `evaluate` messages
+    too. `training` sets the defaults of local work: learning rate, batch size, steps or epochs. The memory of a rule is
+    stored in the context while the node's SuperNode runs.
     """
     app: ClientApp = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         module, data = train_fn(context)
-        content = trained(message.content, context, module, _halves(data)[0], training, loss)
+        content = _train_message(message.content, context, module, _split_data(data)[0], training, loss)
         return Message(content, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         module, data = train_fn(context)
         module.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        pair = _halves(data)[1]
+        pair = _split_data(data)[1]
         values = {} if pair is None else Evaluator(module, *pair, loss)(flatten(module))
         metrics = MetricRecord({**values, "num-examples": 0 if pair is None else len(pair[1])})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
@@ -176,6 +183,62 @@ def as_client_app(
     return app
 
 
-def _halves(data: Data) -> tuple[Pair, Pair | None]:
+def _split_data(data: Data) -> tuple[Pair, Pair | None]:
     first, second = data
     return (first, second) if isinstance(first, tuple) else ((first, second), None)  # type: ignore[return-value]
+
+
+@one_thread()
+def _train_message(
+    content: RecordDict, context: Context, module: nn.Module, pair: Pair, training: Training, loss: Loss | None
+) -> RecordDict:
+    """Train the job of a Flower message and return the content of the reply."""
+    if JOB not in content.config_records:
+        raise ConfigError(
+            "this client follows offbeat strategies only: make the server app with offbeat.flower.as_server_app"
+        )
+    job_fields: dict[str, Any] = json.loads(str(content.config_records[JOB]["job"]))
+    module.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
+    layout, client = Layout.of(module), int(job_fields["client"])
+    rule = None if job_fields["rule"] is None else rule_codec.from_fields(job_fields["rule"])
+    extras = {
+        name: torch.from_numpy(content.array_records[f"{JOB}.{name}"]["vector"].numpy().copy())
+        for name in job_fields["extras"]
+    }
+    job = Job(
+        ticket=int(job_fields["ticket"]),
+        client=client,
+        index=int(job_fields["index"]),
+        base=flatten(module),
+        base_version=int(job_fields["version"]),
+        work=LocalWork(**job_fields["work"], rule=rule, extras=extras),
+        num_examples=len(pair[1]),
+        memory=(memory := _load_memory(context, job_fields["accepted"])),
+        seed=int(job_fields["seed"]),
+    )
+    began = time.perf_counter()
+    result = Trainer(module, ClientData.separate({client: pair}), training, loss)(job)
+    seconds = time.perf_counter() - began
+    _store_memory(context, result, memory)
+    Binding(module).load(result.local)
+    metrics = {TICKET: job.ticket, "num-examples": result.num_examples, "steps": result.steps, "seconds": seconds}
+    answer = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord(metrics)})
+    for name in [] if rule is None else rule.uploads(layout):
+        answer[f"{JOB}.{name}"] = ArrayRecord({"vector": Array(result.extras[name].numpy())})
+    return answer
+
+
+def _load_memory(context: Context, accepted: int | None) -> dict[str, Tensor]:
+    """Return the rule's memory as of the last accepted update, and delete the other ones."""
+    record = f"{MEMORY_RECORD}.{accepted}"
+    for name in [name for name in context.state if name.startswith(f"{MEMORY_RECORD}.") and name != record]:
+        del context.state[name]
+    if accepted is None or record not in context.state.array_records:
+        return {}
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in context.state.array_records[record].items()}
+
+
+def _store_memory(context: Context, result: Result, before: dict[str, Tensor]) -> None:
+    if memory := result.memory or before:  # work without a rule keeps the earlier memory
+        vectors = {name: Array(vector.numpy()) for name, vector in memory.items()}
+        context.state[f"{MEMORY_RECORD}.{result.ticket}"] = ArrayRecord(vectors)

@@ -32,10 +32,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     `stopped` after Ctrl-C.
     """
     base = tmp_path_factory.mktemp("made")
-    experiment = experiment_files.changed(load("quickstart").experiment, CHANGES)
-    runs.execute(runs.create(base / "whole", experiment))
-    kill_after(runs.create(base / "running", experiment), 16, keep=base / "killed")
-    stop_after(runs.create(base / "stopped", experiment), 16)
+    experiment = experiment_files.with_changes(load("quickstart").experiment, CHANGES)
+    runs.execute_run(runs.create_run(base / "whole", experiment))
+    kill_after(runs.create_run(base / "running", experiment), 16, keep=base / "killed")
+    stop_after(runs.create_run(base / "stopped", experiment), 16)
     return base
 
 

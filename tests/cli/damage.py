@@ -41,13 +41,13 @@ def kill_after(run: Run, events: int, keep: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         count_events(patch, events, die_here)
         with pytest.raises(Killed):
-            runs.execute(run, checkpoint_every=0.0)
+            runs.execute_run(run, checkpoint_every=0.0)
 
 
 def stop_after(run: Run, events: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         count_events(patch, events, lambda engine: setattr(engine, "interrupt", True))
-        runs.execute(run, checkpoint_every=0.0)
+        runs.execute_run(run, checkpoint_every=0.0)
 
 
 def count_events(patch: pytest.MonkeyPatch, events: int, then: Callable[[VirtualEngine], None]) -> None:

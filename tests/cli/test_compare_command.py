@@ -124,8 +124,8 @@ def test_a_comparison_remembers_its_reference(offbeat, one_by_one):
 def test_without_the_preset_s_reference_it_is_the_first(tmp_path):
     made = load("quickstart").experiment
     two = {"fedbuff": made, "fedasync": made}
-    assert comparing.create(tmp_path / "x", two, [0]).checked(None) == "fedbuff"
-    assert comparing.create(tmp_path / "y", two, [0], "fedasync").checked(None) == "fedasync"
+    assert comparing.create_comparison(tmp_path / "x", two, [0]).checked(None) == "fedbuff"
+    assert comparing.create_comparison(tmp_path / "y", two, [0], "fedasync").checked(None) == "fedasync"
 
 
 def test_the_page_has_a_second_table_of_what_the_papers_look_at(compared):
@@ -217,16 +217,16 @@ def test_every_run_is_the_run_it_would_be_alone(compared, offbeat):
 def test_a_comparison_stopped_in_between_is_finished_by_resume_one_at_a_time(compared, offbeat):
     folder = Path("half")
     made = {
-        name: experiment_files.read(compared[0] / f"{name}-seed0" / "experiment.yaml")
+        name: experiment_files.read_experiment(compared[0] / f"{name}-seed0" / "experiment.yaml")
         for name in ("fedavg", "fedasync")
     }
-    comparing.create(folder, made, [0, 1])
-    runs.execute(Run(folder / FOLDERS[0]))
+    comparing.create_comparison(folder, made, [0, 1])
+    runs.execute_run(Run(folder / FOLDERS[0]))
 
     def stop(status):
         return status.updates > 0
 
-    runs.execute(Run(folder / FOLDERS[1]), stop)
+    runs.execute_run(Run(folder / FOLDERS[1]), stop)
     assert "not finished, and in no mean; to go on: offbeat compare --resume half\n" in offbeat("show", folder).out
     given = offbeat("compare", "--resume", folder, "--jobs", 1)
     assert given.status == 0
@@ -297,7 +297,7 @@ def test_an_unwritable_folder_is_one_line(offbeat):
 def test_a_file_is_compared_with_its_own_settings(offbeat, monkeypatch):
     """Its strategy as the file has it, the others with their defaults."""
     offbeat("run", "quickstart", *TINY, "--set", "strategy=fedbuff", "--set", "strategy.k=2", "--out", "first")
-    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     assert offbeat("compare", "first/experiment.yaml", "--out", "alone").status == 130
     assert offbeat("compare", "first/experiment.yaml", "--strategies", "fedavg,fedbuff", "--out", "both").status == 130
     for folder in ("alone", "both"):
@@ -313,7 +313,7 @@ def test_a_file_is_compared_with_its_own_settings(offbeat, monkeypatch):
 
 
 def test_a_preset_brings_its_methods_in_their_order_with_their_settings(offbeat, monkeypatch):
-    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     offbeat("compare", "quickstart", *TINY, "--seeds", 1)
     comparison = comparing.Comparison(Path("runs/compare-quickstart-1"))
     preset = load("quickstart")
@@ -323,6 +323,6 @@ def test_a_preset_brings_its_methods_in_their_order_with_their_settings(offbeat,
 
 
 def test_a_preset_that_names_nobody_compares_all_its_methods(offbeat, monkeypatch):
-    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     offbeat("compare", "digits", *TINY, "--seeds", 1)
     assert comparing.Comparison(Path("runs/compare-digits-1")).strategies() == list(REGISTRY)

@@ -14,14 +14,14 @@ from patience import PATIENCE
 
 
 def rendered() -> str:
-    return "".join(f"{kind} {' '.join(list_command.registry(kind))}\n" for kind in list_command.WHAT)
+    return "".join(f"{kind} {' '.join(list_command.registry(kind))}\n" for kind in list_command.KINDS)
 
 
 def test_the_names_are_those_of_the_registries():
     """OFFBEAT_RENDER=1 pytest tests/cli/test_completion.py writes them."""
     if os.environ.get("OFFBEAT_RENDER"):
-        completion.FILE.write_text(rendered())
-    assert completion.FILE.read_text() == rendered(), test_the_names_are_those_of_the_registries.__doc__
+        completion.NAMES_FILE.write_text(rendered())
+    assert completion.NAMES_FILE.read_text() == rendered(), test_the_names_are_those_of_the_registries.__doc__
 
 
 def completed(*words: str) -> list[str]:
@@ -54,9 +54,9 @@ def test_experiment_files_are_completed_too(monkeypatch):
     Path("studies").mkdir()
     Path("studies/one.yaml").write_text("")
     Path("studies/notes.txt").write_text("")
-    assert completion.sources("stu") == ["studies/"]
-    assert completion.sources("studies/") == ["studies/one.yaml"]
-    assert completion.sources("nowhere/x") == []
+    assert completion.complete_source("stu") == ["studies/"]
+    assert completion.complete_source("studies/") == ["studies/one.yaml"]
+    assert completion.complete_source("nowhere/x") == []
 
 
 def test_a_shell_can_be_taught(offbeat, monkeypatch):

@@ -164,11 +164,13 @@ def test_without_its_checksums_a_finished_run_is_refused(offbeat, whole):
 
 
 def test_a_damaged_run_is_noticed_by_the_comparison_it_is_in(offbeat):
-    experiment = experiment_files.changed(load("quickstart").experiment, ["clients=3", "model=linear", "until=100s"])
-    both = {"fedavg": experiment_files.changed(experiment, ["strategy=fedavg"]), "fedasync": experiment}
-    comparison = compare.create(Path("x"), both, [0])
+    experiment = experiment_files.with_changes(
+        load("quickstart").experiment, ["clients=3", "model=linear", "until=100s"]
+    )
+    both = {"fedavg": experiment_files.with_changes(experiment, ["strategy=fedavg"]), "fedasync": experiment}
+    comparison = compare.create_comparison(Path("x"), both, [0])
     for name in both:
-        runs.execute(comparison.runs(name)[0])
+        runs.execute_run(comparison.runs(name)[0])
     assert offbeat("show", "x").status == 0
     path = Path("x/fedasync-seed0/model.safetensors")
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
@@ -239,8 +241,8 @@ def test_exporting_from_one_is_one_line_too(offbeat, stopped):
 def test_a_run_of_an_earlier_format_is_resumed_to_its_end(offbeat, number):
     """Times and who trained do not depend on the machine; the last bits of the metrics may."""
     old = Path(shutil.copytree(FIXTURES / f"format-{number}-stopped", "old"))
-    new = runs.create(Path("new"), Run(old).experiment())
-    runs.execute(new)
+    new = runs.create_run(Path("new"), Run(old).experiment())
+    runs.execute_run(new)
     assert offbeat("run", "--resume", old).status == 0
     rows = []
     for folder in (old, new.folder, *([FIXTURES / "format-1-finished"] if number == 1 else [])):

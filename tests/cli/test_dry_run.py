@@ -19,7 +19,7 @@ def test_what_is_printed_can_be_run(offbeat, monkeypatch):
     assert list(Path().iterdir()) == []
     Path("again.yaml").write_text(told.out)
     assert offbeat("run", "again.yaml", "--out", "r").status == 0
-    experiment = experiment_files.read(Path("r/experiment.yaml"))
+    experiment = experiment_files.read_experiment(Path("r/experiment.yaml"))
     assert (experiment.clients, experiment.strategy.k, experiment.name) == (4, 2, "quickstart")
 
 
@@ -40,12 +40,12 @@ def test_a_comparison_tells_its_methods_and_seeds(offbeat):
     assert head == "# 2 methods × 2 seeds (0, 1): 4 runs"
     assert fedavg == "#   fedavg: {name: fedavg}"
     assert fedbuff == "#   fedbuff: {name: fedbuff, k: 5}"
-    assert experiment_files.parse("\n".join(rest)) == load("quickstart").experiment
+    assert experiment_files.parse_experiment("\n".join(rest)) == load("quickstart").experiment
 
 
 def test_both_print_json(offbeat):
     told = json.loads(offbeat("run", "quickstart", "--dry-run", "--json").out)
-    assert experiment_files.parse(yaml.safe_dump(told["experiment"])) == load("quickstart").experiment
+    assert experiment_files.parse_experiment(yaml.safe_dump(told["experiment"])) == load("quickstart").experiment
     told = json.loads(offbeat("compare", "quickstart", "--seeds", "1", "--dry-run", "--json").out)
     assert told["seeds"] == [0]
     assert told["methods"]["fedavg"]["name"] == "fedavg"

@@ -13,7 +13,7 @@ from command_line import TINY, refused
 from offbeat import __version__
 from offbeat.experiment.run.execution import Run
 from offbeat.scenario.data import load
-from offbeat.scenario.data.dataset import Dataset, Pixels, scaled
+from offbeat.scenario.data.dataset import Dataset, Pixels, describe_scaling
 
 
 def header(path: str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def test_preparing_by_the_header_gives_what_the_model_was_trained_on():
     """(pixel / 16 - mean) / deviation of the pictures as scikit-learn has them."""
     from sklearn.datasets import load_digits
 
-    from offbeat.scenario.data.fixed_test_split import every_fifth
+    from offbeat.scenario.data.dataset import every_fifth
 
     data, bunch = load("digits"), load_digits()
     mean, deviation = data.preparation.removeprefix("(pixel / 16 - ").split(") / ")
@@ -86,8 +86,11 @@ def test_nothing_says_where_files_lie(offbeat, whole):
 
 
 def test_scales_are_told_with_their_numbers():
-    assert scaled("pixel", torch.tensor(0.5), torch.tensor(0.25)) == "(pixel - 0.5) / 0.25"
-    assert scaled("value", [1.0, 2.0], [0.5, 4.0], "signal") == "(value - [1.0, 2.0]) / [0.5, 4.0], signal by signal"
+    assert describe_scaling("pixel", torch.tensor(0.5), torch.tensor(0.25)) == "(pixel - 0.5) / 0.25"
+    assert (
+        describe_scaling("value", [1.0, 2.0], [0.5, 4.0], "signal")
+        == "(value - [1.0, 2.0]) / [0.5, 4.0], signal by signal"
+    )
     x, y = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1])
     bytes_kept = Dataset("mine", x, y, x, y, num_classes=2, pixels=Pixels((0.5,), (0.25,)))
     assert bytes_kept.preparation == "(byte / 255 - 0.5) / 0.25, channel by channel"

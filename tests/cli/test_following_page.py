@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import refused, start
 
-from offbeat.results.tracking.trackers import SINKS
+from offbeat.results.tracking.trackers import TRACKERS
 from patience import PATIENCE
 from test_readme import blocks, commands
 
@@ -50,7 +50,7 @@ def test_its_trackers_are_told(offbeat):
 
 
 def test_it_names_every_tracker():
-    assert set(re.findall(r"^\| `(\w+):", PAGE.read_text(), re.MULTILINE)) == set(SINKS)
+    assert set(re.findall(r"^\| `(\w+):", PAGE.read_text(), re.MULTILINE)) == set(TRACKERS)
 
 
 def test_its_dashboard_answers_until_ctrl_c():

@@ -11,10 +11,9 @@ from command_line import contents, refused
 from damage import CHANGES, KEPT, Killed, die, same_or_one_line
 
 from offbeat.engine.trace import Trace
-from offbeat.experiment import checksummed_json
 from offbeat.experiment import comparison as compare
+from offbeat.experiment.run import checksums, identity, run_folder
 from offbeat.experiment.run import execution as runs
-from offbeat.experiment.run import machine, run_folder
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
@@ -53,13 +52,13 @@ def test_an_edited_experiment_is_refused_and_the_setting_named(offbeat, stopped,
 
 
 def on_another_machine(path: Path, **packages: str) -> None:
-    told = checksummed_json.read(path)
-    path.write_bytes(checksummed_json.dump({**told, "packages": {**told["packages"], **packages}}))
+    told = checksums.read_checksummed(path)
+    path.write_bytes(checksums.dump_checksummed({**told, "packages": {**told["packages"], **packages}}))
 
 
 def test_another_torch_is_said_in_one_line_and_the_run_goes_on(offbeat, stopped, digest):
     on_another_machine(stopped / "environment.json", torch="1.0")
-    here = machine.environment()["packages"]["torch"]
+    here = identity.describe_machine()["packages"]["torch"]
     given = offbeat("run", "--resume", stopped)
     assert given.status == 0
     assert given.err == f"stopped: it began with torch 1.0; here it is {here}: bits may differ\n"
@@ -70,8 +69,8 @@ def test_another_torch_is_said_in_one_line_and_the_run_goes_on(offbeat, stopped,
 def test_a_gpu_is_named_where_it_trains_and_else_left_alone(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
-    assert machine.environment("cuda")["gpu"] == "a GPU"
-    assert "gpu" not in machine.environment()
+    assert identity.describe_machine("cuda")["gpu"] == "a GPU"
+    assert "gpu" not in identity.describe_machine()
 
 
 def test_the_same_machine_is_no_news(offbeat, stopped):
@@ -88,12 +87,14 @@ def test_a_damaged_account_of_the_machine_does_not_stop_anybody(offbeat, stopped
 
 def test_so_it_is_for_a_comparison_once(offbeat, monkeypatch):
     def here(comparison, jobs, watch, worker, memory):
-        return all(runs.execute(run) for name in comparison.strategies() for run in comparison.runs(name))
+        return all(runs.execute_run(run) for name in comparison.strategies() for run in comparison.runs(name))
 
-    monkeypatch.setattr(compare, "execute", here)
-    experiment = experiment_files.changed(load("quickstart").experiment, ["clients=3", "model=linear", "until=60s"])
-    both = {"fedavg": experiment_files.changed(experiment, ["strategy=fedavg"]), "fedasync": experiment}
-    comparison = compare.create(Path("x"), both, [0])
+    monkeypatch.setattr(compare, "execute_comparison", here)
+    experiment = experiment_files.with_changes(
+        load("quickstart").experiment, ["clients=3", "model=linear", "until=60s"]
+    )
+    both = {"fedavg": experiment_files.with_changes(experiment, ["strategy=fedavg"]), "fedasync": experiment}
+    comparison = compare.create_comparison(Path("x"), both, [0])
     for name in both:
         [run] = comparison.runs(name)
         on_another_machine(run.folder / "environment.json", torch="1.0")
@@ -110,8 +111,8 @@ def test_so_it_is_for_a_comparison_once(offbeat, monkeypatch):
 
 @pytest.mark.parametrize("write", range(4))
 def test_a_folder_that_was_killed_while_it_was_made_can_be_used_again(offbeat, monkeypatch, digest, write):
-    experiment = experiment_files.changed(load("quickstart").experiment, CHANGES)
-    real, calls = run_folder.write_whole, []
+    experiment = experiment_files.with_changes(load("quickstart").experiment, CHANGES)
+    real, calls = run_folder.write_atomically, []
 
     def dying(path, data):
         if len(calls) == write:
@@ -124,7 +125,7 @@ def test_a_folder_that_was_killed_while_it_was_made_can_be_used_again(offbeat, m
         patch.setattr(run_folder, "write_whole", dying)
         patch.setattr(experiment_files, "write_whole", dying)
         with pytest.raises(Killed):
-            runs.create(Path("x"), experiment)
+            runs.create_run(Path("x"), experiment)
     refused(offbeat("run", "--resume", "x"), "x was stopped while it was made: start the run again, with --out x")
     source = ["quickstart", "--set", "clients=3", "--set", "model=linear", "--until", "400s"]
     assert offbeat("run", *source, "--out", "x").status == 0

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from command_line import TINY, Call, contents, refused
 
-from offbeat.core.errors import printable
+from offbeat.core.errors import escape_unprintable
 from offbeat.engine.trace import Trace
-from offbeat.engine.trace_digest import Tally
-from offbeat.engine.trace_file import TABLES
-from offbeat.experiment.run import final_checksums
+from offbeat.engine.trace_file import TABLES, TraceDigest
+from offbeat.experiment.run import checksums
 
 # a title, a cleared screen, a C1 code, a reversed name, an overwritten line
 CODES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202etxt.exe\r\x7f"
@@ -41,15 +40,15 @@ def both(offbeat: Call, one_by_one: None) -> Path:
 
 
 def test_text_that_steers_a_terminal_is_shown_instead():
-    assert printable("a\x1b[2Jb\r\u202e\ud800") == "a\\x1b[2Jb\\r\\u202e\\ud800"
-    assert printable("± ¼ × – ü 漢") == "± ¼ × – ü 漢"
+    assert escape_unprintable("a\x1b[2Jb\r\u202e\ud800") == "a\\x1b[2Jb\\r\\u202e\\ud800"
+    assert escape_unprintable("± ¼ × – ü 漢") == "± ¼ × – ü 漢"
 
 
 def forge(folder: Path) -> None:
     """Checksums that fit what was changed: they are no signature."""
     trace = Trace(folder / "run.sqlite")
-    trace.tally = Tally.of(trace.db, TABLES)
-    final_checksums.write(folder, trace, (folder / "model.safetensors").read_bytes())
+    trace.digest_so_far = TraceDigest.from_database(trace.db, TABLES)
+    checksums.write_final_checksums(folder, trace, (folder / "model.safetensors").read_bytes())
     trace.close()
 
 

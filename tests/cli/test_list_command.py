@@ -14,13 +14,13 @@ from typing import Annotated, Literal
 import pytest
 from command_line import refused
 
-from offbeat.cli.list_command import WHAT, _one, registry
-from offbeat.core.errors import FEW, unknown
+from offbeat.cli.list_command import KINDS, describe, registry
+from offbeat.core.errors import MAX_INLINE_NAMES, unknown_name
 from offbeat.core.settings import WHOLE, Share, least
-from offbeat.experiment.spec.setting_docs import settings
+from offbeat.experiment.spec.setting_docs import describe_settings
 
 ROOT = Path(__file__).parent.parent.parent
-CLASSES = [(what, name) for what in WHAT if what != "presets" for name in registry(what)]
+CLASSES = [(what, name) for what in KINDS if what != "presets" for name in registry(what)]
 
 
 def test_a_strategy_tells_its_settings(offbeat):
@@ -54,7 +54,7 @@ def test_what_must_be_given_says_so(offbeat):
 
 def test_without_a_kind_the_kinds_are_listed(offbeat):
     listed = {row["what"]: row["how many"] for row in json.loads(offbeat("list", "--json").out)}
-    assert list(listed) == list(WHAT)
+    assert list(listed) == list(KINDS)
     assert listed["strategies"] == len(registry("strategies"))
 
 
@@ -62,7 +62,7 @@ def test_without_a_kind_the_kinds_are_listed(offbeat):
 def test_every_setting_is_explained(what, name):
     """By a comment beside it, or by the docstring that is printed above it."""
     cls = registry(what)[name]
-    for setting in settings(cls):
+    for setting in describe_settings(cls):
         assert setting.meaning or re.search(rf"\b{setting.name}\b", getdoc(cls) or ""), setting
         assert setting.allowed
         assert "typing." not in setting.allowed, setting
@@ -70,7 +70,7 @@ def test_every_setting_is_explained(what, name):
 
 @pytest.mark.parametrize(("what", "name"), CLASSES, ids="-".join)
 def test_the_page_is_there(what, name):
-    page = _one(what, name)["page"]
+    page = describe(what, name)["page"]
     assert not page or (ROOT / page).is_file()
 
 
@@ -90,7 +90,7 @@ class Child(Parent):
 
 
 def test_comments_are_found_beside_above_and_with_the_parent():
-    found = {setting.name: setting for setting in settings(Child)}
+    found = {setting.name: setting for setting in describe_settings(Child)}
     assert (found["share"].default, found["share"].meaning) == ("0.25", "of something")
     assert found["share"].allowed == "a number; in (0, 1]"
     assert (found["way"].meaning, found["way"].allowed) == ("which way, in two lines", "'up' or 'down'")
@@ -116,14 +116,14 @@ def test_a_paragraph_of_names_is_never_printed(offbeat):
 
 
 def test_few_names_are_all_told_and_of_many_three():
-    few, many = [f"name{i}" for i in range(FEW)], [f"name{i:02}" for i in range(FEW + 1)]
-    assert str(unknown("thing", "x", few)).endswith(f"known: {', '.join(sorted(few))}")
-    told = str(unknown("thing", "x", many))
+    few, many = [f"name{i}" for i in range(MAX_INLINE_NAMES)], [f"name{i:02}" for i in range(MAX_INLINE_NAMES + 1)]
+    assert str(unknown_name("thing", "x", few)).endswith(f"known: {', '.join(sorted(few))}")
+    told = str(unknown_name("thing", "x", many))
     assert told.count("name") == 3
     assert told.endswith("and 10 more")  # of thirteen
-    assert "'offbeat list models' shows all 13" in str(unknown("model", "x", many))
+    assert "'offbeat list models' shows all 13" in str(unknown_name("model", "x", many))
 
 
 def test_names_that_are_half_right_get_three():
-    told = str(unknown("thing", "conv", ["cnn-small", "convex-a", "convex-b", "convex-c", "convex-d"]))
+    told = str(unknown_name("thing", "conv", ["cnn-small", "convex-a", "convex-b", "convex-c", "convex-d"]))
     assert told == "unknown thing 'conv': did you mean 'convex-d' or 'convex-c' or 'convex-b'?"

@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
     ids=lambda arguments: arguments[0],
 )
 def test_without_flower_each_says_which_extra_brings_it(offbeat, monkeypatch, arguments):
-    monkeypatch.setattr("offbeat.deploy.flower_extra.find_spec", lambda name: None)
+    monkeypatch.setattr("offbeat.deploy.preflight.find_spec", lambda name: None)
     refused(offbeat(*arguments), "pip install 'offbeat[flower]'")
 
 

@@ -30,7 +30,7 @@ methods:
 
 @pytest.fixture
 def only_made(monkeypatch):
-    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
 
 
 def strategies(folder: str) -> dict[str, object]:
@@ -63,7 +63,7 @@ def test_a_preset_s_settings_stay_but_for_those_that_are_given(offbeat, only_mad
 
 def test_set_reads_the_same_words(offbeat):
     changes = ["strategy=fedbuff(k=3,staleness=polynomial(a=1))", "partition=dirichlet(alpha=0.7)"]
-    made = experiment_files.changed(load("quickstart").experiment, changes)
+    made = experiment_files.with_changes(load("quickstart").experiment, changes)
     assert made.strategy == FedBuff(k=3, staleness=Polynomial(a=1))
     assert made.partition.alpha == 0.7
 
@@ -101,7 +101,7 @@ def test_run_wants_one_of_them(offbeat):
     )
     assert not Path("x").exists()
     assert offbeat("run", "study.yaml", "--set", "strategy=four", "--out", "x").status == 0
-    assert experiment_files.read(Path("x/experiment.yaml")).strategy == FedBuff(k=4)
+    assert experiment_files.read_experiment(Path("x/experiment.yaml")).strategy == FedBuff(k=4)
 
 
 @pytest.mark.parametrize(

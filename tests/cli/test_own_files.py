@@ -10,7 +10,7 @@ import pytest
 from command_line import Call, contents, refused
 from damage import stop_after
 
-from offbeat.experiment.run.execution import Run, create
+from offbeat.experiment.run.execution import Run, create_run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 
@@ -86,7 +86,7 @@ def written() -> None:
 def stopped(offbeat: Call) -> Run:
     """A run that was stopped after sixteen events."""
     changes = ["clients=4", "until=200s", *CHANGES]
-    run = create(Path("stopped"), experiment_files.changed(load("quickstart").experiment, changes))
+    run = create_run(Path("stopped"), experiment_files.with_changes(load("quickstart").experiment, changes))
     stop_after(run, 16)
     assert not run.complete
     return run
@@ -220,7 +220,7 @@ def test_neither_a_page_nor_the_model_of_a_stopped_run_runs_it(offbeat: Call) ->
     assert not Path("it was run").exists()
     Path("mine.py").write_text(text)
     changes = ["clients=4", "until=200s", "strategy=mine.py:Mine"]
-    run = create(Path("own"), experiment_files.changed(load("quickstart").experiment, changes))
+    run = create_run(Path("own"), experiment_files.with_changes(load("quickstart").experiment, changes))
     stop_after(run, 16)
     Path("mine.py").write_text(f"{text}\nraise SystemExit('it was run')\n")
     assert offbeat("export", "own", "--out", "model.safetensors").status == 0  # a strategy is no part of a model

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from command_line import refused
 
-from offbeat.cli.shared_options import where
+from offbeat.cli.shared_options import data_arguments
 from offbeat.core.errors import ConfigError
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files, experiment_paths
@@ -85,7 +85,7 @@ def test_names_go_with_their_own_examples(offbeat, study):
         db = sqlite3.connect(f"r{seed}/run.sqlite")
         found = db.execute("SELECT client, MAX(examples) FROM trace WHERE kind = 'arrive' GROUP BY client").fetchall()
         db.close()
-        names = Run(Path(f"r{seed}")).names()
+        names = Run(Path(f"r{seed}")).client_names()
         assert len(names) == 2
         assert all(held[names[client]] == count for client, count in found)
         seen |= set(names.values())
@@ -131,7 +131,9 @@ def test_damaged_names_are_one_line(offbeat, study):
 
 def test_paths_in_a_file_begin_where_the_file_lies(offbeat, study, monkeypatch):
     assert offbeat("run", study, "--out", "r").status == 0
-    assert experiment_files.read(Path("r/experiment.yaml")).data.folder == str(Path("work/hospitals").absolute())
+    assert experiment_files.read_experiment(Path("r/experiment.yaml")).data.folder == str(
+        Path("work/hospitals").absolute()
+    )
     monkeypatch.chdir("work")
     assert offbeat("run", "../r/experiment.yaml", "--out", "again").status == 0  # as command.txt says, from anywhere
     assert Run(Path("again")).digest() == Run(Path("../r")).digest()
@@ -140,7 +142,7 @@ def test_paths_in_a_file_begin_where_the_file_lies(offbeat, study, monkeypatch):
 def test_what_is_not_beside_the_file_is_below_the_data_root(offbeat, study):
     shutil.move("work/hospitals", "root/hospitals")
     assert offbeat("run", study, "--data", "root", "--out", "r").status == 0
-    assert experiment_files.read(Path("r/experiment.yaml")).data.folder == "hospitals"
+    assert experiment_files.read_experiment(Path("r/experiment.yaml")).data.folder == "hospitals"
 
 
 def test_recordings_lie_beside_the_file_too(offbeat, study):
@@ -152,41 +154,43 @@ def test_recordings_lie_beside_the_file_too(offbeat, study):
         )
     )
     assert offbeat("run", study, "--out", "r").status == 0
-    assert experiment_files.read(Path("r/experiment.yaml")).delays.path == str(Path("work/speeds.csv").absolute())
+    assert experiment_files.read_experiment(Path("r/experiment.yaml")).delays.path == str(
+        Path("work/speeds.csv").absolute()
+    )
 
 
 def test_a_path_that_is_typed_begins_where_one_stands(offbeat, study):
     hospitals(Path("others"), ("basel", "chur", "lugano"))
     assert offbeat("run", study, "--set", "data.folder=others", "--out", "r").status == 0
-    assert set(Run(Path("r")).names().values()) == {"basel", "chur", "lugano"}
+    assert set(Run(Path("r")).client_names().values()) == {"basel", "chur", "lugano"}
 
 
 # ---------------------------------------------------------------- all owners
 
 
 def test_clients_left_out_are_all_owners(study):
-    experiment, left_open = experiment_paths.of(experiment_files.tree(study), study)
+    experiment, left_open = experiment_paths.resolve_experiment(experiment_files.read_values(study), study)
     assert (experiment.clients, left_open) == (3, True)
 
 
 def test_clients_that_are_told_are_so_many(study):
     study.write_text(f"{EXPERIMENT}clients: 2\n")
-    experiment, left_open = experiment_paths.of(experiment_files.tree(study), study)
+    experiment, left_open = experiment_paths.resolve_experiment(experiment_files.read_values(study), study)
     assert (experiment.clients, left_open) == (2, False)
 
 
 def test_owners_are_counted_in_the_data_that_is_used(offbeat, study):
     hospitals(Path("others"), ("basel", "chur"))
     assert offbeat("run", study, "--set", "data.folder=others", "--out", "two").status == 0
-    assert experiment_files.read(Path("two/experiment.yaml")).clients == 2
+    assert experiment_files.read_experiment(Path("two/experiment.yaml")).clients == 2
     assert offbeat("run", study, "--set", "clients=1", "--out", "one").status == 0
-    assert experiment_files.read(Path("one/experiment.yaml")).clients == 1
+    assert experiment_files.read_experiment(Path("one/experiment.yaml")).clients == 1
 
 
 def test_all_of_too_few_delays_are_one_line(study):
     study.write_text(EXPERIMENT.replace("20.0, 30.0", "20.0"))
     with pytest.raises(ConfigError, match="2 means for 3 clients"):
-        experiment_paths.of(experiment_files.tree(study), study)
+        experiment_paths.resolve_experiment(experiment_files.read_values(study), study)
 
 
 # ---------------------------------------------------------------- --data
@@ -199,7 +203,7 @@ def stopped(offbeat, study) -> Path:
     from offbeat.experiment.run import execution as runs
 
     assert offbeat("run", study, "--data", "root", "--out", "whole").status == 0
-    return runs.create(Path("stopped"), experiment_files.read(Path("whole/experiment.yaml"))).folder
+    return runs.create_run(Path("stopped"), experiment_files.read_experiment(Path("whole/experiment.yaml"))).folder
 
 
 def test_a_run_remembers_its_data(offbeat, stopped, monkeypatch):
@@ -211,17 +215,19 @@ def test_a_run_remembers_its_data(offbeat, stopped, monkeypatch):
 
 def test_a_command_to_go_on_names_the_data_only_if_it_was_moved(stopped, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(Path("root").absolute()))
-    assert where(stopped) == []
+    assert data_arguments(stopped) == []
     monkeypatch.setenv("OFFBEAT_DATA", str(Path("elsewhere").absolute()))
-    assert where(stopped) == ["--data", str(Path("elsewhere").absolute())]
+    assert data_arguments(stopped) == ["--data", str(Path("elsewhere").absolute())]
     monkeypatch.setenv("OFFBEAT_DATA", "")
-    assert where(stopped) == []
+    assert data_arguments(stopped) == []
 
 
 def test_a_comparison_remembers_its_data(offbeat, stopped, study, monkeypatch):
     from offbeat.experiment import comparison
 
-    comparison.create(Path("c"), {"fedasync": experiment_files.read(stopped / "experiment.yaml")}, [0])
+    comparison.create_comparison(
+        Path("c"), {"fedasync": experiment_files.read_experiment(stopped / "experiment.yaml")}, [0]
+    )
     monkeypatch.setenv("OFFBEAT_DATA", "")
     assert offbeat("compare", "--resume", "c").status == 0
 
@@ -229,9 +235,9 @@ def test_a_comparison_remembers_its_data(offbeat, stopped, study, monkeypatch):
 def test_a_sweep_remembers_its_data(offbeat, stopped, monkeypatch):
     from offbeat.experiment import parameter_sweep
 
-    experiment = experiment_files.read(stopped / "experiment.yaml")
-    over = parameter_sweep.parse(["until=20s,30s"])
-    parameter_sweep.create(Path("c"), parameter_sweep.points({"fedasync": experiment}, over), over, [0])
+    experiment = experiment_files.read_experiment(stopped / "experiment.yaml")
+    over = parameter_sweep.parse_swept_settings(["until=20s,30s"])
+    parameter_sweep.create_sweep(Path("c"), parameter_sweep.combinations({"fedasync": experiment}, over), over, [0])
     monkeypatch.setenv("OFFBEAT_DATA", "")
     assert offbeat("sweep", "--resume", "c").status == 0
 
@@ -247,7 +253,7 @@ def test_a_folder_beside_the_file_that_was_moved_is_found_again(offbeat, study):
     from offbeat.experiment.run import execution as runs
 
     assert offbeat("run", study, "--out", "r").status == 0
-    made = runs.create(Path("stopped"), experiment_files.read(Path("r/experiment.yaml")))
+    made = runs.create_run(Path("stopped"), experiment_files.read_experiment(Path("r/experiment.yaml")))
     shutil.move("work/hospitals", "elsewhere/hospitals")
     datasets._load.cache_clear()  # of this process: who resumes is another
     where = Path("work/hospitals").absolute()

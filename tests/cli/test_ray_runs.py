@@ -36,9 +36,9 @@ def is_actor(pid: int) -> bool:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the run that nobody stops."""
     changes = [change for change in LONGER if "=" in change]
-    experiment = experiment_files.changed(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
-    run = runs.create(tmp_path_factory.mktemp("whole") / "run", experiment)
-    runs.execute(run)
+    experiment = experiment_files.with_changes(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
+    run = runs.create_run(tmp_path_factory.mktemp("whole") / "run", experiment)
+    runs.execute_run(run)
     return run.digest()
 
 

@@ -30,15 +30,15 @@ def finished(offbeat) -> Path:
 @pytest.fixture
 def unfinished() -> Path:
     """Stopped after ten updates, with a checkpoint there."""
-    run = runs.create(
+    run = runs.create_run(
         Path("unfinished"),
-        experiment_files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"]),
+        experiment_files.with_changes(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"]),
     )
 
     def stop(status):
         return status.updates >= 10
 
-    runs.execute(run, stop)
+    runs.execute_run(run, stop)
     return run.folder
 
 
@@ -123,7 +123,7 @@ def test_showing_changes_nothing(offbeat, finished):
 
 
 def test_a_run_that_has_not_begun_says_how_to_begin(offbeat):
-    runs.create(Path("new"), load("quickstart").experiment)
+    runs.create_run(Path("new"), load("quickstart").experiment)
     refused(offbeat("show", "new"), "new has not begun", "offbeat run --resume new", status=1)
     refused(offbeat("export", "new"), "neither a final model nor a checkpoint", status=1)
 
@@ -172,7 +172,7 @@ def test_an_unfinished_run_exports_the_model_of_its_last_checkpoint(offbeat, unf
     from safetensors.torch import load_file
 
     offbeat("export", unfinished, "--out", "before.safetensors")
-    runs.execute(Run(unfinished))
+    runs.execute_run(Run(unfinished))
     offbeat("export", unfinished, "--out", "after.safetensors")
     before, after = load_file("before.safetensors"), load_file("after.safetensors")
     assert before.keys() == after.keys() == {"1.weight", "1.bias"}

@@ -89,7 +89,7 @@ def test_what_has_no_use_with_stored_is_told(offbeat):
 
 
 def test_a_preset_of_no_paper_is_compared_instead(offbeat):
-    refused(offbeat("reproduce", "heart-disease"), "is no paper's: 'offbeat compare heart-disease' runs it")
+    refused(offbeat("reproduce", "heart-disease"), "belongs to no paper: 'offbeat compare heart-disease' runs it")
 
 
 def test_into_says_where_there_is_nothing_to_take(offbeat):

@@ -32,7 +32,7 @@ def test_a_run_is_one_folder_with_all_that_belongs_to_it(offbeat):
         assert Path("here", name).is_file()
     assert {"offbeat", "torch", "numpy"} <= set(json.loads(Path("here/environment.json").read_text())["packages"])
     assert [tuple(t.shape) for t in load_file("here/model.safetensors").values()] == [(10,), (10, 64)]
-    assert experiment_files.read(Path("here/experiment.yaml")).clients == 4
+    assert experiment_files.read_experiment(Path("here/experiment.yaml")).clients == 4
 
 
 def test_the_stored_command_repeats_the_run(offbeat):
@@ -93,7 +93,7 @@ def test_a_file_a_run_folder_and_a_preset_are_all_sources(offbeat):
 )
 def test_until_is_understood(offbeat, text, until):
     done = offbeat("run", "quickstart", *TINY[:4], "--set", "until=120s", "--until", text, "--out", "x", "--json")
-    assert experiment_files.read(Path("x/experiment.yaml")).until == until
+    assert experiment_files.read_experiment(Path("x/experiment.yaml")).until == until
     assert json.loads(done.out)["ended"] in ("seconds", "updates", "target")
 
 
@@ -295,7 +295,7 @@ def test_resuming_what_is_no_run_is_refused(offbeat):
 def test_later_changes_see_earlier_ones(offbeat):
     sets = ["strategy=fedbuff", "strategy.staleness=hinge", "strategy.staleness.b=2", "strategy.k=3"]
     assert offbeat("run", "quickstart", *TINY, *[word for s in sets for word in ("--set", s)], "--out", "x").status == 0
-    strategy = experiment_files.read(Path("x/experiment.yaml")).strategy
+    strategy = experiment_files.read_experiment(Path("x/experiment.yaml")).strategy
     assert isinstance(strategy, FedBuff)
     assert (strategy.k, strategy.staleness.b) == (3, 2.0)
 

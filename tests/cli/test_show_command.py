@@ -14,7 +14,7 @@ from command_line import contents, refused
 
 from offbeat.api.run_simulation import simulate
 from offbeat.cli import show
-from offbeat.cli.terminal import in_text
+from offbeat.cli.terminal import format_tables
 from offbeat.experiment import comparison as comparing
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.run import execution as runs
@@ -29,8 +29,8 @@ CHANGES = ["clients=4", "model=linear", "until=120s", "target=acc=0.2"]
 
 def create(folder: Path, names: tuple[str, ...], changes: list[str], seeds: tuple[int, ...] = (0, 1)) -> Comparison:
     preset = load("quickstart")
-    made = {n: experiment_files.changed(preset.with_strategy(n), changes) for n in names}
-    return comparing.create(folder, made, list(seeds))
+    made = {n: experiment_files.with_changes(preset.with_strategy(n), changes) for n in names}
+    return comparing.create_comparison(folder, made, list(seeds))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def made(tmp_path_factory) -> Path:
     for name, more in (("one", ()), ("two", ("fedbuff",))):
         extra = ["partition.alpha=1"] if more else []
         comparison = create(base / name, ("fedavg", "fedasync", *more), [*CHANGES, *extra])
-        assert comparing.execute(comparison, jobs=1)
+        assert comparing.execute_comparison(comparison, jobs=1)
     return base
 
 
@@ -59,8 +59,8 @@ def half(one) -> Path:
     """Of four runs two are finished, one was stopped, one has not begun."""
     create(Path("half"), ("fedavg", "fedasync"), CHANGES)
     for name in ("fedavg-seed0", "fedavg-seed1"):
-        runs.execute(Run(Path("half", name)))
-    runs.execute(Run(Path("half/fedasync-seed0")), lambda status: status.updates > 4)
+        runs.execute_run(Run(Path("half", name)))
+    runs.execute_run(Run(Path("half/fedasync-seed0")), lambda status: status.updates > 4)
     return Path("half")
 
 
@@ -103,7 +103,7 @@ def test_csv_has_a_line_for_each_run_and_measure(offbeat, one):
     found = {(line["strategy"], line["seed"], line["measure"]): line["value"] for line in lines}
     assert len(found) == len(lines)
     summary = Run(one / "fedasync-seed1").summary()
-    for key, value in measures.values(summary).items():
+    for key, value in measures.measure_values(summary).items():
         told = found["fedasync", "1", key]
         assert (float(told) == value) if value == value else told == "", key
     assert float(found["fedasync", "1", "metrics.loss"]) == summary.metrics["loss"]
@@ -128,14 +128,18 @@ def test_latex_and_markdown_say_where_they_are_from(offbeat, one):
 def test_the_digest_is_that_of_the_runs(offbeat, one):
     before = offbeat("show", one, "--format", "latex").out.splitlines()[1]
     shutil.rmtree(one / "fedavg-seed1")
-    runs.execute(runs.create(one / "fedavg-seed1", experiment_files.read(one / "fedasync-seed1" / "experiment.yaml")))
+    runs.execute_run(
+        runs.create_run(
+            one / "fedavg-seed1", experiment_files.read_experiment(one / "fedasync-seed1" / "experiment.yaml")
+        )
+    )
     assert offbeat("show", one, "--format", "latex").out.splitlines()[1] != before
 
 
 def test_at_every_width_every_value_is_whole(one, two):
-    tables = show.tables_of([result_files.opened(one), result_files.opened(two)])
+    tables = show.result_tables([result_files.open_result(one), result_files.open_result(two)])
     for width in range(40, 201):
-        words = f" {' '.join(in_text(tables, width, rule=True).splitlines())} "
+        words = f" {' '.join(format_tables(tables, width, rule=True).splitlines())} "
         for table in tables:
             for row in table.rows[1:]:
                 for cell in row:
@@ -207,7 +211,7 @@ def test_an_unfinished_comparison_in_the_other_formats(offbeat, half):
         ("fedasync", "0", "False"),
     }
     assert "fedasync-seed1 & not begun" in offbeat("show", half, "--format", "latex").out
-    runs.execute(Run(half / "fedasync-seed1"))
+    runs.execute_run(Run(half / "fedasync-seed1"))
     shown = offbeat("show", half, "--reference", "fedasync").out
     line = next(line for line in shown.split("\n\n")[1].splitlines() if line.startswith("fedasync "))
     assert line.split()[-2] == "unfinished"  # its seed 0
@@ -253,7 +257,7 @@ def test_several_comparisons_are_ranked(offbeat, one, two):
 def test_comparisons_of_other_methods_have_no_ranks(offbeat, one):
     create(Path("other"), ("fedbuff", "fedasync"), CHANGES, seeds=(0,))
     for name in ("fedbuff-seed0", "fedasync-seed0"):
-        runs.execute(Run(Path("other", name)))
+        runs.execute_run(Run(Path("other", name)))
     shown = offbeat("show", one, "other")  # fedasync alone is in both
     assert shown.status == 0
     assert "ranks over" not in shown.out

@@ -33,17 +33,17 @@ def test_the_ending_says_what_is_drawn_and_the_run_is_left_alone(run, offbeat):
 
 
 def test_a_comparison_of_which_one_run_is_done_can_be_drawn(run, offbeat):
-    made = experiment_files.read(run / "experiment.yaml")
-    comparing.create(Path("half"), {"fedasync": made, "other": made}, [0, 1])
-    runs.execute(runs.Run(Path("half/fedasync-seed0")))
+    made = experiment_files.read_experiment(run / "experiment.yaml")
+    comparing.create_comparison(Path("half"), {"fedasync": made, "other": made}, [0, 1])
+    runs.execute_run(runs.Run(Path("half/fedasync-seed0")))
     assert offbeat("show", "half", "--figure", "half.html").status == 0
     assert "one seed only" in Path("half.html").read_text()
 
 
 def test_a_page_is_against_the_reference_that_is_asked_for(run, offbeat):
-    made = experiment_files.read(run / "experiment.yaml")
-    whole = comparing.create(Path("two"), {"first": made, "second": made}, [0])
-    assert comparing.execute(whole, jobs=1)
+    made = experiment_files.read_experiment(run / "experiment.yaml")
+    whole = comparing.create_comparison(Path("two"), {"first": made, "second": made}, [0])
+    assert comparing.execute_comparison(whole, jobs=1)
     assert offbeat("show", "two", "--figure", "p.html", "--reference", "second").status == 0
     assert "the reference (second) = 1" in Path("p.html").read_text()
     refused(offbeat("show", "two", "--figure", "p.html", "--reference", "third"), "'third'")

@@ -27,9 +27,11 @@ WORLD = ["--set", "clients=4", "--set", "model=linear", "--until", "600s"]
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory) -> str:
     """Of the run that nobody stopped."""
-    experiment = experiment_files.changed(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"])
-    whole = runs.create(tmp_path_factory.mktemp("whole") / "run", experiment)
-    runs.execute(whole)
+    experiment = experiment_files.with_changes(
+        load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"]
+    )
+    whole = runs.create_run(tmp_path_factory.mktemp("whole") / "run", experiment)
+    runs.execute_run(whole)
     return whole.digest()
 
 
@@ -197,7 +199,7 @@ def test_a_disk_that_fills_up_while_checkpointing_loses_nothing(offbeat, monkeyp
 
 
 def test_a_disk_that_fills_up_under_the_trace_loses_nothing(offbeat, monkeypatch, digest):
-    insert, calls = trace.insert, []
+    insert, calls = trace.insert_rows, []
 
     def cramped(db, table, rows):
         calls.append(1)

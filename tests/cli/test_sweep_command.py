@@ -80,12 +80,12 @@ def test_a_combination_is_the_run_it_would_be_alone(offbeat, swept):
 
 def test_one_that_was_stopped_is_shown_and_finished(offbeat, swept, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(comparing, "execute", lambda *_: False)
+        patch.setattr(comparing, "execute_comparison", lambda *_: False)
         told = offbeat("sweep", "quickstart", *EVEN, *GRID, "--seeds", 2, "--out", "y")
     assert told.status == 130
     assert told.err.endswith("stopped; finish it with: offbeat sweep --resume y\n")
-    runs.execute(Run(Path("y/fedasync-clients-3-seed0")))
-    runs.execute(Run(Path("y/fedasync-clients-3-seed1")), lambda status: True)
+    runs.execute_run(Run(Path("y/fedasync-clients-3-seed0")))
+    runs.execute_run(Run(Path("y/fedasync-clients-3-seed1")), lambda status: True)
     before = contents(Path("y"))
     half = offbeat("show", "y")
     after = contents(Path("y"))
@@ -118,7 +118,7 @@ def test_one_that_was_killed_is_finished(offbeat, swept):
 
 
 def test_a_file_brings_its_methods_and_a_preset_those_with_the_setting(offbeat, monkeypatch):
-    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     Path("study.yaml").write_text("clients: 4\nmodel: linear\nmethods: {small: fedbuff(k=2), slow: fedasync}\n")
 
     def strategies(folder):
@@ -136,7 +136,7 @@ def test_a_file_brings_its_methods_and_a_preset_those_with_the_setting(offbeat, 
 
 
 def test_misfits_are_said_once_a_method(offbeat, monkeypatch):
-    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     given = ["--strategies", "fedbuff", "--over", "training.lr=0.1,0.2,0.3", "--seeds", 2]
     told = offbeat("sweep", "quickstart", *TINY, *given, "--out", "x")
     assert told.err.count("warning: fedbuff: strategy.k = 5 is more than the 4 clients") == 1
@@ -159,7 +159,7 @@ def test_a_sweep_that_cannot_be_meant_is_refused_and_leaves_no_folder(offbeat, a
 
 
 def test_resume_takes_a_sweep_as_it_is(offbeat, monkeypatch):
-    monkeypatch.setattr(comparing, "execute", lambda *_: False)
+    monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     offbeat("sweep", "quickstart", *TINY, "--over", "clients=2,4", "--strategies", "fedavg", "--seeds", 1, "--out", "x")
     offbeat("compare", "quickstart", *TINY, "--strategies", "fedavg", "--seeds", 1, "--out", "y")
     refused(offbeat("sweep", "--resume", "x", "--over", "clients=3"), "--resume finishes a sweep as it is")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Answer
 
-from offbeat.experiment.spec.setting_warnings import TOGETHER
+from offbeat.experiment.spec.config import BUFFER_SIZE_SETTINGS
 from test_readme import blocks, commands
 
 pytestmark = pytest.mark.docs
@@ -41,6 +41,6 @@ def test_its_commands_print_what_it_shows(offbeat, one_by_one):
 
 def test_it_names_every_buffer():
     named = PAGE.read_text(encoding="utf-8").split("## Settings that make no sense here")[1]
-    for cls, setting in TOGETHER.items():
+    for cls, setting in BUFFER_SIZE_SETTINGS.items():
         assert f"`{cls.__name__.lower()}`" in named
         assert f"`{setting}`" in named

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from command_line import TINY
 
-from offbeat.cli.progress_bar import fitting, run_progress, runs_progress
+from offbeat.cli.progress_bar import fit_parts, run_progress, runs_progress
 from offbeat.cli.terminal import print_table
 from offbeat.engine.progress import Status
-from offbeat.workers.counting import Work
+from offbeat.workers.wrappers import Work
 from patience import PATIENCE
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -101,9 +101,9 @@ def test_a_narrow_bar_over_many_runs_keeps_its_time_left(monkeypatch, columns):
 
 def test_what_does_not_fit_is_left_out_as_a_whole():
     parts = ["1200 s of 3000s", "351 updates", "acc 0.934"]
-    assert fitting(parts, 99) == "1200 s of 3000s, 351 updates, acc 0.934"
-    assert fitting(parts, 38) == "1200 s of 3000s, 351 updates"  # the whole is 39 letters
-    assert fitting(parts, 10) == "1200 s of…"
+    assert fit_parts(parts, 99) == "1200 s of 3000s, 351 updates, acc 0.934"
+    assert fit_parts(parts, 38) == "1200 s of 3000s, 351 updates"  # the whole is 39 letters
+    assert fit_parts(parts, 10) == "1200 s of…"
 
 
 def test_without_a_terminal_a_short_run_says_nothing(offbeat):
@@ -128,12 +128,12 @@ def test_several_runs_share_one_bar(monkeypatch):
         runs_progress(["fedavg-seed0", "fedasync-seed0"]) as watch,
     ):
         watch([1.0, 0.5], Work(steps=900, jobs=90, batches=12))
-    assert re.search(r"1 of 2 runs, [\d,]+ steps/s, 7\.5 jobs a batch, now fedasync-seed0", shown[0])
+    assert re.search(r"1 of 2 runs, [\d,]+ steps/s, 7\.5 jobs per batch, now fedasync-seed0", shown[0])
     assert "75%" in shown[0]
 
 
 def test_without_a_terminal_several_runs_are_told_of_in_a_line_now_and_then(monkeypatch, capsys):
-    monkeypatch.setattr("offbeat.cli.progress_bar.EVERY", 0.0)
+    monkeypatch.setattr("offbeat.cli.progress_bar.LINE_SECONDS", 0.0)
     with runs_progress(["fedavg-seed0", "fedasync-seed0"]) as watch:
         watch([1.0, 0.5], Work(steps=900, jobs=90, batches=90))
     assert re.fullmatch(r"75%: 1 of 2 runs, [\d,]+ steps/s, now fedasync-seed0\n", capsys.readouterr().err)

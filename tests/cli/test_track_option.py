@@ -52,8 +52,8 @@ def test_tensorboard_has_every_point_and_the_settings(offbeat):
 
 @real
 def test_after_ctrl_c_and_resume_tensorboard_has_each_point_once(offbeat):
-    experiment = experiment_files.changed(load("quickstart").experiment, CHANGES)
-    run = runs.create(Path("x"), experiment)
+    experiment = experiment_files.with_changes(load("quickstart").experiment, CHANGES)
+    run = runs.create_run(Path("x"), experiment)
     stop_after(run, 16)
     from offbeat.results.tracking import tracking
 

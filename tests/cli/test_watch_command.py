@@ -14,16 +14,16 @@ from damage import CHANGES
 
 from offbeat.experiment import comparison
 from offbeat.experiment.run import run_lock
-from offbeat.experiment.run.execution import Run, execute
+from offbeat.experiment.run.execution import Run, execute_run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
-from offbeat.results.run_follower import Follower
+from offbeat.results.run_follower import RunFollower
 from patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("offbeat.cli.watch.PATIENCE", 0.0)
+    monkeypatch.setattr("offbeat.cli.watch.IDLE_SECONDS", 0.0)
 
 
 def test_a_finished_run_is_told_in_a_line_and_that_is_all(offbeat, whole):
@@ -45,8 +45,8 @@ def test_of_a_run_that_nobody_computes_it_says_so_and_how_to_go_on(offbeat, stop
 
 
 def test_of_a_comparison_that_was_never_begun_too(offbeat):
-    experiment = experiment_files.changed(load("quickstart").experiment, CHANGES)
-    comparison.create(Path("c"), {"fedavg": experiment}, [0])
+    experiment = experiment_files.with_changes(load("quickstart").experiment, CHANGES)
+    comparison.create_comparison(Path("c"), {"fedavg": experiment}, [0])
     given = offbeat("watch", "c")
     assert given.status == 1
     assert "nobody is computing c: go on with 'offbeat compare --resume c'" in given.err
@@ -76,7 +76,7 @@ def test_as_json_each_line_is_an_object(offbeat, stopped, whole):
 
 @pytest.mark.slow
 def test_it_follows_a_comparison_to_its_end_without_touching_it(offbeat, monkeypatch):
-    monkeypatch.setattr("offbeat.cli.watch.PATIENCE", PATIENCE)  # processes take seconds to begin
+    monkeypatch.setattr("offbeat.cli.watch.IDLE_SECONDS", PATIENCE)  # processes take seconds to begin
     options = ["--set", "clients=4", "--set", "model=linear", "--until", "4000s", "--seeds", "1", "--jobs", "1"]
     computing = start("compare", "quickstart", *options, "--strategies", "fedasync,fedavg", "--out", "c")
     try:
@@ -102,7 +102,7 @@ def test_a_run_that_is_killed_while_it_is_watched_is_said_to_be_left(offbeat):
         while not Path("x/run.sqlite").exists():
             assert computing.poll() is None
             time.sleep(0.05)
-        assert Follower(Run(Path("x"))).look().state == "going on"
+        assert RunFollower(Run(Path("x"))).read_progress().state == "going on"
         computing.send_signal(signal.SIGKILL)
         computing.communicate(timeout=PATIENCE)
     finally:
@@ -112,15 +112,15 @@ def test_a_run_that_is_killed_while_it_is_watched_is_said_to_be_left(offbeat):
 
 def test_looks_add_up_also_when_a_resume_has_cut_the_trace_back(killed, whole):
     run = Run(killed)
-    follower = Follower(run)
-    assert follower.look().state == "stopped"
-    execute(run)
-    assert follower.look() == Follower(run).look() == Follower(Run(whole)).look()
+    follower = RunFollower(run)
+    assert follower.read_progress().state == "stopped"
+    execute_run(run)
+    assert follower.read_progress() == RunFollower(run).read_progress() == RunFollower(Run(whole)).read_progress()
 
 
 def test_who_looks_at_a_lock_keeps_nobody_out(stopped):
-    assert not run_lock.held(stopped)
-    with run_lock.alone(stopped):
-        assert run_lock.held(stopped)
-    assert not run_lock.held(stopped)
-    assert not run_lock.held(Path("nowhere"))
+    assert not run_lock.is_locked(stopped)
+    with run_lock.exclusive_lock(stopped):
+        assert run_lock.is_locked(stopped)
+    assert not run_lock.is_locked(stopped)
+    assert not run_lock.is_locked(Path("nowhere"))

@@ -70,13 +70,16 @@ def test_the_rule_on_the_page_is_the_rule():
     """The order of simple methods, the twentieth and the usual methods."""
     from offbeat.core.strategies import REGISTRY
     from offbeat.experiment.spec.config import Experiment
-    from offbeat.results import method_choice, tournament
+    from offbeat.results import method_choice
+    from offbeat.results import method_choice as tournament
 
     page = (HOW_TO / "which-method.md").read_text(encoding="utf-8")
-    classes = [REGISTRY[name].__name__ for name in method_choice.SIMPLE]
+    classes = [REGISTRY[name].__name__ for name in method_choice.SIMPLEST_FIRST]
     assert f"**simplest**: {', '.join(classes)}, then the others" in page
-    assert method_choice.ALIKE == 1.05
-    assert f"`--budget` ({tournament.BUDGET:.0f} seconds), from {tournament.LEAST} to {tournament.MOST}" in page
-    assert [word.partition("(")[0] for word in tournament.methods(Experiment())] == [
+    assert method_choice.SIMILAR_BYTES_FACTOR == 1.05
+    assert (
+        f"`--budget` ({tournament.BUDGET:.0f} seconds), from {tournament.MIN_SEEDS} to {tournament.MAX_SEEDS}" in page
+    )
+    assert [word.partition("(")[0] for word in tournament.default_methods(Experiment())] == [
         "fedavg", "fedasync", "fedbuff", "fedat", "orthofl"
     ]  # fmt: skip

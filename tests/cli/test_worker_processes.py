@@ -37,9 +37,9 @@ def children(pid: int) -> set[int]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the run that nobody stops."""
     changes = [change for change in LONGER if "=" in change]
-    experiment = experiment_files.changed(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
-    run = runs.create(tmp_path_factory.mktemp("whole") / "run", experiment)
-    runs.execute(run)
+    experiment = experiment_files.with_changes(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
+    run = runs.create_run(tmp_path_factory.mktemp("whole") / "run", experiment)
+    runs.execute_run(run)
     return run.digest()
 
 
@@ -73,7 +73,7 @@ def test_a_run_and_a_comparison_are_the_same_with_processes(offbeat):
     assert given.status == 0, given
     for run in Path("c").glob("fed*"):  # two runs on two cores: each is trained in its own process
         assert Run(run).summary().worker == "inline"
-        assert Run(run).worker() == registry.Choice("processes", 2)
+        assert Run(run).worker() == registry.WorkerChoice("processes", 2)
     assert children(os.getpid()) <= before
 
 
@@ -141,7 +141,7 @@ def test_a_job_that_ends_every_process_ends_the_run_with_a_line(offbeat, monkeyp
 
 def test_forks_hold_no_lock(tmp_path):
     (hear, tell), (wait, end) = os.pipe(), os.pipe()
-    with run_lock.alone(tmp_path):
+    with run_lock.exclusive_lock(tmp_path):
         pid = os.fork()
         if pid == 0:
             os.close(end)
@@ -149,7 +149,7 @@ def test_forks_hold_no_lock(tmp_path):
             os.read(wait, 1)  # until the parent is done
             os._exit(0)
         assert os.read(hear, 4) == b"here"
-    with run_lock.alone(tmp_path):
+    with run_lock.exclusive_lock(tmp_path):
         pass
     os.close(end)
     os.waitpid(pid, 0)

@@ -14,12 +14,12 @@ from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY
 from offbeat.deploy import message_codec
 from offbeat.deploy.site_client import Site
-from offbeat.deploy.site_data import Partition
-from offbeat.engine.live.transport import Assignment, Hello, Returned
+from offbeat.deploy.site_data import PartitionSource
+from offbeat.engine.live.transport import Hello, JobAnswer, JobMessage
 from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.data.synthetic import Synthetic
+from offbeat.scenario.data.built_in import Synthetic
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import MODELS
 from offbeat.scenario.partition import PARTITIONS
@@ -45,15 +45,15 @@ def experiment(strategy: str = "fedasync", settings: Mapping[str, Any] | None = 
 
 
 def greeting(of: Experiment, compression: str = "none", run: str = RUN) -> bytes:
-    return message_codec.encode(message_codec.Greeting(run, experiment_files.dump(of), "digest", compression), run)
+    return message_codec.encode(message_codec.Greeting(run, experiment_files.to_yaml(of), "digest", compression), run)
 
 
 def site(home: Path, number: int = CLIENT) -> Site:
-    return Site(home, f"site-{number}", Partition(number))
+    return Site(home, f"site-{number}", PartitionSource(number))
 
 
-def assignment(job: Job, accepted: int | None = None) -> Assignment:
-    return Assignment(
+def assignment(job: Job, accepted: int | None = None) -> JobMessage:
+    return JobMessage(
         job.ticket, job.client, job.index, job.base_version, job.base, job.work, job.num_examples, job.seed, accepted
     )
 
@@ -64,9 +64,9 @@ def job(
     return Job(ticket, client, index, base, index, work, made.trainer.data.size(client), memory, made.world.seed)
 
 
-def returned(data: bytes, base: Tensor | None = None) -> Returned:
+def returned(data: bytes, base: Tensor | None = None) -> JobAnswer:
     message = message_codec.decode(data, address=7, run=RUN, base_of=lambda _: base)
-    assert isinstance(message, Returned)
+    assert isinstance(message, JobAnswer)
     return message
 
 

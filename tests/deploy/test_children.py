@@ -11,9 +11,9 @@ import pytest
 
 from offbeat.core.errors import ConfigError
 from offbeat.deploy import orphan_reaper
-from offbeat.deploy.child_processes import Children, last_lines
-from offbeat.deploy.site_processes import Joining, Member
-from offbeat.deploy.status_files import Orders, Standing
+from offbeat.deploy.child_processes import ChildProcesses, last_lines
+from offbeat.deploy.live_status import AppOptions, AppStatus
+from offbeat.deploy.site_processes import SiteOptions, SiteProcesses
 
 linux = pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -38,13 +38,13 @@ def within(seconds, condition):
 
 @linux
 def test_nobody_is_left_when_it_is_closed_not_even_who_ignores_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("offbeat.deploy.child_processes.PATIENCE", 0.3)
-    with Children(tmp_path) as children:
+    monkeypatch.setattr("offbeat.deploy.child_processes.TERMINATE_SECONDS", 0.3)
+    with ChildProcesses(tmp_path) as children:
         children.start("polite", SLEEP)
         children.start("stubborn", STUBBORN)
-        assert within(10, lambda: len(orphan_reaper.marked(children.mark)) == 3)
-        assert within(10, lambda: children.last_words("stubborn") == "ready")
-    assert orphan_reaper.marked(children.mark) == []
+        assert within(10, lambda: len(orphan_reaper.marked_processes(children.mark)) == 3)
+        assert within(10, lambda: children.last_log_lines("stubborn") == "ready")
+    assert orphan_reaper.marked_processes(children.mark) == []
 
 
 @linux
@@ -56,48 +56,48 @@ def test_nobody_is_left_when_the_parent_is_killed(tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
     mark = process.stdout.readline().strip()
-    assert within(10, lambda: len(orphan_reaper.marked(mark)) == 2)
+    assert within(10, lambda: len(orphan_reaper.marked_processes(mark)) == 2)
     process.kill()
     process.wait()
     process.stdout.close()
-    assert within(10, lambda: not orphan_reaper.marked(mark))
+    assert within(10, lambda: not orphan_reaper.marked_processes(mark))
 
 
 @linux
 def test_a_guardian_that_was_killed_has_a_successor(tmp_path):
-    with Children(tmp_path) as children:
-        before = children._guardian
+    with ChildProcesses(tmp_path) as children:
+        before = children._reaper
         before.kill()
         before.wait()
-        children.look_after()
-        assert children._guardian.poll() is None
-        assert children._guardian.pid != before.pid
+        children.restart_reaper()
+        assert children._reaper.poll() is None
+        assert children._reaper.pid != before.pid
 
 
 @linux
 def test_marks_of_parents_add_up(tmp_path, monkeypatch):
     """A site that a server starts for trying out has children of its own: the server's guardian knows them too."""
-    monkeypatch.setenv(orphan_reaper.VARIABLE, "above")
-    with Children(tmp_path) as children:
-        assert children.environment()[orphan_reaper.VARIABLE] == f"above:{children.mark}"
+    monkeypatch.setenv(orphan_reaper.MARK_VARIABLE, "above")
+    with ChildProcesses(tmp_path) as children:
+        assert children.environment()[orphan_reaper.MARK_VARIABLE] == f"above:{children.mark}"
 
 
 def test_one_is_stopped_and_tells_its_last_words(tmp_path):
-    with Children(tmp_path) as children:
+    with ChildProcesses(tmp_path) as children:
         children.start("one", [sys.executable, "-S", "-c", "print('first'); print('last')"])
-        assert within(10, lambda: not children.alive("one"))
-        assert children.last_words("one") == "last"
-        assert children.last_words("one", 2) == "first / last"
+        assert within(10, lambda: not children.is_alive("one"))
+        assert children.last_log_lines("one") == "last"
+        assert children.last_log_lines("one", 2) == "first / last"
         children.start("two", SLEEP)
-        assert children.alive("two")
+        assert children.is_alive("two")
         children.stop("two")
-        assert not children.alive("two")
+        assert not children.is_alive("two")
     assert last_lines(tmp_path / "nothing") == ""
 
 
 def test_children_find_flowers_commands_and_are_quiet(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    with Children(tmp_path) as children:
+    with ChildProcesses(tmp_path) as children:
         environment = children.environment()
         found = subprocess.run(["/bin/sh", "-c", "command -v flwr-clientapp"], env=environment, capture_output=True)
     assert found.stdout.decode().strip() == str(tmp_path / "bin" / "flwr-clientapp")
@@ -108,9 +108,9 @@ def test_children_find_flowers_commands_and_are_quiet(tmp_path, monkeypatch):
 
 
 def test_a_secret_is_new_every_time_and_its_owners_alone(tmp_path):
-    with Children(tmp_path) as children:
-        first = children.secret().read_bytes()
-        path = children.secret()
+    with ChildProcesses(tmp_path) as children:
+        first = children.new_secret().read_bytes()
+        path = children.new_secret()
     assert path.read_bytes() != first
     assert oct(path.stat().st_mode)[-3:] == "600"
 
@@ -135,17 +135,17 @@ def test_a_site_runs_no_file_that_the_server_sent(tmp_path):
 
 
 def test_what_a_server_and_its_app_tell_each_other_reads_back(tmp_path):
-    assert Standing.read(tmp_path) is None
-    for one in (Standing("failed", 7, "no room", expected=False), Orders("run", min_sites=3)):
+    assert AppStatus.read(tmp_path) is None
+    for one in (AppStatus("failed", 7, "no room", expected=False), AppOptions("run", min_sites=3)):
         one.write(tmp_path)
         assert type(one).read(tmp_path) == one
-    (tmp_path / "standing.json").write_text("{half")
-    assert Standing.read(tmp_path) is None
+    (tmp_path / "app_status.json").write_text("{half")
+    assert AppStatus.read(tmp_path) is None
 
 
 def test_a_refused_site_is_told_apart_by_its_status():
     from offbeat.deploy import site_processes, site_trainer
-    from offbeat.deploy.live_overview import TRAINING_SECONDS
+    from offbeat.deploy.live_status import TRAINING_SECONDS
     from offbeat.engine.virtual.virtual_engine import INTERRUPTED
 
     pytest.importorskip("flwr")
@@ -159,26 +159,29 @@ def test_a_refused_site_is_told_apart_by_its_status():
 
 def test_two_sites_do_not_share_a_home(tmp_path):
     """They would be two nodes with one trainer, and take each other's messages."""
-    member = Member("basel", "127.0.0.1:1", partition=0)
-    first = Joining(member, tmp_path)
+    member = SiteOptions("basel", "127.0.0.1:1", partition=0)
+    first = SiteProcesses(member, tmp_path)
     try:
         with pytest.raises(ConfigError, match=r"a site works in .* already: end that one, or give this one another"):
-            Joining(member, tmp_path)
+            SiteProcesses(member, tmp_path)
     finally:
         first.close()
-    Joining(member, tmp_path).close()
+    SiteProcesses(member, tmp_path).close()
 
 
 def test_keys_that_are_in_use_on_another_machine_are_named_as_such_after_a_while(tmp_path, monkeypatch):
     """A server holds a connection that was lost for a minute or two; one that it holds for longer is somebody's."""
-    monkeypatch.setattr(Joining, "check", lambda self: None)
-    joining = Joining(Member("basel", "127.0.0.1:1", partition=0), tmp_path)
+    monkeypatch.setattr(SiteProcesses, "check", lambda self: None)
+    joining = SiteProcesses(SiteOptions("basel", "127.0.0.1:1", partition=0), tmp_path)
     try:
         joining.node.deaths = 1
-        assert "for a minute or two" in joining._why()
+        assert "for a minute or two" in joining._explain_node_exit()
         joining.node.deaths = (
             8  # 1 + 2 + 4 + 8 + 16 + 30 + 30 = 91 seconds of waiting, and eight starts of five or more
         )
-        assert "the server holds another connection of basel: is there a second site with its keys?" in joining._why()
+        assert (
+            "the server holds another connection of basel: is there a second site with its keys?"
+            in joining._explain_node_exit()
+        )
     finally:
         joining.close()

@@ -18,10 +18,10 @@ pytest.importorskip("cryptography")
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.deploy import gateway as doors
 from offbeat.deploy import key_generation
-from offbeat.deploy.child_processes import free_port, refuse_taken
+from offbeat.deploy.child_processes import check_port_is_free, free_port
 from offbeat.deploy.federation_keys import ServerKeys, SiteKeys
-from offbeat.deploy.gateway import Door
-from offbeat.deploy.preflight import ask_door, is_loopback, split
+from offbeat.deploy.gateway import Gateway
+from offbeat.deploy.preflight import is_loopback, query_server, split_address
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ def open_door(tmp_path):
             context.load_cert_chain(folder / "server.pem", folder / "server.key")
             behind.socket = context.wrap_socket(behind.socket, server_side=True)
         link = f"127.0.0.1:{behind.server_address[1]}"
-        door = Door("127.0.0.1", 0, link, tmp_path / "run", None if folder is None else ServerKeys(folder))
+        door = Gateway("127.0.0.1", 0, link, tmp_path / "run", None if folder is None else ServerKeys(folder))
         for server in (behind, door):
             servers.append(server)
             threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -92,7 +92,7 @@ def post(address, path, body=b"x", headers=None, ca=None):
 def key_header(public):
     from flwr.cli.supernode.register import try_load_public_key
 
-    return {doors.KEY: base64.b64encode(try_load_public_key(public)).decode()}
+    return {doors.KEY_HEADER: base64.b64encode(try_load_public_key(public)).decode()}
 
 
 def test_a_sites_messages_pass_both_ways_also_large_ones(open_door):
@@ -130,7 +130,9 @@ def test_nothing_else_of_flower_can_be_reached(open_door, path, caplog):
 def test_a_request_that_is_too_large_is_refused_before_it_is_read(open_door):
     address = open_door()
     with socket.create_connection(address.split(":"), timeout=10) as connection:
-        head = f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-length: {doors.LARGEST + 1}\r\n\r\n"
+        head = (
+            f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-length: {doors.MAX_REQUEST_BYTES + 1}\r\n\r\n"
+        )
         connection.sendall(head.encode())
         assert b"413" in connection.recv(100)
 
@@ -147,7 +149,7 @@ def test_with_keys_only_registered_ones_pass_and_those_taken_away_no_longer(open
     own = key_header(folder / "sites" / "hospital-a" / "site.pub")
     assert post(address, "/v1/fleet/pull-messages", b"y", own, ca) == (200, b"y")
     assert post(address, "/v1/fleet/pull-messages", b"y", {}, ca)[0] == 401
-    assert post(address, "/v1/fleet/pull-messages", b"y", {doors.KEY: "AAAA"}, ca)[0] == 401
+    assert post(address, "/v1/fleet/pull-messages", b"y", {doors.KEY_HEADER: "AAAA"}, ca)[0] == 401
     caplog.clear()
     shutil.rmtree(folder / "sites" / "hospital-a")
     monkeypatch.setattr(doors.time, "monotonic", lambda start=doors.time.monotonic(): start + 60)
@@ -163,19 +165,19 @@ def test_what_flower_refuses_is_logged_with_the_sites_name(open_door, folder, ca
 
 
 def test_the_server_is_found_and_knows_the_site(open_door, folder):
-    said = ask_door(open_door(folder), "/offbeat/hello", SiteKeys(folder / "sites" / "hospital-a"), "hospital-a")
+    said = query_server(open_door(folder), "/offbeat/hello", SiteKeys(folder / "sites" / "hospital-a"), "hospital-a")
     assert said["you"] == "hospital-a"
 
 
 def test_without_keys_anybody_on_this_machine_may_ask(open_door):
     address = open_door()
-    assert ask_door(address, "/offbeat/hello", None, "")["you"] == "anybody"
-    assert ask_door(address, "/offbeat/status", None, "")["state"] == "not begun"
+    assert query_server(address, "/offbeat/hello", None, "")["you"] == "anybody"
+    assert query_server(address, "/offbeat/status", None, "")["state"] == "not begun"
 
 
 def refusal(address, site=None, name="hospital-a"):
     with pytest.raises(RunError) as error:
-        ask_door(address, "/offbeat/hello", site, name)
+        query_server(address, "/offbeat/hello", site, name)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -208,7 +210,7 @@ def test_a_name_that_the_certificate_does_not_have_is_said(open_door, folder, mo
 
 def test_clocks_that_differ_are_said(open_door, folder, monkeypatch):
     own, address = SiteKeys(folder / "sites" / "hospital-a"), open_door(folder)
-    monkeypatch.setattr(doors, "SKEW", -1.0)
+    monkeypatch.setattr(doors, "MAX_CLOCK_SKEW", -1.0)
     assert "the clocks of hospital-a and the server differ" in refusal(address, own)
 
 
@@ -223,7 +225,7 @@ def test_something_else_that_listens_is_no_server_of_ours(open_door):
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x"])
 def test_an_address_is_a_host_and_a_port(address):
     with pytest.raises(ConfigError, match="is not HOST:PORT"):
-        split(address)
+        split_address(address)
 
 
 def test_loopback_is_this_machine_only():
@@ -232,7 +234,7 @@ def test_loopback_is_this_machine_only():
     assert is_loopback("::1")
     assert not is_loopback("0.0.0.0")
     assert not is_loopback("10.0.0.1")
-    assert split("[::1]:8443") == ("::1", 8443)
+    assert split_address("[::1]:8443") == ("::1", 8443)
 
 
 def test_a_port_in_use_and_an_address_of_others_are_said():
@@ -240,9 +242,9 @@ def test_a_port_in_use_and_an_address_of_others_are_said():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="is in use: choose another with --port"):
-            refuse_taken("127.0.0.1", taken.getsockname()[1])
+            check_port_is_free("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(ConfigError, match="this machine has no such address"):
-        refuse_taken("192.0.2.1", 8443)  # of the block for documentation
+        check_port_is_free("192.0.2.1", 8443)  # of the block for documentation
 
 
 @pytest.fixture(autouse=True)

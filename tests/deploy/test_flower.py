@@ -16,14 +16,14 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.common.constant import ErrorCode  # noqa: E402
 
 from offbeat import flower  # noqa: E402
+from offbeat import flower as flower_client  # noqa: E402
 from offbeat.core.errors import ConfigError  # noqa: E402
 from offbeat.core.jobs import Result  # noqa: E402
 from offbeat.core.protocol import LocalWork  # noqa: E402
 from offbeat.core.strategies import REGISTRY, FedAsync  # noqa: E402
 from offbeat.core.vector import Binding  # noqa: E402
-from offbeat.deploy import flower_client  # noqa: E402
-from offbeat.deploy.flower_nodes import Nodes  # noqa: E402
-from offbeat.engine.live.transport import Assignment, Gone, Hello, Question, Returned  # noqa: E402
+from offbeat.deploy.flower_transport import FlowerTransport  # noqa: E402
+from offbeat.engine.live.transport import Disconnected, Hello, JobAnswer, JobMessage, Question  # noqa: E402
 from offbeat.training.trainer import Training  # noqa: E402
 
 
@@ -34,7 +34,7 @@ def within_a_flower_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
-    monkeypatch.setattr("offbeat.deploy.flower_nodes.POLL", 0.001)
+    monkeypatch.setattr("offbeat.deploy.flower_transport.POLL_SECONDS", 0.001)
 
 
 def net() -> nn.Module:
@@ -221,45 +221,45 @@ def test_what_a_node_sends_of_frozen_parameters_reaches_nobody():
 
 def test_a_node_that_left_with_its_answer_under_way_is_greeted_when_it_comes_back():
     grid = Grid(stock(), nodes=2)
-    nodes = Nodes(grid, Binding(net()), {"lr": 0.5}, ask_clients=False)
+    nodes = FlowerTransport(grid, Binding(net()), {"lr": 0.5}, ask_clients=False)
     assert [heard.address for heard in nodes.receive(0.0)] == [1, 2]
-    order = Assignment(0, 0, 0, 0, torch.zeros(8), LocalWork(), 20, 0, None)
+    order = JobMessage(0, 0, 0, 0, torch.zeros(8), LocalWork(), 20, 0, None)
     nodes.send(1, order)
     left = grid.contexts.pop(1)
-    nodes._looked = float("-inf")
-    assert [type(heard) for heard in nodes.receive(0.0)] == [Gone]
-    assert [type(heard) for heard in nodes.receive(0.0)] == [Returned]
+    nodes._scanned_at = float("-inf")
+    assert [type(heard) for heard in nodes.receive(0.0)] == [Disconnected]
+    assert [type(heard) for heard in nodes.receive(0.0)] == [JobAnswer]
     grid.contexts[1] = left
-    nodes._looked = float("-inf")
+    nodes._scanned_at = float("-inf")
     assert [type(heard) for heard in nodes.receive(0.0)] == [Hello]
 
 
 def test_of_a_node_that_never_answers_the_last_orders_are_remembered_and_of_one_that_is_gone_none(monkeypatch):
     """An order holds a model: a run of weeks must not collect them."""
     grid, now = Grid(stock(), nodes=2), [0.0]
-    monkeypatch.setattr("offbeat.deploy.flower_nodes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("offbeat.deploy.flower_transport.time.monotonic", lambda: now[0])
     monkeypatch.setattr(grid, "pull_messages", lambda numbers: [])
-    nodes = Nodes(grid, Binding(net()), {"lr": 0.5}, ask_clients=True)
-    nodes._pull()
+    nodes = FlowerTransport(grid, Binding(net()), {"lr": 0.5}, ask_clients=True)
+    nodes._pull_messages()
     for ticket in range(10):
-        nodes.send(1 + ticket % 2, Assignment(ticket, 0, 0, 0, torch.zeros(8), LocalWork(), 20, 0, None))
+        nodes.send(1 + ticket % 2, JobMessage(ticket, 0, 0, 0, torch.zeros(8), LocalWork(), 20, 0, None))
         nodes.send(1 + ticket % 2, Question(float(ticket), 0, torch.zeros(8)))
     orders = [order for _, order in nodes._open.values()]
-    assert [order.ticket for order in orders if isinstance(order, Assignment)] == [6, 7, 8, 9]
+    assert [order.ticket for order in orders if isinstance(order, JobMessage)] == [6, 7, 8, 9]
     assert [order.now for order in orders if isinstance(order, Question)] == [6.0, 7.0, 8.0, 9.0]
     grid.contexts.pop(1)
     for now[0], left in ((10.0, 8), (600.0, 8), (620.0, 4)):  # it may come back with its answer, for ten minutes
-        nodes._pull()
+        nodes._pull_messages()
         assert len(nodes._open) == left
 
 
 def test_work_without_memory_leaves_what_a_rule_kept():
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     result = Result(0, torch.zeros(1), 1, 1, memory={"h": torch.ones(2)})
-    flower_client._remember(context, result, {})
-    kept = flower_client._remembered(context, 0)
-    flower_client._remember(context, Result(1, torch.zeros(1), 1, 1), kept)
-    assert torch.equal(flower_client._remembered(context, 1)["h"], torch.ones(2))
+    flower_client._store_memory(context, result, {})
+    kept = flower_client._load_memory(context, 0)
+    flower_client._store_memory(context, Result(1, torch.zeros(1), 1, 1), kept)
+    assert torch.equal(flower_client._load_memory(context, 1)["h"], torch.ones(2))
 
 
 @pytest.mark.parametrize("told", [float("inf"), float("nan"), 1e300, -1.0])

@@ -11,8 +11,8 @@ from flwr.app import Error, Message, RecordDict
 from offbeat.core.errors import RunError
 from offbeat.deploy import grid_transport as grids
 from offbeat.deploy.flower_payload import KIND, unwrap, wrap
-from offbeat.deploy.grid_transport import GridTransport, Identity
-from offbeat.engine.live.transport import Farewell, Garbled, Gone, Hello, Question, Scores
+from offbeat.deploy.grid_transport import GridTransport, NodeIdentity
+from offbeat.engine.live.transport import Disconnected, Farewell, Hello, InvalidMessage, Question, Scores
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_whoever_turns_up_is_greeted_once_and_heard():
     world = World()
     world.grid.nodes = {1, 2}
     assert sorted(h.address for h in world.go()) == [1, 2]
-    world.go(grids.LOOK)
+    world.go(grids.SCAN_SECONDS)
     assert sorted(world.grid.pushed) == [(1, b"greeting"), (2, b"greeting")]
 
 
@@ -121,8 +121,8 @@ def test_a_node_that_left_is_gone_and_its_open_messages_are_not_asked_for():
     world.transport.send(1, QUESTION)
     assert world.go() == []
     world.grid.nodes = set()
-    assert [type(h) for h in world.go(grids.LOOK)] == [Gone]
-    assert world.transport._open == {}
+    assert [type(h) for h in world.go(grids.SCAN_SECONDS)] == [Disconnected]
+    assert world.transport._unanswered == {}
 
 
 def test_a_node_that_comes_back_is_greeted_again():
@@ -130,9 +130,9 @@ def test_a_node_that_comes_back_is_greeted_again():
     world.grid.nodes = {1}
     world.go()
     world.grid.nodes = set()
-    world.go(grids.LOOK)
+    world.go(grids.SCAN_SECONDS)
     world.grid.nodes = {1}
-    assert [type(h) for h in world.go(grids.LOOK)] == [Hello]
+    assert [type(h) for h in world.go(grids.SCAN_SECONDS)] == [Hello]
 
 
 def test_an_error_is_the_end_of_a_node_until_it_answers_a_greeting_again():
@@ -141,10 +141,10 @@ def test_an_error_is_the_end_of_a_node_until_it_answers_a_greeting_again():
     world.go()
     world.grid.answers = lambda node, data: Error(5, "it is away")
     world.transport.send(1, QUESTION)
-    assert world.go() == [Gone(1, "it is away")]
+    assert world.go() == [Disconnected(1, "it is away")]
     world.grid.answers = lambda node, data: b"hello"
     assert world.go(0.1) == []  # not at once: a dead node answers with errors as quickly as it is asked
-    assert [type(h) for h in world.go(grids.AGAIN[0])] == [Hello]
+    assert [type(h) for h in world.go(grids.GREETING_RETRY_SECONDS[0])] == [Hello]
 
 
 def test_a_node_that_answers_with_errors_is_greeted_ever_more_rarely_and_nobody_is_told_of_it():
@@ -168,7 +168,7 @@ def test_what_is_no_message_is_told_as_garbled():
     for expected in ("not ours", "one array and nothing else", "not ours"):
         world.transport.send(1, QUESTION)
         (heard,) = world.go()
-        assert isinstance(heard, Garbled)
+        assert isinstance(heard, InvalidMessage)
         assert expected in heard.why
 
 
@@ -186,14 +186,14 @@ def test_bytes_are_the_same_after_the_journey(data):
 
 
 def test_with_keys_a_site_is_whose_key_it_has_whatever_it_says():
-    world = World(known=lambda: {1: Identity("hospital-a", "SHA256:abc")})
+    world = World(known=lambda: {1: NodeIdentity("hospital-a", "SHA256:abc")})
     world.grid.nodes = {1}
     (hello,) = world.go()
     assert (hello.name, hello.token) == ("hospital-a", "SHA256:abc")
 
 
 def test_what_a_site_could_not_do_is_logged_under_its_name_in_its_own_words(caplog):
-    world = World(known=lambda: {1: Identity("hospital-a", "SHA256:abc")})
+    world = World(known=lambda: {1: NodeIdentity("hospital-a", "SHA256:abc")})
     world.grid.nodes = {1}
     world.grid.answers = lambda node, data: Error(
         2, "<class 'offbeat.deploy.local_socket.SocketError'>:<'own.py:5: OSError'>"
@@ -222,10 +222,10 @@ def test_a_push_that_fails_is_told_and_tried_with_a_greeting_later():
     world.grid.broken = OSError("no route")
     world.transport.send(1, QUESTION)
     (gone,) = world.go()
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, Disconnected)
     assert "no route" in gone.why
     world.grid.broken = None
-    assert [type(h) for h in world.go(grids.AGAIN[0])] == [Hello]
+    assert [type(h) for h in world.go(grids.GREETING_RETRY_SECONDS[0])] == [Hello]
 
 
 def test_the_end_waits_for_farewells_to_be_read_but_not_for_ever():
@@ -241,7 +241,7 @@ def test_the_end_waits_for_farewells_to_be_read_but_not_for_ever():
     world.transport._threads = [type("Thread", (), {"join": lambda self, timeout: None})()]
     began = world.clock.now
     world.transport.close()
-    assert grids.PARTING <= world.clock.now - began < grids.PARTING + 1
+    assert grids.FAREWELL_SECONDS <= world.clock.now - began < grids.FAREWELL_SECONDS + 1
 
 
 def test_with_threads_the_engine_hears_and_is_told_when_flower_is_lost():

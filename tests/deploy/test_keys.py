@@ -26,7 +26,7 @@ def folder(tmp_path):
 def test_what_is_made_can_be_used(folder):
     ServerKeys(folder).check("server.example.org")
     SiteKeys(folder / "sites" / "hospital-a").check()
-    assert federation_keys.names_of(folder / "server.pem") == [
+    assert federation_keys.certificate_names(folder / "server.pem") == [
         "server.example.org",
         "10.0.0.7",
         "localhost",
@@ -66,10 +66,10 @@ def test_a_signature_is_of_one_key_and_one_message(folder):
     key_generation.make_site(folder, "other")
     own, other = (SiteKeys(folder / "sites" / name) for name in ("hospital-a", "other"))
     signature = federation_keys.sign(own.key, b"message")
-    assert federation_keys.is_signed(own.public, b"message", signature)
-    assert not federation_keys.is_signed(own.public, b"another", signature)
-    assert not federation_keys.is_signed(other.public, b"message", signature)
-    assert not federation_keys.is_signed(own.public, b"message", "not base64")
+    assert federation_keys.has_valid_signature(own.public, b"message", signature)
+    assert not federation_keys.has_valid_signature(own.public, b"another", signature)
+    assert not federation_keys.has_valid_signature(other.public, b"message", signature)
+    assert not federation_keys.has_valid_signature(own.public, b"message", "not base64")
 
 
 def test_an_authority_and_a_sites_keys_are_never_replaced(folder):

@@ -25,8 +25,8 @@ from offbeat.core.errors import OffbeatError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
-from offbeat.deploy import local_socket, message_codec, result_store, upload_log
-from offbeat.deploy.result_store import Outbox
+from offbeat.deploy import local_socket, message_codec, result_store, site_client
+from offbeat.deploy.result_store import ResultStore
 from offbeat.deploy.site_client import Site
 from offbeat.engine.live.transport import Farewell, Question, Scores
 from offbeat.experiment import build
@@ -145,7 +145,7 @@ def test_an_outbox_of_another_run_is_not_mistaken(server: Server, tmp_path: Path
         site.handle(message_codec.encode(meeting.assignment(server.job(1)), "other"))
     site.handle(meeting.greeting(replace(server.of, seed=6), run="other"))
     other = site.handle(message_codec.encode(meeting.assignment(replace(server.job(1), seed=6)), "other"))
-    assert message_codec.opened(other, 1).run == "other"
+    assert message_codec.open_envelope(other, 1).run == "other"
     assert other != mine
     assert site.handle(server.order(1)) == mine  # and the first run's is still there
 
@@ -167,7 +167,7 @@ def test_a_full_disk_is_a_failure_with_its_reason_and_the_site_goes_on(
 ) -> None:
     site = meeting.site(tmp_path)
     site.handle(meeting.greeting(server.of))
-    write = result_store.write_whole
+    write = result_store.write_atomically
 
     def full(path: Path, data: bytes) -> None:
         real = os.fsync
@@ -314,8 +314,8 @@ def test_every_byte_that_leaves_is_in_the_log(server: Server, tmp_path: Path) ->
 def test_a_log_that_has_become_long_goes_on_in_a_new_file_and_the_oldest_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload_log, "LARGEST", 100)  # two lines of some fifty bytes
-    log = upload_log.SentLog(tmp_path)
+    monkeypatch.setattr(site_client, "MAX_LOG_BYTES", 100)  # two lines of some fifty bytes
+    log = site_client.UploadLog(tmp_path)
     for ticket in range(30):
         log.add("result", f" ticket={ticket:02}", 1000)
     names = ["sent.log", *(f"sent.log.{number}" for number in range(1, 10))]
@@ -327,14 +327,14 @@ def test_a_log_that_has_become_long_goes_on_in_a_new_file_and_the_oldest_is_drop
 
 
 def test_of_runs_that_never_ended_the_last_are_kept(server: Server, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(result_store, "RUNS", 3)
+    monkeypatch.setattr(result_store, "MAX_RUNS", 3)
     for number in range(5):
-        old = Outbox(tmp_path, f"run {number}")
-        old.remember(b"what it was about", 0.0)
+        old = ResultStore(tmp_path, f"run {number}")
+        old.store_greeting(b"what it was about", 0.0)
         os.utime(old.folder, (number, number))
     site = meeting.site(tmp_path)
     site.handle(meeting.greeting(server.of))
-    kept = [run for run in (*(f"run {n}" for n in range(5)), RUN) if Outbox(tmp_path, run).greeting() is not None]
+    kept = [run for run in (*(f"run {n}" for n in range(5)), RUN) if ResultStore(tmp_path, run).greeting() is not None]
     assert kept == ["run 3", "run 4", RUN]
 
 
@@ -396,7 +396,7 @@ def test_a_compressed_upload_is_smaller_and_owes_only_what_was_accepted(
 ) -> None:
     from offbeat.core.parts import compression
 
-    site, chosen = meeting.site(tmp_path), compression.parse(how)
+    site, chosen = meeting.site(tmp_path), compression.parse_compression(how)
     site.handle(meeting.greeting(server.of, how))
     owed: Tensor | None = None
     sizes: list[int] = []
@@ -445,6 +445,8 @@ def test_a_spoilt_order_is_computed_or_refused_and_the_next_one_is_answered(
     for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=3)):
         spoilt[place] = value
     with contextlib.suppress(OffbeatError):
-        message_codec.opened(warm.handle(bytes(spoilt)), 1)
-    newest = max(warm._part.outbox.tickets(), default=0) if warm._part else 0  # a spoilt ticket may be a large one
+        message_codec.open_envelope(warm.handle(bytes(spoilt)), 1)
+    newest = (
+        max(warm._current.results.tickets(), default=0) if warm._current else 0
+    )  # a spoilt ticket may be a large one
     assert meeting.result(warm.handle(server.order(newest + 1))).ticket == newest + 1

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.cli.serve import _progress
-from offbeat.deploy.live_overview import overview
-from offbeat.deploy.status_files import Orders, Registered, Standing
+from offbeat.deploy.live_status import AppOptions, AppStatus, RegisteredSites, overview
 from offbeat.engine.trace import Trace
 
 
@@ -22,9 +21,9 @@ def run(tmp_path: Path) -> Path:
     live = tmp_path / "live"
     live.mkdir()
     names = ("budapest", "cleveland", "zurich")
-    Orders(str(tmp_path), min_sites=3).write(live)
-    Registered({str(node): (name, "SHA256:x") for node, name in enumerate(names)}).write(live)
-    Standing("running", os.getpid(), here=[1]).write(live)
+    AppOptions(str(tmp_path), min_sites=3).write(live)
+    RegisteredSites({str(node): (name, "SHA256:x") for node, name in enumerate(names)}).write(live)
+    AppStatus("running", os.getpid(), reachable=[1]).write(live)
     sites = [{"name": "zurich", "client": 0, "proof": ""}, {"name": "cleveland", "client": 1, "proof": ""}]
     (tmp_path / "sites.json").write_text(json.dumps({"sites": sites}))
     Trace(tmp_path / "run.sqlite").close()
@@ -43,5 +42,5 @@ def test_a_site_that_cannot_be_reached_is_away_whatever_it_was_doing(run: Path):
 def test_a_server_that_was_killed_is_not_said_to_run(run: Path):
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
-    Standing("running", ended.pid).write(run / "live")
+    AppStatus("running", ended.pid).write(run / "live")
     assert overview(run)["state"] == "no server is there"

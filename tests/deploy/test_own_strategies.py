@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from in_process import InProcessTransport
 from offbeat.core.errors import OffbeatError
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.deploy import message_codec
-from offbeat.deploy.in_process import Within
-from offbeat.deploy.run_server import Terms, serve_run
+from offbeat.deploy.run_server import ServeOptions, serve_run
 from offbeat.deploy.site_client import Site
-from offbeat.deploy.site_data import Partition
+from offbeat.deploy.site_data import PartitionSource
 from offbeat.engine.until import Until
-from offbeat.experiment.run.run_folder import create
+from offbeat.experiment.run.run_folder import create_run
 from offbeat.experiment.spec import choices, experiment_files
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.models import Linear
-from offbeat.training.survey import Survey
+from offbeat.training.evaluation import Survey
 from offbeat.training.trainer import Training
 
 TRAINING = Training(lr=0.05, steps=2, batch=8)
@@ -33,7 +33,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def site(number: int = 0) -> Site:
-    return Site(Path(f"home-{number}"), f"site-{number}", Partition(number))
+    return Site(Path(f"home-{number}"), f"site-{number}", PartitionSource(number))
 
 
 def test_a_strategy_of_ones_own_is_served() -> None:
@@ -41,15 +41,17 @@ def test_a_strategy_of_ones_own_is_served() -> None:
         "from dataclasses import dataclass\nfrom offbeat.core.strategies.fedasync import FedAsync\n\n"
         "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAsync):\n    pass\n"
     )
-    run = create(Path("run"), replace(TINY, strategy=choices.default("strategy", "mine.py:Mine")))
-    outcome = serve_run(run, partial(Within, {100 + n: site(n) for n in range(2)}), Terms(min_sites=2))
+    run = create_run(Path("run"), replace(TINY, strategy=choices.default_choice("strategy", "mine.py:Mine")))
+    outcome = serve_run(
+        run, partial(InProcessTransport, {100 + n: site(n) for n in range(2)}), ServeOptions(min_sites=2)
+    )
     assert outcome is not None
     assert outcome.updates == 6
 
 
 def greeting(setting: str, name: str) -> bytes:
     """Of a server whose experiment names this."""
-    lines = experiment_files.dump(replace(TINY, strategy=FedAsync())).splitlines()
+    lines = experiment_files.to_yaml(replace(TINY, strategy=FedAsync())).splitlines()
     text = "\n".join([line for line in lines if not line.startswith(f"{setting}:")] + [f"{setting}: {name}"])
     return message_codec.encode(message_codec.Greeting("r", text, "0" * 64, "none"), "r")
 

@@ -9,29 +9,28 @@ from pathlib import Path
 import pytest
 import torch
 
+from in_process import InProcessTransport
 from offbeat.cli.replay import replay
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import LocalRule, LocalWork, Strategy
 from offbeat.core.strategies import REGISTRY, FedAsync, FedAvg
 from offbeat.deploy import message_codec
-from offbeat.deploy.in_process import Within
-from offbeat.deploy.run_server import Terms, refuse_unservable, serve_run
+from offbeat.deploy.run_server import ServeOptions, check_servable, serve_run
 from offbeat.deploy.site_client import Site
-from offbeat.deploy.site_data import Partition
-from offbeat.deploy.site_file import SiteFile
-from offbeat.engine.live.site_ids import Roster
-from offbeat.engine.live.trace_replay import retell
+from offbeat.deploy.site_data import PartitionSource, SiteFile
+from offbeat.engine.live.sites import SiteIds
+from offbeat.engine.live.trace_replay import replay_trace
 from offbeat.engine.until import parse_until
 from offbeat.experiment import build
-from offbeat.experiment.run.execution import execute
-from offbeat.experiment.run.run_folder import Run, create
+from offbeat.experiment.run.execution import execute_run
+from offbeat.experiment.run.run_folder import Run, create_run
 from offbeat.experiment.spec.config import Experiment
 from offbeat.metrics import measures, trace_summary
 from offbeat.scenario.delays import Replayed
 from offbeat.scenario.models import Linear, Mlp
 from offbeat.scenario.streaming import Growing
 from offbeat.training.client_data import ClientData
-from offbeat.training.survey import Survey
+from offbeat.training.evaluation import Survey
 from offbeat.training.trainer import Trainer, Training
 
 PAPERS = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
@@ -50,31 +49,31 @@ def experiment_of(strategy: Strategy, until: str = "12updates", **more) -> Exper
 
 
 def sites_in(folder: Path, count: int = 3) -> dict[int, Site]:
-    return {100 + n: Site(folder / f"home-{n}", f"site-{n}", Partition(n)) for n in range(count)}
+    return {100 + n: Site(folder / f"home-{n}", f"site-{n}", PartitionSource(n)) for n in range(count)}
 
 
 def serve(run: Run, folder: Path, **terms):
-    opened = partial(Within, sites_in(folder))
-    return serve_run(run, opened, Terms(min_sites=3, **terms))
+    opened = partial(InProcessTransport, sites_in(folder))
+    return serve_run(run, opened, ServeOptions(min_sites=3, **terms))
 
 
 def retold(run: Run):
     """A simulation of what the run recorded, with each client's data where the roster says it was."""
     experiment = run.experiment()
     made = build.setup(experiment)
-    numbers = Roster.at(run.folder / "sites.json").numbers
-    placed = made.trainer.data.in_one_place()
-    own = ClientData.shared(*placed.pair, {client: placed.of(int(name[-1])) for name, client in numbers.items()})
+    numbers = SiteIds.load(run.folder / "sites.json").numbers
+    placed = made.trainer.data.as_index()
+    own = ClientData.shared(*placed.pair, {client: placed.rows_of(int(name[-1])) for name, client in numbers.items()})
     trainer = Trainer(made.module, own, experiment.training, made.trainer.task, made.trainer.probe)
     with trace_summary.open_trace(run.trace_file) as db:
-        return retell(db, experiment.strategy, replace(made.world, clients={}), trainer, experiment.until)
+        return replay_trace(db, experiment.strategy, replace(made.world, clients={}), trainer, experiment.until)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedasync", *PAPERS])
 def test_a_federation_is_the_simulation_of_what_it_recorded(name: str, tmp_path: Path):
     """Committed order and weights, bit for bit; ASO-Fed's memory is kept at its sites, and data grows there."""
     more = {"streaming": Growing()} if name == "aso_fed" else {}
-    run = create(tmp_path / "run", experiment_of(REGISTRY[name](), **more))
+    run = create_run(tmp_path / "run", experiment_of(REGISTRY[name](), **more))
     outcome = serve(run, tmp_path)
     assert outcome is not None
     assert outcome.updates == 12
@@ -85,9 +84,9 @@ def test_a_federation_is_the_simulation_of_what_it_recorded(name: str, tmp_path:
 
 
 def test_one_that_was_stopped_goes_on_where_it_was(tmp_path: Path):
-    run = create(tmp_path / "run", experiment_of(REGISTRY["orthofl"](), until="20updates"))
-    opened = partial(Within, sites_in(tmp_path))
-    stopped = serve_run(run, opened, Terms(min_sites=3), watch=lambda status: status.updates >= 7)
+    run = create_run(tmp_path / "run", experiment_of(REGISTRY["orthofl"](), until="20updates"))
+    opened = partial(InProcessTransport, sites_in(tmp_path))
+    stopped = serve_run(run, opened, ServeOptions(min_sites=3), watch=lambda status: status.updates >= 7)
     assert stopped is not None
     assert stopped.reason == "interrupted"
     assert not run.complete
@@ -102,7 +101,7 @@ def test_uploads_may_be_compressed_and_the_trace_has_the_bytes_that_came(tmp_pat
     """Half precision: two bytes an entry instead of four, and a header."""
     sizes = {}
     for how in ("none", "half"):
-        run = create(tmp_path / how, experiment_of(REGISTRY["fedbuff"](k=2)))
+        run = create_run(tmp_path / how, experiment_of(REGISTRY["fedbuff"](k=2)))
         outcome = serve(run, tmp_path / f"sites-{how}", compression=how)
         assert outcome is not None
         assert outcome.updates == 12
@@ -127,9 +126,9 @@ def test_a_server_without_data_takes_the_model_of_a_sites_file(tmp_path: Path):
         "def load_data():\n    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))\n"
         "    y = (x[:, 0] > 0).long()\n    return {'train': (x[:12], y[:12]), 'test': (x[12:], y[12:])}\n"
     )
-    run = create(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
+    run = create_run(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
     sites = {100 + n: Site(tmp_path / f"home-{n}", f"site-{n}", SiteFile(own)) for n in range(2)}
-    outcome = serve_run(run, partial(Within, sites), Terms(min_sites=2, model=site))
+    outcome = serve_run(run, partial(InProcessTransport, sites), ServeOptions(min_sites=2, model=site))
     assert outcome is not None
     assert outcome.updates == 12
     assert 0.0 <= outcome.metrics["acc"] <= 1.0  # what the sites found, of 8 test examples each
@@ -138,11 +137,11 @@ def test_a_server_without_data_takes_the_model_of_a_sites_file(tmp_path: Path):
     assert found.clients == 2  # whoever came; the experiment was written for three
     assert found.surveyed == "test examples"
     assert sum(found.by_client.values()) / 2 == pytest.approx(outcome.metrics["acc"])  # both have as many
-    assert ["served seconds", f"{found.seconds:.0f}"] in measures.lines(found)
+    assert ["served seconds", f"{found.seconds:.0f}"] in measures.summary_lines(found)
 
 
 def test_another_strategy_is_replayed_over_the_times_that_sites_took(tmp_path: Path):
-    run = create(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
+    run = create_run(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
     serve(run, tmp_path)
     out = tmp_path / "again"
     replay(run.folder, ["strategy=orthofl"], until="20updates", out=out)
@@ -172,7 +171,7 @@ def test_times_beyond_the_record_are_drawn_from_it():
 def test_what_every_strategy_sends_first_can_be_sent_and_is_looked_at(name: str, monkeypatch):
     encode, sent = message_codec.encode, []
     monkeypatch.setattr(message_codec, "encode", lambda order: sent.append(order) or encode(order))
-    refuse_unservable(replace(experiment_of(REGISTRY[name]()), model=Mlp()))  # FedPAC's has a body and a head
+    check_servable(replace(experiment_of(REGISTRY[name]()), model=Mlp()))  # FedPAC's has a body and a head
     assert sent
 
 
@@ -184,11 +183,11 @@ class Nowhere(LocalRule):
 def test_a_rule_that_cannot_travel_is_refused_before_anything_is_started(kind: type):
     strategy = kind(work=LocalWork(rule=Nowhere()), **({"rho": 0.0} if kind is FedAsync else {}))
     with pytest.raises(ConfigError, match=r"cannot be served: the rule Nowhere cannot travel: a rule is a dataclass"):
-        refuse_unservable(experiment_of(strategy))
+        check_servable(experiment_of(strategy))
 
 
 def test_a_simulation_is_not_replayed(tmp_path: Path):
-    run = create(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
-    execute(run)
+    run = create_run(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
+    execute_run(run)
     with pytest.raises(ConfigError, match="is a simulation"):
         replay(run.folder)

@@ -39,7 +39,7 @@ def played(name: str) -> tuple[list[tuple[Job, Result]], set[int], build.Setup, 
             seen.append((job, done))
         return done
 
-    engine = build.engine(made, of, worker=Inline(train))
+    engine = build.build_engine(made, of, worker=Inline(train))
     engine.run()
     engine.trace.flush()
     rows = engine.trace.db.execute("SELECT kind, ticket FROM trace WHERE ticket IS NOT NULL").fetchall()

@@ -16,6 +16,7 @@ import torch
 from meeting import RUN
 
 from offbeat import presets
+from offbeat.cli.new import render_template
 from offbeat.core.errors import OffbeatError
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import LocalWork
@@ -24,9 +25,8 @@ from offbeat.core.vector import flatten
 from offbeat.deploy import message_codec, rule_codec
 from offbeat.deploy.site_check import certificate_line, check_site
 from offbeat.deploy.site_client import Site
-from offbeat.deploy.site_data import Partition
-from offbeat.deploy.site_file import SiteFile, starting_text
-from offbeat.engine.live.transport import Assignment, Question, Returned, Scores
+from offbeat.deploy.site_data import PartitionSource, SiteFile
+from offbeat.engine.live.transport import JobAnswer, JobMessage, Question, Scores
 from offbeat.experiment import build
 from offbeat.experiment.spec.config import Experiment
 from offbeat.training.client_data import ClientData
@@ -61,7 +61,7 @@ def written(folder: Path, text: str, name: str = "mine.py") -> SiteFile:
 
 
 def starting(folder: Path) -> SiteFile:
-    return written(folder, starting_text("hospital", "hospital.py"), "hospital.py")
+    return written(folder, render_template("site.py.txt", NAME="hospital", FILE="hospital.py"), "hospital.py")
 
 
 def quickstart() -> Experiment:
@@ -69,7 +69,7 @@ def quickstart() -> Experiment:
 
 
 def test_the_file_we_write_fits_the_quickstart(tmp_path: Path) -> None:
-    ground, made = starting(tmp_path).ground(quickstart()), build.setup(quickstart())
+    ground, made = starting(tmp_path).load(quickstart()), build.setup(quickstart())
     ours = rule_codec.layout_digest(made.layout, made.world.model.dtype)
     assert rule_codec.layout_digest(ground.layout, ground.dtype) == ours
     found = check_site(starting(tmp_path), quickstart())
@@ -86,12 +86,12 @@ def test_a_site_with_a_file_of_its_own_trains_on_its_own_data(tmp_path: Path) ->
     told = meeting.hello(site.handle(meeting.greeting(of)))
     assert told.num_examples == 4
     base, work = torch.zeros(8), LocalWork(steps=3)
-    order = Assignment(1, 6, 0, 0, base, work, 4, 5, None)
+    order = JobMessage(1, 6, 0, 0, base, work, 4, 5, None)
     got = meeting.result(site.handle(message_codec.encode(order, RUN)))
     # the same by hand: this module, this data, as client 6
     module = torch.nn.Sequential(torch.nn.Linear(3, 2))
     x = torch.arange(12.0).view(4, 3) / 12
-    data = ClientData.own({6: (x, torch.tensor([0, 1, 0, 1]))})
+    data = ClientData.separate({6: (x, torch.tensor([0, 1, 0, 1]))})
     expected = Trainer(module, data, of.training)(Job(1, 6, 0, base, 0, work, 4, {}, 5))
     assert torch.equal(got.local, expected.local)
     scores = message_codec.decode(site.handle(message_codec.encode(Question(0.0, 0, base), RUN)), 3)
@@ -106,7 +106,7 @@ def test_a_loss_of_its_own_is_descended(tmp_path: Path) -> None:
     text = dedent(OWN) + "\ndef loss(outputs, y):\n    return outputs.sum()\n"
     site = Site(tmp_path / "home", "mine", written(tmp_path, text))
     site.handle(meeting.greeting(meeting.experiment()))
-    order = Assignment(1, 0, 0, 0, torch.zeros(8), LocalWork(steps=1, lr=1.0), 4, 5, None)
+    order = JobMessage(1, 0, 0, 0, torch.zeros(8), LocalWork(steps=1, lr=1.0), 4, 5, None)
     got = meeting.result(site.handle(message_codec.encode(order, RUN)))
     # d/db of the sum over a batch of all 4 examples is 4 for both outputs
     assert got.local[6:].tolist() == [-4.0, -4.0]
@@ -137,28 +137,31 @@ def test_data_that_grows_is_loaded_again_when_there_is_more(tmp_path: Path) -> N
     assert meeting.hello(site.handle(meeting.greeting(meeting.experiment()))).num_examples == 4
     for ticket, there in ((1, 4), (2, 4), (3, 9), (4, 9)):
         (tmp_path / "count").write_text(str(there))
-        order = Assignment(ticket, 0, ticket, 0, torch.zeros(8), LocalWork(epochs=1), 4, 5, None)
+        order = JobMessage(ticket, 0, ticket, 0, torch.zeros(8), LocalWork(epochs=1), 4, 5, None)
         reply = site.handle(message_codec.encode(order, RUN))
         assert meeting.returned(reply).num_examples == there
         assert meeting.result(reply).num_examples == 4  # what it was told to train on
     assert (tmp_path / "loads").read_text() == "xx"
     (tmp_path / "count").write_text("2")  # it never becomes less
-    order = Assignment(5, 0, 5, 0, torch.zeros(8), LocalWork(epochs=1), 9, 5, None)
+    order = JobMessage(5, 0, 5, 0, torch.zeros(8), LocalWork(epochs=1), 9, 5, None)
     assert meeting.returned(site.handle(message_codec.encode(order, RUN))).num_examples == 9
 
 
 def test_fedpsas_sketches_can_be_compared_between_sites_and_with_the_servers(tmp_path: Path) -> None:
     """A site holds digits 0 to 4 only, and still calibrates with ten classes, as the server does."""
     of = replace(quickstart(), strategy=FedPSA(sketch=4))
-    text = starting_text("a", "a.py") + "\n_all = load_data\n\n\ndef load_data():\n    x, y = _all()['train']\n"
-    ground = written(tmp_path, text + "    return x[y < 5], y[y < 5]\n").ground(of)
+    text = (
+        render_template("site.py.txt", NAME="a", FILE="a.py")
+        + "\n_all = load_data\n\n\ndef load_data():\n    x, y = _all()['train']\n"
+    )
+    ground = written(tmp_path, text + "    return x[y < 5], y[y < 5]\n").load(of)
     probe = ground.trainer(0).probe
     made = build.setup(of)
     assert probe is not None
     assert made.world.probe is not None
     assert torch.equal(probe(made.world.model), made.world.probe(made.world.model))
     with pytest.raises(OffbeatError, match="calibration = 'real' needs everybody's examples"):
-        starting(tmp_path).ground(replace(of, strategy=FedPSA(calibration="real")))
+        starting(tmp_path).load(replace(of, strategy=FedPSA(calibration="real")))
 
 
 # ---------------------------------------------------------------- what is wrong is one line
@@ -221,7 +224,7 @@ def test_what_is_no_python_file_is_one_line(name: str, tmp_path: Path) -> None:
 
 def test_a_part_of_the_experiments_data_is_tried_out_too() -> None:
     of = meeting.experiment()
-    found = check_site(Partition(1), of)
+    found = check_site(PartitionSource(1), of)
     assert found.examples == build.setup(of).trainer.data.size(1)
     assert found.tested == 0
 
@@ -263,7 +266,7 @@ def test_what_is_no_certificate_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(OffbeatError, match="is no certificate"):
         certificate_line(tmp_path / "ca.pem")
     with pytest.raises(OffbeatError, match=r"cannot read .*: No such file"):
-        check_site(Partition(0), certificates=[tmp_path / "none.pem"])
+        check_site(PartitionSource(0), certificates=[tmp_path / "none.pem"])
 
 
 # ---------------------------------------------------------------- statistics
@@ -290,18 +293,18 @@ def test_statistics_that_stay_at_the_site_do_and_counters_are_exact_when_compres
     shared = meeting.experiment(training=Training(batch=10, steps=2))
     source = written(tmp_path, NORMED)
     for of, counted in ((local, 0.0), (shared, 2.0)):
-        ground = source.ground(of)
+        ground = source.load(of)
         base = flatten(ground.trainer(0).binding.module)
         run = f"{RUN}-{of.training.bn}"
         site = Site(tmp_path / of.training.bn, "mine", source)
         site.handle(meeting.greeting(of, how, run))
         memory: dict[str, torch.Tensor] = {}
         for ticket, accepted in ((1, None), (2, 1)):
-            order = Assignment(ticket, 0, ticket - 1, 0, base, LocalWork(), 20, 5, accepted)
+            order = JobMessage(ticket, 0, ticket - 1, 0, base, LocalWork(), 20, 5, accepted)
             message = message_codec.decode(
                 site.handle(message_codec.encode(order, run)), 1, run=run, base_of=lambda _, b=base: b
             )
-            assert isinstance(message, Returned)
+            assert isinstance(message, JobAnswer)
             assert isinstance(message.answer, Result)
             expected = ground.trainer(0)(Job(ticket, 0, ticket - 1, base, 0, LocalWork(), 20, memory, 5))
             size = ground.layout.num_params
@@ -323,6 +326,6 @@ def test_what_the_own_code_says_stays_at_the_site(tmp_path: Path) -> None:
     with pytest.raises(OffbeatError) as raised:
         site.handle(meeting.greeting(meeting.experiment()))
     assert str(raised.value) == f"{own}:5: ValueError (what it said is in the site's own log)"
-    assert "Mueller" in str(site.unable)
+    assert "Mueller" in str(site.cannot_join)
     assert site.ended.is_set()
     assert (tmp_path / "home" / "sent.log").read_text().split()[1:] == ["error", f"bytes={len(str(raised.value))}"]

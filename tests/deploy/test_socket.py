@@ -75,7 +75,7 @@ def test_a_claim_beyond_the_limit_takes_no_memory(tmp_path: Path) -> None:
             connection.connect(str(tmp_path / "s"))
             connection.sendall((1 << 62).to_bytes(8, "big"))
             status, length = local_socket.HEAD.unpack(connection.recv(9, plain.MSG_WAITALL))
-            assert status == local_socket.WRONG
+            assert status == local_socket.FAILED
             assert b"over the limit of 10" in connection.recv(length, plain.MSG_WAITALL)
         with pytest.raises(local_socket.SocketError, match="over the limit"):
             local_socket.ask(tmp_path / "s", b"elevenbytes")

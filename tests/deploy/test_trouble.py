@@ -11,12 +11,12 @@ import pytest
 from offbeat.core.errors import DataError
 from offbeat.core.strategies import REGISTRY
 from offbeat.deploy import message_codec, run_server
-from offbeat.deploy.result_store import Outbox
-from offbeat.engine.live.journal import HEAD
+from offbeat.deploy.result_store import ResultStore
+from offbeat.engine.live.journal import FRAME_HEADER
 from offbeat.engine.live.transport import Question, Scores
 from offbeat.experiment import build
 from offbeat.experiment.run.execution import Unfinished
-from offbeat.experiment.run.run_folder import create
+from offbeat.experiment.run.run_folder import create_run
 
 
 def test_a_question_that_a_sites_data_cannot_answer_is_answered_with_nothing(tmp_path: Path, monkeypatch) -> None:
@@ -28,8 +28,8 @@ def test_a_question_that_a_sites_data_cannot_answer_is_answered_with_nothing(tmp
     def raises(model):
         raise DataError("its test file is gone")
 
-    assert site._part is not None
-    monkeypatch.setattr(site._part.ground, "scores", raises, raising=False)
+    assert site._current is not None
+    monkeypatch.setattr(site._current.training, "scores", raises, raising=False)
     model = build.setup(of).world.model
     answer = message_codec.decode(
         site.handle(message_codec.encode(Question(1.0, 2, model), meeting.RUN)), address=7, run=meeting.RUN
@@ -40,16 +40,18 @@ def test_a_question_that_a_sites_data_cannot_answer_is_answered_with_nothing(tmp
 def test_what_a_killed_site_was_writing_is_swept_away(tmp_path: Path) -> None:
     of = meeting.experiment()
     meeting.site(tmp_path).handle(meeting.greeting(of))
-    folder = Outbox(tmp_path, meeting.RUN).folder
+    folder = ResultStore(tmp_path, meeting.RUN).folder
     (folder / "5.result.0123abcd.tmp").write_bytes(bytes(1000))
     meeting.site(tmp_path).handle(meeting.greeting(of))
     assert sorted(path.name for path in folder.iterdir()) == ["greeting"]
 
 
 def test_a_run_that_cannot_go_on_closes_what_it_opened(tmp_path: Path) -> None:
-    run = create(tmp_path / "run", replace(meeting.experiment(), strategy=REGISTRY["fedbuff"](k=2)))
-    (run.folder / run_server.RECORD).mkdir()
-    (run.folder / run_server.RECORD / "000001.facts").write_bytes(HEAD.pack(4, bytes(32)) + b"spoilt facts")
+    run = create_run(tmp_path / "run", replace(meeting.experiment(), strategy=REGISTRY["fedbuff"](k=2)))
+    (run.folder / run_server.RECORD_FOLDER).mkdir()
+    (run.folder / run_server.RECORD_FOLDER / "000001.facts").write_bytes(
+        FRAME_HEADER.pack(4, bytes(32)) + b"spoilt facts"
+    )
     closed = []
 
     class Line:

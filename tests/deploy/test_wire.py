@@ -20,12 +20,12 @@ from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import Dispatch, LocalRule, LocalWork
 from offbeat.core.strategies import REGISTRY
 from offbeat.deploy import message_codec, rule_codec, tensor_codec
-from offbeat.deploy.message_codec import Greeting, Upload, WireError, decode, encode, opened
-from offbeat.engine.live.transport import Assignment, Farewell, Hello, Question, Returned, Scores
+from offbeat.deploy.message_codec import CompressedUpload, Greeting, WireError, decode, encode, open_envelope
+from offbeat.engine.live.transport import Farewell, Hello, JobAnswer, JobMessage, Question, Scores
 from offbeat.testing import play
 
 BASE = torch.tensor([1.0, -2.0, 0.5])
-ASSIGNMENT = Assignment(3, 1, 2, 7, BASE, LocalWork(epochs=2, lr=0.1, rule=Proximal(mu=0.25)), 40, 5, None)
+ASSIGNMENT = JobMessage(3, 1, 2, 7, BASE, LocalWork(epochs=2, lr=0.1, rule=Proximal(mu=0.25)), 40, 5, None)
 ORDERS = [
     Greeting("run-1", "clients: 3\nname: été\n", "abc", "topk:0.01"),
     ASSIGNMENT,
@@ -37,9 +37,9 @@ ORDERS = [
 ]
 ANSWERS = [
     Hello(9, "hospital a", "secret", 120, "abc", "def"),
-    Returned(9, Result(3, BASE, 40, 6, {"sketch": torch.ones(4)}), 41, 1.5),
-    Returned(9, Result(3, BASE.bfloat16(), 40, 6), 41),
-    Returned(9, Failure(3, "DataError: no"), 41, None),
+    JobAnswer(9, Result(3, BASE, 40, 6, {"sketch": torch.ones(4)}), 41, 1.5),
+    JobAnswer(9, Result(3, BASE.bfloat16(), 40, 6), 41),
+    JobAnswer(9, Failure(3, "DataError: no"), 41, None),
     Scores(9, 12.5, 4, 17, {"acc": 0.5, "loss": 1.25}),
     Scores(9, 12.5, 4, 0, {}),
     Hello(9, "hospital a", "secret", 120, "abc", "def", newest=7),
@@ -58,7 +58,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
 def test_orders_come_back_as_they_were(order: Any) -> None:
-    envelope = opened(encode(order, "run-1"))
+    envelope = open_envelope(encode(order, "run-1"))
     assert envelope.run == "run-1"
     assert same(envelope.message, order)
 
@@ -66,7 +66,7 @@ def test_orders_come_back_as_they_were(order: Any) -> None:
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
 def test_answers_come_back_with_the_address_they_came_from_and_their_size(answer: Any) -> None:
     data = encode(answer, "run-1")
-    expected = replace(answer, size=len(data)) if isinstance(answer, Returned) else answer
+    expected = replace(answer, size=len(data)) if isinstance(answer, JobAnswer) else answer
     assert same(decode(data, 9, run="run-1"), expected)
 
 
@@ -82,18 +82,18 @@ def test_the_work_of_every_strategy_travels(name: str) -> None:
     )
     assert len(seen) >= 3
     for work in seen:
-        got = opened(encode(replace(ASSIGNMENT, work=work))).message
-        assert isinstance(got, Assignment)
+        got = open_envelope(encode(replace(ASSIGNMENT, work=work))).message
+        assert isinstance(got, JobMessage)
         assert got.work.rule == work.rule
         assert same(dict(got.work.extras), dict(work.extras))
         assert (got.work.steps, got.work.epochs, got.work.lr) == (work.steps, work.epochs, work.lr)
 
 
 def test_memory_never_travels() -> None:
-    data = encode(Returned(0, Result(3, BASE, 40, 6, memory={"h": torch.full((3,), 7.0)}), 41))
+    data = encode(JobAnswer(0, Result(3, BASE, 40, 6, memory={"h": torch.full((3,), 7.0)}), 41))
     assert b"memory" not in data
     got = decode(data, 9)
-    assert isinstance(got, Returned)
+    assert isinstance(got, JobAnswer)
     assert isinstance(got.answer, Result)
     assert got.answer.memory == {}
 
@@ -101,8 +101,8 @@ def test_memory_never_travels() -> None:
 def test_tensors_that_share_memory_travel() -> None:
     whole = torch.arange(6.0)
     work = LocalWork(extras={"first": whole[:3], "again": whole[:3], "every other": whole[::2]})
-    got = opened(encode(replace(ASSIGNMENT, base=whole[:3], work=work))).message
-    assert isinstance(got, Assignment)
+    got = open_envelope(encode(replace(ASSIGNMENT, base=whole[:3], work=work))).message
+    assert isinstance(got, JobMessage)
     assert got.work.extras["every other"].tolist() == [0.0, 2.0, 4.0]
     assert got.work.extras["again"].tolist() == got.base.tolist() == [0.0, 1.0, 2.0]
 
@@ -141,19 +141,19 @@ def work_with(rule: Any) -> bytes:
 
 
 def test_a_rule_of_ones_own_travels_by_its_name() -> None:
-    got = opened(work_with(Own((1, 2), "é", 0.1))).message
-    assert isinstance(got, Assignment)
+    got = open_envelope(work_with(Own((1, 2), "é", 0.1))).message
+    assert isinstance(got, JobMessage)
     assert got.work.rule == Own((1, 2), "é", 0.1)
 
 
 def test_a_rule_from_a_file_that_was_loaded_under_another_name_is_found_by_its_class() -> None:
     fields_of = rule_codec.to_fields(Own((3,)))
-    assert rule_codec.of_fields({**fields_of, "name": "offbeat_site_elsewhere:Own"}) == Own((3,))
+    assert rule_codec.from_fields({**fields_of, "name": "offbeat_site_elsewhere:Own"}) == Own((3,))
 
 
 def test_a_rule_whose_code_is_not_here_is_one_line() -> None:
     with pytest.raises(WireError, match=r"unknown rule 'Proximl': did you mean 'Proximal'.*must be at the site"):
-        rule_codec.of_fields({"name": "offbeat.core.parts.proximal:Proximl", "fields": {"mu": 0.1}})
+        rule_codec.from_fields({"name": "offbeat.core.parts.proximal:Proximl", "fields": {"mu": 0.1}})
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ def test_a_rule_whose_code_is_not_here_is_one_line() -> None:
 )
 def test_a_rule_with_fields_it_cannot_have_is_one_line(wrong: Any) -> None:
     with pytest.raises(WireError, match="the rule Proximal"):
-        rule_codec.of_fields({"name": "offbeat.core.parts.proximal:Proximal", "fields": wrong})
+        rule_codec.from_fields({"name": "offbeat.core.parts.proximal:Proximal", "fields": wrong})
 
 
 @pytest.mark.parametrize("name", ["os:system", "offbeat.core.protocol:LocalWork", "builtins:eval", ":", "", "Own.x"])
 def test_nothing_but_a_rule_is_made(name: str) -> None:
     with pytest.raises(WireError, match="unknown rule"):
-        rule_codec.of_fields({"name": name, "fields": {}})
+        rule_codec.from_fields({"name": name, "fields": {}})
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_rule_that_would_not_come_back_as_it_was_is_not_sent(rule: Any) -> Non
 # ---------------------------------------------------------------- what is no message
 
 
-def refused(data: bytes, address: int | None = None, limit: int = message_codec.LIMIT) -> str:
+def refused(data: bytes, address: int | None = None, limit: int = message_codec.MAX_MESSAGE_BYTES) -> str:
     with pytest.raises(WireError) as caught:
         decode(data, address, limit)
     line = str(caught.value)
@@ -311,8 +311,8 @@ def test_a_message_beyond_the_limit_is_not_looked_at() -> None:
 
 def test_there_is_room_for_what_a_result_brings() -> None:
     model = torch.zeros(100_000)
-    message = Returned(0, Result(1, model, 1, 1, {"a": model, "b": model.double()}), 1)
-    assert len(encode(message)) < message_codec.room(model)
+    message = JobAnswer(0, Result(1, model, 1, 1, {"a": model, "b": model.double()}), 1)
+    assert len(encode(message)) < message_codec.answer_limit(model)
 
 
 @pytest.mark.parametrize(
@@ -344,11 +344,11 @@ def test_a_missing_tensor_is_named() -> None:
     del header["base"]
     assert "without the vector 'base'" in refused(rebuilt(header, b""))
     assert "tensors without a message" in refused(save({"base": BASE}))
-    assert "'extras.x', which does not belong" in refused(tensor_codec.seal(*_with_extra()))
+    assert "'extras.x', which does not belong" in refused(tensor_codec.pack_tensors(*_with_extra()))
 
 
 def _with_extra() -> tuple[dict[str, Any], dict[str, Tensor]]:
-    fields_of, tensors = tensor_codec.unseal(encode(Farewell("bye")), 10**6)
+    fields_of, tensors = tensor_codec.unpack_tensors(encode(Farewell("bye")), 10**6)
     return fields_of, {**tensors, "extras.x": BASE}
 
 
@@ -360,7 +360,12 @@ UPLOADS = [
     encode(
         ANSWERS[1],
         "r",
-        Upload(how, 2, compression.compress(compression.parse(how), torch.tensor([0.5, -1.0]))[0], torch.ones(1)),
+        CompressedUpload(
+            how,
+            2,
+            compression.compress(compression.parse_compression(how), torch.tensor([0.5, -1.0]))[0],
+            torch.ones(1),
+        ),
     )
     for how in ("half", "8bit", "topk:0.5")
 ]
@@ -421,9 +426,9 @@ def test_fields_and_claims_of_any_kind_do_no_harm(whole: bytes, data: st.DataObj
 # ---------------------------------------------------------------- compressed uploads
 
 
-def upload(how: str, local: Tensor, size: int) -> Upload:
-    parts, _ = compression.compress(compression.parse(how), (local - BASE)[:size])
-    return Upload(how, size, parts, local[size:])
+def upload(how: str, local: Tensor, size: int) -> CompressedUpload:
+    parts, _ = compression.compress(compression.parse_compression(how), (local - BASE)[:size])
+    return CompressedUpload(how, size, parts, local[size:])
 
 
 @pytest.mark.parametrize("how", ["half", "8bit", "topk:1", "topk:0.4"])
@@ -431,9 +436,9 @@ def test_a_compressed_upload_is_read_with_its_base_and_statistics_are_exact(how:
     """local - base = (0.5, -1, 1/3): the last entry is a statistic. Half precision and 127 steps hold 0.5 = 63.5 / 127,
     to within half of 1 / 127; -1 exactly."""
     local = BASE + torch.tensor([0.5, -1.0, 1 / 3])
-    message = Returned(0, Result(3, local, 40, 6), 41)
+    message = JobAnswer(0, Result(3, local, 40, 6), 41)
     got = decode(encode(message, "r", upload(how, local, 2)), 9, base_of={3: BASE}.get)
-    assert isinstance(got, Returned)
+    assert isinstance(got, JobAnswer)
     assert isinstance(got.answer, Result)
     assert got.answer.local[1:].tolist() == local[1:].tolist()
     assert abs(float(got.answer.local[0] - local[0])) <= (0.5 if how == "topk:0.4" else 0.5 / 127 + 1e-6)
@@ -441,7 +446,7 @@ def test_a_compressed_upload_is_read_with_its_base_and_statistics_are_exact(how:
 
 def test_a_compressed_answer_nobody_waits_for_still_tells_its_ticket() -> None:
     got = decode(encode(ANSWERS[1], "r", upload("half", BASE, 3)), 9, base_of=lambda _: None)
-    assert isinstance(got, Returned)
+    assert isinstance(got, JobAnswer)
     assert isinstance(got.answer, Result)
     assert got.answer.ticket == 3
     assert got.answer.local.numel() == 0
@@ -450,24 +455,27 @@ def test_a_compressed_answer_nobody_waits_for_still_tells_its_ticket() -> None:
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (Upload("half", 2, {"half": torch.ones(2).half()}, torch.ones(5)), "2 \\+ 5 entries for a model of 3"),
-        (Upload("half", 2, {"half": torch.ones(2)}, torch.ones(1)), "should be"),
-        (Upload("half", 2, {}, torch.ones(1)), "there is none"),
-        (Upload("8bit", 2, {"steps": torch.ones(2).char()}, torch.ones(1)), "scales"),
-        (Upload("zip", 2, {"half": torch.ones(2)}, torch.ones(1)), "unknown compression 'zip'"),
-        (Upload("topk:7", 2, {"half": torch.ones(2)}, torch.ones(1)), "lies in"),
-        (Upload("topk:0.5", 2, {"values": torch.ones(1)}, torch.ones(1)), "without places"),
         (
-            Upload("topk:1", 2, {"values": torch.ones(2), "places": torch.tensor([0, 9])}, torch.ones(1)),
+            CompressedUpload("half", 2, {"half": torch.ones(2).half()}, torch.ones(5)),
+            "2 \\+ 5 entries for a model of 3",
+        ),
+        (CompressedUpload("half", 2, {"half": torch.ones(2)}, torch.ones(1)), "should be"),
+        (CompressedUpload("half", 2, {}, torch.ones(1)), "there is none"),
+        (CompressedUpload("8bit", 2, {"steps": torch.ones(2).char()}, torch.ones(1)), "scales"),
+        (CompressedUpload("zip", 2, {"half": torch.ones(2)}, torch.ones(1)), "unknown compression 'zip'"),
+        (CompressedUpload("topk:7", 2, {"half": torch.ones(2)}, torch.ones(1)), "lies in"),
+        (CompressedUpload("topk:0.5", 2, {"values": torch.ones(1)}, torch.ones(1)), "without places"),
+        (
+            CompressedUpload("topk:1", 2, {"values": torch.ones(2), "places": torch.tensor([0, 9])}, torch.ones(1)),
             "not increasing within 0..1",
         ),
         (
-            Upload("topk:1", 2, {"values": torch.ones(2), "places": torch.tensor([1, 1])}, torch.ones(1)),
+            CompressedUpload("topk:1", 2, {"values": torch.ones(2), "places": torch.tensor([1, 1])}, torch.ones(1)),
             "not increasing within 0..1",
         ),
     ],
     ids=str,
 )
-def test_an_upload_that_does_not_fit_is_one_line(bad: Upload, words: str) -> None:
+def test_an_upload_that_does_not_fit_is_one_line(bad: CompressedUpload, words: str) -> None:
     with pytest.raises(WireError, match=words):
         decode(encode(ANSWERS[1], "r", bad), 9, base_of=lambda _: BASE)

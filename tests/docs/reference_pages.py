@@ -12,16 +12,15 @@ from python_names import names_of
 from run_files import COLUMNS, FACTS, FILES, KINDS
 
 import offbeat.testing
-from offbeat.cli import app
-from offbeat.cli.help_format import unescaped
-from offbeat.cli.list_command import TOGETHER, WHAT, registry
+from offbeat.cli import app, unescape_brackets
+from offbeat.cli.list_command import KINDS, SHARED_PAGES, registry
 from offbeat.core import protocol
 from offbeat.core.about import paper_of
 from offbeat.experiment.spec.choices import CHOICES
 from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.setting_docs import settings
+from offbeat.experiment.spec.setting_docs import describe_settings
 from offbeat.scenario.partition import Split
-from offbeat.training.survey import Survey
+from offbeat.training.evaluation import Survey
 from offbeat.training.trainer import Training
 
 COMMAND = "OFFBEAT_RENDER=1 pytest tests/docs/test_reference.py"
@@ -91,22 +90,22 @@ def _verb(name: str, command: click.Command) -> Iterator[str]:
     yield f"## offbeat {name}\n"
     context = click.Context(command, info_name=name)
     pieces = " ".join(command.collect_usage_pieces(context))
-    yield f"```text\noffbeat {name} {unescaped(pieces)}\n```\n"
+    yield f"```text\noffbeat {name} {unescape_brackets(pieces)}\n```\n"
     yield _prose(command.help or "") + "\n"
     rows = []
     for given in command.params:
         if getattr(given, "hidden", False):
             continue
-        rows.append([_written(given, context), unescaped(getattr(given, "help", None) or "") + _default(given)])
+        rows.append([_written(given, context), unescape_brackets(getattr(given, "help", None) or "") + _default(given)])
     yield table(["argument or option", "meaning"], rows)
 
 
 def _written(given: click.Parameter, context: click.Context) -> str:
     if isinstance(given, click.Argument):
-        return code(unescaped(given.make_metavar(context)))
+        return code(unescape_brackets(given.make_metavar(context)))
     names = ", ".join([*given.opts, *given.secondary_opts])
     flag = getattr(given, "is_flag", False) or getattr(given, "count", False)
-    return code(names if flag else f"{names} {unescaped(given.make_metavar(context))}")
+    return code(names if flag else f"{names} {unescape_brackets(given.make_metavar(context))}")
 
 
 def _default(given: click.Parameter) -> str:
@@ -119,7 +118,7 @@ def _default(given: click.Parameter) -> str:
 
 def _prose(text: str) -> str:
     """Paragraphs, each in one line."""
-    return "\n\n".join(" ".join(part.split()) for part in unescaped(inspect.cleandoc(text)).split("\n\n"))
+    return "\n\n".join(" ".join(part.split()) for part in unescape_brackets(inspect.cleandoc(text)).split("\n\n"))
 
 
 # ---------------------------------------------------------------- experiments
@@ -159,7 +158,7 @@ def experiment() -> Iterator[str]:
 
 def _settings(cls: type) -> str:
     rows = []
-    for each in settings(cls):
+    for each in describe_settings(cls):
         default = "(must be given)" if each.default is None else code(each.default)
         rows.append([code(each.name), default, _plain(each.meaning), _plain(each.allowed)])
     return table(["name", "default", "meaning", "may be"], rows) if rows else "It has no settings.\n"
@@ -172,7 +171,7 @@ def _plain(text: str) -> str:
 def choices() -> Iterator[str]:
     yield "# What there is to choose from\n"
     yield "As `offbeat list KIND NAME` tells it; [worlds](../worlds.md) and [data](../data.md) have more words on it.\n"
-    for kind, word in WHAT.items():
+    for kind, word in KINDS.items():
         if kind in ("strategies", "presets"):
             continue
         yield f"## {kind.capitalize()}\n"
@@ -209,7 +208,7 @@ def strategies() -> Iterator[str]:
     )
     for name, cls in found.items():
         yield f"## {name}\n"
-        yield f"{paper_of(cls)} [More](../strategies/{TOGETHER.get(name, name)}.md).\n"
+        yield f"{paper_of(cls)} [More](../strategies/{SHARED_PAGES.get(name, name)}.md).\n"
         yield _settings(cls)
 
 

@@ -29,7 +29,7 @@ ROLES: dict[str, Callable[[str], bool]] = {
     "site": lambda command: "-m offbeat join" in command,
     "trainer": lambda command: "offbeat.deploy.site_trainer" in command,
     "node": lambda command: "flower_command flower-supernode" in command,
-    "anybody": lambda command: "guardian.py" not in command,
+    "anybody": lambda command: "orphan_reaper.py" not in command,
 }
 
 

@@ -106,7 +106,7 @@ def updates(run: Path) -> int:
 def server_process(run: Path) -> int | None:
     """Of the server app; None while there is none."""
     try:
-        return int(json.loads((run / "live" / "standing.json").read_text())["process"])
+        return int(json.loads((run / "live" / "app_status.json").read_text())["process"])
     except FileNotFoundError:
         return None
 

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from federation import command_of, environment_of, processes, updates, within
 
-from offbeat.deploy.live_overview import overview
+from offbeat.deploy.live_status import overview
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "three-hospitals.md"

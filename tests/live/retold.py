@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from offbeat.deploy.run_server import _ground
-from offbeat.deploy.site_data import Source
+from offbeat.deploy.run_server import load_model
+from offbeat.deploy.site_data import SiteSource
 from offbeat.engine.coordinator import Coordinator
-from offbeat.engine.live.site_ids import Roster
-from offbeat.engine.live.trace_replay import retell
+from offbeat.engine.live.sites import SiteIds
+from offbeat.engine.live.trace_replay import replay_trace
 from offbeat.experiment.run.run_folder import Run
 from offbeat.metrics import trace_summary
 from offbeat.training.trainer import Trainer
@@ -24,16 +24,18 @@ ORDER = (
 VERSIONS = "SELECT version FROM commits ORDER BY seq"
 
 
-def tell_again(folder: Path, sources: Mapping[str, Source], served: Path | None = None) -> Coordinator:
+def tell_again(folder: Path, sources: Mapping[str, SiteSource], served: Path | None = None) -> Coordinator:
     """`sources` are what each site had, by its name; `served` is the file whose model the server had."""
     run = Run(folder)
     experiment = run.experiment()
-    ground = _ground(experiment, served)
+    ground = load_model(experiment, served)
     trainers: dict[int, Trainer] = {}
-    for name, client in Roster.at(folder / "sites.json").numbers.items():
-        trainers[client] = sources[name].ground(experiment).trainer(client)
+    for name, client in SiteIds.load(folder / "sites.json").numbers.items():
+        trainers[client] = sources[name].load(experiment).trainer(client)
     with trace_summary.open_trace(run.trace_file) as db:
-        again = retell(db, experiment.strategy, ground.world, lambda job: trainers[job.client](job), experiment.until)
+        again = replay_trace(
+            db, experiment.strategy, ground.world, lambda job: trainers[job.client](job), experiment.until
+        )
         again.trace.flush()
         for query in (ORDER, VERSIONS):
             told, lived = again.trace.db.execute(query).fetchall(), db.execute(query).fetchall()

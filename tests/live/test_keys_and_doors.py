@@ -53,7 +53,7 @@ def test_sites_with_keys_train_and_strangers_get_nothing(offbeat, tmp_path):
         connection.request("POST", path, b"")
         assert connection.getresponse().status == 403
         connection.close()
-    log = (run / "live" / "logs" / "door.log").read_text()
+    log = (run / "live" / "logs" / "gateway.log").read_text()
     for reason in ("UNKNOWN_CA", "key of stranger is not registered", "plain HTTP", "SHA256:", "/v1/control/start-run"):
         assert reason in log
 
@@ -61,7 +61,7 @@ def test_sites_with_keys_train_and_strangers_get_nothing(offbeat, tmp_path):
     assert within(120, lambda: updates(run) >= 2), first.said
     # a second site is let in while the server runs
     make_site(tmp_path / "keys", "hospital-b")
-    assert within(60, lambda: "hospital-b" in (run / "live" / "registered.json").read_text())
+    assert within(60, lambda: "hospital-b" in (run / "live" / "registered_sites.json").read_text())
     second = offbeat("join", "--server", where, "--keys", "keys/sites/hospital-b", "--partition", "1")
     assert within(120, lambda: "hospital-b" in (run / "sites.json").read_text()), second.said
     status = [*OFFBEAT, "status", where, "--keys", "keys/sites/hospital-b"]

@@ -9,8 +9,8 @@ from federation import consumed_once, rows, updates, within
 from retold import tell_again
 
 from offbeat.deploy.child_processes import free_port
-from offbeat.deploy.site_file import SiteFile
-from offbeat.engine.live.site_ids import Roster
+from offbeat.deploy.site_data import SiteFile
+from offbeat.engine.live.sites import SiteIds
 
 STRATEGIES = ("fedavg", "fedasync", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
 PACES = {"quick": 0.0, "steady": 0.2, "slow": 0.8}  # seconds that a step takes longer
@@ -80,6 +80,6 @@ def test_sites_of_different_speeds_are_the_simulation_of_what_was_recorded(offbe
 
 def heard(run: Path, site: str) -> int:
     """How many updates of that site were accepted."""
-    client = Roster.at(run / "sites.json").numbers.get(site, -1)
+    client = SiteIds.load(run / "sites.json").numbers.get(site, -1)
     found = rows(run, f"SELECT COUNT(*) FROM trace WHERE kind = 'arrive' AND client = {client}")
     return int(found[0][0]) if found else 0

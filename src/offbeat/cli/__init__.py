@@ -1,12 +1,20 @@
-"""The command line: one file a verb. Heavy imports wait until a verb runs, so that help answers at once."""
+"""The command line: one file per command.
+
+Commands import heavy modules only when they run, so that help appears at once.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
+import click
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.models import ArgumentInfo
 
 from offbeat import __version__
 from offbeat.cli import (
@@ -29,11 +37,56 @@ from offbeat.cli import (
     watch,
     which,
 )
-from offbeat.cli.help_format import App
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def unescape_brackets(text: str) -> str:
+    return text.replace("\\[", "[")
+
+
+class Command(TyperCommand):
+    """A command that prints its help as written.
+
+    typer escapes brackets for rich even without rich markup, and with recent click versions it loses the help of
+    arguments. Both are corrected here; versions without these problems are not affected.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        function = getattr(self.callback, "__wrapped__", None)
+        hints = get_type_hints(function, include_extras=True) if function is not None else {}
+        for argument in self.params:
+            if isinstance(argument, TyperArgument) and not argument.help:
+                metadata = getattr(hints.get(argument.name or ""), "__metadata__", ())
+                argument.help = next((each.help for each in metadata if isinstance(each, ArgumentInfo)), None)
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write nothing, because typer has written the arguments and recent click versions would repeat them."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        return unescape_brackets(super().get_help(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands that prints its help as written."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        return unescape_brackets(super().get_help(ctx))
+
+
+class App(typer.Typer):
+    """A typer app whose commands are of the class `Command`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=Group, rich_markup_mode=None, no_args_is_help=True, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
+        return super().command(name, cls=Command, **settings)
+
 
 app = App(
     name="offbeat",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -54,69 +107,84 @@ app.command("serve")(serve.serve)
 app.command("join")(join.join)
 app.command("status")(status.status)
 app.command("keys")(keys.keys)
-app.add_typer(new.app, name="new")
+new_app = App(help="Write a file to start from.")
+new_app.callback()(new.new)
+new_app.command("site")(new.new_site)
+new_app.command("strategy")(new.new_strategy)
+new_app.command("experiment")(new.new_experiment)
+app.add_typer(new_app, name="new")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(f"offbeat {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def offbeat(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Asynchronous federated learning for PyTorch: simulate, compare, check, deploy."""
 
 
 def main() -> None:
-    """Every mistake is one line on standard error: exit 2 for what was asked, 1 for what went wrong, 130 for Ctrl-C."""
+    """Run a command, and report each error in one line on standard error.
+
+    Exit status: 2 for invalid input, 1 for other errors, 130 after Ctrl-C.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ± still gets its table
+            stream.reconfigure(errors="replace")  # a terminal without ± still prints tables
     try:
         app()
     except KeyboardInterrupt:
-        _end("interrupted", 130)
+        _exit("interrupted", 130)
     except Exception as error:
-        import sqlite3
-
-        from offbeat.core.errors import ConfigError, DataError, OffbeatError
-
-        if isinstance(error, OffbeatError):
-            _end(str(error), 2 if isinstance(error, (ConfigError, DataError)) else 1)
-        if isinstance(error, (OSError, sqlite3.Error)):
-            _end(str(error), 1)
-        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("offbeat"):
-            _end(f"{error.name} is not installed: the command line needs all that 'pip install offbeat' brings", 1)
-        if (said := _own(error)) is not None:
-            _end(said, 1)
-        if (needed := _memory(error)) is not None:
-            _end(
-                f"this needs more memory than there is{needed}: make the model, the data or the number of clients "
-                "smaller",
-                1,
-            )
-        if isinstance(error, OverflowError) or "without overflow" in str(error):  # of Python, of torch: a rate of 1e308
-            _end(f"a setting is too large to compute with, or makes something so: {error} ({_place(error)})", 1)
-        if sys.flags.dev_mode:
+        message, status = _describe(error)
+        if message is None:
             raise
-        _end(
-            f"a bug in offbeat: {type(error).__name__}: {error} ({_place(error)}); 'python -X dev -m offbeat …' "
-            "shows more",
-            1,
-        )
+        _exit(message, status)
 
 
-def _end(message: str, status: int) -> NoReturn:
+def _exit(message: str, status: int) -> NoReturn:
     from offbeat.cli.terminal import say
 
     say(f"offbeat: {' '.join(message.split())}", err=True)
     sys.exit(status)
 
 
-# how torch, numpy and Python say that a size is too large: mostly not with a MemoryError
+def _describe(error: Exception) -> tuple[str | None, int]:
+    """Return message and exit status for an error; no message for a bug in development mode."""
+    import sqlite3
+
+    from offbeat.core.errors import ConfigError, DataError, OffbeatError
+
+    if isinstance(error, OffbeatError):
+        return str(error), 2 if isinstance(error, (ConfigError, DataError)) else 1
+    if isinstance(error, (OSError, sqlite3.Error)):
+        return str(error), 1
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("offbeat"):
+        return f"{error.name} is not installed; 'pip install offbeat' installs all that the command line needs", 1
+    hint = "'python -X dev -m offbeat …' shows the traceback"
+    if not sys.flags.dev_mode and "offbeat.experiment.spec.user_code" in sys.modules:
+        from offbeat.experiment.spec import user_code
+
+        if (message := user_code.describe_user_error(error)) is not None:
+            return f"{message} (in your own code; {hint})", 1
+    if (size := _memory_size(error)) is not None:
+        return f"not enough memory{size}: use a smaller model, less data or fewer clients", 1
+    place = _last_frame(error)
+    if isinstance(error, OverflowError) or "without overflow" in str(
+        error
+    ):  # from Python or torch, for a rate of 1e308
+        return f"a setting is too large, or leads to values that are: {error} ({place})", 1
+    if sys.flags.dev_mode:
+        return None, 1
+    return f"a bug in offbeat: {type(error).__name__}: {error} ({place}); {hint}", 1
+
+
+# messages of torch, numpy and Python for sizes that are too large; most are not a MemoryError
 TOO_LARGE = (
     "memoryerror",
     "allocate memory",
@@ -132,31 +200,19 @@ TOO_LARGE = (
 )
 
 
-def _memory(error: Exception) -> str | None:
-    """How much was asked for, in brackets, if an error is about memory; None if it is not."""
-    import re
-
+def _memory_size(error: Exception) -> str | None:
+    """Return the requested memory in brackets, if it is known; None if the error is not about memory."""
     message = f"{type(error).__name__}: {error}".lower()
     if not isinstance(error, (MemoryError, OverflowError, RuntimeError, TypeError, ValueError)) or not any(
-        w in message for w in TOO_LARGE
+        words in message for words in TOO_LARGE
     ):
         return None
-    asked = re.search(r"allocate (\d\S* \w+)", message)
-    return f" ({asked[1]})" if asked else ""
+    size = re.search(r"allocate (\d\S* \w+)", message)
+    return f" ({size[1]})" if size else ""
 
 
-def _own(error: BaseException) -> str | None:
-    """Of somebody's own code, where it had a part in it and there is any."""
-    if "offbeat.experiment.spec.user_code" not in sys.modules or sys.flags.dev_mode:
-        return None
-    from offbeat.experiment.spec import user_code
-
-    said = user_code.blamed(error)
-    return None if said is None else f"{said} (in code of your own; 'python -X dev -m offbeat …' shows more)"
-
-
-def _place(error: BaseException) -> str:
+def _last_frame(error: BaseException) -> str:
     import traceback
 
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{last.filename}:{last.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"

@@ -1,32 +1,38 @@
-"""offbeat compare: several strategies, several seeds, one table."""
+"""offbeat compare: run several strategies with several seeds and print one table."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from offbeat.cli import completion
 from offbeat.cli.shared_options import (
-    ClientMemory,
-    DataRoot,
-    DryRun,
-    Json,
-    Reference,
-    ScaleText,
-    Sets,
-    Source,
-    Track,
-    UntilText,
-    WorkerName,
+    ClientMemoryOption,
+    DataOption,
+    DryRunOption,
+    JobsOption,
+    JsonOption,
+    OutOption,
+    ReferenceOption,
+    ResumeOption,
+    ScaleOption,
+    SeedsOption,
+    SetOption,
+    SourceArgument,
+    StrategiesOption,
+    TrackOption,
+    UntilOption,
+    WorkerOption,
+    check_execution_options,
+    check_source_or_resume,
+    data_arguments,
     load,
     new_folder,
-    refuse_unread,
     use_data,
     warn,
-    where,
 )
 
 if TYPE_CHECKING:
@@ -34,90 +40,75 @@ if TYPE_CHECKING:
     from offbeat.experiment.spec.config import Experiment
     from offbeat.presets import Preset
 
-Strategies = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B(k=2),C",
-        autocompletion=completion.strategies,
-        help="Strategies, with settings in brackets where they differ from the preset's or the defaults [default: "
-        "the preset's, or the methods of the file].",
-    ),
-]
-
 
 def compare(
-    source: Source = None,
-    scale: ScaleText = None,
-    strategies: Strategies = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
-    changes: Sets = None,
-    until: UntilText = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the comparison [default: runs/NAME-N].")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Finish a comparison that was stopped.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once [default: one a core].")] = None,
-    worker: WorkerName = None,
-    memory: ClientMemory = None,
-    track: Track = None,
-    reference: Reference = None,
-    data: DataRoot = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    source: SourceArgument = None,
+    scale: ScaleOption = None,
+    strategies: StrategiesOption = None,
+    seeds: SeedsOption = None,
+    changes: SetOption = None,
+    until: UntilOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = None,
+    jobs: JobsOption = None,
+    worker: WorkerOption = None,
+    memory: ClientMemoryOption = None,
+    track: TrackOption = None,
+    reference: ReferenceOption = None,
+    data: DataOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run several strategies on the same clients, delays and seeds, and print one table.
 
-    Also writes a figure (PNG) and a self-contained page (HTML) into the folder.
+    Also write a figure (PNG) and a self-contained page (HTML) into the folder.
     """
-    from offbeat.core.errors import ConfigError
-    from offbeat.experiment.comparison import Comparison
+    from offbeat.cli.show import print_comparison
+    from offbeat.cli.terminal import print_experiment
+    from offbeat.core.errors import unknown_name
+    from offbeat.experiment import build, comparison
+    from offbeat.experiment.spec.config import setting_warnings
 
     use_data(data)
-    refuse_unread(worker, memory, track)
-    if (source is None) == (resume is None):
-        raise ConfigError("give a preset or an experiment file to compare on, or --resume DIR to finish a comparison")
+    check_execution_options(worker, memory, track)
+    check_source_or_resume(
+        source,
+        resume,
+        scale=scale,
+        strategies=strategies,
+        seeds=seeds,
+        set=changes,
+        until=until,
+        out=out,
+        **{"dry-run": dry_run},
+    )
     if resume is not None:
-        if changes or dry_run or any(given is not None for given in (scale, strategies, seeds, until, out)):
-            raise ConfigError(
-                "--resume finishes a comparison as it is: no --scale, --strategies, --seeds, --set, --until, --out or "
-                "--dry-run with it"
-            )
-        comparison = Comparison(resume)
-        use_data(data, resume / comparison.layout()[0]["folder"])
-        say_moved(comparison)
-    else:
-        assert source is not None
-        comparison = _create(
-            source,
-            scale,
-            strategies,
-            seeds,
-            changes,
-            until,
-            out,
-            reference,
-            worker or "inline",
-            memory,
-            dry_run,
-            as_json,
-        )
-    execute(comparison, jobs, as_json, reference, worker, memory if resume is not None else None, track)
+        compared = comparison.Comparison(resume)
+        prepare_resume(compared, data)
+        execute_runs(compared, jobs, reference, worker, memory, track)
+        print_comparison(compared, as_json, reference)
+        return
+    assert source is not None
+    check_comparison_changes(changes)
+    preset = load(source, changes, until, scale, several=True)
+    experiments = select_methods(preset, strategies)
+    if reference is not None and reference not in experiments:
+        raise unknown_name("strategy of this comparison", reference, experiments)
+    numbers = list(range(seeds or preset.seeds))
+    if dry_run:
+        methods = {name: experiment.strategy for name, experiment in experiments.items()}
+        print_experiment(preset.experiment, as_json, methods, numbers)
+        return
+    for seed in numbers:
+        build.setup(replace(preset.experiment, seed=seed))  # reject an invalid experiment before a folder is made
+    folder, default = new_folder(f"compare-{preset.experiment.name}", out), reference or preset.reference
+    compared = comparison.create_comparison(folder, experiments, numbers, default, worker or "inline", memory)
+    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in setting_warnings(experiment))
+    execute_runs(compared, jobs, reference, worker, None, track)
+    print_comparison(compared, as_json, reference)
 
 
-def execute(
-    comparison: Comparison,
-    jobs: int | None,
-    as_json: bool,
-    reference: str | None = None,
-    worker: str | None = None,
-    memory: str | None = None,
-    track: list[str] | None = None,
-) -> None:
-    from offbeat.cli.show import print_comparison
-
-    carry_out(comparison, jobs, reference, worker, memory, track)
-    print_comparison(comparison, as_json, reference)
-
-
-def carry_out(
+def execute_runs(
     comparison: Comparison,
     jobs: int | None,
     reference: str | None = None,
@@ -125,117 +116,71 @@ def carry_out(
     memory: str | None = None,
     track: list[str] | None = None,
 ) -> None:
-    """Finish every run of it, and say what is left where that was stopped."""
+    """Finish every run of a comparison; explain how to resume if it stops before."""
     from offbeat.cli.progress_bar import runs_progress
     from offbeat.cli.terminal import say
     from offbeat.core.errors import RunError
-    from offbeat.experiment import comparison as comparing
+    from offbeat.experiment.comparison import execute_comparison
     from offbeat.experiment.run.execution import Unfinished
     from offbeat.results.tracking import tracking
 
     comparison.checked(reference)
     names = [entry["folder"] for entry in comparison.layout()]
-    moved = where(comparison.folder / names[0])
-    again = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder), *moved])
-    several = {entry["folder"]: run for entry, run in comparison.entries()}
+    data = data_arguments(comparison.folder / names[0])
+    resume = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder), *data])
+    runs = {entry["folder"]: run for entry, run in comparison.entries()}
     try:
-        told = tracking(several, comparison.folder.resolve().name, track or [])
-        with runs_progress(names) as watch, told:
-            finished = comparing.execute(comparison, jobs, watch, worker, memory)
+        trackers = tracking(runs, comparison.folder.resolve().name, track or [])
+        with runs_progress(names) as watch, trackers:
+            finished = execute_comparison(comparison, jobs, watch, worker, memory)
     except Unfinished as error:
-        raise RunError(f"{error}. What is stored is whole; when that is mended: {again}") from None
+        raise RunError(f"{error}. No data was lost. Once fixed, run: {resume}") from None
     except KeyboardInterrupt:
         finished = False
     if not finished:
-        say(f"stopped; finish it with: {again}", err=True)
+        say(f"stopped; continue with: {resume}", err=True)
         raise typer.Exit(130)
 
 
-def _create(
-    source: str,
-    scale: str | None,
-    strategies: str | None,
-    seeds: int | None,
-    changes: list[str] | None,
-    until: str | None,
-    out: Path | None,
-    reference: str | None,
-    worker: str,
-    memory: str | None,
-    dry_run: bool,
-    as_json: bool,
-) -> Comparison:
-    """A new comparison; with `dry_run` only told."""
-    from dataclasses import replace
-
-    from offbeat.cli.terminal import print_experiment
-    from offbeat.core.errors import unknown
-    from offbeat.experiment import build
-    from offbeat.experiment import comparison as comparing
-    from offbeat.experiment.spec import setting_warnings
-
-    refuse_per_run(changes or [])
-    preset = load(source, changes, until, scale, several=True)
-    experiments = chosen(preset, strategies)
-    if reference is not None and reference not in experiments:
-        raise unknown("strategy of this comparison", reference, experiments)
-    numbers = list(range(seeds or preset.seeds))
-    if dry_run:
-        methods = {name: experiment.strategy for name, experiment in experiments.items()}
-        print_experiment(preset.experiment, as_json, methods, numbers)
-        raise typer.Exit
-    for seed in numbers:
-        build.setup(replace(preset.experiment, seed=seed))  # what cannot be built is refused before a folder is made
-    made = comparing.create(
-        new_folder(f"compare-{preset.experiment.name}", out),
-        experiments,
-        numbers,
-        reference or preset.reference,
-        worker,
-        memory,
-    )
-    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in setting_warnings.of(experiment))
-    return made
+def prepare_resume(comparison: Comparison, data: Path | None) -> None:
+    """Use the data of the stopped runs, and print each difference to the machine on which they started once."""
+    use_data(data, comparison.folder / comparison.layout()[0]["folder"])
+    differences = [run.machine_difference() for name in comparison.strategies() for run in comparison.runs(name)]
+    for difference in dict.fromkeys(filter(None, differences)):
+        typer.echo(f"{comparison.folder}: of {differences.count(difference)} runs, {difference}", err=True)
 
 
-def say_moved(comparison: Comparison) -> None:
-    """Each way of being on another machine once, however many runs began there."""
-    moves = [run.moved() for name in comparison.strategies() for run in comparison.runs(name)]
-    for moved in dict.fromkeys(filter(None, moves)):
-        typer.echo(f"{comparison.folder}: of {moves.count(moved)} runs, {moved}", err=True)
-
-
-def refuse_per_run(changes: list[str]) -> None:
-    """What a comparison sets for each of its runs would silently win over these."""
+def check_comparison_changes(changes: list[str] | None) -> None:
+    """Reject changes of settings that a comparison sets itself for each run."""
     from offbeat.core.errors import ConfigError
     from offbeat.experiment.spec.experiment_files import split_change
 
     instead = {
         "strategy": "a comparison has several strategies; choose them with --strategies",
-        "seed": "choose how many with --seeds",
+        "seed": "choose the number of seeds with --seeds",
     }
-    for change in changes:
+    for change in changes or []:
         setting = split_change(change)[0][0]
         if setting in instead:
             raise ConfigError(f"--set {change}: {instead[setting]}")
 
 
-def chosen(preset: Preset, strategies: str | None, option: str = "--strategies") -> dict[str, Experiment]:
-    """Label -> experiment, of those that are named; else of the preset's or the file's."""
+def select_methods(preset: Preset, strategies: str | None, option: str = "--strategies") -> dict[str, Experiment]:
+    """Map labels to experiments: the named strategies, or by default those of the preset or file."""
     from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError
-    from offbeat.experiment import method_labels
     from offbeat.experiment.spec import call_syntax
+    from offbeat.experiment.spec.methods import distinct_methods, label_methods
 
     if strategies is None:
         return {name: preset.with_strategy(name) for name in preset.compared or preset.methods}
-    given = [word for word in call_syntax.split(strategies) if word]
-    if not given:
+    words = [word for word in call_syntax.split_calls(strategies) if word]
+    if not words:
         raise ConfigError(
-            f"{option} {strategies!r} names none: write fedavg,fedbuff(k=2); see 'offbeat list strategies'"
+            f"{option} {strategies!r} names no strategy: write fedavg,fedbuff(k=2); see 'offbeat list strategies'"
         )
-    called = method_labels.of(given, preset.methods)
-    experiments, lines = method_labels.distinct([(name, preset.with_strategy(word)) for word, name in called])
+    labelled = label_methods(words, preset.methods)
+    experiments, lines = distinct_methods([(label, preset.with_strategy(word)) for word, label in labelled])
     for line in lines:
         say(line, err=True)
     return experiments

@@ -1,5 +1,7 @@
-"""What a shell offers at the tab key ('offbeat --install-completion'). The names stand in names.txt: to ask the
-registries for them takes an import of torch, which is too long to wait for at a prompt. A test keeps the file right.
+"""Shell completion ('offbeat --install-completion').
+
+The names are in completion_names.txt, because reading them from the registries imports torch, which is too slow for a
+prompt. A test keeps the file up to date.
 """
 
 from __future__ import annotations
@@ -9,43 +11,43 @@ from pathlib import Path
 
 import typer
 
-FILE = Path(__file__).parent / "names.txt"
+NAMES_FILE = Path(__file__).parent / "completion_names.txt"
 
 
-def known() -> dict[str, list[str]]:
-    """Kind -> names, in their order."""
-    lines = (line.split() for line in FILE.read_text(encoding="utf-8").splitlines())
+def names_by_kind() -> dict[str, list[str]]:
+    """Return the names of each kind, in the order of the registries."""
+    lines = (line.split() for line in NAMES_FILE.read_text(encoding="utf-8").splitlines())
     return {kind: names for kind, *names in lines}
 
 
-def kinds(incomplete: str) -> list[str]:
-    return [kind for kind in known() if kind.startswith(incomplete)]
+def complete_kind(incomplete: str) -> list[str]:
+    return [kind for kind in names_by_kind() if kind.startswith(incomplete)]
 
 
-def names_of_kind(ctx: typer.Context, incomplete: str) -> list[str]:
-    return [name for name in known().get(ctx.params.get("what") or "", []) if name.startswith(incomplete)]
+def complete_name(ctx: typer.Context, incomplete: str) -> list[str]:
+    return [name for name in names_by_kind().get(ctx.params.get("what") or "", []) if name.startswith(incomplete)]
 
 
-def sources(incomplete: str) -> list[str]:
-    """Presets, then experiment files and folders."""
-    presets = [name for name in known()["presets"] if name.startswith(incomplete)]
-    return [*presets, *_files(incomplete)]
+def complete_source(incomplete: str) -> list[str]:
+    """Return presets, then experiment files and folders."""
+    presets = [name for name in names_by_kind()["presets"] if name.startswith(incomplete)]
+    return [*presets, *_experiment_files(incomplete)]
 
 
-def _files(incomplete: str) -> Iterator[str]:
-    typed = Path(incomplete)
-    home, start = (typed, "") if incomplete.endswith("/") else (typed.parent, typed.name)
-    if not home.is_dir():
-        return
-    for path in sorted(home.iterdir()):
-        if path.name.startswith(start) and not path.name.startswith("."):
-            if path.is_dir():
-                yield f"{path}/"
-            elif path.suffix in (".yaml", ".yml"):
-                yield str(path)
-
-
-def strategies(incomplete: str) -> list[str]:
-    """One, or several with commas."""
+def complete_strategies(incomplete: str) -> list[str]:
+    """Complete the last of several strategies separated by commas."""
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in known()["strategies"] if name.startswith(last)]
+    return [f"{before}{comma}{name}" for name in names_by_kind()["strategies"] if name.startswith(last)]
+
+
+def _experiment_files(incomplete: str) -> Iterator[str]:
+    path = Path(incomplete)
+    folder, start = (path, "") if incomplete.endswith("/") else (path.parent, path.name)
+    if not folder.is_dir():
+        return
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(start) and not entry.name.startswith("."):
+            if entry.is_dir():
+                yield f"{entry}/"
+            elif entry.suffix in (".yaml", ".yml"):
+                yield str(entry)

@@ -1,4 +1,4 @@
-"""offbeat dashboard: a page over a folder of runs."""
+"""offbeat dashboard: show a folder of runs in the browser."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import typer
 
 
 def dashboard(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where runs and comparisons lie.")] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="On this machine; 0: any that is free.")] = 8765,
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder with runs and comparisons.")] = Path(
+        "runs"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any free port.")] = 8765,
 ) -> None:
-    """Show the runs below a folder in a browser: a list, live curves, timelines, two or more beside each other.
+    """Show the runs below a folder in a browser: a list, live curves, timelines, and runs side by side.
 
-    Only for this machine (127.0.0.1), and read only: nothing can be started, stopped or changed from it. Ctrl-C ends
-    it.
+    The page is available only on this machine (127.0.0.1) and is read-only. Ctrl-C ends it.
     """
     from offbeat.cli.terminal import say
     from offbeat.results.dashboard import Dashboard
 
     with Dashboard(folder, port) as server:
-        say(f"{server.address} shows what is in {folder}; Ctrl-C ends it")
+        say(f"{server.address} shows {folder}; Ctrl-C ends it")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""offbeat explain: why a client waited, was refused, or weighed so much."""
+"""offbeat explain: explain why a client waited, was refused, or had its weight."""
 
 from __future__ import annotations
 
@@ -8,49 +8,50 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.shared_options import Json
+from offbeat.cli.shared_options import JsonOption
 
 
 def explain(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished, going on or live.")],
-    client: Annotated[str, typer.Option(metavar="C", help="A client's number, or the name of a site.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished, running or live run.")],
+    client: Annotated[str, typer.Option(metavar="C", help="The number of a client, or the name of a site.")],
     at: Annotated[
         float | None,
-        typer.Option(metavar="T", help="What it did at this second of the run, and why [default: over the whole run]."),
+        typer.Option(metavar="T", help="Explain this second of the run in detail [default: the whole run]."),
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Tell what happened to one client: when it worked, why it waited, what became of its updates.
+    """Explain what happened to one client: when it worked, why it waited, and how its updates were used.
 
-    From the trace alone: nothing is run. What the trace does not hold is said to be unknown.
+    Everything is read from the trace; nothing is run again. What the trace does not contain is reported as unknown.
     """
     from offbeat.cli.terminal import print_json, print_table, say
     from offbeat.experiment.run.run_folder import Run
-    from offbeat.results import explanation as explaining
+    from offbeat.results import explanation
 
-    told = explaining.read(Run(folder), client)
+    explained = explanation.read_explained_client(Run(folder), client)
     if as_json:
-        print_json({"folder": str(folder), **explaining.plain(told, at)})
+        print_json({"folder": str(folder), **explanation.explanation_json(explained, at)})
         return
-    going = "" if told.life.ended is not None else ", not finished"
-    name = told.name(told.life.client)
+    unfinished = "" if explained.timeline.ended is not None else ", not finished"
+    head = f"{folder} ({explained.strategy_name}{unfinished}): "
     if at is not None:
-        headline, lines = explaining.at(told, at)
-        say(f"{folder} ({told.called}{going}): {headline}")
+        headline, lines = explanation.explain_moment(explained, at)
+        say(head + headline)
         if lines:
-            print_table(_told(lines), left=True)
+            print_table(_time_rows(lines), left=True)
         return
-    say(f"{folder} ({told.called}{going}): {name}")
-    if (nothing := explaining.never(told)) is not None:
-        say(f"{name} {nothing}")
-    print_table(explaining.overview(told), headings=False)
-    lines = explaining.moments(told)
+    name = explained.client_name(explained.timeline.client)
+    say(head + name)
+    if (reason := explanation.explain_no_jobs(explained)) is not None:
+        say(f"{name} {reason}")
+    print_table(explanation.explain_run(explained), headings=False)
+    lines = explanation.key_moments(explained)
     if lines:
         say("")
-        print_table(_told(lines), left=True)
-        again = ["offbeat", "explain", str(folder), "--client", client, "--at", f"{lines[0][0]:.0f}"]
-        say(f"more of a moment: {shlex.join(again)}")
+        print_table(_time_rows(lines), left=True)
+        command = ["offbeat", "explain", str(folder), "--client", client, "--at", f"{lines[0][0]:.0f}"]
+        say(f"details of a moment: {shlex.join(command)}")
 
 
-def _told(lines: list[tuple[float, str]]) -> list[list[str]]:
+def _time_rows(lines: list[tuple[float, str]]) -> list[list[str]]:
     return [["when", "what"], *([f"{when:.1f} s", text] for when, text in lines)]

@@ -1,4 +1,4 @@
-"""offbeat export: the model, for people who do not have offbeat."""
+"""offbeat export: write the model for use without offbeat."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ import typer
 
 from offbeat.cli.shared_options import use_data
 
-# endings that promise something else than what is written
-LIES = {
-    ".pt": "a pickle of torch",
-    ".pth": "a pickle of torch",
-    ".bin": "a pickle of torch",
-    ".ckpt": "a pickle of torch",
-    ".pkl": "a pickle",
-    ".pickle": "a pickle",
-    ".onnx": "a graph in ONNX",
-    ".h5": "a model of Keras",
-    ".keras": "a model of Keras",
-    ".npz": "arrays of numpy",
+# suffixes of other formats
+OTHER_FORMATS = {
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "a torch pickle"),
+    **dict.fromkeys((".pkl", ".pickle"), "a pickle"),
+    **dict.fromkeys((".h5", ".keras"), "a Keras model"),
+    ".onnx": "an ONNX graph",
+    ".npz": "NumPy arrays",
 }
 
 
@@ -30,22 +25,23 @@ def export(
 ) -> None:
     """Write a run's model as a plain state_dict in safetensors; it loads without offbeat.
 
-    module.load_state_dict(safetensors.torch.load_file(FILE)). An unfinished run gives the model of its last checkpoint.
-    The file's header says what it is: architecture, preprocessing, classes, run
-    (safetensors.safe_open(FILE, "pt").metadata()).
+    Load it with module.load_state_dict(safetensors.torch.load_file(FILE)). For an unfinished run, this is the model of
+    the last checkpoint. The file's metadata describes architecture, preprocessing, classes and run:
+    safetensors.safe_open(FILE, "pt").metadata().
     """
     from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError
     from offbeat.engine.checkpoint import write_whole
-    from offbeat.experiment.run.execution import Run
+    from offbeat.experiment.run.run_folder import Run
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     path = out or Path(f"{folder.resolve().name}.safetensors")
-    if (promised := LIES.get(path.suffix.lower())) is not None:
-        better = path.with_suffix(".safetensors")
-        raise ConfigError(f"--out {path}: {path.suffix} is {promised}, and this is safetensors: call it {better}")
-    use_data(None, folder)  # of an unfinished run the model is built again
+    if (other := OTHER_FORMATS.get(path.suffix.lower())) is not None:
+        raise ConfigError(
+            f"--out {path}: {path.suffix} means {other}, but this is safetensors: use {path.with_suffix('.safetensors')}"
+        )
+    use_data(None, folder)  # the model of an unfinished run is built from its data
     data = Run(folder).export()
     write_whole(path, data)
     say(f"{path} ({len(data)} bytes)")

@@ -1,4 +1,4 @@
-"""offbeat join: this machine becomes a site of a federation."""
+"""offbeat join: join a federation as a site."""
 
 from __future__ import annotations
 
@@ -7,139 +7,145 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offbeat.cli.shared_options import InsecureOption
+
 if TYPE_CHECKING:
-    from offbeat.deploy.site_processes import Member
+    from offbeat.deploy.federation_keys import SiteKeys
+    from offbeat.deploy.site_processes import SiteOptions
 
 
 def join(
-    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where 'offbeat serve' runs.")] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The address of the server ('offbeat serve').")
+    ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What this site is called [default: as its keys, else this machine].")
+        str | None, typer.Option(help="The name of this site [default: the name of its keys, else of this machine].")
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The site's own file (see 'offbeat new site'): its model and its data."),
+        Path | None, typer.Option(metavar="FILE", help="A site file with model and data (see 'offbeat new site').")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="In place of --data: part N of the experiment's own data.")
+        int | None, typer.Option(min=0, metavar="N", help="Instead of --data: part N of the experiment's data.")
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder that 'offbeat keys --site NAME' made for this site.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Neither TLS nor keys: to try it out, on loopback only.")
-    ] = False,
+    insecure: InsecureOption = False,
     home: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What the site keeps between its jobs [default: sites/NAME].")
+        Path | None, typer.Option(metavar="DIR", help="Folder for the state of this site [default: sites/NAME].")
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Load the data, take one step, look at the keys and the server; do not join."),
+        typer.Option("--check", help="Check the data, one training step, the keys and the server, without joining."),
     ] = False,
 ) -> None:
-    """Join a federation, and train whenever its server asks for it, until it says farewell.
+    """Join a federation, and train on request until the server ends the run.
 
-    Ctrl-C leaves it; the same command comes back as the same site. What leaves this machine is listed in
-    HOME/sent.log.
+    Ctrl-C leaves the federation; the same command returns as the same site. HOME/sent.log lists everything that leaves
+    this machine.
     """
-    from offbeat.deploy.flower_extra import need_flower
+    from offbeat.deploy.preflight import require_flower
 
-    need_flower()
+    require_flower()
     if check:
         _check(server, data, keys)
         return
-    member = _member(server, name, data, partition, keys, insecure)
-    _run(member, home or Path("sites") / member.name)
+    options = _site_options(server, name, data, partition, keys, insecure)
+    _run(options, home or Path("sites") / options.name)
 
 
-def _member(
+def _site_options(
     server: str | None, name: str | None, data: Path | None, partition: int | None, keys: Path | None, insecure: bool
-) -> Member:
+) -> SiteOptions:
     import socket
 
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.federation_keys import SiteKeys
-    from offbeat.deploy.preflight import is_loopback, split
-    from offbeat.deploy.site_processes import Member
+    from offbeat.deploy.preflight import is_loopback, split_address
+    from offbeat.deploy.site_processes import SiteOptions
 
     if server is None:
-        raise ConfigError("which federation? Give --server HOST:PORT, where 'offbeat serve' runs")
-    host, _ = split(server)
+        raise ConfigError("--server HOST:PORT is missing: the address of 'offbeat serve'")
+    host, _ = split_address(server)
     if insecure == (keys is not None):
         raise ConfigError(
             "give --keys DIR, the folder that 'offbeat keys --site NAME' made for this site"
-            + (", or --insecure, not both" if insecure else " (--insecure is for trying it out on one machine)")
+            + (", or --insecure, not both" if insecure else " (or --insecure to try it out on one machine)")
         )
     if insecure and not is_loopback(host):
         raise ConfigError(
-            f"--insecure is refused for {host}: what is sent could be read and changed on the way. Make keys with "
-            "'offbeat keys'"
+            f"--insecure is not allowed for {host}: messages could be read and changed. Make keys with 'offbeat keys'"
         )
     if (data is None) == (partition is None):
-        raise ConfigError("whose data is it? Give --data FILE (made by 'offbeat new site'), or --partition N")
-    _refuse_missing(data)
-    found = None
-    if keys is not None:
-        found = SiteKeys(keys)
-        found.check()
-        own = found.name
-        if name is not None and name != own:
-            raise ConfigError(f"--name {name}: with keys a site is called what its keys are, {own}")
-        name = own
-    return Member(name or socket.gethostname(), server, found, data, partition)
+        raise ConfigError("give either --data FILE (made by 'offbeat new site') or --partition N")
+    _check_site_file(data)
+    site_keys = _load_keys(keys)
+    if site_keys is not None and name not in (None, site_keys.name):
+        raise ConfigError(f"--name {name}: these keys belong to the site {site_keys.name}")
+    name = site_keys.name if site_keys is not None else name or socket.gethostname()
+    return SiteOptions(name, server, site_keys, data, partition)
 
 
-def _refuse_missing(data: Path | None) -> None:
+def _load_keys(folder: Path | None) -> SiteKeys | None:
+    from offbeat.deploy.federation_keys import SiteKeys
+
+    if folder is None:
+        return None
+    keys = SiteKeys(folder)
+    keys.check()
+    return keys
+
+
+def _check_site_file(data: Path | None) -> None:
     from offbeat.core.errors import ConfigError
 
     if data is not None and not data.is_file():
-        raise ConfigError(f"--data {data}: there is no such file; 'offbeat new site {data.stem}' makes one")
+        raise ConfigError(f"--data {data}: the file does not exist; 'offbeat new site {data.stem}' makes one")
 
 
 def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
-    """Whatever is given is looked at; the server sees no more of it than a question whether it knows this site."""
+    """Check all given options; the server is only asked whether it knows this site."""
     from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.federation_keys import SiteKeys, fingerprint
-    from offbeat.deploy.preflight import ask_door
+    from offbeat.deploy.federation_keys import fingerprint
+    from offbeat.deploy.preflight import query_server
     from offbeat.deploy.site_check import check_site
-    from offbeat.deploy.site_file import SiteFile
+    from offbeat.deploy.site_data import SiteFile
 
     if data is None:
-        raise ConfigError("--check looks at a site's own file: give --data FILE (made by 'offbeat new site')")
-    _refuse_missing(data)
-    own = None if keys is None else SiteKeys(keys)
-    if own is not None:
-        own.check()
-    for line in check_site(SiteFile(data), certificates=[] if own is None else [own.ca]).lines():
+        raise ConfigError("--check needs a site file: --data FILE (made by 'offbeat new site')")
+    _check_site_file(data)
+    site_keys = _load_keys(keys)
+    for line in check_site(SiteFile(data), certificates=[] if site_keys is None else [site_keys.ca]).lines():
         say(line)
-    name = "" if own is None else own.name
-    if own is not None:
-        say(f"key: {name}, {fingerprint(own.public)}")
+    name = "" if site_keys is None else site_keys.name
+    if site_keys is not None:
+        say(f"key: {name}, {fingerprint(site_keys.public)}")
     if server is not None:
-        ask_door(server, "/offbeat/hello", own, name)
-        say(f"server: {server} answers{', and knows this key' if own else ''}")
+        query_server(server, "/offbeat/hello", site_keys, name)
+        say(f"server: {server} answers{' and knows this key' if site_keys else ''}")
 
 
-def _run(member: Member, home: Path) -> None:
+def _run(options: SiteOptions, home: Path) -> None:
     import logging
 
-    from offbeat.cli.live_options import interrupted, tell
-    from offbeat.cli.terminal import say
-    from offbeat.deploy.site_processes import Joining
+    from offbeat.cli.terminal import say, stop_on_signals
+    from offbeat.deploy.site_processes import SiteProcesses
 
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
-    joining = Joining(member, home)
+    site = SiteProcesses(options, home)
     farewell: str | None = None
     try:
-        with interrupted() as stop:
-            joining.check()
-            joining.start()
-            tell(f"{member.name} has joined {member.server}; what it keeps and sends is listed in {home}")
+        with stop_on_signals() as stop:
+            site.check()
+            site.start()
+            say(
+                f"{options.name} has joined {options.server}; its state and log of sent messages are in {home}",
+                err=True,
+            )
             while farewell is None and not stop.wait(0.5):
-                farewell = joining.watch()
+                farewell = site.watch()
     finally:
-        joining.close()
-    say(f"{member.name}: {farewell or 'left; the same command comes back'}")
+        site.close()
+    say(f"{options.name}: {farewell or 'left; the same command returns'}")
     if farewell is None:
         raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""offbeat list: what there is to choose from, and what the settings of one of them are."""
+"""offbeat list: list the available names, or the settings of one of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from offbeat.cli.completion import kinds, names_of_kind
-from offbeat.cli.shared_options import Json
+from offbeat.cli.completion import complete_kind, complete_name
+from offbeat.cli.shared_options import JsonOption
 
-# kind -> the word for one of them
-WHAT = {
+# kind -> singular
+KINDS = {
     "strategies": "strategy",
     "presets": "preset",
     "datasets": "data set",
@@ -24,142 +24,151 @@ WHAT = {
     "streams": "streaming",
     "losses": "loss",
 }
-WORLDS = "docs/worlds.md"
 PAGES = {
     "presets": "docs/presets.md",
     "datasets": "docs/data.md",
     "partitions": "docs/data.md",
-    **dict.fromkeys(("delays", "networks", "availability", "faults", "streams"), WORLDS),
+    **dict.fromkeys(("delays", "networks", "availability", "faults", "streams"), "docs/worlds.md"),
 }
-TOGETHER = {"global": "local"}  # strategies that share a page
+SHARED_PAGES = {"global": "local"}  # strategy -> strategy whose page describes both
+FACT_TITLES = {
+    "mode": "mode",
+    "keeps": "server keeps per client",
+    "uploads": "client uploads",
+    "scales": "scales",
+    "compared": "compared",
+    "seeds": "seeds",
+    "reference": "reference",
+}
 
 
 def list_names(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="KIND", help=f"{', '.join(WHAT)} [default: how many there are of each].", autocompletion=kinds
+            metavar="KIND",
+            help=f"{', '.join(KINDS)} [default: the number of names of each kind].",
+            autocompletion=complete_kind,
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="One of them: its settings.", autocompletion=names_of_kind)
+        str | None,
+        typer.Argument(metavar="NAME", help="Print the settings of this name.", autocompletion=complete_name),
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """List what there is to choose from, or the settings of one: offbeat list strategies fedbuff."""
+    """List the available names of a kind, or the settings of one name: offbeat list strategies fedbuff."""
     from offbeat.cli.terminal import print_json, print_table
 
     if what is None:
-        counts = {kind: len(registry(kind)) for kind in WHAT}
+        counts = {kind: len(registry(kind)) for kind in KINDS}
         if as_json:
             print_json([{"what": kind, "how many": count} for kind, count in counts.items()])
         else:
             print_table([["what", "how many"], *([kind, str(count)] for kind, count in counts.items())])
         return
-    _refuse_unknown(what, name)
+    _check_names(what, name)
     if name is not None:
-        told = _preset(name) if what == "presets" else _one(what, name)
+        description = describe(what, name)
         if as_json:
-            print_json(told)
+            print_json(description)
         else:
-            _print_one(told)
+            _print_description(description)
         return
-    entries = _strategies() if what == "strategies" else _summaries(what)
-    entries += [{**dict.fromkeys(entries[0]), **entry} for entry in _of_packages(what)]
+    entries = _summaries(what)
+    entries += [{**dict.fromkeys(entries[0]), **entry} for entry in _package_entries(what)]
     if as_json:
         print_json(entries)
         return
-    titles = {"keeps": "server keeps per client", "uploads": "client uploads", "summary": "what it is"}
-    if what == "strategies":
-        titles["summary"] = "paper"
+    titles = {**FACT_TITLES, "summary": "paper" if what == "strategies" else "description"}
     headings = [titles.get(key, key) for key in entries[0]]
     cells = (["" if value is None else str(value) for value in entry.values()] for entry in entries)
     print_table([headings, *cells], left=True)
 
 
-def _refuse_unknown(what: str, name: str | None) -> None:
-    from offbeat.core.errors import ConfigError, unknown
-
-    if what not in WHAT:
-        homes = [kind for kind in WHAT if what in registry(kind)]
-        if homes:
-            meant = " or ".join(f"'offbeat list {kind} {what}'" for kind in homes)
-            raise ConfigError(f"unknown list {what!r}: did you mean {meant}?")
-        raise unknown("list", what, WHAT)
-    if name is not None and name not in registry(what):
-        raise unknown(WHAT[what], name, registry(what))
-
-
 def registry(what: str) -> Mapping[str, Any]:
-    """Name -> class; presets are made when they are asked for."""
+    """Map the names of a kind to classes; presets, which are made on demand, map to None."""
     if what == "presets":
         from offbeat import presets
 
         return dict.fromkeys(presets.names())
     from offbeat.experiment.spec.choices import CHOICES
 
-    return CHOICES["data" if what == "datasets" else WHAT[what]]
+    return CHOICES["data" if what == "datasets" else KINDS[what]]
 
 
-def _strategies() -> list[dict[str, Any]]:
-    """What each says about itself, and the paper its file opens with."""
-    return [_strategy(name, cls) for name, cls in registry("strategies").items()]
+def describe(what: str, name: str) -> dict[str, Any]:
+    """Describe one name: its summary, its settings and its documentation page."""
+    from inspect import getdoc
+
+    from offbeat.experiment.spec.setting_docs import describe_settings
+
+    if what == "presets":
+        return _describe_preset(name)
+    cls = registry(what)[name]
+    if what == "strategies":
+        about, page = _strategy_entry(name, cls), f"docs/strategies/{SHARED_PAGES.get(name, name)}.md"
+    else:
+        about, page = {"name": name, "summary": getdoc(cls) or ""}, PAGES.get(what, "")
+    return {**about, "settings": [setting.to_values() for setting in describe_settings(cls)], "page": page}
 
 
-def _strategy(name: str, cls: Any) -> dict[str, Any]:
+def _check_names(what: str, name: str | None) -> None:
+    from offbeat.core.errors import ConfigError, unknown_name
+
+    if what not in KINDS:
+        kinds = [kind for kind in KINDS if what in registry(kind)]
+        if kinds:
+            commands = " or ".join(f"'offbeat list {kind} {what}'" for kind in kinds)
+            raise ConfigError(f"unknown list {what!r}: did you mean {commands}?")
+        raise unknown_name("list", what, KINDS)
+    if name is not None and name not in registry(what):
+        raise unknown_name(KINDS[what], name, registry(what))
+
+
+def _strategy_entry(name: str, cls: Any) -> dict[str, Any]:
+    """Describe a strategy by its class attribute `about`, which is optional, and the paper in its file's header."""
     from offbeat.core.about import paper_of, year_of
 
-    about, paper = getattr(cls, "about", None), paper_of(cls)  # of one's own it may say nothing
-    told = {key: getattr(about, key, None) for key in ("mode", "keeps", "uploads")}
-    return {"name": name, "year": year_of(paper), **told, "summary": paper}
+    about, paper = getattr(cls, "about", None), paper_of(cls)
+    facts = {key: getattr(about, key, None) for key in ("mode", "keeps", "uploads")}
+    return {"name": name, "year": year_of(paper), **facts, "summary": paper}
 
 
-def _of_packages(what: str) -> list[dict[str, Any]]:
-    """What installed packages bring, without loading them."""
-    from offbeat.experiment.spec import entry_points
-    from offbeat.experiment.spec.choices import CHOICES
+def _package_entries(what: str) -> list[dict[str, Any]]:
+    """List the names that installed packages add, without loading them."""
+    from offbeat.experiment.spec import choices
 
-    setting = next((setting for setting, group in entry_points.GROUPS.items() if group == f"offbeat.{what}"), None)
-    names = [] if setting is None else entry_points.names(setting, CHOICES[setting])
-    return [{"name": n, "summary": f"of the package {entry_points.package_of(str(setting), n)}"} for n in names]
+    group = f"offbeat.{what}"
+    setting = next((setting for setting, each in choices.ENTRY_POINT_GROUPS.items() if each == group), None)
+    names = [] if setting is None else choices.package_names(setting, choices.CHOICES[setting])
+    return [{"name": n, "summary": f"from the package {choices.package_version(str(setting), n)}"} for n in names]
 
 
 def _summaries(what: str) -> list[dict[str, Any]]:
-    from offbeat.scenario.names import summaries
-
+    if what == "strategies":
+        return [_strategy_entry(name, cls) for name, cls in registry(what).items()]
     if what == "presets":
         from offbeat import presets
 
-        found = {name: presets.load(name).summary for name in presets.names()}
+        texts = {name: presets.load(name).summary for name in presets.names()}
     else:
-        found = summaries(registry(what))
-    return [{"name": name, "summary": text} for name, text in found.items()]
+        from offbeat.scenario import summaries
+
+        texts = summaries(registry(what))
+    return [{"name": name, "summary": text} for name, text in texts.items()]
 
 
-def _one(what: str, name: str) -> dict[str, Any]:
-    """What is told of one: about it, its settings, and where more is written."""
-    from inspect import getdoc
-
-    from offbeat.experiment.spec.setting_docs import settings
-
-    cls = registry(what)[name]
-    if what == "strategies":
-        about, page = _strategy(name, cls), f"docs/strategies/{TOGETHER.get(name, name)}.md"
-    else:
-        about, page = {"name": name, "summary": getdoc(cls) or ""}, PAGES.get(what, "")
-    return {**about, "settings": [setting.plain() for setting in settings(cls)], "page": page}
-
-
-def _preset(name: str) -> dict[str, Any]:
+def _describe_preset(name: str) -> dict[str, Any]:
     from offbeat import presets
-    from offbeat.experiment.spec.setting_docs import changes
+    from offbeat.experiment.spec.setting_docs import changed_settings
 
     preset = presets.load(name)
     compared = preset.compared or tuple(preset.methods)
     return {
         "name": name,
         "summary": preset.summary,
-        "methods": {method: changes(strategy) for method, strategy in preset.methods.items()},
+        "methods": {method: changed_settings(strategy) for method, strategy in preset.methods.items()},
         "compared": list(compared),
         "seeds": preset.seeds,
         "reference": preset.reference if preset.reference in compared else compared[0],
@@ -168,36 +177,34 @@ def _preset(name: str) -> dict[str, Any]:
     }
 
 
-def _print_one(told: dict[str, Any]) -> None:
+def _print_description(description: dict[str, Any]) -> None:
     from offbeat.cli.terminal import print_table, say
-    from offbeat.experiment.spec.setting_docs import written
+    from offbeat.experiment.spec.setting_docs import to_yaml_line
 
-    for line in str(told["summary"]).splitlines():
+    for line in str(description["summary"]).splitlines():
         say(line)
-    facts = {"mode": "mode", "keeps": "server keeps per client", "uploads": "client uploads", "scales": "scales"}
-    facts |= {"compared": "compared", "seeds": "seeds", "reference": "reference"}
-    for key, title in facts.items():
-        if told.get(key):
-            value = told[key]
+    for key, title in FACT_TITLES.items():
+        if value := description.get(key):
             say(f"{title}: {', '.join(value) if isinstance(value, list) else value}")
-    if "methods" in told:
+    if "methods" in description:
         say("")
-        rows = [[method, written(given) if given else "as it comes"] for method, given in told["methods"].items()]
-        print_table([["method", "its settings here"], *rows], left=True)
-    elif told["settings"]:
-        for setting in told["settings"]:
+        methods = description["methods"].items()
+        rows = [[method, to_yaml_line(settings) if settings else "defaults"] for method, settings in methods]
+        print_table([["method", "settings"], *rows], left=True)
+    elif description["settings"]:
+        for setting in description["settings"]:
             _print_setting(setting)
     else:
-        say("it has no settings")
-    if told["page"]:
+        say("no settings")
+    if description["page"]:
         say("")
-        say(f"more: {told['page']}")
-    if "methods" in told:
-        say(f"the experiment: offbeat run {told['name']} --dry-run")
+        say(f"documentation: {description['page']}")
+    if "methods" in description:
+        say(f"experiment file: offbeat run {description['name']} --dry-run")
 
 
 def _print_setting(setting: dict[str, str | None]) -> None:
-    """Its default, then what it is and may be: prose, in lines that fit."""
+    """Print the default of a setting, then its meaning and allowed values in lines that fit the terminal."""
     import textwrap
 
     from rich.console import Console
@@ -206,7 +213,7 @@ def _print_setting(setting: dict[str, str | None]) -> None:
 
     default = setting["default"]
     say("")
-    say(f"{setting['name']}: {'(must be given)' if default is None else default}")
+    say(f"{setting['name']}: {'(required)' if default is None else default}")
     for text in (setting["meaning"], f"[{setting['allowed']}]"):
         for line in textwrap.wrap(text or "", min(Console().width, 110) - 4):
             say(f"    {line}")

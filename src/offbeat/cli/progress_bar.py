@@ -1,6 +1,6 @@
-"""How a verb tells of what it computes: a bar on a terminal, elsewhere a line now and then.
+"""Progress of running commands: a bar on a terminal, elsewhere an occasional line.
 
-What stands beside a bar is made to fit the screen: parts of it are left out, the last ones first, never the time left.
+The text beside a bar is fitted to the screen by leaving out its last parts, but never the remaining time.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,134 +16,137 @@ if TYPE_CHECKING:
     from offbeat.engine.progress import Status
     from offbeat.workers.counting import Work
 
-EVERY = 60.0  # seconds between two lines where there is no terminal
-OFTEN = 0.1  # and between two changes of a bar
-NARROW = 70  # columns below which there is no room for a bar beside its words
-BESIDE = 16  # columns of per cent and time left
+LINE_SECONDS = 60.0  # between two lines without a terminal
+BAR_SECONDS = 0.1  # between two updates of a bar
+MIN_BAR_SCREEN = 70  # columns; narrower screens show text only
+TIME_COLUMNS = 16  # for percentage and remaining time
+
+Show = Callable[[float, float | None, list[str]], None]  # takes share, seconds left and texts
+Report = Callable[[float, float, Callable[[], list[str]]], None]  # takes time, share and a function for texts
 
 
 class Pace:
-    """How long it will take, from what was done since the first look: what was there before says nothing of it."""
+    """Estimate the remaining time from the progress since the first call, so that resumed work does not count."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
 
-    def left(self, share: float, now: float) -> float | None:
-        """Seconds; None while nobody knows."""
+    def seconds_left(self, share: float, now: float) -> float | None:
         if self._first is None:
             self._first = share, now
         done = share - self._first[0]
         return (now - self._first[1]) / done * (1 - share) if done > 0 else None
 
 
-def fitting(parts: Sequence[str], room: int) -> str:
-    """As many of these as there is room for, whole; of the first at least its beginning."""
-    made = parts[0] if len(parts[0]) <= room else f"{parts[0][: max(0, room - 1)]}…"
+def fit_parts(parts: Sequence[str], width: int) -> str:
+    """Join as many parts as fit; of the first part show at least the beginning."""
+    text = parts[0] if len(parts[0]) <= width else f"{parts[0][: max(0, width - 1)]}…"
     for part in parts[1:]:
-        if len(made) + 2 + len(part) > room:
+        if len(text) + 2 + len(part) > width:
             break
-        made += f", {part}"
-    return made
+        text += f", {part}"
+    return text
 
 
-def line(share: float, left: float | None, parts: Sequence[str]) -> str:
+def progress_line(share: float, left: float | None, parts: Sequence[str]) -> str:
     from offbeat.api.progress_line import span
 
     return f"{share:.0%}{'' if left is None else f', {span(left)} left'}: {', '.join(parts)}"
 
 
-def measured(metrics: Mapping[str, float]) -> list[str]:
-    """The metric a table shows, then the loss."""
-    from offbeat.metrics.curves import headline
+def metric_parts(metrics: Mapping[str, float]) -> list[str]:
+    """Format the headline metric and the loss."""
+    from offbeat.metrics.curves import headline_metric
 
-    shown = [name for name in dict.fromkeys((headline(list(metrics)), "loss")) if name in metrics]
+    shown = [name for name in dict.fromkeys((headline_metric(list(metrics)), "loss")) if name in metrics]
     return [f"{name} {metrics[name]:.3f}" for name in shown]
 
 
 @contextmanager
 def run_progress(total: str) -> Iterator[Callable[[Status], None]]:
-    """Of one run: virtual time, updates a second, metrics, staleness."""
+    """Show the progress of one run: virtual time, updates per second, metrics and staleness."""
     began, before = monotonic(), -1
-    with told(f"0 s of {total}") as tell:
+    with show_progress(f"0 s of {total}") as report:
 
         def watch(status: Status) -> None:
             nonlocal before
             if before < 0:
-                before = status.updates  # a resumed run did these earlier
+                before = status.updates  # updates before a resume do not count
             now = monotonic()
             rate = (status.updates - before) / max(now - began, 1e-9)
             age = [f"staleness {status.age:.1f}"] if status.age is not None else []
             parts = [f"{status.now:.0f} s of {total}", f"{status.updates} updates ({rate:.0f}/s)"]
-            tell(now, status.share, lambda: [*parts, *measured(status.metrics), *age])
+            report(now, status.share, lambda: [*parts, *metric_parts(status.metrics), *age])
 
         yield watch
 
 
 @contextmanager
 def runs_progress(names: list[str]) -> Iterator[Callable[[list[float], Work], None]]:
-    """Of several: how many are done, steps a second, jobs at a time, and which are under way."""
+    """Show the progress of several runs: finished runs, steps per second, batch size and current runs."""
     began = monotonic()
-    with told(f"0 of {len(names)} runs") as tell:
+    with show_progress(f"0 of {len(names)} runs") as report:
 
         def watch(shares: list[float], work: Work) -> None:
             now = monotonic()
             done, rate = sum(share >= 1 for share in shares), work.steps / max(now - began, 1e-9)
-            together = [f"{work.jobs / work.batches:.1f} jobs a batch"] if work.jobs > work.batches else []
-            going = [name for name, share in zip(names, shares, strict=True) if 0 < share < 1] or ["starting"]
-            parts = [f"{done} of {len(names)} runs", f"{rate:,.0f} steps/s", *together, f"now {going[0]}", *going[1:]]
-            tell(now, sum(shares) / len(shares), lambda: parts)
+            batch = [f"{work.jobs / work.batches:.1f} jobs per batch"] if work.jobs > work.batches else []
+            running = [name for name, share in zip(names, shares, strict=True) if 0 < share < 1] or ["starting"]
+            parts = [f"{done} of {len(names)} runs", f"{rate:,.0f} steps/s", *batch, f"now {running[0]}", *running[1:]]
+            report(now, sum(shares) / len(shares), lambda: parts)
 
         yield watch
 
 
 @contextmanager
-def told(
-    first: str, every: float | None = None, err: bool = True, drawn: bool | None = None
-) -> Iterator[Callable[[float, float, Callable[[], list[str]]], None]]:
-    """What is called with the time, the share that is done and what there is to say, as often as one likes.
+def show_progress(
+    first: str, every: float | None = None, err: bool = True, bar: bool | None = None
+) -> Iterator[Report]:
+    """Yield a function that may be called at any rate and shows progress at intervals.
 
-    `every`: seconds between two lines, where the first is said at once; `drawn`: a bar, unless standard error is none.
+    every: seconds between two lines, the first at once. bar: draw a bar; by default if standard error is a terminal.
     """
     from rich.console import Console
 
     console = Console(stderr=True)
-    drawn = console.is_terminal if drawn is None else drawn
-    seldom = OFTEN if drawn else EVERY
-    pace, at = Pace(), None if drawn or every is not None else monotonic()
-    with _bar(console, first) if drawn else _lines(err) as show:
+    bar = console.is_terminal if bar is None else bar
+    interval = every if every is not None else BAR_SECONDS if bar else LINE_SECONDS
+    pace, shown_at = Pace(), None if bar or every is not None else monotonic()
+    with _bar(console, first) if bar else _lines(err) as show:
 
-        def tell(now: float, share: float, say: Callable[[], list[str]]) -> None:
-            nonlocal at
-            left = pace.left(share, now)
-            if at is None or now - at >= (seldom if every is None else every):
-                at = now
-                show(share, left, say())
+        def report(now: float, share: float, parts: Callable[[], list[str]]) -> None:
+            nonlocal shown_at
+            left = pace.seconds_left(share, now)
+            if shown_at is None or now - shown_at >= interval:
+                shown_at = now
+                show(share, left, parts())
 
-        yield tell
+        yield report
 
 
 @contextmanager
-def _lines(err: bool) -> Iterator[Callable[[float, float | None, list[str]], None]]:
+def _lines(err: bool) -> Iterator[Show]:
     from offbeat.cli.terminal import say
 
-    yield lambda share, left, parts: say(line(share, left, parts), err=err)
+    yield lambda share, left, parts: say(progress_line(share, left, parts), err=err)
 
 
 @contextmanager
-def _bar(console: Console, first: str) -> Iterator[Callable[[float, float | None, list[str]], None]]:
+def _bar(console: Console, first: str) -> Iterator[Show]:
     from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-    from offbeat.core.errors import printable
+    from offbeat.core.errors import escape_unprintable
 
-    width = 0 if console.width < NARROW else max(8, min(40, console.width // 8))
+    bar_width = 0 if console.width < MIN_BAR_SCREEN else max(8, min(40, console.width // 8))
     columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
-    columns += [BarColumn(width)] if width else []
+    columns += [BarColumn(bar_width)] if bar_width else []
     columns += [TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn()]
-    room = max(10, console.width - BESIDE - (width + 1 if width else 0))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(fitting([printable(first)], room), total=1.0)
+    width = max(10, console.width - TIME_COLUMNS - (bar_width + 1 if bar_width else 0))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(fit_parts([escape_unprintable(first)], width), total=1.0)
 
-        def show(share: float, left: Any, parts: list[str]) -> None:
-            bar.update(task, completed=share, description=fitting([printable(part) for part in parts], room))
+        def show(share: float, left: float | None, parts: list[str]) -> None:
+            text = fit_parts([escape_unprintable(part) for part in parts], width)
+            progress.update(task, completed=share, description=text)
 
         yield show

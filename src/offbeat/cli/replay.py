@@ -1,4 +1,4 @@
-"""offbeat replay: another strategy over the times that a live run's sites took."""
+"""offbeat replay: simulate another strategy with the timing of a live run's sites."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.shared_options import DataRoot, Json, Sets, UntilText, WorkerName, new_folder, use_data
+from offbeat.cli.shared_options import (
+    DataOption,
+    JsonOption,
+    OutOption,
+    SetOption,
+    UntilOption,
+    WorkerOption,
+    check_execution_options,
+    new_folder,
+    use_data,
+)
 
 
 def replay(
     live: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a live run.")],
-    changes: Sets = None,
-    until: UntilText = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the simulation [default: runs/NAME-N].")] = None,
-    worker: WorkerName = None,
-    data: DataRoot = None,
-    as_json: Json = False,
+    changes: SetOption = None,
+    until: UntilOption = None,
+    out: OutOption = None,
+    worker: WorkerOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Simulate what another strategy would have done with sites like those of a live run.
+    """Simulate another strategy with clients as slow as the sites of a live run.
 
-    Clients take as long as the sites did, job by job (beyond the record, times of it are drawn again), on data that is
-    at hand: the experiment's own, or what --set data=… names.
+    Each job takes as long as the site's job did; jobs beyond the record draw from the recorded times. The simulation
+    uses the experiment's data, or the data that --set data=… names.
     """
     from dataclasses import replace
 
@@ -32,19 +42,18 @@ def replay(
     from offbeat.deploy import replay_scenario
     from offbeat.engine.until import parse_until
     from offbeat.experiment import build
-    from offbeat.experiment.run import execution as runs
+    from offbeat.experiment.run.run_folder import Run, create_run
     from offbeat.experiment.spec import experiment_files
     from offbeat.experiment.spec.config import strategy_name
-    from offbeat.workers import registry
 
     use_data(data, live)
-    if worker is not None:
-        registry.parse(worker)
-    named = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
-    experiment = experiment_files.changed(replay_scenario.like(runs.Run(live), named), changes or [], {})
+    check_execution_options(worker)
+    names_data = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
+    experiment = replay_scenario.simulated_experiment(Run(live), names_data)
+    experiment = experiment_files.with_changes(experiment, changes or [], {})
     if until is not None:
         experiment = replace(experiment, until=parse_until(until, experiment.until))
-    build.setup(experiment)  # what cannot be built is refused before a folder is made
+    build.setup(experiment)  # reject an invalid experiment before a folder is made
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}-replay", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
-    execute(runs.create(folder, experiment, command, worker=worker or "inline"), 30.0, as_json)
+    execute(create_run(folder, experiment, command, worker=worker or "inline"), 30.0, as_json)

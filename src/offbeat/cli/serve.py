@@ -1,144 +1,153 @@
-"""offbeat serve: the server of a federation."""
+"""offbeat serve: run the server of a federation."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.shared_options import DataRoot, Json, ScaleText, Sets, Source, UntilText, load, new_folder, use_data
+from offbeat.cli.shared_options import (
+    CheckpointOption,
+    DataOption,
+    InsecureOption,
+    JsonOption,
+    OutOption,
+    ResumeOption,
+    ScaleOption,
+    SeedOption,
+    SetOption,
+    SourceArgument,
+    UntilOption,
+    check_source_or_resume,
+    load,
+    new_folder,
+    use_data,
+)
 
 if TYPE_CHECKING:
-    from offbeat.deploy.server_processes import Hosting, Place
-    from offbeat.deploy.status_files import Orders, Standing
+    from offbeat.deploy.live_status import AppStatus
+    from offbeat.deploy.server_processes import Endpoint, ServerProcesses
 
-PORT = 8443
-SOON = 30  # days before its end from which on a certificate is worth a word
+DEFAULT_PORT = 8443
+RENEWAL_DAYS = 30  # a certificate that expires sooner causes a warning
+LINE_SECONDS = 60.0  # between two progress lines without a terminal
 
 
 def serve(
-    source: Source = None,
-    scale: ScaleText = None,
-    changes: Sets = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed of the model and of all batches.")] = None,
-    until: UntilText = None,
+    source: SourceArgument = None,
+    scale: ScaleOption = None,
+    changes: SetOption = None,
+    seed: SeedOption = None,
+    until: UntilOption = None,
     min_sites: Annotated[
-        int | None, typer.Option(min=1, help="Begin when so many sites are there [default: 1].")
+        int | None, typer.Option(min=1, help="Start when this number of sites has joined [default: 1].")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/NAME-N].")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run whose server was stopped or killed.")
-    ] = None,
+    out: OutOption = None,
+    resume: ResumeOption = None,
     local: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Start N sites on this machine too, to try it out; loopback only, without keys."
-        ),
+        typer.Option(min=1, metavar="N", help="Also start N sites on this machine, on loopback without keys."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help=f"Port to listen on [default: {PORT}; any with --local].")
+        int | None,
+        typer.Option(min=1, max=65535, help=f"Port to listen on [default: {DEFAULT_PORT}; any free one with --local]."),
     ] = None,
-    keys: Annotated[Path, typer.Option(metavar="DIR", help="What 'offbeat keys' made.")] = Path("keys"),
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Neither TLS nor keys: to try it out, on loopback only.")
-    ] = False,
+    keys: Annotated[Path, typer.Option(metavar="DIR", help="The folder made by 'offbeat keys'.")] = Path("keys"),
+    insecure: InsecureOption = False,
     record: Annotated[
         str | None,
-        typer.Option(metavar="checkpoint|full", help="Keep what was received until the next checkpoint, or for ever."),
+        typer.Option(
+            metavar="checkpoint|full",
+            help="Keep received messages until the next checkpoint (default), or all of them.",
+        ),
     ] = None,
     compression: Annotated[
-        str | None,
-        typer.Option(metavar="HOW", help="Of what sites send: none, half, 8bit, topk:SHARE [default: none]."),
+        str | None, typer.Option(metavar="HOW", help="Compression of uploads: none (default), half, 8bit, topk:SHARE.")
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="A site's file ('offbeat new site') whose model is served; no data is needed."
-        ),
+        typer.Option(metavar="FILE", help="Serve the model of this site file ('offbeat new site'), without data."),
     ] = None,
-    checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints, at least.")] = 30.0,
-    data: DataRoot = None,
-    as_json: Json = False,
+    checkpoint_every: CheckpointOption = 30.0,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Serve an experiment to sites that join it ('offbeat join'), over Flower, in real time.
+    """Serve an experiment to sites ('offbeat join') over Flower, in real time.
 
-    Ctrl-C stops it with a checkpoint, and it may be killed at any moment: --resume goes on, and the sites come back by
-    themselves. The same strategies as in 'offbeat run'; delays, network and faults are the world's.
+    Ctrl-C stops it with a checkpoint, and it may be killed at any moment: --resume continues, and the sites reconnect.
+    All strategies of 'offbeat run' work; simulated delays, network and faults do not apply.
     """
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.flower_extra import need_flower
-    from offbeat.deploy.server_processes import Hosting
+    from offbeat.core.parts.compression import parse_compression
+    from offbeat.deploy.live_status import LIVE_FOLDER, AppOptions
+    from offbeat.deploy.preflight import require_flower
+    from offbeat.deploy.server_processes import ServerProcesses
 
-    need_flower()
+    require_flower()
     use_data(data, resume)
-    if (source is None) == (resume is None):
-        raise ConfigError("give a preset or an experiment file to serve, or --resume RUN to go on with one")
+    check_source_or_resume(source, resume, scale=scale, set=changes, seed=seed, until=until, out=out)
     if record not in (None, "checkpoint", "full"):
-        raise ConfigError(f"--record {record}: checkpoint or full")
+        raise ConfigError(f"--record {record}: expected checkpoint or full")
     if compression is not None:
-        from offbeat.core.parts.compression import parse
-
-        parse(compression)  # before anything is made
-    place = _place(host, port, keys, insecure, local)
+        parse_compression(compression)  # reject it before a folder is made
+    endpoint = _choose_endpoint(host, port, keys, insecure, local)
     if resume is not None:
-        if changes or any(given is not None for given in (scale, seed, until, out)):
-            raise ConfigError(
-                "--resume goes on with a run as it is: --scale, --set, --seed, --until and --out belong to a new one"
-            )
-        run = _stopped(resume)
+        run = _check_stopped(resume)
     else:
         assert source is not None
-        run = _made(source, scale, [*(changes or []), *_seeded(seed)], until, out, local, model)
-    said = {
-        "keys": place.keys is not None,
-        "min_sites": min_sites or local,
-        "record": record,
-        "compression": compression,
-    }
-    orders = _orders(run, checkpoint_every, {**said, "model": None if model is None else str(model.resolve())})
-    hosting = Hosting(run, place, orders)
-    standing = None
+        seeded = [] if seed is None else [f"seed={seed}"]
+        run = _create_run(source, scale, [*(changes or []), *seeded], until, out, local, model)
+    # options that are not given keep their earlier values
+    earlier = AppOptions.read(run / LIVE_FOLDER) or AppOptions("")
+    options = AppOptions(
+        str(run.resolve()),
+        keys=endpoint.keys is not None,
+        min_sites=min_sites or local or earlier.min_sites,
+        record=record or earlier.record,
+        checkpoint_every=checkpoint_every,
+        compression=compression or earlier.compression,
+        model=earlier.model if model is None else str(model.resolve()),
+    )
+    server = ServerProcesses(run, endpoint, options)
+    status = None
     try:
-        standing = _supervise(hosting, run, local, _members(run, place, local) if local else [])
+        status = _supervise(server, run, _local_sites(run, endpoint, local or 0))
     finally:
-        hosting.close()
-    _conclude(run, standing, as_json)
+        server.close()
+    _conclude(run, status, as_json)
 
 
-def _seeded(seed: int | None) -> list[str]:
-    return [] if seed is None else [f"seed={seed}"]
-
-
-def _place(host: str, port: int | None, folder: Path, insecure: bool, local: int | None) -> Place:
-    from offbeat.cli.live_options import tell
+def _choose_endpoint(host: str, port: int | None, folder: Path, insecure: bool, local: int | None) -> Endpoint:
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.child_processes import free_port, refuse_taken
+    from offbeat.deploy.child_processes import check_port_is_free, free_port
     from offbeat.deploy.federation_keys import ServerKeys, days_left
     from offbeat.deploy.preflight import is_loopback
-    from offbeat.deploy.server_processes import Place
+    from offbeat.deploy.server_processes import Endpoint
 
     if (insecure or local) and not is_loopback(host):
-        given = "--insecure" if insecure else "--local"
+        option = "--insecure" if insecure else "--local"
         raise ConfigError(
-            f"{given} is refused on {host}: anybody who reaches it could join. Make keys with 'offbeat keys', or leave "
-            "out --host"
+            f"{option} is not allowed on {host}, where anyone could join: make keys with 'offbeat keys', or omit --host"
         )
-    chosen = port or (free_port(host) if local else PORT)
-    refuse_taken(host, chosen)
+    chosen = port or (free_port(host) if local else DEFAULT_PORT)
+    check_port_is_free(host, chosen)
     if insecure or local:
-        return Place(host, chosen, None)
+        return Endpoint(host, chosen, None)
     keys = ServerKeys(folder)
     keys.check(host)
-    if (left := days_left(keys.certificate)) < SOON:
-        tell(f"the certificate {keys.certificate} holds for {left:.0f} days: 'offbeat keys --host …' makes a new one")
-    return Place(host, chosen, keys)
+    if (left := days_left(keys.certificate)) < RENEWAL_DAYS:
+        say(f"{keys.certificate} expires in {left:.0f} days: 'offbeat keys --host …' makes a new one", err=True)
+    return Endpoint(host, chosen, keys)
 
 
-def _made(
+def _create_run(
     source: str,
     scale: str | None,
     changes: list[str],
@@ -147,174 +156,163 @@ def _made(
     local: int | None,
     model: Path | None,
 ) -> Path:
-    """A new run folder. With --local the data is for so many clients."""
-    from offbeat.deploy.run_server import refuse_unservable
-    from offbeat.experiment.run import execution as runs
+    """Make a run folder; with --local, the data is divided among that number of clients."""
+    from offbeat.deploy.run_server import check_servable
+    from offbeat.experiment.run.run_folder import create_run
     from offbeat.experiment.spec.config import strategy_name
 
-    shared = [] if local is None else [f"clients={local}"]
-    experiment = load(source, [*shared, *changes], until, scale).experiment
-    refuse_unservable(experiment, model)  # before a folder is made
+    clients = [] if local is None else [f"clients={local}"]
+    experiment = load(source, [*clients, *changes], until, scale).experiment
+    check_servable(experiment, model)  # before a folder is made
     folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
-    runs.create(folder, experiment, shlex.join(["offbeat", *sys.argv[1:]]))
+    create_run(folder, experiment, shlex.join(["offbeat", *sys.argv[1:]]))
     return folder
 
 
-def _stopped(folder: Path) -> Path:
+def _check_stopped(folder: Path) -> Path:
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.live_overview import LIVE
+    from offbeat.deploy.live_status import LIVE_FOLDER
     from offbeat.experiment.run.run_folder import Run
 
     run = Run(folder)
     run.experiment()
-    if not (folder / LIVE).is_dir():
-        raise ConfigError(f"{folder} is not a live run: go on with it by 'offbeat run --resume {folder}'")
+    if not (folder / LIVE_FOLDER).is_dir():
+        raise ConfigError(f"{folder} is not a live run: continue it with 'offbeat run --resume {folder}'")
     if run.complete:
-        raise ConfigError(f"{folder} is complete: 'offbeat show {folder}' has its result")
+        raise ConfigError(f"{folder} is complete: 'offbeat show {folder}' prints its results")
     return folder
 
 
-def _orders(run: Path, checkpoint_every: float, said: dict[str, Any]) -> Orders:
-    """What is not said again stays as it was."""
-    from dataclasses import replace
+def _local_sites(run: Path, endpoint: Endpoint, count: int) -> dict[str, list[str]]:
+    """Return the commands of the sites of --local, by name."""
+    from offbeat.deploy.live_status import LIVE_FOLDER
+    from offbeat.deploy.preflight import join_address
 
-    from offbeat.deploy.live_overview import LIVE
-    from offbeat.deploy.status_files import Orders
-
-    before = Orders.read(run / LIVE) or Orders("")
-    given = {key: value for key, value in said.items() if value is not None}
-    return replace(before, run=str(run.resolve()), checkpoint_every=checkpoint_every, **given)
-
-
-def _members(run: Path, place: Place, local: int) -> list[list[str]]:
-    """The commands of the sites of --local: what anybody would type."""
-    from offbeat.deploy.live_overview import LIVE
-    from offbeat.deploy.preflight import joined
-
-    common = [sys.executable, "-m", "offbeat", "join", "--insecure", "--server", joined(place.host, place.port)]
-    homes = [run / LIVE / "sites" / f"site-{i + 1}" for i in range(local)]
-    return [[*common, "--name", home.name, "--partition", str(i), "--home", str(home)] for i, home in enumerate(homes)]
+    address = join_address(endpoint.host, endpoint.port)
+    common = [sys.executable, "-m", "offbeat", "join", "--insecure", "--server", address]
+    homes = [run / LIVE_FOLDER / "sites" / f"site-{number + 1}" for number in range(count)]
+    return {
+        home.name: [*common, "--name", home.name, "--partition", str(number), "--home", str(home)]
+        for number, home in enumerate(homes)
+    }
 
 
-def _supervise(hosting: Hosting, run: Path, local: int | None, members: list[list[str]]) -> Standing | None:
+def _supervise(server: ServerProcesses, run: Path, local_sites: dict[str, list[str]]) -> AppStatus | None:
+    """Run the server and the local sites until the end or a signal, and show the progress."""
     import logging
     import time
 
-    from offbeat.cli.live_options import interrupted, tell
-    from offbeat.deploy.preflight import joined
+    from offbeat.cli.terminal import say, stop_on_signals
+    from offbeat.deploy.preflight import join_address
 
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
-    place = hosting.place
-    with interrupted() as stop, _line() as show:
+    endpoint = server.endpoint
+    with stop_on_signals() as stop, _progress_line() as show:
         show("starting Flower")
-        hosting.start()
-        where = joined(place.host, place.port)
-        how = "without keys, on loopback" if place.keys is None else f"with TLS and the keys of {place.keys.folder}"
-        tell(f"serving {run} at {where}, {how}; a site joins with: offbeat join --server {where} …")
-        for i, command in enumerate(members):
-            hosting.children.start(f"site-{i + 1}", command)
-        looked = 0.0
+        server.start()
+        address = join_address(endpoint.host, endpoint.port)
+        security = (
+            "without keys, on loopback" if endpoint.keys is None else f"with TLS and keys from {endpoint.keys.folder}"
+        )
+        say(f"serving {run} at {address}, {security}; join with: offbeat join --server {address} …", err=True)
+        for name, command in local_sites.items():
+            server.children.start(name, command)
+        shown_at = 0.0
         while not stop.wait(0.3):
-            if (standing := hosting.watch()) is not None:
-                return standing
-            for i, command in enumerate(members):
-                if not hosting.children.alive(f"site-{i + 1}"):
-                    _member_died(hosting, f"site-{i + 1}", command)
-            if time.monotonic() - looked > 1.0:
-                looked = time.monotonic()
+            if (status := server.watch()) is not None:
+                return status
+            for name, command in local_sites.items():
+                if not server.children.is_alive(name):
+                    _restart_site(server, name, command)
+            if time.monotonic() - shown_at > 1.0:
+                shown_at = time.monotonic()
                 show(_progress(run))
-        show("stopping, with a checkpoint")
-        return hosting.stop()
+        show("stopping with a checkpoint")
+        return server.stop()
 
 
-def _member_died(hosting: Hosting, name: str, command: list[str]) -> None:
-    """A site of --local that was killed comes back; one that says why it ends has said it."""
+def _restart_site(server: ServerProcesses, name: str, command: list[str]) -> None:
+    """Restart a local site that was killed; raise RunError for one that failed."""
     from offbeat.core.errors import RunError
 
-    status = hosting.children.started[name].returncode
+    status = server.children.started[name].returncode
     if status == 0:
-        return  # it was said farewell
+        return  # it received a farewell
     if status in (1, 2):
-        raise RunError(f"{name} ended: {hosting.children.last_words(name).removeprefix('offbeat: ')}")
-    hosting.children.start(name, command)
+        raise RunError(f"{name} ended: {server.children.last_log_lines(name).removeprefix('offbeat: ')}")
+    server.children.start(name, command)
 
 
 def _progress(run: Path) -> str:
+    """Describe the state of a live run in one line."""
     from offbeat.core.errors import OffbeatError
-    from offbeat.deploy.live_overview import AWAY, LIVE, overview
-    from offbeat.deploy.status_files import Orders, Registered
+    from offbeat.deploy.live_status import AWAY, LIVE_FOLDER, AppOptions, RegisteredSites, overview
 
     try:
-        found = overview(run)
+        status = overview(run)
     except OffbeatError:
         return "starting"
-    sites = found["sites"]
-    if not found["began"]:
-        orders, registered = Orders.read(run / LIVE), Registered.read(run / LIVE)
-        here = [site["name"] for site in sites if site.get("doing") != AWAY]
-        known = sorted({name for name, _ in registered.nodes.values()} - {*here}) if registered else []
-        missing = f"; not yet: {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
-        least = orders.min_sites if orders else 1
-        if len(here) >= least:
-            return "beginning"
-        return f"waiting for sites: {len(here)} of {least} are here{missing}"
-    measured = " ".join(f"{key} {value:.3f}" for key, value in list(found["metrics"].items())[:2] if value is not None)
+    sites = status["sites"]
+    away = sum(site.get("doing") == AWAY for site in sites)
+    if not status["began"]:
+        options, registered = AppOptions.read(run / LIVE_FOLDER), RegisteredSites.read(run / LIVE_FOLDER)
+        joined = {site["name"] for site in sites if site.get("doing") != AWAY}
+        absent = sorted({name for name, _ in registered.nodes.values()} - joined) if registered else []
+        missing = f"; missing: {', '.join(absent[:5])}{', …' if len(absent) > 5 else ''}" if absent else ""
+        least = options.min_sites if options else 1
+        return "starting" if len(joined) >= least else f"waiting for sites: {len(joined)} of {least} joined{missing}"
+    metrics = " ".join(f"{key} {value:.3f}" for key, value in list(status["metrics"].items())[:2] if value is not None)
     ages = [site["staleness"] for site in sites if site.get("staleness") is not None]
     age = f" staleness {sum(ages) / len(ages):.1f}" if ages else ""
-    away = sum(site.get("doing") == AWAY for site in sites)
     return (
-        f"{found['now']:.0f} s, version {found['version']}, {found['updates']} updates from {len(sites)} sites"
-        f"{f' ({away} away)' if away else ''} {measured}{age}"
+        f"{status['now']:.0f} s, version {status['version']}, {status['updates']} updates from {len(sites)} sites"
+        f"{f' ({away} away)' if away else ''} {metrics}{age}"
     )
 
 
-def _line() -> Any:
-    """One line that changes, on a terminal; elsewhere one a minute, and whenever sites come."""
+@contextmanager
+def _progress_line() -> Iterator[Callable[[str], None]]:
+    """Show progress as one changing line on a terminal; else as a line per minute and when sites join."""
     import time
-    from contextlib import contextmanager
 
     from rich.console import Console
 
-    from offbeat.cli.live_options import tell
-    from offbeat.core.errors import printable
+    from offbeat.cli.terminal import say
+    from offbeat.core.errors import escape_unprintable
 
-    @contextmanager
-    def lines() -> Any:
-        console = Console(stderr=True, markup=False)
-        if console.is_terminal:
-            with console.status("") as status:
-                yield lambda text: status.update(printable(text))
-            return
-        said, at = "", 0.0
+    console = Console(stderr=True, markup=False)
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda text: status.update(escape_unprintable(text))
+        return
+    last, shown_at = "", 0.0
 
-        def show(text: str) -> None:
-            nonlocal said, at
-            waiting = text.startswith(("waiting", "stopping"))
-            if text != said and (waiting or time.monotonic() - at > 60.0) and text != "starting Flower":
-                said, at = text, time.monotonic()
-                tell(text)
+    def show(text: str) -> None:
+        nonlocal last, shown_at
+        due = text.startswith(("waiting", "stopping")) or time.monotonic() - shown_at > LINE_SECONDS
+        if text != last and due and text != "starting Flower":
+            last, shown_at = text, time.monotonic()
+            say(text, err=True)
 
-        yield show
-
-    return lines()
+    yield show
 
 
-def _conclude(run: Path, standing: Standing | None, as_json: bool) -> None:
-    from offbeat.cli.live_options import tell
-    from offbeat.cli.status import print_overview
-    from offbeat.cli.terminal import print_json
+def _conclude(run: Path, app_status: AppStatus | None, as_json: bool) -> None:
+    """Print the status of the run at its end, and how to resume it if it is not complete."""
+    from offbeat.cli.status import print_status
+    from offbeat.cli.terminal import print_json, say
     from offbeat.core.errors import RunError
-    from offbeat.deploy.live_overview import overview
+    from offbeat.deploy.live_status import overview
     from offbeat.experiment.run.run_folder import Run
 
-    again = shlex.join(["offbeat", "serve", "--resume", str(run)])
-    if standing is not None and standing.state == "failed":
-        raise RunError(f"{standing.reason}. What is stored is whole; when that is mended: {again}")
-    found = overview(run)
+    resume = shlex.join(["offbeat", "serve", "--resume", str(run)])
+    if app_status is not None and app_status.state == "failed":
+        raise RunError(f"{app_status.reason}. No data was lost. Once fixed, run: {resume}")
+    status, complete = overview(run), Run(run).complete
     if as_json:
-        print_json({"folder": str(run), "complete": Run(run).complete, **found})
+        print_json({"folder": str(run), "complete": complete, **status})
     else:
-        print_overview(found)
-    if not Run(run).complete:
-        tell(f"stopped; go on with: {again}")
+        print_status(status)
+    if not complete:
+        say(f"stopped; continue with: {resume}", err=True)
         raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""What several verbs understand: an experiment by preset name or file, changes to it, a folder for a new run."""
+"""Options that several commands share, and what they do: load an experiment, find data, make a folder for results."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from offbeat.cli.completion import sources, strategies
+from offbeat.cli.completion import complete_source, complete_strategies
 
 if TYPE_CHECKING:
     from offbeat.presets import Preset
 
-Source = Annotated[
+SourceArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="PRESET|FILE",
         help="A preset (see 'offbeat list presets') or an experiment file.",
-        autocompletion=sources,
+        autocompletion=complete_source,
     ),
 ]
-Sets = Annotated[
+SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -29,178 +29,211 @@ Sets = Annotated[
         help="Change a setting: strategy=fedbuff, strategy.k=5, training.lr=0.1. Repeatable.",
     ),
 ]
-ScaleText = Annotated[
+ScaleOption = Annotated[
     str | None,
     typer.Option(
-        "--scale",
-        metavar="paper|quick",
-        help="Of a paper's preset: its own size [default], or minutes on two cores (quick).",
+        "--scale", metavar="paper|quick", help="Preset size: paper (default) or quick (minutes on two cores)."
     ),
 ]
-UntilText = Annotated[
-    str | None, typer.Option("--until", help="3600s, 2h, 500updates, acc=0.9 or several with commas.")
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", help="Random seed: the same seed gives the same model, clients, delays and batches."),
 ]
-DataRoot = Annotated[
+SeedsOption = Annotated[
+    int | None, typer.Option("--seeds", min=1, help="Number of seeds, starting at 0 [default: the preset's].")
+]
+UntilOption = Annotated[
+    str | None,
+    typer.Option("--until", help="End of a run: 3600s, 2h, 500updates, acc=0.9, or several separated by commas."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Folder for the results [default: runs/NAME-N, a new folder].")
+]
+ResumeOption = Annotated[
+    Path | None, typer.Option("--resume", metavar="DIR", help="Continue what was stopped or killed in this folder.")
+]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Number of parallel runs [default: one per core].")
+]
+CheckpointOption = Annotated[
+    float,
+    typer.Option("--checkpoint-every", min=0.0, help="Minimum seconds between checkpoints; 0: after every event."),
+]
+DataOption = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="DIR", help="Folder with the data sets [default: OFFBEAT_DATA, else the user's cache]."
+        "--data", metavar="DIR", help="Folder with data sets [default: OFFBEAT_DATA, else the cache of the user]."
     ),
 ]
-Reference = Annotated[
+StrategiesOption = Annotated[
     str | None,
     typer.Option(
-        metavar="STRATEGY",
-        autocompletion=strategies,
-        help="Speed-ups and differences are against this one [default: the comparison's own: the preset's, else the "
-        "first].",
+        "--strategies",
+        metavar="A,B(k=2),C",
+        autocompletion=complete_strategies,
+        help="Strategies, with changed settings in brackets [default: those of the preset, or the methods of the file].",
     ),
 ]
-WorkerName = Annotated[
+ReferenceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reference",
+        metavar="STRATEGY",
+        autocompletion=complete_strategies,
+        help="Strategy that speed-ups and differences refer to [default: the preset's, else the first].",
+    ),
+]
+WorkerOption = Annotated[
     str | None,
     typer.Option(
         "--worker",
         metavar="NAME[:N|ADDRESS]",
-        help="Who trains: inline, this process [default; when resumed: as it was begun]; processes[:N], N of them, "
-        "else one a core: the same, bit for bit; batched[:N], many clients in one tensor program on N cores, or cuda, "
-        "on the GPU: the same within rounding; auto tries which is the quickest; ray[:HOST:PORT], the "
-        "processes of a Ray cluster: bit for bit on machines alike.",
+        help="inline (default), processes[:N], batched[:N], cuda, ray[:HOST:PORT] or auto. inline, processes and ray "
+        "give identical bits; batched and cuda agree within rounding. N: number of processes or cores [default: all]. "
+        "auto measures which is fastest. A resumed run keeps its worker by default.",
     ),
 ]
-ClientMemory = Annotated[
+ClientMemoryOption = Annotated[
     str | None,
     typer.Option(
         "--client-memory",
         metavar="SIZE[:half]",
-        help="Memory of a run for what its method keeps of each client: 8GB, 500MB [default: no limit]. The rest lies "
-        "in a file of the run; same result, bit for bit. With :half it is kept in 16 bits, and the result is another.",
+        help="RAM limit for per-client server state: 8GB, 500MB [default: no limit]. The rest is stored in a file of "
+        "the run, with bit-identical results. ':half' stores it in 16 bits, which changes the results.",
     ),
 ]
-FigureFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--figure", metavar="FILE", help="Draw instead of printing: FILE.pdf, .svg or .png, or FILE.html, a page."
-    ),
-]
-FigureKind = Annotated[
-    str, typer.Option("--kind", metavar="all|curves|staleness|timeline", help="What the figure shows.")
-]
-Track = Annotated[
+TrackOption = Annotated[
     list[str] | None,
     typer.Option(
         "--track",
         metavar="NAME[:WHERE]",
-        help="Tell a tracker as it goes on: tensorboard[:FOLDER] [default: in the run folder], mlflow[:URI or FOLDER] "
+        help="Log to an experiment tracker: tensorboard[:FOLDER] [default: in the run folder], mlflow[:URI or FOLDER] "
         "or wandb[:PROJECT]. Repeatable; needs 'pip install offbeat[track]'.",
     ),
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the resolved experiment, which can be run as a file, and end there.")
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="Use neither TLS nor keys; for trying it out, on loopback only.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print the resolved config (a valid experiment file) and exit.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def check_source_or_resume(source: str | None, resume: Path | None, **new_only: object) -> None:
+    """Check that either a source or --resume is given, and --resume without options that only a new run takes."""
+    from offbeat.core.errors import ConfigError
+
+    if (source is None) == (resume is None):
+        raise ConfigError("give a preset or an experiment file, or --resume DIR to continue what was stopped")
+    unused = [
+        f"--{name}" for name, value in new_only.items() if value is not None and value is not False and value != []
+    ]
+    if resume is not None and unused:
+        raise ConfigError(f"--resume continues with the stored settings: omit {', '.join(unused)}")
 
 
 def load(
     source: str, changes: list[str] | None, until: str | None, scale: str | None = None, several: bool = False
 ) -> Preset:
-    """A preset, or a file as one whose methods are its own, with the changes made. `several`: it is for a verb that
-    runs more than one method.
-    """
+    """Load a preset or an experiment file and apply the changes; `several`: the command can run several methods."""
     from dataclasses import replace
 
     from offbeat import presets
-    from offbeat.core.errors import ConfigError, unknown
+    from offbeat.core.errors import ConfigError, unknown_name
     from offbeat.engine.until import parse_until
-    from offbeat.experiment.spec import experiment_files, experiment_paths, methods_section
+    from offbeat.experiment.spec import experiment_files, experiment_paths, methods
     from offbeat.experiment.spec.config import strategy_name
 
-    path, left_open = Path(source), False
+    path, all_owners, changes = Path(source), False, changes or []
     if source in presets.names():
-        preset = presets.load(source, cast("presets.Scale | None", scale))  # which says what it does not know
+        preset = presets.load(source, cast("presets.Scale | None", scale))  # rejects an unknown scale
     elif path.suffix in (".yaml", ".yml") or path.exists():
         if scale is not None:
-            raise ConfigError(f"--scale {scale}: {source} is a file; only the presets of papers have scales")
+            raise ConfigError(f"--scale {scale}: {source} is a file; only presets of papers have scales")
         file = path / "experiment.yaml" if path.is_dir() else path
-        read = methods_section.read(file)
-        if not several and read.wants_one(changes or []):
+        read = methods.read_experiment_with_methods(file)
+        if not several and read.needs_method_choice(changes):
             raise ConfigError(
-                f"{file} has several methods: {', '.join(read.methods)}; one is wanted, --set 'strategy="
-                f"{next(iter(read.methods))}', or all of them with 'offbeat compare {file}'"
+                f"{file} has several methods: {', '.join(read.methods)}; choose one with --set 'strategy="
+                f"{next(iter(read.methods))}', or run all with 'offbeat compare {file}'"
             )
-        left_open = read.left_open
-        own = {strategy_name(read.experiment): read.experiment.strategy} if read.chosen or not read.methods else {}
-        preset = presets.Preset(f"from {file}", read.experiment, {**own, **read.methods}, tuple(read.methods))
+        all_owners, experiment = read.all_owners, read.experiment
+        named = read.names_strategy or not read.methods
+        default = {strategy_name(experiment): experiment.strategy} if named else {}
+        preset = presets.Preset(f"from {file}", experiment, {**default, **read.methods}, tuple(read.methods))
     else:
-        raise unknown("preset or file", source, presets.names())
-    experiment = experiment_files.changed(preset.experiment, changes or [], preset.methods)
-    # what is typed is meant from where it is typed
-    experiment = experiment_paths.beside(experiment, Path.cwd(), but=experiment_paths.paths(preset.experiment))
-    if left_open and not any(experiment_files.split_change(change)[0] == ["clients"] for change in changes or []):
-        experiment = experiment_paths.everyone(experiment)
+        raise unknown_name("preset or file", source, presets.names())
+    experiment = experiment_files.with_changes(preset.experiment, changes, preset.methods)
+    # paths in changes are relative to the current folder
+    experiment = experiment_paths.resolve_paths(
+        experiment, Path.cwd(), but=experiment_paths.paths_in(preset.experiment)
+    )
+    if all_owners and not any(experiment_files.split_change(change)[0] == ["clients"] for change in changes):
+        experiment = experiment_paths.with_all_owners(experiment)
     if until is not None:
-        refuse_no_end(until)
+        check_until(until)
         experiment = replace(experiment, until=parse_until(until, experiment.until))
     return replace(preset, experiment=experiment)
 
 
-def refuse_no_end(until: str) -> None:
+def check_until(until: str) -> None:
     from offbeat.core.errors import ConfigError
 
     if not until.strip(" ,"):
-        raise ConfigError("--until says nothing: write 3600s, 2h, 500updates, acc=0.9 or several with commas")
+        raise ConfigError("--until is empty: write 3600s, 2h, 500updates, acc=0.9, or several separated by commas")
 
 
 def warn(lines: Iterable[str]) -> None:
-    """Each once, before anything runs."""
+    """Print each warning once."""
     from offbeat.cli.terminal import say
 
     for line in dict.fromkeys(lines):
         say(f"warning: {line}", err=True)
 
 
-def refuse_unread(worker: str | None, memory: str | None, track: list[str] | None) -> None:
-    """What cannot be understood of how it is to be computed, before anything is made."""
+def check_execution_options(worker: str | None, memory: str | None = None, track: list[str] | None = None) -> None:
+    """Check --worker, --client-memory and --track before a folder is made."""
     from offbeat.experiment.run import client_memory
-    from offbeat.results import tracking as tracks
+    from offbeat.results import tracking
     from offbeat.workers import registry
 
     if worker is not None:
-        registry.parse(worker)
+        registry.parse_worker(worker)
     if memory is not None:
-        client_memory.parse(memory)
-    tracks.parse(track or [])
+        client_memory.parse_memory_limit(memory)
+    tracking.parse_trackers(track or [])
 
 
 def use_data(folder: Path | None, run: Path | None = None) -> None:
-    """Data sets are looked for here, also by the processes that are started from this one; else where they lay when
-    `run` was made.
-    """
+    """Set the data folder for this process and its children: `folder`, else the one that was used for `run`."""
     import os
 
     from offbeat.core.errors import ConfigError
 
     if folder is not None:
         if not folder.is_dir():
-            raise ConfigError(f"--data {folder}: there is no such folder")
+            raise ConfigError(f"--data {folder}: the folder does not exist")
         os.environ["OFFBEAT_DATA"] = str(folder.resolve())
     elif run is not None:
         from offbeat.experiment.run.run_folder import Run
 
-        kept = Run(run).data_root()
-        if kept is not None and kept.is_dir():
-            os.environ["OFFBEAT_DATA"] = str(kept)
+        recorded = Run(run).data_root()
+        if recorded is not None and recorded.is_dir():
+            os.environ["OFFBEAT_DATA"] = str(recorded)
 
 
-def where(run: Path) -> list[str]:
-    """What a command that goes on with this run has to say of its data: nothing, unless it was moved meanwhile."""
+def data_arguments(run: Path) -> list[str]:
+    """Return the --data option that a resumed run needs, which is none unless the data has moved."""
     from offbeat.experiment.run.run_folder import Run
-    from offbeat.scenario.data.data_root import given_root
+    from offbeat.scenario.data.data_files import named_root
 
-    root = given_root()
+    root = named_root()
     return [] if root is None or root == Run(run).data_root() else ["--data", str(root)]
 
 
 def new_folder(name: str, out: Path | None) -> Path:
-    """`out`, or the first free runs/NAME-1, runs/NAME-2, …, made at once: commands started together get one each."""
+    """Return `out`, or make the first free of runs/NAME-1, runs/NAME-2, …, so that parallel commands do not collide."""
     import re
 
     from offbeat.core.errors import RunError
@@ -218,5 +251,5 @@ def new_folder(name: str, out: Path | None) -> Path:
             number += 1
         except OSError as error:
             raise RunError(
-                f"cannot make the folder {folder}: {error.strerror or error}; choose another with --out"
+                f"cannot make {folder}: {error.strerror or error}; choose another folder with --out"
             ) from None

@@ -1,47 +1,52 @@
-"""offbeat show: runs and comparisons in numbers, for people, papers and programs."""
+"""offbeat show: summarize runs and comparisons as text, figures, or files for papers and programs."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.figure_output import draw
-from offbeat.cli.shared_options import FigureFile, FigureKind, Json, Reference
+from offbeat.cli.shared_options import JsonOption, ReferenceOption
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
     from offbeat.experiment.parameter_sweep import Sweep
-    from offbeat.experiment.run.execution import Run
+    from offbeat.experiment.run.run_folder import Run
     from offbeat.metrics.trace_summary import Summary
-    from offbeat.results.result_files import Compared
-    from offbeat.results.tables import Single, Table
+    from offbeat.results.result_files import ComparisonResult
+    from offbeat.results.tables import ResultTable, SingleRun
 
 
 def show(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR…", help="Folders of runs, comparisons, sweeps and saved simulations.")
     ],
-    wanted: Annotated[
+    text_format: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="text|csv|latex|markdown|json",
-            help="csv has a line for each run and measure [default: text, or what the suffix of --out says].",
+            help="csv has one line per run and measure [default: text, or the format of the suffix of --out].",
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to a file: .txt, .csv, .tex, .md, .json.")
     ] = None,
-    reference: Reference = None,
-    as_json: Json = False,
-    figure: FigureFile = None,
-    kind: FigureKind = "all",
+    reference: ReferenceOption = None,
+    as_json: JsonOption = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw instead of printing: FILE.pdf, .svg or .png, or FILE.html for a page."),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(metavar="all|curves|staleness|timeline", help="The content of the figure.")
+    ] = "all",
 ) -> None:
-    """Show what runs and comparisons amount to, finished or not: means and intervals over seeds, differences, ranks."""
+    """Summarize runs and comparisons, finished or in progress: means, intervals, differences, ranks."""
     import sqlite3
 
     from offbeat.cli.terminal import say
@@ -50,212 +55,217 @@ def show(
 
     if figure is not None:
         if len(folders) != 1:
-            raise ConfigError(f"--figure {figure}: of one folder at a time, {len(folders)} were given")
-        if as_json or wanted is not None or out is not None:
-            raise ConfigError(f"--figure {figure} is drawn alone: no --json, --format or --out with it")
-        draw(folders[0], figure, kind, reference)
+            raise ConfigError(f"--figure {figure}: give one folder, not {len(folders)}")
+        if as_json or text_format is not None or out is not None:
+            raise ConfigError(f"--figure {figure}: omit --json, --format and --out")
+        _draw(folders[0], figure, kind, reference)
         return
-    chosen = _chosen(wanted, out, as_json)
-    if len(folders) == 1 and chosen in ("text", "json") and (swept := _sweep(folders[0], reference)):
-        from offbeat.cli.sweep import in_file, print_sweep
+    chosen = _choose_format(text_format, out, as_json)
+    if len(folders) == 1 and chosen in ("text", "json") and (sweep := _read_sweep(folders[0], reference)):
+        from offbeat.cli.sweep import format_sweep, print_sweep
 
         as_json = chosen == "json"
-        return print_sweep(swept, as_json) if out is None else _write(in_file(swept, as_json), out)
-    items: list[Compared | Single] = []
-    wrong: list[Exception] = []
+        return print_sweep(sweep, as_json) if out is None else _write(format_sweep(sweep, as_json), out)
+    items: list[ComparisonResult | SingleRun] = []
+    errors: list[Exception] = []
     for folder in dict.fromkeys(folders):
         try:
-            items.append(result_files.opened(folder, reference))
+            items.append(result_files.open_result(folder, reference))
         except (OffbeatError, OSError, sqlite3.Error) as error:
             if len(folders) == 1:
                 raise
-            wrong.append(error)
-    if items and reference is not None and not any(isinstance(item, result_files.Compared) for item in items):
-        raise ConfigError(f"--reference {reference}: {items[0].folder} is one run, there is nothing to compare it with")
+            errors.append(error)
+    if items and reference is not None and not any(isinstance(item, result_files.ComparisonResult) for item in items):
+        raise ConfigError(f"--reference {reference}: {items[0].folder} is a single run without a comparison")
     if items:
-        _warn(items)
+        _print_warnings(items)
         command = ["offbeat", "show", *(item.folder for item in items), "--format", chosen]
         command += [] if reference is None else ["--reference", reference]
-        _tell(items, chosen, out, shlex.join(command))
-    for problem in wrong:
+        _print_results(items, chosen, out, shlex.join(command))
+    for problem in errors:
         say(f"offbeat: {' '.join(str(problem).split())}", err=True)
-    if wrong:
-        raise typer.Exit(2 if any(isinstance(problem, (ConfigError, DataError)) for problem in wrong) else 1)
+    if errors:
+        raise typer.Exit(2 if any(isinstance(problem, (ConfigError, DataError)) for problem in errors) else 1)
 
 
-def _sweep(folder: Path, reference: str | None) -> Sweep | None:
-    """A sweep has a table of its own; in other formats it is a comparison of its combinations."""
-    from offbeat.core.errors import ConfigError
+def print_run(run: Run, as_json: bool) -> Summary:
+    """Print the results of a run at its end."""
+    from offbeat.cli.terminal import print_json, print_tables
+    from offbeat.results import result_files
+    from offbeat.results.tables import SingleRun
+
+    item = result_files.open_result(run.folder)
+    assert isinstance(item, SingleRun)
+    _print_warnings([item])
+    if as_json:
+        print_json(result_files.result_json(item))
+    else:
+        print_tables([_run_table(item)])
+    return item.summary
+
+
+def print_comparison(comparison: Comparison, as_json: bool, reference: str | None = None) -> None:
+    """Write figure and page of a finished comparison, and print its table."""
+    from offbeat.cli.terminal import print_json, print_tables, say
     from offbeat.experiment import parameter_sweep
+    from offbeat.results import report, result_files
+
+    if (sweep := parameter_sweep.read_sweep(comparison)) is not None:
+        from offbeat.cli.sweep import print_sweep
+
+        return print_sweep(sweep, as_json, write=True)
+    item = result_files.ComparisonResult(comparison, report.write_report(comparison, reference))
+    if as_json:
+        print_json(result_files.result_json(item))
+        return
+    _print_warnings([item])
+    print_tables(_comparison_tables(item, arrows=False)[:1])
+    _print_files(item)
+    say(f"every seed, intervals, differences: {shlex.join(['offbeat', 'show', item.folder])}")
+
+
+def result_tables(items: Sequence[ComparisonResult | SingleRun], arrows: bool = False) -> list[ResultTable]:
+    """Return a list for a single run; else comparisons, then runs side by side, then ranks."""
+    from offbeat.results import result_files, tables
+
+    runs = [item for item in items if isinstance(item, tables.SingleRun)]
+    if len(items) == len(runs) == 1:
+        return [_run_table(runs[0])]
+    shown: list[ResultTable] = []
+    for item in items:
+        if isinstance(item, result_files.ComparisonResult):
+            first, *more = _comparison_tables(item, arrows)
+            title = ": ".join(filter(None, [item.folder, first.title]))
+            shown += [first if len(items) == 1 else replace(first, title=title), *more]
+    shown += tables.side_by_side_tables(runs, arrows) if runs else []
+    ranks = result_files.rank_results(items)
+    return shown + ([tables.rank_table(ranks)] if ranks else [])
+
+
+def _read_sweep(folder: Path, reference: str | None) -> Sweep | None:
+    """Read a sweep, which has its own table; in other formats it is a comparison of its combinations."""
+    from offbeat.core.errors import ConfigError
     from offbeat.experiment.comparison import MANIFEST, Comparison
+    from offbeat.experiment.parameter_sweep import read_sweep
 
-    found = parameter_sweep.read(Comparison(folder)) if (folder / MANIFEST).is_file() else None
-    if found is not None and reference is not None:
+    sweep = read_sweep(Comparison(folder)) if (folder / MANIFEST).is_file() else None
+    if sweep is not None and reference is not None:
         raise ConfigError(f"--reference {reference}: {folder} is a sweep, without speed-ups")
-    return found
+    return sweep
 
 
-def _chosen(wanted: str | None, out: Path | None, as_json: bool) -> str:
-    """The format: as it is said, else as the file's name has it."""
-    from offbeat.core.errors import ConfigError, unknown
+def _choose_format(text_format: str | None, out: Path | None, as_json: bool) -> str:
+    """Return the format that is named, else that of the file's suffix."""
+    from offbeat.core.errors import ConfigError, unknown_name
     from offbeat.experiment.run import run_lock
-    from offbeat.results.result_files import PARTS
-    from offbeat.results.table_formats import FORMATS, SUFFIXES
+    from offbeat.results.result_files import RESULT_MARKERS
+    from offbeat.results.table_formats import FORMAT_OF_SUFFIX, FORMATS
 
-    if wanted is not None and wanted not in FORMATS:
-        raise unknown("format", wanted, FORMATS)
-    if as_json and wanted not in (None, "json"):
-        raise ConfigError(f"--json and --format {wanted}: choose one of them")
-    if out is not None and any((out.parent / part).is_file() for part in PARTS) and out.name in (*run_lock.OWN, *PARTS):
-        raise ConfigError(f"--out {out} is a file of what is shown: choose another name")
-    if wanted is not None or as_json:
-        return wanted or "json"
+    if text_format is not None and text_format not in FORMATS:
+        raise unknown_name("format", text_format, FORMATS)
+    if as_json and text_format not in (None, "json"):
+        raise ConfigError(f"--json and --format {text_format}: choose one of them")
+    if out is not None and out.name in (*run_lock.RUN_ENTRIES, *RESULT_MARKERS):
+        if any((out.parent / marker).is_file() for marker in RESULT_MARKERS):
+            raise ConfigError(f"--out {out} is a file of a run or comparison: choose another name")
+    if text_format is not None or as_json:
+        return text_format or "json"
     if out is None:
         return "text"
-    if out.suffix not in SUFFIXES:
-        raise ConfigError(f"--out {out}: which format? Give --format, or a name that ends in {', '.join(SUFFIXES)}")
-    return SUFFIXES[out.suffix]
+    if out.suffix not in FORMAT_OF_SUFFIX:
+        suffixes = ", ".join(FORMAT_OF_SUFFIX)
+        raise ConfigError(f"--out {out}: unknown format; give --format, or a name that ends in {suffixes}")
+    return FORMAT_OF_SUFFIX[out.suffix]
 
 
-def _tell(items: Sequence[Compared | Single], chosen: str, out: Path | None, command: str) -> None:
-    from offbeat.cli.terminal import in_json, in_text, print_tables
+def _print_results(
+    items: Sequence[ComparisonResult | SingleRun], text_format: str, out: Path | None, command: str
+) -> None:
+    from offbeat.cli.terminal import format_json, format_tables, print_tables
     from offbeat.results import result_files, table_formats
 
-    if chosen == "text" and out is None:
-        print_tables(tables_of(items))
+    if text_format == "text" and out is None:
+        print_tables(result_tables(items))
         for item in items:
-            if isinstance(item, result_files.Compared):
-                _say_pictures(item)
+            if isinstance(item, result_files.ComparisonResult):
+                _print_files(item)
         return
-    if chosen == "json":
-        ranks = result_files.ranked(items)
-        several = {
-            "folders": [result_files.plain(item) for item in items],
-            "ranks": ranks and result_files.plain_ranks(ranks),
-        }
-        made = in_json(result_files.plain(items[0]) if len(items) == 1 else several) + "\n"
-    elif chosen == "csv":
-        made = table_formats.tidy(record for item in items for record in result_files.records(item))
-    elif chosen == "text":
-        made = in_text(tables_of(items))
+    if text_format == "json":
+        results = [result_files.result_json(item) for item in items]
+        ranks = result_files.rank_results(items)
+        several = {"folders": results, "ranks": ranks and result_files.ranks_json(ranks)}
+        text = format_json(results[0] if len(items) == 1 else several) + "\n"
+    elif text_format == "csv":
+        text = table_formats.to_csv(record for item in items for record in result_files.csv_records(item))
+    elif text_format == "text":
+        text = format_tables(result_tables(items))
     else:
-        about = [command, *(f"digest of {item.folder}: {result_files.digest(item)}" for item in items)]
-        made = (table_formats.latex if chosen == "latex" else table_formats.markdown)(
-            tables_of(items, arrows=True), about
-        )
+        about = [command, *(f"digest of {item.folder}: {result_files.result_digest(item)}" for item in items)]
+        convert = table_formats.to_latex if text_format == "latex" else table_formats.to_markdown
+        text = convert(result_tables(items, arrows=True), about)
     if out is None:
-        typer.echo(made, nl=False)
+        typer.echo(text, nl=False)
     else:
-        _write(made, out)
+        _write(text, out)
 
 
 def _write(text: str, out: Path) -> None:
     from offbeat.cli.terminal import say
-    from offbeat.engine.checkpoint import write_whole
+    from offbeat.engine.checkpoint import write_atomically
 
     data = text.encode(errors="replace")
-    write_whole(out, data)
+    write_atomically(out, data)
     say(f"{out} ({len(data)} bytes)")
 
 
-def tables_of(items: Sequence[Compared | Single], arrows: bool = False) -> list[Table]:
-    """A run by itself is a list; comparisons come first, then runs beside each other, then ranks."""
-    from dataclasses import replace
+def _draw(folder: Path, figure: Path, kind: str, reference: str | None) -> None:
+    """Draw a figure or a page of a run or comparison, finished or not."""
+    from offbeat.cli.terminal import say
+    from offbeat.core.errors import ConfigError, RunError
+    from offbeat.experiment.comparison import MANIFEST, Comparison
+    from offbeat.experiment.run.run_folder import Run
+    from offbeat.results import report
 
-    from offbeat.results import result_files, tables
-
-    singles = [item for item in items if isinstance(item, tables.Single)]
-    if len(items) == len(singles) == 1:
-        return [_list(singles[0])]
-    made: list[Table] = []
-    for item in items:
-        if isinstance(item, result_files.Compared):
-            first, *more = _of_comparison(item, arrows)
-            title = ": ".join(filter(None, [item.folder, first.title]))
-            made += [first if len(items) == 1 else replace(first, title=title), *more]
-    made += tables.beside(singles, arrows) if singles else []
-    ranks = result_files.ranked(items)
-    return made + ([tables.ranked(ranks)] if ranks else [])
+    is_comparison = (folder / MANIFEST).is_file()
+    if reference is not None and not is_comparison:
+        raise ConfigError(f"--reference {reference}: {folder} is a single run without a comparison")
+    try:
+        report.draw_figure_or_page(Comparison(folder) if is_comparison else Run(folder), figure, kind, reference)
+    except OSError as error:
+        raise RunError(f"cannot write {figure}: {error.strerror or error}") from None
+    say(f"figure: {figure}")
 
 
-def _of_comparison(item: Compared, arrows: bool) -> list[Table]:
+def _comparison_tables(item: ComparisonResult, arrows: bool) -> list[ResultTable]:
     from offbeat.results import tables
 
-    made, found = [], item.report
-    if found.rows:
-        made.append(tables.main(found.rows, found.found, found.planned, found.target, arrows))
-        made += tables.over_seeds(found.rows, found.found, found.planned, found.reference, found.target)
-    if found.going:
-        made.append(
-            tables.unfinished(found.going, shlex.join(["offbeat", item.comparison.verb, "--resume", item.folder]))
-        )
-    return made
+    shown, report = [], item.report
+    if report.rows:
+        shown.append(tables.comparison_table(report.rows, report.summaries, report.planned, report.target, arrows))
+        shown += tables.seed_tables(report.rows, report.summaries, report.planned, report.reference, report.target)
+    if report.unfinished:
+        resume = shlex.join(["offbeat", item.comparison.verb, "--resume", item.folder])
+        shown.append(tables.unfinished_table(report.unfinished, resume))
+    return shown
 
 
-def _list(run: Single) -> Table:
-    """One run: a name and a number a line."""
-    from offbeat.results.tables import Table
-
-    data = run.summary.data  # prose, too long for a table
-    return Table(_lines(run), run.folder, () if data is None else (f"data: {data}",), kind="pairs")
-
-
-def _warn(items: Sequence[Compared | Single]) -> None:
-    """Of what nobody should have to find in a table."""
+def _print_warnings(items: Sequence[ComparisonResult | SingleRun]) -> None:
     from offbeat.cli.terminal import say
-    from offbeat.results.tables import Single
+    from offbeat.results.tables import SingleRun
 
     for item in items:
-        if isinstance(item, Single):
-            where = "" if len(items) == 1 else f"{item.folder}, "
+        if isinstance(item, SingleRun):
+            prefix = "" if len(items) == 1 else f"{item.folder}, "
             for line in item.summary.warnings:
-                if line != item.summary.ended:  # which stands in the table
-                    say(f"warning: {where}{line}", err=True)
+                if line != item.summary.ended:  # the table contains it
+                    say(f"warning: {prefix}{line}", err=True)
             continue
         for row in item.report.rows:
             for line in row.warnings:
                 say(f"warning: {row.strategy}, {line}", err=True)
 
 
-# ---------------------------------------------------------------- what other verbs print at their end
-
-
-def print_run(run: Run, as_json: bool) -> Summary:
-    from offbeat.cli.terminal import print_json, print_tables
-    from offbeat.results import result_files
-    from offbeat.results.tables import Single
-
-    item = result_files.opened(run.folder)
-    assert isinstance(item, Single)
-    _warn([item])
-    if as_json:
-        print_json(result_files.plain(item))
-    else:
-        print_tables([_list(item)])
-    return item.summary
-
-
-def print_comparison(comparison: Comparison, as_json: bool, reference: str | None = None) -> None:
-    """When all of it is finished: the table, the figure and the page."""
-    from offbeat.cli.terminal import print_json, print_tables, say
-    from offbeat.experiment import parameter_sweep
-    from offbeat.results import report, result_files
-
-    if (swept := parameter_sweep.read(comparison)) is not None:
-        from offbeat.cli.sweep import print_sweep
-
-        return print_sweep(swept, as_json, write=True)
-    item = result_files.Compared(comparison, report.write(comparison, reference))
-    if as_json:
-        print_json(result_files.plain(item))
-        return
-    _warn([item])
-    print_tables(_of_comparison(item, arrows=False)[:1])
-    _say_pictures(item)
-    say(f"every seed, intervals, differences: {shlex.join(['offbeat', 'show', item.folder])}")
-
-
-def _say_pictures(item: Compared) -> None:
+def _print_files(item: ComparisonResult) -> None:
     from offbeat.cli.terminal import say
 
     for name, path in (("figure", item.report.figure), ("report", item.report.page)):
@@ -263,44 +273,44 @@ def _say_pictures(item: Compared) -> None:
             say(f"{name}: {path}")
 
 
-def _lines(run: Single) -> list[list[str]]:
-    from offbeat.experiment.run.execution import Run
+def _run_table(run: SingleRun) -> ResultTable:
+    """Return a table with one name and value per line."""
+    from offbeat.experiment.run.run_folder import Run
     from offbeat.metrics import curves
+    from offbeat.results.tables import ResultTable
 
-    lines, s = [["strategy", run.strategy]], run.summary
+    rows, summary = [["strategy", run.strategy]], run.summary
     if run.target is not None:
-        best = curves.best(Run(Path(run.folder)).curve(run.target.metric), s.higher(run.target.metric))
-        reached = (
-            f"{s.time_to_target:.0f} s"
-            if s.time_to_target is not None
-            else f"not reached by {s.seconds:.0f} s (best {best:.4f})"
-        )
-        lines.append([f"time to {run.target}", reached])
-    return lines + _numbers(s)
+        curve = Run(Path(run.folder)).curve(run.target.metric)
+        best = curves.best_value(curve, summary.higher(run.target.metric))
+        missed = f"not reached by {summary.seconds:.0f} s (best {best:.4f})"
+        time = summary.time_to_target
+        rows.append([f"time to {run.target}", missed if time is None else f"{time:.0f} s"])
+    notes = () if summary.data is None else (f"data: {summary.data}",)  # prose, too long for a row
+    return ResultTable(rows + _summary_rows(summary), run.folder, notes, kind="pairs")
 
 
-def _numbers(s: Summary) -> list[list[str]]:
+def _summary_rows(summary: Summary) -> list[list[str]]:
     from offbeat.metrics import measures
-    from offbeat.metrics.client_names import called, named
+    from offbeat.metrics.client_names import client_label, values_by_name
 
-    lines = [["ended", s.ended]]
-    lines += [[name, f"{value:.4f}"] for name, value in s.metrics.items()]
-    if s.evaluated == "clients":
-        lines.append(["these are", "means over clients, each on its own test examples"])
-    elif s.evaluated == "sites":
-        lines.append(["these are", "means over the sites' test examples"])
-    values = [value for value in s.by_client.values() if value == value]
+    rows = [["ended", summary.ended]]
+    rows += [[name, f"{value:.4f}"] for name, value in summary.metrics.items()]
+    if summary.evaluated == "clients":
+        rows.append(["metrics are", "means over clients, each on its own test examples"])
+    elif summary.evaluated == "sites":
+        rows.append(["metrics are", "means over the sites' test examples"])
+    values = [value for value in summary.by_client.values() if value == value]
     if values:
         spread = f"{min(values):.4f} / {sum(values) / len(values):.4f} / {max(values):.4f}"
-        lines += [
-            [f"{s.headline} by client: low / mean / high", spread],
-            ["clients evaluated on", f"their {s.surveyed}"],
-        ]
-        lines += [[f"{s.headline} of {called(c, s.names)}", f"{v:.4f}"] for c, v in named(s.by_client, s.names)]
-    lines += measures.lines(s)
-    lines += [[f"{key}, as noted: mean", f"{value:.4g}"] for key, value in s.notes.items()]
-    if s.worker is not None:
-        lines.append(["computed by", s.worker])
-    if s.client_memory is not None:
-        lines.append(["memory for clients", s.client_memory])
-    return lines + [[f"refused: {reason}", str(count)] for reason, count in s.refused.items()]
+        rows.append([f"{summary.headline} by client: low / mean / high", spread])
+        rows.append(["clients evaluated on", f"their {summary.surveyed}"])
+        for client, value in values_by_name(summary.by_client, summary.names):
+            rows.append([f"{summary.headline} of {client_label(client, summary.names)}", f"{value:.4f}"])
+    rows += measures.summary_lines(summary)
+    rows += [[f"{key}, mean of notes", f"{value:.4g}"] for key, value in summary.notes.items()]
+    if summary.worker is not None:
+        rows.append(["worker", summary.worker])
+    if summary.client_memory is not None:
+        rows.append(["memory for clients", summary.client_memory])
+    return rows + [[f"refused: {reason}", str(count)] for reason, count in summary.refused.items()]

@@ -1,4 +1,4 @@
-"""offbeat status: who takes part in a live run, and how it goes."""
+"""offbeat status: show the sites and the progress of a live run."""
 
 from __future__ import annotations
 
@@ -7,59 +7,56 @@ from typing import Annotated, Any
 
 import typer
 
-from offbeat.cli.shared_options import Json
+from offbeat.cli.shared_options import JsonOption
 
 
 def status(
     source: Annotated[
-        str, typer.Argument(metavar="RUN|HOST:PORT", help="A live run's folder, or where its server is.")
+        str, typer.Argument(metavar="RUN|HOST:PORT", help="The folder of a live run, or the address of its server.")
     ],
     keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="For HOST:PORT: the keys of a site, which may ask.")
+        Path | None, typer.Option(metavar="DIR", help="For HOST:PORT: the keys of a site that may ask.")
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show sites, versions, staleness and refused updates of a live run, while it goes on or afterwards."""
+    """Show sites, versions, staleness and refused updates of a live run, while it runs or afterwards."""
     from offbeat.cli.terminal import print_json
 
-    found = _found(source, keys)
+    values = _read_status(source, keys)
     if as_json:
-        print_json(found)
+        print_json(values)
     else:
-        print_overview(found)
+        print_status(values)
 
 
-def _found(source: str, keys: Path | None) -> dict[str, Any]:
+def _read_status(source: str, keys: Path | None) -> dict[str, Any]:
     from offbeat.core.errors import ConfigError
-    from offbeat.deploy.live_overview import overview
+    from offbeat.deploy.live_status import overview
 
-    folder = Path(source)
-    if folder.is_dir():
-        return overview(folder)
+    if Path(source).is_dir():
+        return overview(Path(source))
     if ":" not in source:
         raise ConfigError(f"{source} is neither a run folder nor HOST:PORT")
     from offbeat.deploy.federation_keys import SiteKeys
-    from offbeat.deploy.flower_extra import need_flower
-    from offbeat.deploy.preflight import ask_door
+    from offbeat.deploy.preflight import query_server, require_flower
 
-    need_flower()
-    own = None if keys is None else SiteKeys(keys)
-    if own is not None:
-        own.check()
-    return ask_door(source, "/offbeat/status", own, "" if own is None else own.name)
+    require_flower()
+    site_keys = None if keys is None else SiteKeys(keys)
+    if site_keys is not None:
+        site_keys.check()
+    return query_server(source, "/offbeat/status", site_keys, "" if site_keys is None else site_keys.name)
 
 
-def print_overview(found: dict[str, Any]) -> None:
+def print_status(values: dict[str, Any]) -> None:
     from offbeat.cli.terminal import print_table, say
-    from offbeat.deploy.live_overview import table
+    from offbeat.deploy.live_status import site_table
 
-    reason = f" ({found['reason']})" if found["reason"] else ""
-    measured = "".join(f", {key} {value:.4f}" for key, value in found["metrics"].items() if value is not None)
-    say(
-        f"{found['state']}{reason}: {found['now']:.0f} s, version {found['version']}, {found['updates']} updates"
-        f"{measured}"
-    )
-    if found["sites"]:
-        print_table(table(found["sites"], ended=found["state"] == "ended"))
+    reason = f" ({values['reason']})" if values["reason"] else ""
+    metrics = "".join(f", {key} {value:.4f}" for key, value in values["metrics"].items() if value is not None)
+    progress = f"{values['now']:.0f} s, version {values['version']}, {values['updates']} updates"
+    state = "finished" if values["state"] == "ended" else values["state"]
+    say(f"{state}{reason}: {progress}{metrics}")
+    if values["sites"]:
+        print_table(site_table(values["sites"], ended=values["state"] == "ended"))
     else:
-        say("no site has come yet")
+        say("no site has joined yet")

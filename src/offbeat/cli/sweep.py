@@ -1,154 +1,141 @@
-"""offbeat sweep: a grid of settings, one table, one picture."""
+"""offbeat sweep: run a grid of settings and print one table."""
 
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.compare import Strategies, chosen, execute, refuse_per_run, say_moved
+from offbeat.cli.compare import check_comparison_changes, execute_runs, prepare_resume, select_methods
 from offbeat.cli.shared_options import (
-    ClientMemory,
-    DataRoot,
-    Json,
-    ScaleText,
-    Sets,
-    Source,
-    Track,
-    UntilText,
-    WorkerName,
+    ClientMemoryOption,
+    DataOption,
+    JobsOption,
+    JsonOption,
+    OutOption,
+    ResumeOption,
+    ScaleOption,
+    SeedsOption,
+    SetOption,
+    SourceArgument,
+    StrategiesOption,
+    TrackOption,
+    UntilOption,
+    WorkerOption,
+    check_execution_options,
+    check_source_or_resume,
     load,
     new_folder,
-    refuse_unread,
     use_data,
     warn,
 )
 
 if TYPE_CHECKING:
-    from offbeat.experiment.comparison import Comparison
     from offbeat.experiment.parameter_sweep import Sweep
 
 
 def sweep(
-    source: Source = None,
+    source: SourceArgument = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SETTING=V,V,V",
             help="A setting and its values: strategy.beta=0.2,0.4, partition.alpha=0.1,1. Repeatable: all combinations "
-            "are run. A setting of the strategy is varied for those methods that have it.",
+            "are run. A setting of a strategy is varied for the methods that have it.",
         ),
     ] = None,
-    scale: ScaleText = None,
-    strategies: Strategies = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0 [default: the preset's].")] = None,
-    changes: Sets = None,
-    until: UntilText = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep [default: runs/sweep-NAME-N].")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Finish a sweep that was stopped.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once [default: one a core].")] = None,
-    worker: WorkerName = None,
-    memory: ClientMemory = None,
-    track: Track = None,
-    data: DataRoot = None,
-    as_json: Json = False,
+    scale: ScaleOption = None,
+    strategies: StrategiesOption = None,
+    seeds: SeedsOption = None,
+    changes: SetOption = None,
+    until: UntilOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = None,
+    jobs: JobsOption = None,
+    worker: WorkerOption = None,
+    memory: ClientMemoryOption = None,
+    track: TrackOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run every combination of some settings, and print one table.
 
-    Without --strategies: those of the preset or the file that have a setting which is varied. Also draws how much each
-    setting matters (sensitivity.png) into the folder.
+    By default, run the strategies of the preset or file that have a varied setting. Also draw into the folder how much
+    each setting matters (sensitivity.png).
     """
+    from offbeat.cli.show import print_comparison
+    from offbeat.cli.terminal import say
     from offbeat.core.errors import ConfigError
+    from offbeat.experiment import parameter_sweep
     from offbeat.experiment.comparison import Comparison
+    from offbeat.experiment.spec.config import setting_warnings
 
     use_data(data)
-    refuse_unread(worker, memory, track)
-    if (source is None) == (resume is None):
-        raise ConfigError("give a preset or an experiment file to sweep over, or --resume DIR to finish a sweep")
+    check_execution_options(worker, memory, track)
+    check_source_or_resume(
+        source, resume, over=over, scale=scale, strategies=strategies, seeds=seeds, set=changes, until=until, out=out
+    )
     if resume is not None:
-        if over or changes or any(given is not None for given in (scale, strategies, seeds, until, out)):
-            raise ConfigError(
-                "--resume finishes a sweep as it is: no --over, --scale, --strategies, --seeds, --set, --until or "
-                "--out with it"
-            )
-        made = Comparison(resume)
-        if made.verb != "sweep":
-            raise ConfigError(f"{resume} is a comparison: finish it with 'offbeat compare --resume {resume}'")
-        use_data(data, resume / made.layout()[0]["folder"])
-        say_moved(made)
-    else:
-        assert source is not None
-        if not over:
-            raise ConfigError("--over is missing: a sweep is over something, such as --over partition.alpha=0.1,1")
-        made = _create(source, scale, strategies, over, seeds, changes, until, out, worker or "inline", memory)
-    execute(made, jobs, as_json, None, worker, memory if resume is not None else None, track)
-
-
-def _create(
-    source: str,
-    scale: str | None,
-    strategies: str | None,
-    given: list[str],
-    seeds: int | None,
-    changes: list[str] | None,
-    until: str | None,
-    out: Path | None,
-    worker: str,
-    memory: str | None,
-) -> Comparison:
-    from offbeat.cli.terminal import say
-    from offbeat.experiment import parameter_sweep as sweeps
-    from offbeat.experiment.spec import setting_warnings
-
-    refuse_per_run(changes or [])
-    over = sweeps.parse(given)
+        comparison = Comparison(resume)
+        if comparison.verb != "sweep":
+            raise ConfigError(f"{resume} is a comparison: continue it with 'offbeat compare --resume {resume}'")
+        prepare_resume(comparison, data)
+        execute_runs(comparison, jobs, None, worker, memory, track)
+        print_comparison(comparison, as_json)
+        return
+    assert source is not None
+    if not over:
+        raise ConfigError("give at least one --over SETTING=V,V, such as --over partition.alpha=0.1,1")
+    check_comparison_changes(changes)
+    settings = parameter_sweep.parse_swept_settings(over)
     preset = load(source, changes, until, scale, several=True)
-    methods = chosen(preset, strategies)
+    methods = select_methods(preset, strategies)
     if strategies is None:
-        methods = sweeps.having(methods, over)
-    points = sweeps.points(methods, over)
+        methods = parameter_sweep.methods_with_setting(methods, settings)
+    combinations = parameter_sweep.combinations(methods, settings)
     numbers = list(range(seeds or preset.seeds))
-    sweeps.refuse_impossible(points.values(), numbers)  # before a folder is made
-    made = sweeps.create(new_folder(f"sweep-{preset.experiment.name}", out), points, over, numbers, worker, memory)
-    for line in sweeps.left_as_they_are(methods, over):
+    parameter_sweep.refuse_impossible(combinations.values(), numbers)  # before a folder is made
+    folder = new_folder(f"sweep-{preset.experiment.name}", out)
+    comparison = parameter_sweep.create_sweep(folder, combinations, settings, numbers, worker or "inline", memory)
+    for line in parameter_sweep.unchanged_methods(methods, settings):
         say(line, err=True)
-    warn(f"{point.method}: {line}" for point, experiment in points.items() for line in setting_warnings.of(experiment))
-    say(f"{len(points)} combinations, {len(points) * len(numbers)} runs: {made.folder}", err=True)
-    return made
+    warn(f"{each.method}: {line}" for each, experiment in combinations.items() for line in setting_warnings(experiment))
+    say(f"{len(combinations)} combinations, {len(combinations) * len(numbers)} runs: {folder}", err=True)
+    execute_runs(comparison, jobs, None, worker, None, track)
+    print_comparison(comparison, as_json)
 
 
 def print_sweep(sweep: Sweep, as_json: bool, write: bool = False) -> None:
-    """Also of one that is not finished; `write` draws the picture as well."""
+    """Print the table of a sweep, finished or not; `write` also draws the figure."""
     from offbeat.cli.terminal import print_json, print_tables, say
     from offbeat.results import sweep_figure
 
     results, folder = sweep.results(), sweep.comparison.folder
     if write:
-        sweep_figure.save(sweep, results, sweep.figure)
+        sweep_figure.save_sweep_figure(sweep, results, sweep.figure)
     if as_json:
-        print_json(sweep_figure.plain(sweep, results))
+        print_json(sweep_figure.sweep_json(sweep, results))
         return
-    for r in results:
-        for line in () if r.row is None else r.row.warnings:
-            say(f"warning: {r.point.label}, {line}", err=True)
-    print_tables([sweep_figure.table(sweep, results)])
+    for result in results:
+        for line in () if result.row is None else result.row.warnings:
+            say(f"warning: {result.point.label}, {line}", err=True)
+    print_tables([sweep_figure.sweep_table(sweep, results)])
     if sweep.figure.is_file():
         say(f"figure: {sweep.figure}")
-    left = sum(r.seeds - r.done for r in results)
-    if left:
-        total = sum(r.seeds for r in results)
-        again = shlex.join(["offbeat", "sweep", "--resume", str(folder)])
-        say(f"{left} of {total} runs are not finished: {again}", err=True)
+    unfinished = sum(result.seeds - result.finished for result in results)
+    if unfinished:
+        total = sum(result.seeds for result in results)
+        resume = shlex.join(["offbeat", "sweep", "--resume", str(folder)])
+        say(f"{unfinished} of {total} runs are not finished; continue with: {resume}", err=True)
 
 
-def in_file(sweep: Sweep, as_json: bool) -> str:
-    """The same, without a word about the picture."""
-    from offbeat.cli.terminal import in_json, in_text
+def format_sweep(sweep: Sweep, as_json: bool) -> str:
+    """Return the table of a sweep as text or JSON for a file."""
+    from offbeat.cli.terminal import format_json, format_tables
     from offbeat.results import sweep_figure
 
     results = sweep.results()
     if as_json:
-        return in_json(sweep_figure.plain(sweep, results)) + "\n"
-    return in_text([sweep_figure.table(sweep, results)])
+        return format_json(sweep_figure.sweep_json(sweep, results)) + "\n"
+    return format_tables([sweep_figure.sweep_table(sweep, results)])

@@ -1,50 +1,54 @@
-"""Tables and JSON: what every verb prints in the same way."""
+"""Output of all commands: lines, JSON, tables, and a clean end after a signal."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
+    from offbeat.core.protocol import Strategy
     from offbeat.experiment.spec.config import Experiment
-    from offbeat.results.tables import Kind, Table
+    from offbeat.results.tables import ResultTable, TableKind
 
-LOG = 200  # the width of what is no terminal
+LOG_WIDTH = 200  # columns where the output is not a terminal
 
 
 def say(text: object, err: bool = False) -> None:
-    """One line, whatever was in the text: names, reasons and paths come from others."""
-    from offbeat.core.errors import printable
+    """Print one line; escape line breaks and control characters, since names and paths may contain them."""
+    from offbeat.core.errors import escape_unprintable
 
-    typer.echo(printable(text), err=err)
-
-
-def print_json(value: Any) -> None:
-    typer.echo(in_json(value))
+    typer.echo(escape_unprintable(text), err=err)
 
 
-def in_json(value: Any) -> str:
-    """Strict JSON: what is not a number becomes null."""
+def print_json(value: object) -> None:
+    typer.echo(format_json(value))
+
+
+def format_json(value: object) -> str:
+    """Format a value as strict JSON, with null for NaN."""
     from offbeat.metrics.trace_summary import without_nan
 
-    # the rest it escapes itself
+    # json escapes all other control characters
     return json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def print_experiment(
-    experiment: Experiment, as_json: bool, methods: Mapping[str, Any] | None = None, seeds: Sequence[int] = ()
+    experiment: Experiment, as_json: bool, methods: Mapping[str, Strategy] | None = None, seeds: Sequence[int] = ()
 ) -> None:
-    """An experiment as a file has it; of a comparison, its methods and seeds in front, as comments."""
-    from offbeat.core.errors import counted
+    """Print an experiment file; for a comparison, precede it by comments with methods and seeds."""
+    from offbeat.core.errors import format_count
     from offbeat.experiment.spec import experiment_files
     from offbeat.experiment.spec.choices import name_of
     from offbeat.experiment.spec.serialization import to_plain
-    from offbeat.experiment.spec.setting_docs import changes, written
+    from offbeat.experiment.spec.setting_docs import changed_settings, to_yaml_line
 
     if as_json:
         plain = {name: to_plain(strategy, "strategy") for name, strategy in (methods or {}).items()}
@@ -52,50 +56,63 @@ def print_experiment(
         print_json({"experiment": to_plain(experiment), **more})
         return
     if methods is not None:
-        count = f"{counted(len(methods), 'method')} × {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
-        say(f"# {count}: {counted(len(methods) * len(seeds), 'run')}")
+        numbers = f"{format_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
+        runs = format_count(len(methods) * len(seeds), "run")
+        say(f"# {format_count(len(methods), 'method')} × {numbers}: {runs}")
         for name, strategy in methods.items():
-            say(f"#   {name}: {written({'name': name_of('strategy', strategy), **changes(strategy)})}")
+            say(f"#   {name}: {to_yaml_line({'name': name_of('strategy', strategy), **changed_settings(strategy)})}")
     for line in experiment_files.dump(experiment).splitlines():
         say(line)
 
 
 def print_table(rows: list[list[str]], left: bool = False, headings: bool = True) -> None:
-    """Numbers stand on the right, `left` is for text; without headings, names and what there is to tell of them."""
-    for line in _lines(rows, "pairs" if not headings else "prose" if left else "numbers", *_screen()):
+    """Print a table with numbers on the right; `left`: text; without headings: pairs of name and text."""
+    for line in _format_rows(rows, "pairs" if not headings else "prose" if left else "numbers", *_screen()):
         typer.echo(line)
 
 
-def print_tables(tables: Sequence[Table]) -> None:
-    typer.echo(in_text(tables, *_screen()), nl=False)
+def print_tables(tables: Sequence[ResultTable]) -> None:
+    typer.echo(format_tables(tables, *_screen()), nl=False)
 
 
-def in_text(tables: Sequence[Table], width: int = LOG, rule: bool = False) -> str:
-    """Tables with their titles and notes, a blank line between two."""
+def format_tables(tables: Sequence[ResultTable], width: int = LOG_WIDTH, rule: bool = False) -> str:
+    """Format tables with titles and notes, separated by blank lines."""
     from offbeat.cli import text_table
-    from offbeat.core.errors import printable
+    from offbeat.core.errors import escape_unprintable
 
     parts = []
     for table in tables:
-        above = [line for line in (table.title, *table.lead) if line]
-        made = _lines(table.rows, table.kind, width, rule)
-        notes = [line for note in table.notes for line in text_table.fold(printable(note), width)]
-        parts.append("\n".join([*map(printable, above), *made, *notes]) + "\n")
+        above = [escape_unprintable(line) for line in (table.title, *table.lead) if line]
+        notes = [line for note in table.notes for line in text_table.fold(escape_unprintable(note), width)]
+        parts.append("\n".join([*above, *_format_rows(table.rows, table.kind, width, rule), *notes]) + "\n")
     return "\n".join(parts)
 
 
-def _lines(rows: Sequence[Sequence[str]], kind: Kind, width: int, rule: bool) -> list[str]:
+def _format_rows(rows: Sequence[Sequence[str]], kind: TableKind, width: int, rule: bool) -> list[str]:
     from offbeat.cli import text_table
-    from offbeat.core.errors import printable
+    from offbeat.core.errors import escape_unprintable
 
-    rows = [[printable(cell) for cell in row] for row in rows]
+    rows = [[escape_unprintable(cell) for cell in row] for row in rows]
     if kind == "pairs":
-        return text_table.pairs(rows, width)
-    return (text_table.prose if kind == "prose" else text_table.table)(rows, width, rule)
+        return text_table.format_pairs(rows, width)
+    return (text_table.format_prose if kind == "prose" else text_table.format_table)(rows, width, rule)
 
 
 def _screen() -> tuple[int, bool]:
-    """How wide it is, and whether it is one: a log has no width of its own, and no rules are drawn in it."""
+    """Return the width, and whether a rule is drawn below headings, which it is on terminals only."""
     if not sys.stdout.isatty():
-        return LOG, False
+        return LOG_WIDTH, False
     return shutil.get_terminal_size().columns, True
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C, SIGTERM or a closed terminal sets, so that the command can end in order."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,70 +1,77 @@
-"""Rows as lines of text of a given width.
+"""Tables as lines of text that fit a given width.
 
-A number is never cut and never broken: columns that do not fit go below, with the names repeated. Only prose is
-folded, at its blanks.
+Numbers are never cut or broken: columns that do not fit continue in a second table below, with the names repeated.
+Only prose is folded, at blanks. (rich would truncate or wrap such cells.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.cells import cell_len  # wide characters take two places
+from rich.cells import cell_len, set_cell_size  # wide characters take two columns
 
 GAP = 2  # blanks between columns
-PROSE = 20  # the least room a sentence can be read in
+MIN_PROSE_WIDTH = 20
 
+Column = Sequence[str]
 Rows = Sequence[Sequence[str]]
 
 
-def table(rows: Rows, width: int, rule: bool = False) -> list[str]:
-    """Headings first; numbers on the right. `rule`: a line below the headings."""
-    names, *numbers = [list(column) for column in zip(*rows, strict=True)]
-    for gap in (GAP, 1):  # rather close together than apart
-        if _fits([names, *numbers], width, gap):
-            return _part([names, *numbers], width, gap, rule)
-    if not all(_fits([names, column], width, GAP) for column in numbers):
-        return _records(rows, width)
+def format_table(rows: Rows, width: int, rule: bool = False) -> list[str]:
+    """Format rows with headings first and numbers on the right; `rule` draws a line below the headings."""
+    names, *columns = [list(column) for column in zip(*rows, strict=True)]
+    for gap in (GAP, 1):  # a narrow gap is better than two tables
+        if _fits([names, *columns], width, gap):
+            return _format_columns([names, *columns], width, gap, rule)
+    if not all(_fits([names, column], width, GAP) for column in columns):
+        lines = []  # one list per row, with a heading and a number in each line
+        for name, *row in rows[1:]:
+            pairs = format_pairs(list(zip(rows[0][1:], row, strict=True)), width - GAP, fold_values=False)
+            lines += [name, *_indent(pairs)]
+        return lines
     parts: list[list[list[str]]] = [[names]]
-    for column in numbers:
+    for column in columns:
         if not _fits([*parts[-1], column], width, GAP):
             parts.append([names])
         parts[-1].append(column)
-    made = _part(parts[0], width, GAP, rule)
+    lines = _format_columns(parts[0], width, GAP, rule)
     for part in parts[1:]:
-        made += ["", *_part(part, width, GAP, rule)]
-    return made
+        lines += ["", *_format_columns(part, width, GAP, rule)]
+    return lines
 
 
-def pairs(rows: Rows, width: int, whole: bool = False) -> list[str]:
-    """A name and what there is to tell of it, below the name where there is no room beside it. `whole`: not folded."""
-    first, made = max(cell_len(name) for name, _ in rows) + GAP, []
+def format_pairs(rows: Rows, width: int, fold_values: bool = True) -> list[str]:
+    """Format names with values beside them, or below them where the line is too short."""
+    lines, name_width = [], max(cell_len(name) for name, _ in rows) + GAP
     for name, value in rows:
-        if first + cell_len(value) <= width:
-            made.append(_left(name, first) + value)
+        if name_width + cell_len(value) <= width:
+            lines.append(set_cell_size(name, name_width) + value)
         else:
-            made += [name, *_indented([value] if whole else fold(value, width - GAP))]
-    return made
+            lines += [name, *_indent(fold(value, width - GAP) if fold_values else [value])]
+    return lines
 
 
-def prose(rows: Rows, width: int, rule: bool = False) -> list[str]:
-    """Headings first; all on the left, the last column is folded into what room there is."""
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    widths = [max(map(cell_len, column)) for column in columns]
-    room = width - sum(widths[:-1]) - GAP * (len(widths) - 1)
-    if room < min(PROSE, widths[-1]):
-        return [line for row in rows[1:] for line in _entry(rows[0], row, width)]
-    made = []
+def format_prose(rows: Rows, width: int, rule: bool = False) -> list[str]:
+    """Format rows of text with headings first; fold the last column into the remaining width."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    last_width = width - sum(widths[:-1]) - GAP * (len(widths) - 1)
+    lines = []
+    if last_width < min(MIN_PROSE_WIDTH, widths[-1]):  # one list per row
+        for name, *row in rows[1:]:
+            cells = [(heading, cell) for heading, cell in zip(rows[0][1:], row, strict=True) if cell]
+            lines += [name, *(_indent(format_pairs(cells, width - GAP)) if cells else [])]
+        return lines
     for number, row in enumerate(rows):
-        before = "".join(_left(cell, wide + GAP) for cell, wide in zip(row[:-1], widths[:-1], strict=True))
-        first, *more = fold(row[-1], room)
-        made += [f"{before}{first}".rstrip(), *(" " * (width - room) + line for line in more)]
+        cells = "".join(set_cell_size(cell, wide + GAP) for cell, wide in zip(row[:-1], widths[:-1], strict=True))
+        first, *more = fold(row[-1], last_width)
+        lines += [f"{cells}{first}".rstrip(), *(" " * (width - last_width) + line for line in more)]
         if rule and number == 0:
-            made.append("─" * min(width, width - room + widths[-1]))
-    return made
+            lines.append("─" * min(width, width - last_width + widths[-1]))
+    return lines
 
 
 def fold(text: str, width: int) -> list[str]:
-    """At blanks; a word that is longer than a line is left whole."""
+    """Break text at blanks; a word that is longer than a line stays whole."""
     lines, line = [], ""
     for word in text.split():
         longer = f"{line} {word}" if line else word
@@ -76,61 +83,37 @@ def fold(text: str, width: int) -> list[str]:
     return [*lines, line]
 
 
-# ---------------------------------------------------------------- of a table that fits
-
-
-def _narrowest(column: Sequence[str]) -> int:
-    """Its headings may be folded, its numbers may not."""
+def _min_width(column: Column) -> int:
+    """Return the least width of a column, whose heading may be folded and whose numbers may not."""
     return max(map(cell_len, [*column[0].split(), *column[1:]]), default=0)
 
 
-def _fits(columns: Sequence[Sequence[str]], width: int, gap: int) -> bool:
-    return sum(map(_narrowest, columns)) + gap * (len(columns) - 1) <= width
+def _fits(columns: Sequence[Column], width: int, gap: int) -> bool:
+    return sum(map(_min_width, columns)) + gap * (len(columns) - 1) <= width
 
 
-def _part(columns: Sequence[Sequence[str]], width: int, gap: int, rule: bool) -> list[str]:
-    widths = [_narrowest(column) for column in columns]
-    left = width - sum(widths) - gap * (len(columns) - 1)
-    folded = []
-    for number, column in enumerate(columns):  # what room is left unfolds headings, from the first on
-        folded.append(fold(column[0], widths[number] + left))
-        more = max(0, max(map(cell_len, folded[-1])) - widths[number])
+def _format_columns(columns: Sequence[Column], width: int, gap: int, rule: bool) -> list[str]:
+    widths = [_min_width(column) for column in columns]
+    spare = width - sum(widths) - gap * (len(columns) - 1)
+    headings = []
+    for number, column in enumerate(columns):  # spare columns unfold headings, from the first on
+        headings.append(fold(column[0], widths[number] + spare))
+        more = max(0, max(map(cell_len, headings[-1])) - widths[number])
         widths[number] += more
-        left -= more
-    high = max(map(len, folded))
-    headings = zip(*([""] * (high - len(lines)) + lines for lines in folded), strict=True)
-    made = [_line(line, widths, gap) for line in headings]
+        spare -= more
+    height = max(map(len, headings))
+    padded = zip(*([""] * (height - len(lines)) + lines for lines in headings), strict=True)
+    lines = [_format_line(line, widths, gap) for line in padded]
     if rule:
-        made.append("─" * (sum(widths) + gap * (len(widths) - 1)))
-    return made + [_line(row, widths, gap) for row in list(zip(*columns, strict=True))[1:]]
+        lines.append("─" * (sum(widths) + gap * (len(widths) - 1)))
+    return lines + [_format_line(row, widths, gap) for row in list(zip(*columns, strict=True))[1:]]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], gap: int) -> str:
-    first, *rest = zip(cells, widths, strict=True)
-    right = (" " * (gap + wide - cell_len(cell)) + cell for cell, wide in rest)
-    return (_left(*first) + "".join(right)).rstrip()
+def _format_line(cells: Sequence[str], widths: Sequence[int], gap: int) -> str:
+    numbers = zip(cells[1:], widths[1:], strict=True)
+    right = (" " * (gap + wide - cell_len(cell)) + cell for cell, wide in numbers)
+    return (set_cell_size(cells[0], widths[0]) + "".join(right)).rstrip()
 
 
-def _left(text: str, width: int) -> str:
-    return text + " " * (width - cell_len(text))
-
-
-# ---------------------------------------------------------------- of one that does not
-
-
-def _records(rows: Rows, width: int) -> list[str]:
-    """Each row as a list of its own: a heading and a number a line."""
-    made = []
-    for row in rows[1:]:
-        cells = list(zip(rows[0][1:], row[1:], strict=True))
-        made += [row[0], *_indented(pairs(cells, width - GAP, whole=True))]
-    return made
-
-
-def _entry(headings: Sequence[str], row: Sequence[str], width: int) -> list[str]:
-    told = [(heading, cell) for heading, cell in zip(headings[1:], row[1:], strict=True) if cell]
-    return [row[0], *(_indented(pairs(told, width - GAP)) if told else [])]
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
+def _indent(lines: Sequence[str]) -> list[str]:
     return [" " * GAP + line for line in lines]

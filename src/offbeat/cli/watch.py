@@ -1,141 +1,152 @@
-"""offbeat watch: follow what another process computes."""
+"""offbeat watch: follow a run that another process computes."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from offbeat.results.run_follower import Follower, Look
+    from offbeat.results.run_follower import RunFollower, RunProgress
 
-PATIENCE = 10.0  # seconds without anybody at it before it is given up: processes take a while to begin
-ON_SCREEN, IN_LOG = 1.0, 10.0  # seconds between two looks
+IDLE_SECONDS = 10.0  # without a computing process until the command gives up; processes take a while to start
+SCREEN_SECONDS, LOG_SECONDS = 1.0, 10.0  # between two reads
 
 
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN|COMPARISON", help="A folder that another process computes.")],
     every: Annotated[
-        float | None, typer.Option(min=0.05, help="Seconds between two looks [default: 1; without a terminal 10].")
+        float | None, typer.Option(min=0.05, help="Seconds between two reads [default: 1; without a terminal 10].")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Tell how it stands now, and end there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print an object a line.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Follow a run or a comparison while another process computes it: progress, metrics, staleness, time left.
+    """Follow a run or comparison that another process computes: progress, metrics, staleness, time left.
 
-    Only looks, from this or any other machine that sees the folder; ends when the run does, with an error where
-    nobody computes it.
+    This command only reads, from any machine that can access the folder. It ends with the run, or with an error if no
+    process computes the run.
     """
     import sys
     import time
 
-    from offbeat.cli.progress_bar import told
+    from offbeat.cli.progress_bar import show_progress
     from offbeat.core.errors import RunError
     from offbeat.results import run_follower
 
-    watched = {name: run_follower.Follower(run) for name, run in run_follower.runs_of(folder).items()}
-    telling = Telling(folder, watched)
+    monitor = Monitor(
+        folder, {name: run_follower.RunFollower(run) for name, run in run_follower.open_runs(folder).items()}
+    )
     on_screen = sys.stderr.isatty() and not as_json and not once
-    every = every or (ON_SCREEN if on_screen else IN_LOG)
-    alone_since: float | None = None
-    with told("", 0.0, err=on_screen, drawn=on_screen) as tell:
+    every = every or (SCREEN_SECONDS if on_screen else LOG_SECONDS)
+    idle_since: float | None = None
+    with show_progress("", 0.0, err=on_screen, bar=on_screen) as report:
         while True:
-            now, looks = time.monotonic(), [follower.look() for follower in watched.values()]
-            telling.see(looks, now)
-            if all(look.state == "ended" for look in looks):
+            now = time.monotonic()
+            monitor.read(now)
+            if monitor.ended:
                 break
             if as_json:
-                typer.echo(telling.in_json())
+                typer.echo(monitor.format_json())
             else:
-                tell(now, telling.share, telling.parts)
+                report(now, monitor.share, monitor.parts)
             if once:
                 return
-            alone = not any(look.state == "going on" for look in looks)
-            alone_since = (alone_since or now) if alone else None
-            if alone_since is not None and now - alone_since >= PATIENCE:
-                raise RunError(f"nobody is computing {folder}: go on with '{telling.again()}'")
+            idle_since = (idle_since or now) if monitor.idle else None
+            if idle_since is not None and now - idle_since >= IDLE_SECONDS:
+                raise RunError(f"no process computes {folder}: continue with '{monitor.resume_command()}'")
             time.sleep(every)
-    typer.echo(telling.in_json() if as_json else telling.ended())
+    typer.echo(monitor.format_json() if as_json else monitor.closing_line())
 
 
-class Telling:
-    """What there is to say of a run, or of several, after each look."""
+class Monitor:
+    """Read the progress of one or several runs and describe it."""
 
-    def __init__(self, folder: Path, watched: dict[str, Follower]) -> None:
+    def __init__(self, folder: Path, followers: dict[str, RunFollower]) -> None:
         from offbeat.cli.progress_bar import Pace
         from offbeat.experiment.run.run_lock import COMPARISON
 
-        self.folder, self.watched = folder, watched
+        self.folder, self.followers = folder, followers
         self.several = (folder / COMPARISON).is_file()
-        self._pace, self._first = Pace(), None
+        self.progress: list[RunProgress] = []
+        self.share = 0.0
+        self.left: float | None = None
+        self.rate: float | None = None
+        self._pace = Pace()
+        self._first: tuple[float, int] | None = None
 
-    _first: tuple[float, int] | None
-
-    def see(self, looks: list[Look], now: float) -> None:
-        self.looks = looks
-        self.share = sum(look.share for look in looks) / len(looks)
-        self.left = self._pace.left(self.share, now)
-        updates = sum(look.updates for look in looks)
-        since, before = self._first or (now, updates)
-        self._first = since, before
+    def read(self, now: float) -> None:
+        self.progress = [follower.read_progress() for follower in self.followers.values()]
+        self.share = sum(each.share for each in self.progress) / len(self.progress)
+        self.left = self._pace.seconds_left(self.share, now)
+        updates = sum(each.updates for each in self.progress)
+        self._first = self._first or (now, updates)
+        since, before = self._first
         self.rate = (updates - before) / (now - since) if now > since else None
 
+    @property
+    def ended(self) -> bool:
+        return all(each.state == "ended" for each in self.progress)
+
+    @property
+    def idle(self) -> bool:
+        return not any(each.state == "going on" for each in self.progress)
+
     def parts(self) -> list[str]:
-        idle = [] if any(look.state == "going on" for look in self.looks) else ["nobody is computing it"]
+        """Return the parts of a progress line."""
+        state = ["not running"] if self.idle else []
         rate = "" if self.rate is None else f" ({self.rate:.0f}/s)"
         if not self.several:
-            (look,), (follower,) = self.looks, self.watched.values()
-            return [*idle, f"{look.now:.0f} s of {follower.until}", f"{look.updates} updates{rate}", *_rest(look)]
-        done = sum(look.state == "ended" for look in self.looks)
-        going = [
-            " ".join([name, f"{look.share:.0%}", *_measured(look)[:1]])
-            for name, look in zip(self.watched, self.looks, strict=True)
-            if look.state == "going on"
+            (run,), (follower,) = self.progress, self.followers.values()
+            return [*state, f"{run.now:.0f} s of {follower.until}", f"{run.updates} updates{rate}", *_details(run)]
+        finished = sum(each.state == "ended" for each in self.progress)
+        running = [
+            " ".join([name, f"{run.share:.0%}", *_metrics(run)[:1]])
+            for name, run in zip(self.followers, self.progress, strict=True)
+            if run.state == "going on"
         ]
-        updates = sum(look.updates for look in self.looks)
-        return [*idle, f"{done} of {len(self.looks)} runs", f"{updates} updates{rate}", *going]
+        updates = sum(each.updates for each in self.progress)
+        return [*state, f"{finished} of {len(self.progress)} runs", f"{updates} updates{rate}", *running]
 
-    def ended(self) -> str:
-        from offbeat.core.errors import printable
+    def closing_line(self) -> str:
+        from offbeat.core.errors import escape_unprintable
 
         if self.several:
-            return printable(f"{self.folder} ended: {len(self.looks)} of {len(self.looks)} runs")
-        look = self.looks[0]
-        parts = [f"{look.now:.0f} s", f"{look.updates} updates", *_rest(look)]
-        return printable(f"{self.folder} ended ({look.reason}): {', '.join(parts)}")
+            return escape_unprintable(f"{self.folder} finished: {len(self.progress)} of {len(self.progress)} runs")
+        run = self.progress[0]
+        parts = [f"{run.now:.0f} s", f"{run.updates} updates", *_details(run)]
+        return escape_unprintable(f"{self.folder} finished ({run.reason}): {', '.join(parts)}")
 
-    def in_json(self) -> str:
-        import json
-
+    def format_json(self) -> str:
         from offbeat.metrics.trace_summary import without_nan
 
         pace = {"folder": str(self.folder), "share": self.share, "left": self.left, "rate": self.rate}
-        each = [look.plain() for look in self.looks]
-        told: dict[str, Any] = {"runs": dict(zip(self.watched, each, strict=True))} if self.several else each[0]
-        return json.dumps(without_nan({**told, **pace}), allow_nan=False)
+        runs = [each.as_json() for each in self.progress]
+        values = {"runs": dict(zip(self.followers, runs, strict=True))} if self.several else runs[0]
+        return json.dumps(without_nan({**values, **pace}), allow_nan=False)
 
-    def again(self) -> str:
+    def resume_command(self) -> str:
         from offbeat.experiment.comparison import Comparison
         from offbeat.experiment.run.run_folder import Run
 
         if not self.several and (self.folder / "sites.json").is_file():
-            verb = "serve"
+            command = "serve"
         elif not self.several and Run(self.folder).scripted:
             return (self.folder / "command.txt").read_text(encoding="utf-8").strip()
         else:
-            verb = Comparison(self.folder).verb if self.several else "run"
-        return shlex.join(["offbeat", verb, "--resume", str(self.folder)])
+            command = Comparison(self.folder).verb if self.several else "run"
+        return shlex.join(["offbeat", command, "--resume", str(self.folder)])
 
 
-def _measured(look: Look) -> list[str]:
-    from offbeat.cli.progress_bar import measured
+def _metrics(run: RunProgress) -> list[str]:
+    from offbeat.cli.progress_bar import metric_parts
 
-    return measured(look.metrics)
+    return metric_parts(run.metrics)
 
 
-def _rest(look: Look) -> list[str]:
-    age = [] if look.staleness is None else [f"staleness {look.staleness:.1f}"]
-    failed = {"refused": look.refused, "rejected": look.rejected, "lost": look.lost}
-    return [*_measured(look), *age, *(f"{count} {what}" for what, count in failed.items() if count)]
+def _details(run: RunProgress) -> list[str]:
+    age = [] if run.staleness is None else [f"staleness {run.staleness:.1f}"]
+    failed = {"refused": run.refused, "rejected": run.rejected, "lost": run.lost}
+    return [*_metrics(run), *age, *(f"{count} {name}" for name, count in failed.items() if count)]

@@ -1,1 +1,1 @@
-"""A federation for real: what travels between a server and its sites, and what runs at either end."""
+"""Live federations: the wire protocol, the server, the sites and their keys."""

@@ -1,4 +1,4 @@
-"""Processes of a server or a site: started with what they need, and gone when it is gone, however it ends."""
+"""Child processes of a server or a site, which end when their parent ends, however it ends."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.deploy import orphan_reaper
 
-# the commands that Flower starts by name
+# commands that Flower starts by name
 SCRIPTS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr-simulation")
-POLL = "0.25"  # seconds between two looks of a superexec for something to start; its own default is 1
-PATIENCE = 5.0  # seconds to end by itself
+SUPEREXEC_POLL_SECONDS = "0.25"  # a superexec looks for work this often; its own default is 1 s
+TERMINATE_SECONDS = 5.0  # until a process that was asked to end is killed
 
 
-class Children:
-    """Processes that cannot outlive this one: a guardian waits at the end of a pipe, and who is left then is killed.
+class ChildProcesses:
+    """Child processes that cannot outlive this one: a reaper process kills those that are left when this one ends.
 
-    Each writes into a log of its own below `home`. They stand in sessions of their own, so that Ctrl-C reaches only
-    this process, which ends them in good order.
+    Each child writes its own log below `home`. Children have their own sessions, so Ctrl-C reaches only this process,
+    which then ends them in order.
     """
 
     def __init__(self, home: Path) -> None:
@@ -36,37 +36,37 @@ class Children:
         self.mark = secrets.token_hex(8)
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         _write_scripts(home / "bin")
-        self._guardian = self._watch()
+        self._reaper = self._start_reaper()
 
-    def _watch(self) -> subprocess.Popen[bytes]:
-        """Not marked itself: it must outlive them."""
+    def _start_reaper(self) -> subprocess.Popen[bytes]:
+        """Start the reaper, which carries no mark because it must outlive the children."""
         command = [sys.executable, "-I", "-S", orphan_reaper.__file__, self.mark]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
 
     def environment(self) -> dict[str, str]:
-        """Of every child: quiet, its Flower home here, its commands found, its mark."""
-        own = os.environ
-        above = own.get(orphan_reaper.VARIABLE, "")
+        """Return the environment of every child: PATH, the Flower home, the mark, and no telemetry."""
+        environment = os.environ
+        parent_marks = environment.get(orphan_reaper.MARK_VARIABLE, "")
         return {
-            **own,
-            orphan_reaper.VARIABLE: f"{above}:{self.mark}".lstrip(":"),
-            "PATH": os.pathsep.join((str(self.home / "bin"), own.get("PATH", os.defpath))),
+            **environment,
+            orphan_reaper.MARK_VARIABLE: f"{parent_marks}:{self.mark}".lstrip(":"),
+            "PATH": os.pathsep.join((str(self.home / "bin"), environment.get("PATH", os.defpath))),
             "FLWR_HOME": str(self.home / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": POLL,
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": SUPEREXEC_POLL_SECONDS,
             "PYTHONUNBUFFERED": "1",
-            "NO_PROXY": ",".join(filter(None, (own.get("NO_PROXY"), "127.0.0.1", "localhost", "::1"))),
+            "NO_PROXY": ",".join(filter(None, (environment.get("NO_PROXY"), "127.0.0.1", "localhost", "::1"))),
             "NO_COLOR": "1",
         }
 
     def start(
         self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """In the background; what it says goes to logs/NAME.log."""
-        self.look_after()
+        """Start a command in the background; its output goes to logs/NAME.log."""
+        self.restart_reaper()
         with open(self.logs / f"{name}.log", "ab") as log:
             child = subprocess.Popen(
                 list(command),
@@ -79,17 +79,17 @@ class Children:
         self.started[name] = child
         return child
 
-    def flower(
+    def start_flower(
         self, command: str, *arguments: str, name: str, more: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """One of Flower's commands, in the background."""
-        return self.start(name, flower(command, *arguments), more)
+        """Start one of Flower's commands in the background."""
+        return self.start(name, flower_command_line(command, *arguments), more)
 
-    def ask(self, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """One of Flower's commands to its end, with what it said."""
+    def run_flower(self, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run one of Flower's commands to its end and return its output."""
         try:
             return subprocess.run(
-                flower(*arguments),
+                flower_command_line(*arguments),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -100,9 +100,10 @@ class Children:
         except subprocess.TimeoutExpired:
             raise RunError(f"'{' '.join(arguments[:2])}' did not end within {timeout:.0f} seconds") from None
 
-    def secret(self) -> Path:
-        """What a superexec proves itself with to its SuperLink or SuperNode, drawn anew for every start of a server or
-        a site: no other user of this machine can take work from it.
+    def new_secret(self) -> Path:
+        """Write a new secret with which a superexec authenticates to its SuperLink or SuperNode.
+
+        It is drawn for each start, so that no other user of this machine can take work from it.
         """
         path = self.home / "superexec.secret"
         path.unlink(missing_ok=True)
@@ -110,20 +111,20 @@ class Children:
             file.write(secrets.token_bytes(32))
         return path
 
-    def look_after(self) -> None:
-        """A guardian that was killed has a successor."""
-        if self._guardian.poll() is not None:
-            self._guardian = self._watch()
+    def restart_reaper(self) -> None:
+        """Start another reaper if the last one was killed."""
+        if self._reaper.poll() is not None:
+            self._reaper = self._start_reaper()
 
-    def alive(self, name: str) -> bool:
+    def is_alive(self, name: str) -> bool:
         return name in self.started and self.started[name].poll() is None
 
-    def last_words(self, name: str, lines: int = 1) -> str:
-        """The last lines of a log, for a message."""
+    def last_log_lines(self, name: str, lines: int = 1) -> str:
+        """Return the last lines of a log, for a message."""
         return last_lines(self.logs / f"{name}.log", lines)
 
-    def stop(self, name: str, patience: float = PATIENCE) -> None:
-        """One of them, politely first."""
+    def stop(self, name: str, patience: float = TERMINATE_SECONDS) -> None:
+        """Terminate one child, and kill it if it does not end in time."""
         child = self.started.pop(name, None)
         if child is None or child.poll() is not None:
             return
@@ -135,22 +136,22 @@ class Children:
             child.wait()
 
     def close(self) -> None:
-        """All of them, and whomever they have started: nobody is left when this returns."""
+        """End all children and every process they have started."""
         before = signal.getsignal(signal.SIGINT) if _main_thread() else None
         if before is not None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not leave half of them
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave some of them running
         try:
-            orphan_reaper.end(self.mark, PATIENCE)
+            orphan_reaper.end_marked(self.mark, TERMINATE_SECONDS)
             for child in self.started.values():
                 child.wait()
-            assert self._guardian.stdin is not None
-            self._guardian.stdin.close()
-            self._guardian.wait()
+            assert self._reaper.stdin is not None
+            self._reaper.stdin.close()
+            self._reaper.wait()
         finally:
             if before is not None:
                 signal.signal(signal.SIGINT, before)
 
-    def __enter__(self) -> Children:
+    def __enter__(self) -> ChildProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -163,13 +164,13 @@ def _main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def flower(name: str, *arguments: str) -> list[str]:
-    """The command line that runs one of Flower's commands with this Python."""
+def flower_command_line(name: str, *arguments: str) -> list[str]:
+    """Return the command line that runs one of Flower's commands with this Python."""
     return [sys.executable, "-m", "offbeat.deploy.flower_command", name, *arguments]
 
 
 def _write_scripts(folder: Path) -> None:
-    """What Flower starts by name, so that nobody has to set PATH."""
+    """Write scripts for the commands that Flower starts by name, so that PATH need not be set."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in SCRIPTS:
         script = folder / name
@@ -178,30 +179,33 @@ def _write_scripts(folder: Path) -> None:
 
 
 def last_lines(path: Path, lines: int = 1) -> str:
+    """Return the last lines of a file that are not empty."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - 8192))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    said = [line.strip() for line in text.splitlines() if line.strip()]
-    return " / ".join(said[-lines:])
+    written = [line.strip() for line in text.splitlines() if line.strip()]
+    return " / ".join(written[-lines:])
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on just now."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def refuse_taken(host: str, port: int) -> None:
-    """Say in one line why nobody could listen there."""
+def check_port_is_free(host: str, port: int) -> None:
+    """Raise ConfigError if this process cannot listen on the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the door: connections that linger do not count
+    with socket.socket(family) as probe_socket:
+        probe_socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as the gateway does: lingering connections do not count
         try:
-            probe.bind((host, port))
+            probe_socket.bind((host, port))
         except socket.gaierror:
             raise ConfigError(f"--host {host}: this machine has no such address or name") from None
         except OSError as error:
@@ -212,7 +216,7 @@ def refuse_taken(host: str, port: int) -> None:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-def answers(host: str, port: int, timeout: float = 1.0) -> bool:
+def is_listening(host: str, port: int, timeout: float = 1.0) -> bool:
     try:
         with socket.create_connection((host, port), timeout):
             return True
@@ -220,12 +224,11 @@ def answers(host: str, port: int, timeout: float = 1.0) -> bool:
         return False
 
 
-def until(condition: object, seconds: float, every: float = 0.1) -> bool:
-    """Does it come true within so many seconds?"""
-    assert callable(condition)
-    end = time.monotonic() + seconds
+def wait_until(condition: Callable[[], object], seconds: float, every: float = 0.1) -> bool:
+    """Wait until the condition holds; return False if it does not within the given seconds."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() >= end:
+        if time.monotonic() >= deadline:
             return False
         time.sleep(every)
     return True

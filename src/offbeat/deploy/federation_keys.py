@@ -1,9 +1,9 @@
-"""Keys and certificates of a federation: who the server is, and who may join it.
+"""Keys and certificates of a federation, which identify the server and the sites that may join.
 
-keys/ca.key         signs the server's certificate       keys/sites/NAME/      for the site NAME: this folder is all
-keys/ca.pem         what a site trusts                     ca.pem                it needs, and it is handed to nobody
-keys/server.key     the server's                           site.key              else
-keys/server.pem     its certificate                        site.pub              what the server registers
+keys/ca.key         signs the server's certificate       keys/sites/NAME/      all that the site NAME needs
+keys/ca.pem         trusted by the sites                   ca.pem                trusted by the site
+keys/server.key     key of the server                      site.key              private key of the site
+keys/server.pem     certificate of the server              site.pub              registered at the server
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 DAY = datetime.timedelta(days=1)
-LOCAL = ("localhost", "127.0.0.1", "::1")  # a server always answers to these
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")  # every server certificate includes these
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class ServerKeys:
         return self.folder / "server.key"
 
     def sites(self) -> dict[str, Path]:
-        """Public keys by name, as they are there now."""
+        """Return the public key files in the folder, by site name."""
         return {path.parent.name: path for path in sorted(self.folder.glob("sites/*/site.pub"))}
 
     def check(self, host: str) -> None:
-        """Refuse, in one line, what no site could connect to."""
+        """Raise ConfigError if no site could connect with these keys."""
         for path in (self.ca, self.certificate, self.key):
             if not path.is_file():
                 raise ConfigError(
-                    f"there is no {path}: make keys with 'offbeat keys --host {host} --site NAME', or give --insecure "
+                    f"{path} is missing: make keys with 'offbeat keys --host {host} --site NAME', or use --insecure "
                     "to try it out on this machine only"
                 )
-        refuse_open(self.key)
+        check_permissions(self.key)
         certificate = read_certificate(self.certificate)
-        names = [name for name in names_of(self.certificate) if name not in LOCAL]
+        names = [name for name in certificate_names(self.certificate) if name not in LOCAL_NAMES]
         check_dates(self.certificate, f"offbeat keys {' '.join(f'--host {name}' for name in names or [host])}")
         if certificate.public_key() != read_private(self.key).public_key():
             raise ConfigError(f"{self.key} is not the key of {self.certificate}: make both again with 'offbeat keys'")
@@ -87,32 +87,32 @@ class SiteKeys:
 
     @property
     def name(self) -> str:
-        """As the key was made for, wherever its folder was copied to."""
+        """Name the site that the key was made for, also when its folder was renamed."""
         try:
             words = self.public.read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError):
             words = []
-        told = words[2] if len(words) == 3 else ""
-        return told if NAME.fullmatch(told) else self.folder.resolve().name
+        name = words[2] if len(words) == 3 else ""
+        return name if SITE_NAME.fullmatch(name) else self.folder.resolve().name
 
     def check(self) -> None:
         for path in (self.ca, self.key, self.public):
             if not path.is_file():
                 raise ConfigError(
-                    f"there is no {path}: --keys is the folder that 'offbeat keys --site NAME' made for this site"
+                    f"{path} is missing: --keys is the folder that 'offbeat keys --site NAME' made for this site"
                 )
-        refuse_open(self.key)
+        check_permissions(self.key)
         check_dates(self.ca)
         private = read_private(self.key, ssh=True)
         if fingerprint(self.public) != _fingerprint(public_line(private)):
-            raise ConfigError(f"{self.public} does not belong to {self.key}: put back the folder as it was made")
+            raise ConfigError(f"{self.public} does not belong to {self.key}: restore the folder as it was made")
 
 
-# ---------------------------------------------------------------- reading them
+# ---------------------------------------------------------------- reading keys and certificates
 
 
 def fingerprint(public: Path) -> str:
-    """SHA256:… of a public key, as ssh-keygen -l prints it."""
+    """Return the fingerprint of a public key, SHA256:…, as ssh-keygen -l prints it."""
     try:
         return _fingerprint(public.read_bytes())
     except (OSError, ValueError, IndexError):
@@ -135,15 +135,15 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise ConfigError(f"{path} is not a certificate: 'offbeat keys' makes one") from None
 
 
-def names_of(path: Path) -> list[str]:
-    """What a certificate is for."""
+def certificate_names(path: Path) -> list[str]:
+    """Return the host names and addresses that a certificate is valid for."""
     from cryptography import x509
 
     try:
-        found = read_certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = read_certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    return [str(name.value) for name in found]
+    return [str(name.value) for name in names]
 
 
 def days_left(path: Path) -> float:
@@ -164,11 +164,11 @@ def check_dates(path: Path, remedy: str = "offbeat keys --dir NEW --host … --s
         )
 
 
-def refuse_open(key: Path) -> None:
-    """A private key that others can read is nobody's."""
+def check_permissions(key: Path) -> None:
+    """Raise ConfigError if others can read a private key."""
     mode = key.stat().st_mode & 0o777
     if mode & 0o077:
-        raise ConfigError(f"{key} can be read by others (mode {mode:o}): make it yours alone with 'chmod 600 {key}'")
+        raise ConfigError(f"{key} can be read by others (mode {mode:o}): run 'chmod 600 {key}'")
 
 
 def public_line(key: EllipticCurvePrivateKey) -> bytes:
@@ -188,15 +188,15 @@ def read_private(path: Path, ssh: bool = False) -> EllipticCurvePrivateKey:
     except (ValueError, TypeError):
         raise ConfigError(f"{path} is not a private key without a passphrase: 'offbeat keys' makes one") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path} is not a key of an elliptic curve, as Flower needs: 'offbeat keys' makes one")
+        raise ConfigError(f"{path} is not an elliptic curve key, which Flower requires: 'offbeat keys' makes one")
     return key
 
 
-# ---------------------------------------------------------------- who signed it
+# ---------------------------------------------------------------- signatures
 
 
 def fingerprint_of_pem(pem: bytes) -> str:
-    """Of a public key as Flower's nodes send it; ValueError for anything else."""
+    """Return the fingerprint of a public key as Flower's nodes send it; raise ValueError for anything else."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
@@ -213,7 +213,7 @@ def sign(key: Path, message: bytes) -> str:
     return base64.b64encode(read_private(key, ssh=True).sign(message, ec.ECDSA(hashes.SHA384()))).decode()
 
 
-def is_signed(public: Path, message: bytes, signature: str) -> bool:
+def has_valid_signature(public: Path, message: bytes, signature: str) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,5 +1,7 @@
-"""What Flower starts at a site for each message: it hands the message to the resident trainer, which has torch, the
-model and the data in memory, and carries the answer back. It imports nothing heavy: it is started anew every time.
+"""The Flower ClientApp of a site, which passes each message to the resident trainer and returns its answer.
+
+Flower starts this app for every message, so it imports nothing heavy. The trainer keeps torch, the model and the data
+in memory.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from flwr.clientapp import ClientApp
 from offbeat.deploy.flower_payload import unwrap, wrap
 from offbeat.deploy.local_socket import ask
 
-PATIENCE = 120.0  # seconds for a trainer that is starting: it imports torch and loads its data
+TRAINER_START_SECONDS = 120.0  # a trainer imports torch and loads its data
 
 app = ClientApp()
 
 
 @app.query()
 def answer(message: Message, context: Context) -> Message:
-    reply = ask(str(context.node_config["socket"]), unwrap(message.content), PATIENCE)
+    reply = ask(str(context.node_config["socket"]), unwrap(message.content), TRAINER_START_SECONDS)
     return Message(wrap(reply), reply_to=message)

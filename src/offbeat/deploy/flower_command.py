@@ -1,8 +1,7 @@
-"""Runs one of Flower's commands with this Python, wherever its scripts lie: python -m offbeat.deploy.flower_command
-flower-superlink --help.
+"""Run one of Flower's commands with this Python: python -m offbeat.deploy.flower_command flower-superlink --help.
 
-A site executes no file that came from the server: Flower installs the app it was sent below FLWR_HOME, and ours has
-only a configuration in it. Whatever else lies there is refused when Python is about to run it.
+A site runs no code that came from the server. Flower installs the received app below FLWR_HOME, and offbeat's app
+holds only a configuration. An audit hook stops any other code from there before Python runs it.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any
 
 
 def refuse_shipped_code(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook: it cannot be taken away again within the process."""
+    """Refuse, as an audit hook, to run code of an app that the server sent; a process cannot remove its hooks."""
     if event == "exec" and (home := os.environ.get("FLWR_HOME")):
         name = getattr(arguments[0], "co_filename", "")
         apps = os.path.realpath(os.path.join(home, "apps")) + os.sep
         if isinstance(name, str) and os.path.realpath(name).startswith(apps):
-            raise RuntimeError(f"the server sent code ({os.path.basename(name)}): a site runs only what it has itself")
+            raise RuntimeError(f"the server sent code ({os.path.basename(name)}): a site runs only its own code")
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""Bytes as Flower carries them: one array of our own kind, which nobody unpacks on the way."""
+"""Pack bytes into one array of a Flower message, and unpack them."""
 
 from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
 KEY = "offbeat"
-KIND = "offbeat.message"  # neither Flower nor numpy knows how to read it, so neither will try
+KIND = "offbeat.message"  # neither Flower nor numpy can read this type, so neither tries
 
 
 def wrap(data: bytes) -> RecordDict:
@@ -13,11 +13,11 @@ def wrap(data: bytes) -> RecordDict:
 
 
 def unwrap(content: RecordDict) -> bytes:
-    """ValueError for what is no message of ours."""
+    """Return the bytes of a message; raise ValueError if offbeat did not write it."""
     records = content.array_records
     if set(content) != {KEY} or set(records) != {KEY} or set(records[KEY]) != {KEY}:
-        raise ValueError("not a message of offbeat: it needs one array and nothing else")
+        raise ValueError("not an offbeat message: expected exactly one array")
     array = records[KEY][KEY]
     if array.stype != KIND:
-        raise ValueError(f"not a message of offbeat: an array of kind {str(array.stype)[:40]!r}")
+        raise ValueError(f"not an offbeat message: array type {str(array.stype)[:40]!r}")
     return bytes(array.data)

@@ -1,4 +1,4 @@
-"""Makes the keys and certificates of a federation (`keys` says what they are); private ones for their owner only."""
+"""Make the keys and certificates of a federation; only their owner can read private keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.deploy.federation_keys import DAY, LOCAL, NAME, check_dates, public_line, read_certificate, read_private
+from offbeat.deploy.federation_keys import (
+    DAY,
+    LOCAL_NAMES,
+    SITE_NAME,
+    check_dates,
+    public_line,
+    read_certificate,
+    read_private,
+)
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -19,36 +27,34 @@ if TYPE_CHECKING:
 
 
 def make_authority(folder: Path, days: int) -> bool:
-    """A certificate authority, unless there is one: it is never replaced, all sites trust it."""
+    """Make a certificate authority unless there is one; it is never replaced, because all sites trust it."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
     if (folder / "ca.pem").exists() and (folder / "ca.key").exists():
         return False
     if (folder / "ca.pem").exists() or (folder / "ca.key").exists():
-        raise ConfigError(
-            f"{folder} has one of ca.pem and ca.key, but not both: put back the other, or use another --dir"
-        )
+        raise ConfigError(f"{folder} has only one of ca.pem and ca.key: restore the other or use another --dir")
     key = _new_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offbeat federation")])
     builder = _builder(name, name, key.public_key(), days)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True, digital_signature=True), critical=True)
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    builder = builder.add_extension(own, critical=False)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = builder.add_extension(identifier, critical=False)
     _write(folder / "ca.key", _private_bytes(key), secret=True)
     _write(folder / "ca.pem", _sign(builder, key))
     return True
 
 
 def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
-    """A certificate for the server under these names and addresses; an earlier one is replaced."""
+    """Make a certificate for the server under these names and addresses; replace an earlier one."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     authority, signer = read_certificate(folder / "ca.pem"), read_private(folder / "ca.key")
     check_dates(folder / "ca.pem")
-    key, names = _new_key(), list(dict.fromkeys((*hosts, *LOCAL)))
+    key, names = _new_key(), list(dict.fromkeys((*hosts, *LOCAL_NAMES)))
     general = [_general_name(host) for host in names]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     builder = _builder(subject, authority.subject, key.public_key(), days)
@@ -68,14 +74,14 @@ def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
 
 
 def make_site(folder: Path, name: str) -> Path:
-    """The folder for a site: its key pair, and whom it trusts."""
-    if not NAME.fullmatch(name):
+    """Make the folder of a site: its key pair and the certificate of the authority."""
+    if not SITE_NAME.fullmatch(name):
         raise ConfigError(
-            f"--site {name!r}: a name has letters, digits, '.', '_' and '-', and begins with one of the first two"
+            f"--site {name!r}: a name consists of letters, digits, '.', '_' and '-', and starts with a letter or digit"
         )
     home = folder / "sites" / name
     if (home / "site.key").exists() or (home / "site.pub").exists():
-        raise ConfigError(f"{home} has keys already: they are not replaced; remove the folder to make new ones")
+        raise ConfigError(f"{home} already has keys, which are not replaced; remove the folder to make new ones")
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = _new_key()
     _write(home / "site.key", _private_bytes(key, ssh=True), secret=True)
@@ -99,7 +105,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: object, days: int) -> x
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)  # type: ignore[arg-type]
     builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - DAY / 24).not_valid_after(now + days * DAY)  # clocks differ a little
+    return builder.not_valid_before(now - DAY / 24).not_valid_after(now + days * DAY)  # clocks may differ a little
 
 
 def _usage(**used: bool) -> x509.KeyUsage:
@@ -118,7 +124,7 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-        raise ConfigError(f"--host {host!r} is neither a host name nor an address")
+        raise ConfigError(f"--host {host!r} is not a host name or address")
     return x509.DNSName(host)
 
 
@@ -136,10 +142,10 @@ def _private_bytes(key: EllipticCurvePrivateKey, ssh: bool = False) -> bytes:
 
 
 def _write(path: Path, data: bytes, secret: bool = False, again: bool = False) -> None:
-    """Whole, and never readable by others for a moment."""
+    """Write a file atomically; a secret one is never readable by others."""
     half = path.with_name(f"{path.name}.tmp")
     if path.exists() and not again:
-        raise ConfigError(f"{path} exists already, and is not replaced")
+        raise ConfigError(f"{path} already exists and is not replaced")
     try:
         half.unlink(missing_ok=True)
         file = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 if secret else 0o644)

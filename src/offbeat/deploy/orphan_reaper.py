@@ -1,5 +1,7 @@
-"""Waits for the end of its parent, then ends every process that carries the parent's mark. It imports no offbeat, so
-that it starts at once: python -I -S guardian.py MARK, with a pipe from the parent as its standard input.
+"""Wait for the end of the parent process, then end every process that carries the parent's mark.
+
+Run it as `python -I -S orphan_reaper.py MARK` with a pipe from the parent as standard input. It imports nothing of
+offbeat, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ import signal
 import sys
 import time
 
-VARIABLE = "OFFBEAT_LIVE"  # marks, one for each parent above, with colons between them
+MARK_VARIABLE = "OFFBEAT_LIVE"  # marks of all ancestors, separated by colons
 
 
-def marked(mark: str) -> list[int]:
-    """Processes that were started by whoever has this mark, or by those; they need not know of each other."""
-    found = []
+def marked_processes(mark: str) -> list[int]:
+    """Return the running processes that inherited this mark from their ancestors."""
+    processes = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -25,21 +27,23 @@ def marked(mark: str) -> list[int]:
             with open(f"/proc/{name}/stat", "rb") as file:
                 dead = file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
         except OSError:
-            continue  # it ended just now, or it is somebody else's
-        if not dead and any(mark.encode() in e for e in environment.split(b"\0") if e.startswith(VARIABLE.encode())):
-            found.append(int(name))
-    return found
+            continue  # it has ended, or belongs to another user
+        if not dead and any(
+            mark.encode() in e for e in environment.split(b"\0") if e.startswith(MARK_VARIABLE.encode())
+        ):
+            processes.append(int(name))
+    return processes
 
 
-def end(mark: str, patience: float = 0.0) -> None:
-    """Ask them to end, wait `patience` seconds, and kill who is left, and whom those have started meanwhile."""
-    asked: set[int] = set()
+def end_marked(mark: str, patience: float = 0.0) -> None:
+    """Terminate all marked processes; after `patience` seconds kill those that are left and their children."""
+    terminated: set[int] = set()
     until = time.monotonic() + patience
-    while left := marked(mark):
+    while left := marked_processes(mark):
         for process in left:
             late = time.monotonic() >= until
-            if late or process not in asked:
-                asked.add(process)
+            if late or process not in terminated:
+                terminated.add(process)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.05)
@@ -47,10 +51,10 @@ def end(mark: str, patience: float = 0.0) -> None:
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends with its parent, not before
+        signal.signal(number, signal.SIG_IGN)  # it ends only after its parent
     while os.read(0, 4096):
         pass
-    end(sys.argv[1])
+    end_marked(sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What a site keeps on disk of a run: its last result, until it is known what became of it.
+"""Store a site's last results on disk until the server has accepted or dropped them.
 
-A result lies under its ticket, with the memory its rule asks to keep and what a compression owes: both count only if
-the server accepted that ticket. A later assignment says which ticket was accepted last, and is computed from what lies
-under it; what was neither accepted nor asked for again is dropped. So at most two results lie here, nothing is moved,
-and a file is written whole or not at all: whenever the process is killed, the same assignment finds the same things.
+A result is stored under its ticket, with the memory of its rule and the residual of a compression; both take effect
+only if the server accepts the ticket. The next assignment names the last accepted ticket and starts from its memory;
+other results are then deleted. At most two results exist, and each file is written atomically. After a kill at any
+moment, the same assignment therefore finds the same state.
 
-    runs/RUN/greeting        what the run is about, and since when this site takes part
-    runs/RUN/TICKET.result   the reply as it was sent, the memory, what is owed
+    runs/RUN/greeting        the description of the run and the time of joining
+    runs/RUN/TICKET.result   the reply as sent, the memory and the residual
 """
 
 from __future__ import annotations
@@ -23,69 +23,71 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy.tensor_codec import WireError, seal, unseal
-from offbeat.engine.checkpoint import write_whole
+from offbeat.deploy.tensor_codec import WireError, pack_tensors, unpack_tensors
+from offbeat.engine.checkpoint import write_atomically
 
 log = logging.getLogger("offbeat")
-ANY = 1 << 62  # bytes: what lies here we wrote ourselves
-RUNS = 20  # of which something is kept at a time
+NO_LIMIT = 1 << 62  # bytes: these files were written by this site
+MAX_RUNS = 20  # runs with stored results
 MEMORY, REPLY, RESIDUAL = "memory.", "reply", "residual"
 
 
-class OutboxError(OffbeatError):
+class ResultStoreError(OffbeatError):
     """A result that could not be stored."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What lies under a ticket."""
+class StoredResult:
+    """A result that is stored under its ticket."""
 
     ticket: int
     index: int  # n-th job of this client
-    order: str  # digest of the assignment: the same ticket with another job would be another job
+    order: str  # digest of the assignment: a reused ticket with another job does not match
     reply: bytes
-    memory: Mapping[str, Tensor] = field(default_factory=dict)  # as it is once the ticket is accepted
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # in effect once the ticket is accepted
     residual: Tensor | None = None  # likewise
 
 
-class Outbox:
-    """One run's. Not for several threads at once."""
+class ResultStore:
+    """The stored results of one run. Not thread-safe."""
 
     def __init__(self, home: Path, run: str) -> None:
         self.folder = home / "runs" / hashlib.sha256(run.encode(errors="replace")).hexdigest()[:16]
-        self._last: Kept | None = None  # the newest one, in memory too: the next job begins with what it kept
+        self._last: StoredResult | None = None  # the newest result, also in memory, for the next job
 
-    def find(self, ticket: int | None) -> Kept | None:
+    def find(self, ticket: int | None) -> StoredResult | None:
         if ticket is None:
             return None
         if self._last is not None and self._last.ticket == ticket:
             return self._last
         path = self._path(ticket)
         try:
-            return _read(ticket, path.read_bytes())
+            return _parse_result(ticket, path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, WireError, KeyError) as error:
-            log.warning("%s cannot be read, and is left alone: %s", path, error)
+            log.warning("%s cannot be read and is ignored: %s", path, error)
             return None
 
-    def keep(self, kept: Kept) -> None:
-        """Durably: once this returns, no crash takes it away."""
-        tensors = {MEMORY + name: tensor for name, tensor in kept.memory.items()}
-        if kept.residual is not None:
-            tensors[RESIDUAL] = kept.residual
-        # bytes as a tensor; a copy, since those of an immutable object must not be lent
-        tensors[REPLY] = torch.frombuffer(bytearray(kept.reply), dtype=torch.uint8)
+    def store(self, result: StoredResult) -> None:
+        """Store a result durably, so that it survives a crash after this returns."""
+        tensors = {MEMORY + name: tensor for name, tensor in result.memory.items()}
+        if result.residual is not None:
+            tensors[RESIDUAL] = result.residual
+        # a copy, because torch needs a writable buffer
+        tensors[REPLY] = torch.frombuffer(bytearray(result.reply), dtype=torch.uint8)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._path(kept.ticket), seal({"index": kept.index, "order": kept.order}, tensors))
+            write_atomically(
+                self._path(result.ticket), pack_tensors({"index": result.index, "order": result.order}, tensors)
+            )
         except (OSError, OffbeatError) as error:
             reason = error.strerror or error if isinstance(error, OSError) else error
-            raise OutboxError(f"the result could not be stored at the site: {reason}") from None
-        self._last = kept
+            raise ResultStoreError(f"the result could not be stored at the site: {reason}") from None
+        self._last = result
 
-    def settle(self, accepted: int | None) -> None:
-        """Drop all but what was accepted last: the other results will not be asked for again."""
+    def drop_unaccepted(self, accepted: int | None) -> None:
+        """Delete all results but the last accepted one; the server does not ask for the others again."""
         for ticket in self.tickets():
             if ticket != accepted:
                 with contextlib.suppress(OSError):
@@ -96,35 +98,35 @@ class Outbox:
     def tickets(self) -> list[int]:
         return sorted(int(path.stem) for path in self.folder.glob("*.result") if path.stem.isdecimal())
 
-    def newest(self) -> Kept | None:
+    def newest(self) -> StoredResult | None:
         tickets = self.tickets()
         return self.find(tickets[-1]) if tickets else None
 
-    def remember(self, greeting: bytes, since: float) -> None:
-        """What the run is about: a site that is started anew goes on without being greeted."""
+    def store_greeting(self, greeting: bytes, since: float) -> None:
+        """Store the greeting, so that a restarted site continues without a new one."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in self.folder.glob("*.tmp"):  # by one that was killed while it wrote
+        for left in self.folder.glob("*.tmp"):  # written by a process that was killed
             left.unlink(missing_ok=True)
         tensors = {REPLY: torch.frombuffer(bytearray(greeting), dtype=torch.uint8)}
-        write_whole(self.folder / "greeting", seal({"since": since}, tensors))
+        write_atomically(self.folder / "greeting", pack_tensors({"since": since}, tensors))
 
     def greeting(self) -> tuple[bytes, float] | None:
         try:
-            fields, tensors = unseal((self.folder / "greeting").read_bytes(), ANY)
+            fields, tensors = unpack_tensors((self.folder / "greeting").read_bytes(), NO_LIMIT)
             return tensors[REPLY].numpy().tobytes(), float(fields["since"])
         except (OSError, WireError, KeyError, TypeError, ValueError):
             return None
 
-    def outlive(self) -> None:
-        """Drop what is kept of runs that were left behind long ago, whose servers never said that they ended."""
+    def drop_old_runs(self) -> None:
+        """Delete the results of old runs whose servers never sent a farewell."""
         with contextlib.suppress(OSError):
             others = [path for path in self.folder.parent.iterdir() if path != self.folder and path.is_dir()]
-            for path in sorted(others, key=lambda path: path.stat().st_mtime)[: -(RUNS - 1)]:
-                log.warning("%s is of a run that %d others have followed: it is dropped", path, RUNS)
+            for path in sorted(others, key=lambda path: path.stat().st_mtime)[: -(MAX_RUNS - 1)]:
+                log.warning("%s belongs to a run that was followed by %d others and is deleted", path, MAX_RUNS)
                 shutil.rmtree(path, ignore_errors=True)
 
     def clear(self) -> None:
-        """The run is over."""
+        """Delete all results of the run after its end."""
         self._last = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -132,8 +134,8 @@ class Outbox:
         return self.folder / f"{ticket}.result"
 
 
-def _read(ticket: int, data: bytes) -> Kept:
-    fields, tensors = unseal(data, ANY)
+def _parse_result(ticket: int, data: bytes) -> StoredResult:
+    fields, tensors = unpack_tensors(data, NO_LIMIT)
     memory = {name.removeprefix(MEMORY): tensor for name, tensor in tensors.items() if name.startswith(MEMORY)}
     reply = tensors[REPLY].numpy().tobytes()
-    return Kept(ticket, int(fields["index"]), str(fields["order"]), reply, memory, tensors.get(RESIDUAL))
+    return StoredResult(ticket, int(fields["index"]), str(fields["order"]), reply, memory, tensors.get(RESIDUAL))

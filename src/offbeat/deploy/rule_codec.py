@@ -1,7 +1,8 @@
-"""Rules on the wire: a name and fields. The code must be at both ends already: nothing that runs is ever sent.
+"""Send local rules as a class name and fields; the code must exist at both ends and is never sent.
 
-A rule is known that inherits from LocalRule, is a dataclass, and whose module was imported: every registered strategy's
-are, and those of the files a site loads. Fields are checked against their annotations and must read back as they came.
+A rule is known if it inherits from LocalRule, is a dataclass and its module was imported. This holds for the rules of
+registered strategies and of files that a site loads. Fields are checked against their annotations and must survive a
+round trip.
 """
 
 from __future__ import annotations
@@ -19,88 +20,92 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 import offbeat
-import offbeat.core.strategies  # their rules are known from now on
-from offbeat.core.errors import plain_text, unknown
+import offbeat.core.strategies  # imported so that their rules are known
+from offbeat.core.errors import to_single_line, unknown_name
 from offbeat.core.protocol import LocalRule
 from offbeat.core.vector import Layout
 from offbeat.deploy.tensor_codec import WireError
-from offbeat.experiment.spec.choices import is_own
+from offbeat.experiment.spec.choices import is_user_code
 
 
-def known() -> dict[str, type]:
-    """Rules by their name, module:class."""
-    return {f"{cls.__module__}:{cls.__qualname__}": cls for cls in _heirs(LocalRule) if is_dataclass(cls)}
+def known_rules() -> dict[str, type]:
+    """Map names, module:class, to the known rules."""
+    return {f"{cls.__module__}:{cls.__qualname__}": cls for cls in _subclasses(LocalRule) if is_dataclass(cls)}
 
 
 def to_fields(rule: LocalRule) -> dict[str, Any]:
     cls = type(rule)
     name = f"{cls.__module__}:{cls.__qualname__}"
-    if known().get(name) is not cls:
-        raise WireError(f"the rule {cls.__qualname__} cannot travel: a rule is a dataclass that inherits LocalRule")
+    if known_rules().get(name) is not cls:
+        raise WireError(
+            f"the rule {cls.__qualname__} cannot be sent: a rule must be a dataclass that inherits LocalRule"
+        )
     try:
-        fields = _dumped(cls, rule)
-        if _loaded(cls, fields) == rule:
+        fields = _dump(cls, rule)
+        if _load(cls, fields) == rule:
             return {"name": name, "fields": fields}
     except (PydanticUserError, ValidationError, NameError, ValueError, TypeError):
         pass
     raise WireError(
-        f"the rule {plain_text(rule, 80)} cannot travel: its fields are not plain numbers, words and tuples"
+        f"the rule {to_single_line(rule, 80)} cannot be sent: its fields must be plain numbers, strings and tuples"
     )
 
 
-def of_fields(tree: Any) -> LocalRule:
+def from_fields(tree: Any) -> LocalRule:
     if not (isinstance(tree, dict) and tree.keys() == {"name", "fields"} and isinstance(tree["name"], str)):
         raise WireError("a rule without a name and fields")
-    cls = _found(tree["name"])
-    shown = plain_text(tree["name"].rpartition(":")[2], 80)
+    cls = _find_rule(tree["name"])
+    shown = to_single_line(tree["name"].rpartition(":")[2], 80)
     try:
-        rule: LocalRule = _loaded(cls, tree["fields"])
-        whole = _dumped(cls, rule) == tree["fields"]
+        rule: LocalRule = _load(cls, tree["fields"])
+        whole = _dump(cls, rule) == tree["fields"]
     except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # pydantic's and our own are ValueErrors
-        raise WireError(f"the rule {shown} cannot have these fields: {plain_text(error, 200)}") from None
+        raise WireError(f"the rule {shown} cannot have these fields: {to_single_line(error, 200)}") from None
     if not whole:
-        raise WireError(f"the rule {shown} has other fields here: the same version of offbeat is needed at both ends")
+        raise WireError(f"the rule {shown} has other fields here: use the same version of offbeat at both ends")
     return rule
 
 
 def code_digest(strategy: object) -> str:
-    """Of the code that decides what a job's result is: equal digests, equal rules. A strategy from elsewhere counts."""
+    """Hash the code that determines a job's result, including a strategy from outside the package."""
     root = Path(offbeat.__file__).parent
-    files = sorted(path for part in ("core", "client") for path in (root / part).rglob("*.py"))
+    files = sorted(path for part in ("core", "training") for path in (root / part).rglob("*.py"))
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
-    if not is_own(strategy) and not type(strategy).__module__.startswith("offbeat."):  # a site has no FILE.py:Name
+    if not is_user_code(strategy) and not type(strategy).__module__.startswith(
+        "offbeat."
+    ):  # a site has no FILE.py:Name
         try:
             digest.update(inspect.getsource(type(strategy)).encode())
         except (OSError, TypeError):
-            digest.update(type(strategy).__qualname__.encode())  # made at a prompt: there is no source
+            digest.update(type(strategy).__qualname__.encode())  # defined in a REPL: there is no source
     return digest.hexdigest()
 
 
 def layout_digest(layout: Layout, dtype: object) -> str:
-    """Of what a vector means: the names, shapes and kinds of its slices, and its dtype."""
+    """Hash the meaning of a vector: names, shapes and kinds of its slices, and its dtype."""
     slices = [[s.name, list(s.shape), s.kind] for s in layout.slices]
     return hashlib.sha256(json.dumps([str(dtype), slices]).encode()).hexdigest()
 
 
-def _found(name: str) -> type:
-    rules = known()
+def _find_rule(name: str) -> type:
+    rules = known_rules()
     if name in rules:
         return rules[name]
-    own = name.rpartition(":")[2]  # a file of one's own has another name where it was loaded from elsewhere
-    same = [cls for cls in rules.values() if cls.__qualname__ == own]
+    class_name = name.rpartition(":")[2]  # a user file has another module name where it was loaded from elsewhere
+    same = [cls for cls in rules.values() if cls.__qualname__ == class_name]
     if len(same) == 1:
         return same[0]
     choices = sorted({cls.__qualname__ for cls in rules.values()})
-    raise WireError(f"{unknown('rule', plain_text(own, 80), choices)}; its code must be at the site")
+    raise WireError(f"{unknown_name('rule', to_single_line(class_name, 80), choices)}; its code must exist at the site")
 
 
-def _heirs(cls: type) -> Iterator[type]:
+def _subclasses(cls: type) -> Iterator[type]:
     heirs: list[type] = cls.__subclasses__()
     for heir in heirs:
         yield heir
-        yield from _heirs(heir)
+        yield from _subclasses(heir)
 
 
 @lru_cache(maxsize=64)
@@ -108,10 +113,10 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
-def _dumped(cls: type, rule: Any) -> Any:
+def _dump(cls: type, rule: Any) -> Any:
     return _adapter(cls).dump_python(rule, mode="json")
 
 
-def _loaded(cls: type, fields: Any) -> Any:
-    """As JSON: there, strictly, a list is a tuple's and an object a dataclass's."""
+def _load(cls: type, fields: Any) -> Any:
+    """Load a rule strictly from JSON, where a list is accepted for a tuple and an object for a dataclass."""
     return _adapter(cls).validate_json(json.dumps(fields, allow_nan=False), strict=True)

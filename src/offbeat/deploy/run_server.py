@@ -1,7 +1,7 @@
-"""A run folder served to sites: opened or gone on with, over whatever carries messages, to its end.
+"""Serve a run folder to sites over any transport, from the start or the last checkpoint to the end.
 
-A live run's folder has two things more than a simulation's: sites.json, who is who, and record/, what was told since
-the last checkpoint.
+The folder of a live run has two entries more than that of a simulation: sites.json maps site names to clients, and
+record/ holds the messages received since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,53 +23,60 @@ from offbeat.core.protocol import SetTimer, World
 from offbeat.core.strategy_contract import contract_of
 from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.deploy import message_codec, rule_codec
-from offbeat.deploy.replay_scenario import OWN_FILE
-from offbeat.deploy.site_file import Opened, OwnGround
-from offbeat.engine.checkpoint import Checkpoints, write_whole
+from offbeat.deploy.replay_scenario import SITE_FILE_MODEL
+from offbeat.deploy.site_data import LoadedSiteFile, SiteFileTraining
+from offbeat.engine.checkpoint import Checkpoints, write_atomically
 from offbeat.engine.coordinator import Coordinator
 from offbeat.engine.gate import Gate
-from offbeat.engine.live.connections import Patience
-from offbeat.engine.live.journal import Record
+from offbeat.engine.live.journal import Journal
 from offbeat.engine.live.live_engine import LiveEngine
-from offbeat.engine.live.site_ids import Roster
-from offbeat.engine.live.transport import Assignment, Heard, Order, Transport
+from offbeat.engine.live.sites import SiteIds, Timeouts
+from offbeat.engine.live.transport import JobMessage, ServerMessage, SiteMessage, Transport
 from offbeat.engine.progress import Outcome
 from offbeat.engine.trace import Trace
 from offbeat.engine.virtual.virtual_engine import Watch
 from offbeat.experiment import build, model_card
 from offbeat.experiment.run import identity, run_lock
-from offbeat.experiment.run.execution import Run, conclude, interruptible, resumable, seconds_so_far
+from offbeat.experiment.run.execution import (
+    Run,
+    earlier_wall_seconds,
+    errors_as_unfinished,
+    interrupt_on_signals,
+    store_results,
+)
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment, is_pooled
 from offbeat.experiment.speed_groups import ON_TEST
 from offbeat.metrics.trace_summary import SERVED
 from offbeat.training.evaluation import Evaluator
 
-SITES, RECORD, NUMBER = "sites.json", "record", "run-id"
-FEW = 4  # sites that a strategy is tried with
-POINTS = 50  # evaluations in a run of known length
-EVERY = 60.0  # seconds between them otherwise
+SITES_FILE, RECORD_FOLDER, RUN_ID_FILE = "sites.json", "record", "run-id"
+TRIAL_SITES = 4  # a strategy is tried with this number of sites
+EVALUATIONS = 50  # in a run of known length
+EVALUATION_SECONDS = 60.0  # between two evaluations otherwise
 
-Encode = Callable[[Order], bytes]
-Decode = Callable[[bytes, int], Heard]
-Open = Callable[[bytes, Encode, Decode], Transport]  # given the greeting, and how messages are written and read
+Encode = Callable[[ServerMessage], bytes]
+Decode = Callable[[bytes, int], SiteMessage]
+OpenTransport = Callable[
+    [bytes, Encode, Decode], Transport
+]  # takes the greeting and the functions that write and read messages
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How a run is served; nothing of it is part of what the run is."""
+class ServeOptions:
+    """Options of serving that are not part of the experiment."""
 
     min_sites: int = 1
     full_record: bool = False
     compression: str = "none"
     checkpoint_every: float = 30.0
-    patience: Patience = Patience()
-    model: Path | None = None  # a site's file: its model, instead of the experiment's, and no data is needed here
+    patience: Timeouts = Timeouts()
+    model: Path | None = None  # a site's file whose model replaces the experiment's; no data is needed then
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What a server has: a model, and perhaps test examples."""
+class ServerModel:
+    """The model of a server, and an evaluator if it has test examples."""
 
     module: nn.Module
     world: World
@@ -79,105 +86,107 @@ class Ground:
     def state_dict(self, model: Tensor) -> dict[str, Tensor]:
         binding = Binding(deepcopy(self.module))
         with torch.no_grad():
-            binding.put(model)
+            binding.load(model)
         return {name: t.detach().clone().contiguous() for name, t in binding.module.state_dict().items()}
 
 
-def serve_run(run: Run, open_transport: Open, terms: Terms = Terms(), watch: Watch | None = None) -> Outcome | None:
-    """To the end, from the newest checkpoint and the record if there are such; None if it was complete already."""
+def serve_run(
+    run: Run, open_transport: OpenTransport, options: ServeOptions = ServeOptions(), watch: Watch | None = None
+) -> Outcome | None:
+    """Serve to the end, from the newest checkpoint and record if they exist; return None if the run is complete."""
     run.experiment()
-    with run_lock.alone(run.folder):
+    with run_lock.exclusive_lock(run.folder):
         if run.complete:
             return None
-        run_lock.sweep(run.folder)
-        experiment = run.runnable()
-        identity.check(run.folder, identity.read(run.world_file), run.world(experiment))
-        ground = _ground(experiment, terms.model)
+        run_lock.remove_temporary_files(run.folder)
+        experiment = run.runnable_experiment()
+        identity.check_identity(run.folder, identity.read_identity(run.world_file), run.current_identity(experiment))
+        model = load_model(experiment, options.model)
         trace, began = Trace(run.trace_file), time.monotonic()
-        record = Record(run.folder / RECORD, full=terms.full_record)
+        record = Journal(run.folder / RECORD_FOLDER, full=options.full_record)
         try:
-            with resumable():
-                engine = _engine(run, experiment, ground, trace, record, open_transport, terms, watch)
-                with interruptible([engine]):
-                    before = seconds_so_far(trace)
-                    served = "live" if terms.model is None else OWN_FILE
-                    evaluated = "sites" if ground.evaluator is None else "test"
-                    trace.set_facts({**ground.facts, SERVED: served, "evaluated": evaluated, "surveyed": ON_TEST})
+            with errors_as_unfinished():
+                engine = create_engine(run, experiment, model, trace, record, open_transport, options, watch)
+                with interrupt_on_signals([engine]):
+                    before = earlier_wall_seconds(trace)
+                    served = "live" if options.model is None else SITE_FILE_MODEL
+                    evaluated = "sites" if model.evaluator is None else "test"
+                    trace.set_facts({**model.facts, SERVED: served, "evaluated": evaluated, "surveyed": ON_TEST})
                     outcome = engine.run()
-                    conclude(run, trace, outcome, before + time.monotonic() - began, ground)
-            if run.complete and not terms.full_record:
+                    store_results(run, trace, outcome, before + time.monotonic() - began, model)
+            if run.complete and not options.full_record:
                 record.clear()
             return outcome
         finally:
-            trace.abandon()
+            trace.close_after_error()
             record.close()
 
 
-def refuse_unservable(experiment: Experiment, file: Path | None = None) -> None:
-    """What cannot be built, or whose first orders cannot be sent to sites: said before anything is started."""
-    world = _ground(experiment, file).world
+def check_servable(experiment: Experiment, file: Path | None = None) -> None:
+    """Raise ConfigError if the experiment cannot be built or its first orders cannot be sent to sites."""
+    world = load_model(experiment, file).world
     try:
         for job in _first_jobs(Coordinator(experiment.strategy, world)):
-            message_codec.encode(Assignment.of(job, None))
+            message_codec.encode(JobMessage.from_job(job, None))
     except message_codec.WireError as error:
         raise ConfigError(f"this strategy cannot be served: {error}") from None
 
 
 def _first_jobs(run: Coordinator) -> Iterator[Job]:
-    """What a few sites would be sent that come at once, and when the timers fire that are set then."""
+    """Yield the first jobs of a few sites that join at once, including those of the first timers."""
     orders = run.begin(0.0)
-    for client in range(FEW):
+    for client in range(TRIAL_SITES):
         orders += run.joined(0.0, client, 10)
     timers = {order.key: order.at for order in orders if isinstance(order, SetTimer)}
     for key, at in sorted(timers.items(), key=lambda timer: timer[1]):
-        orders += run.fired(at, key)
+        orders += run.timer_fired(at, key)
     return (order for order in orders if isinstance(order, Job))
 
 
 def run_id(folder: Path) -> str:
-    """Drawn once: what sites keep is of this run and of no other."""
-    path = folder / NUMBER
+    """Return the random id of a run, drawn once, under which sites store their results."""
+    path = folder / RUN_ID_FILE
     with suppress(FileNotFoundError):
         if known := path.read_text(encoding="ascii").strip():
             return known
-    write_whole(path, secrets.token_hex(8).encode())
+    write_atomically(path, secrets.token_hex(8).encode())
     return path.read_text(encoding="ascii").strip()
 
 
-def _engine(
+def create_engine(
     run: Run,
     experiment: Experiment,
-    ground: Ground,
+    model: ServerModel,
     trace: Trace,
-    record: Record,
-    open_transport: Open,
-    terms: Terms,
+    record: Journal,
+    open_transport: OpenTransport,
+    options: ServeOptions,
     watch: Watch | None,
 ) -> LiveEngine:
-    world, number = ground.world, run_id(run.folder)
+    world, number = model.world, run_id(run.folder)
     layout, code = (
         rule_codec.layout_digest(world.layout, world.model.dtype),
         rule_codec.code_digest(experiment.strategy),
     )
-    greeting = message_codec.Greeting(number, experiment_files.dump(experiment), layout, terms.compression)
-    limit = message_codec.room(world.model)
-    held: list[LiveEngine] = []
+    greeting = message_codec.Greeting(number, experiment_files.to_yaml(experiment), layout, options.compression)
+    limit = message_codec.answer_limit(world.model)
+    engines: list[LiveEngine] = []
 
     def base_of(ticket: int) -> Tensor | None:
-        job = held[0].coordinator.ledger.open.get(ticket) if held else None
+        job = engines[0].coordinator.ledger.open_jobs.get(ticket) if engines else None
         return None if job is None else job.base
 
-    def read(data: bytes, address: int) -> Heard:
+    def decode(data: bytes, address: int) -> SiteMessage:
         message = message_codec.decode(data, address, limit, run=number, base_of=base_of)
         assert not isinstance(message, message_codec.Order)
         return message
 
     transport = open_transport(
-        message_codec.encode(greeting, number), lambda order: message_codec.encode(order, number), read
+        message_codec.encode(greeting, number), lambda order: message_codec.encode(order, number), decode
     )
     until = experiment.until
-    if ground.evaluator is not None:
-        until = build.towards(until, ground.evaluator.metrics)
+    if model.evaluator is not None:
+        until = build.with_direction(until, model.evaluator.metrics)
     engine = LiveEngine(
         experiment.strategy,
         world,
@@ -185,19 +194,20 @@ def _engine(
         until=until,
         layout=layout,
         code=code,
-        evaluate=ground.evaluator,
-        every=experiment.evaluate_every or (until.seconds / POINTS if until.seconds else EVERY),
+        evaluate=model.evaluator,
+        evaluate_every=experiment.evaluate_every
+        or (until.seconds / EVALUATIONS if until.seconds else EVALUATION_SECONDS),
         gate=Gate(world.layout, world.model.dtype, experiment.max_norm, experiment.training.bn == "local"),
         trace=trace,
-        roster=Roster.at(run.folder / SITES),
-        record=record,
+        site_ids=SiteIds.load(run.folder / SITES_FILE),
+        journal=record,
         checkpoints=Checkpoints(run.folder / "checkpoint"),
-        checkpoint_every=terms.checkpoint_every,
-        min_sites=terms.min_sites,
-        patience=terms.patience,
+        checkpoint_every=options.checkpoint_every,
+        min_sites=options.min_sites,
+        timeouts=options.patience,
         watch=watch,
     )
-    held.append(engine)
+    engines.append(engine)
     try:
         engine.restore()
     except BaseException:
@@ -206,24 +216,31 @@ def _engine(
     return engine
 
 
-def _ground(experiment: Experiment, file: Path | None) -> Ground:
+def load_model(experiment: Experiment, file: Path | None) -> ServerModel:
     if is_pooled(experiment.strategy):
-        raise ConfigError("this strategy pools all data in one place: it cannot be served to sites")
+        raise ConfigError("this strategy trains on pooled data and cannot be served to sites")
     if file is None:
-        made = build.setup(experiment)
-        return Ground(
-            made.module, replace(made.world, clients={}), made.evaluator, {model_card.FACT: made.facts[model_card.FACT]}
+        setup = build.setup(experiment)
+        return ServerModel(
+            setup.module,
+            replace(setup.world, clients={}),
+            setup.evaluator,
+            {model_card.FACT: setup.facts[model_card.FACT]},
         )
-    opened = Opened(file)
+    site_file = LoadedSiteFile(file)
     try:
-        own = OwnGround(opened, experiment)
+        training = SiteFileTraining(site_file, experiment)
     except OffbeatError as error:
         if contract_of(experiment.strategy).sketcher is not None:
-            raise ConfigError(f"this strategy needs to know what an example looks like: {error}") from None
-        own = None
-    module = opened.model()
+            raise ConfigError(f"this strategy needs an example input: {error}") from None
+        training = None
+    module = site_file.model()
     layout, model = Layout.of(module), flatten(module)
     world = World(
-        model=model, layout=layout, clients={}, seed=experiment.seed_of("batches"), probe=own.probe if own else None
+        model=model,
+        layout=layout,
+        clients={},
+        seed=experiment.seed_of("batches"),
+        probe=training.probe if training else None,
     )
-    return Ground(module, world, own.tested if own else None)
+    return ServerModel(module, world, training.test_evaluator if training else None)

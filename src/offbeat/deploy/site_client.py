@@ -1,11 +1,11 @@
-"""A site: what answers the server's messages, exactly once where it counts.
+"""A site, which answers the server's messages and computes each ticket once.
 
-A site computes what an inline trainer would, to the last bit, from what it is sent and what it kept. The same ticket
-again is answered with the same bytes: from the outbox, or after waiting for the job that is running, or by computing it
-again, since jobs are pure. What leaves the site is written to sent.log before it leaves.
+A site computes bit for bit what an inline trainer would, from the received job and its stored memory. A repeated
+ticket gets the same bytes: from the result store, from the running job, or by repeating the job, because jobs are
+pure. Each message is written to sent.log before it leaves the site.
 
-    home/token       proves that it is the site of its name      home/sent.log    time, kind, ticket, bytes (`sentlog`)
-    home/runs/       what it keeps of each run (`outbox`)
+    home/token       proves the identity of the site       home/sent.log    time, kind, ticket and bytes of messages
+    home/runs/       stored results of each run            home/sent.log.N  older parts of the log
 """
 
 from __future__ import annotations
@@ -17,205 +17,229 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
-from offbeat.core.errors import OffbeatError, RunError, in_words, plain_text
+from offbeat.core.errors import OffbeatError, RunError, describe_error, to_single_line
 from offbeat.core.jobs import Failure, Job, Result
 from offbeat.core.parts import compression
 from offbeat.core.protocol import LocalRule
 from offbeat.core.threads import one_thread
 from offbeat.deploy import message_codec, rule_codec
-from offbeat.deploy.result_store import Kept, Outbox, OutboxError
-from offbeat.deploy.site_data import Ground, Source
-from offbeat.deploy.upload_log import SentLog
-from offbeat.engine.checkpoint import write_whole
-from offbeat.engine.live.transport import Assignment, Farewell, Hello, Question, Returned, Scores
+from offbeat.deploy.result_store import ResultStore, ResultStoreError, StoredResult
+from offbeat.deploy.site_data import LocalTraining, SiteSource
+from offbeat.engine.checkpoint import write_atomically
+from offbeat.engine.live.transport import Farewell, Hello, JobAnswer, JobMessage, Question, Scores
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.serialization import Home
+from offbeat.experiment.spec.serialization import FileContext
 
 log = logging.getLogger("offbeat")
-HERE = 0  # a site does not know the address it is reached at
+UNKNOWN_ADDRESS = 0  # a site does not know its own address
 
 
 @dataclass
-class Part:
-    """The site's part in one run."""
+class Participation:
+    """The participation of the site in one run."""
 
     greeting: message_codec.Greeting
     experiment: Experiment
-    ground: Ground
-    outbox: Outbox
+    training: LocalTraining
+    results: ResultStore
     compression: compression.Compression
-    since: float  # when it was greeted first
-    most: int = 0  # examples it has told of: they never become fewer
+    since: float  # time of the first greeting
+    most_examples: int = 0  # examples reported so far; the number never decreases
 
 
 class Site:
+    """Answer the messages of a server."""
+
     def __init__(
-        self, home: Path, name: str, source: Source, token: str | None = None, limit: int = message_codec.LIMIT
+        self,
+        home: Path,
+        name: str,
+        source: SiteSource,
+        token: str | None = None,
+        limit: int = message_codec.MAX_MESSAGE_BYTES,
     ) -> None:
         self.home, self.name, self._source, self._limit = home, name, source, limit
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._token = token or _own_token(home / "token")
-        self._one_at_a_time = threading.Lock()  # of what computes: torch's random state is the whole process's
-        self._part: Part | None = None
-        self._log = SentLog(home)
+        self._token = token or _load_token(home / "token")
+        self._lock = threading.Lock()  # one job at a time: torch's random state is global
+        self._current: Participation | None = None
+        self._log = UploadLog(home)
         self.ended = threading.Event()
         self.farewell: Farewell | None = None
-        self.unable: OffbeatError | None = None  # why it cannot take part in the run it was greeted for
+        self.cannot_join: OffbeatError | None = None  # why this site cannot take part in the run
 
     def handle(self, data: bytes) -> bytes:
-        """The answer to a message; what is none, or cannot be done here, raises an OffbeatError. For any thread."""
+        """Answer a message; raise OffbeatError if it is invalid or cannot be carried out. Thread-safe."""
         try:
             return self._handle(data)
         except OffbeatError as error:
             log.error("%s", error)
-            told = _outward(error)
-            self._sent("error", "", told.encode())
-            raise RunError(told) from None
+            message = _public_message(error)
+            self._log_sent("error", "", message.encode())
+            raise RunError(message) from None
 
     def _handle(self, data: bytes) -> bytes:
-        run, order = message_codec.opened(data, None, self._limit)
+        run, order = message_codec.open_envelope(data, None, self._limit)
         if isinstance(order, Farewell):
             return self._farewell(run, order)
-        with self._one_at_a_time, one_thread():
+        with self._lock, one_thread():
             if isinstance(order, message_codec.Greeting):
                 try:
-                    return self._sent("hello", "", self._greeted(order, data))
-                except OutboxError:  # there may be room again
+                    return self._log_sent("hello", "", self._answer_greeting(order, data))
+                except ResultStoreError:  # a temporary error: the disk may have space later
                     raise
-                except OffbeatError as error:  # nothing else will come of it
-                    self.unable = error
+                except OffbeatError as error:  # a permanent error
+                    self.cannot_join = error
                     self.ended.set()
                     raise
-            part = self._taking_part(run)
-            if isinstance(order, Assignment):
+            part = self._participation(run)
+            if isinstance(order, JobMessage):
                 digest = hashlib.sha256(data).hexdigest()
-                return self._sent("result", f" ticket={order.ticket}", self._assigned(part, order, digest))
+                return self._log_sent("result", f" ticket={order.ticket}", self._answer_assignment(part, order, digest))
             assert isinstance(order, Question)
-            return self._sent("scores", f" version={order.version}", self._asked(part, order))
+            return self._log_sent("scores", f" version={order.version}", self._answer_question(part, order))
 
-    # ------------------------------------------------------------ greeted
+    # ------------------------------------------------------------ joining
 
-    def _greeted(self, greeting: message_codec.Greeting, data: bytes) -> bytes:
-        part = self._part
-        if part is None or part.greeting != greeting:
-            part = self._join(greeting, data)
+    def _answer_greeting(self, greeting: message_codec.Greeting, data: bytes) -> bytes:
+        current = self._current
+        if current is None or current.greeting != greeting:
+            current = self._join(greeting, data)
         layout, code = (
-            rule_codec.layout_digest(part.ground.layout, part.ground.dtype),
-            rule_codec.code_digest(part.experiment.strategy),
+            rule_codec.layout_digest(current.training.layout, current.training.dtype),
+            rule_codec.code_digest(current.experiment.strategy),
         )
-        newest = max(part.outbox.tickets(), default=None)
-        hello = Hello(HERE, self.name, self._token, self._examples(part, _next_index(part)), layout, code, newest)
+        newest = max(current.results.tickets(), default=None)
+        hello = Hello(
+            UNKNOWN_ADDRESS, self.name, self._token, self._examples(current, _next_index(current)), layout, code, newest
+        )
         return message_codec.encode(hello, greeting.run)
 
-    def _join(self, greeting: message_codec.Greeting, data: bytes) -> Part:
-        outbox = Outbox(self.home, greeting.run)
-        # a server may name files of its own: whatever lies there at a site is not run
-        experiment = experiment_files.parse(greeting.experiment, "the server's experiment", Home(runs_code=False))
-        how = compression.parse(greeting.compression)
-        ground = self._source.ground(experiment)
-        known = outbox.greeting()
-        since = time.time() if known is None else known[1]
-        outbox.remember(data, since)
-        outbox.outlive()
-        self._part = Part(greeting, experiment, ground, outbox, how, since)
-        return self._part
+    def _join(self, greeting: message_codec.Greeting, data: bytes) -> Participation:
+        results = ResultStore(self.home, greeting.run)
+        # the server may name code files, which a site does not run
+        experiment = experiment_files.parse_experiment(
+            greeting.experiment, "the server's experiment", FileContext(runs_code=False)
+        )
+        how = compression.parse_compression(greeting.compression)
+        training = self._source.load(experiment)
+        stored = results.greeting()
+        since = time.time() if stored is None else stored[1]
+        results.store_greeting(data, since)
+        results.drop_old_runs()
+        self._current = Participation(greeting, experiment, training, results, how, since)
+        return self._current
 
-    def _taking_part(self, run: str) -> Part:
-        """In that run: as it was greeted, now or before this process was started."""
-        if self._part is None or self._part.greeting.run != run:
-            known = Outbox(self.home, run).greeting()
-            if known is None:
-                raise RunError(f"site {self.name} was not greeted for run {plain_text(run, 60)!r}: greet it first")
-            greeting = message_codec.decode(known[0])
+    def _participation(self, run: str) -> Participation:
+        """Return the participation in a run, restored from the stored greeting after a restart."""
+        if self._current is None or self._current.greeting.run != run:
+            stored = ResultStore(self.home, run).greeting()
+            if stored is None:
+                raise RunError(
+                    f"site {self.name} has no greeting for run {to_single_line(run, 60)!r}: send a greeting first"
+                )
+            greeting = message_codec.decode(stored[0])
             assert isinstance(greeting, message_codec.Greeting)
-            return self._join(greeting, known[0])
-        return self._part
+            return self._join(greeting, stored[0])
+        return self._current
 
     def _farewell(self, run: str, order: Farewell) -> bytes:
-        part = self._part
+        part = self._current
         if not order.refused:
-            Outbox(self.home, run).clear()
-        if part is None or part.greeting.run == run:  # not of a run that this site has left behind
+            ResultStore(self.home, run).clear()
+        if part is None or part.greeting.run == run:  # else the farewell belongs to an older run
             self.farewell = order
             self.ended.set()
         return b""
 
-    # ------------------------------------------------------------ at work
+    # ------------------------------------------------------------ jobs and evaluation
 
-    def _assigned(self, part: Part, order: Assignment, digest: str) -> bytes:
-        outbox = part.outbox
-        kept = outbox.find(order.ticket)
-        if kept is not None and kept.order == digest:
-            return kept.reply
-        if (newest := max(outbox.tickets(), default=-1)) > order.ticket:  # a message that was under way for long
-            return self._failed(part, order, f"an old ticket: {newest} came after it")
-        before = outbox.find(order.accepted)
-        if before is None and order.accepted is not None and _remembers(order.work.rule, part.experiment):
-            log.warning("what was kept for ticket %s is not here any more: the rule begins anew", order.accepted)
-        outbox.settle(order.accepted)
+    def _answer_assignment(self, part: Participation, order: JobMessage, digest: str) -> bytes:
+        results = part.results
+        stored = results.find(order.ticket)
+        if stored is not None and stored.order == digest:
+            return stored.reply
+        if (newest := max(results.tickets(), default=-1)) > order.ticket:  # a delayed message
+            return self._failed(part, order, f"an outdated ticket: {newest} is newer")
+        previous = results.find(order.accepted)
+        if previous is None and order.accepted is not None and _keeps_memory(order.work.rule, part.experiment):
+            log.warning("the memory stored for ticket %s is missing: the rule starts without memory", order.accepted)
+        results.drop_unaccepted(order.accepted)
         began = time.perf_counter()
-        answer = _computed(part, order, before)
+        answer = _compute(part, order, previous)
         if isinstance(answer, Failure):
             return self._failed(part, order, answer.reason)
         seconds = time.perf_counter() - began
         try:
-            kept = self._kept(part, order, digest, answer, before, seconds)
-            outbox.keep(kept)
-        except OutboxError as error:
+            stored = self._make_result(part, order, digest, answer, previous, seconds)
+            results.store(stored)
+        except ResultStoreError as error:
             log.error("%s", error)
             return self._failed(part, order, str(error))
-        except Exception as error:  # a compression that cannot, extras that do not travel
-            return self._failed(part, order, in_words(error))
-        return kept.reply
+        except Exception as error:  # compression failed, or extras cannot be sent
+            return self._failed(part, order, describe_error(error))
+        return stored.reply
 
-    def _kept(
-        self, part: Part, order: Assignment, digest: str, result: Result, before: Kept | None, seconds: float
-    ) -> Kept:
+    def _make_result(
+        self,
+        part: Participation,
+        order: JobMessage,
+        digest: str,
+        result: Result,
+        previous: StoredResult | None,
+        seconds: float,
+    ) -> StoredResult:
         upload, residual = None, None
         if str(part.compression) != "none":
-            size = part.ground.layout.num_params  # what comes after them, statistics, is never rounded
+            size = part.training.layout.num_params  # the statistics behind the parameters are never compressed
             delta = (result.local - order.base)[:size]
-            parts, residual = compression.compress(part.compression, delta, before.residual if before else None)
-            upload = message_codec.Upload(str(part.compression), size, parts, result.local[size:])
-        returned = Returned(HERE, result, self._examples(part, order.index + 1), seconds)
+            parts, residual = compression.compress(part.compression, delta, previous.residual if previous else None)
+            upload = message_codec.CompressedUpload(str(part.compression), size, parts, result.local[size:])
+        returned = JobAnswer(UNKNOWN_ADDRESS, result, self._examples(part, order.index + 1), seconds)
         reply = message_codec.encode(returned, part.greeting.run, upload)
-        memory = result.memory or (before.memory if before else {})
-        return Kept(order.ticket, order.index, digest, reply, memory, residual)
+        memory = result.memory or (previous.memory if previous else {})
+        return StoredResult(order.ticket, order.index, digest, reply, memory, residual)
 
-    def _failed(self, part: Part, order: Assignment, reason: str) -> bytes:
-        failure = Failure(order.ticket, plain_text(reason))
-        returned = Returned(HERE, failure, self._examples(part, order.index + 1))
+    def _failed(self, part: Participation, order: JobMessage, reason: str) -> bytes:
+        failure = Failure(order.ticket, to_single_line(reason))
+        returned = JobAnswer(UNKNOWN_ADDRESS, failure, self._examples(part, order.index + 1))
         return message_codec.encode(returned, part.greeting.run)
 
-    def _asked(self, part: Part, order: Question) -> bytes:
-        """Nothing, where the site's own data or code cannot tell: it goes on working."""
+    def _answer_question(self, part: Participation, order: Question) -> bytes:
+        """Evaluate the model; report no scores if the site's data or code fails."""
         try:
-            examples, values = part.ground.scores(order.model)
+            examples, values = part.training.scores(order.model)
         except Exception as error:
-            log.warning("how good the model is could not be found out here: %s", in_words(error))
+            log.warning("the model could not be evaluated here: %s", describe_error(error))
             examples, values = 0, {}
-        return message_codec.encode(Scores(HERE, order.now, order.version, examples, values), part.greeting.run)
+        return message_codec.encode(
+            Scores(UNKNOWN_ADDRESS, order.now, order.version, examples, values), part.greeting.run
+        )
 
-    def _examples(self, part: Part, index: int) -> int:
-        """What there is now; never fewer than before, whatever the clock says or the data's own code raises."""
+    def _examples(self, part: Participation, index: int) -> int:
+        """Return the current number of examples, which never decreases, even if the site's code raises."""
         try:
-            part.most = max(part.most, part.ground.num_examples(index, max(0.0, time.time() - part.since)))
+            part.most_examples = max(
+                part.most_examples, part.training.num_examples(index, max(0.0, time.time() - part.since))
+            )
         except OffbeatError as error:
-            if part.most == 0:
+            if part.most_examples == 0:
                 raise
-            log.warning("how many examples there are is not known: %s", error)
-        return part.most
+            log.warning("the number of examples is unknown: %s", error)
+        return part.most_examples
 
-    def _sent(self, kind: str, about: str, reply: bytes) -> bytes:
+    def _log_sent(self, kind: str, about: str, reply: bytes) -> bytes:
         self._log.add(kind, about, len(reply))
         return reply
 
 
-def _computed(part: Part, order: Assignment, before: Kept | None) -> Result | Failure:
-    memory = before.memory if before else {}
+def _compute(part: Participation, order: JobMessage, previous: StoredResult | None) -> Result | Failure:
+    memory = previous.memory if previous else {}
     try:
         job = Job(
             ticket=order.ticket,
@@ -228,33 +252,66 @@ def _computed(part: Part, order: Assignment, before: Kept | None) -> Result | Fa
             memory=memory,
             seed=order.seed,
         )
-        return part.ground.trainer(order.client)(job)
-    except Exception as error:  # also of memory: the next job may be a smaller one
-        log.error("ticket %d: %s", order.ticket, in_words(error))
-        return Failure(order.ticket, _outward(error) if isinstance(error, OffbeatError) else in_words(error))
+        return part.training.trainer(order.client)(job)
+    except Exception as error:  # includes MemoryError: the next job may be smaller
+        log.error("ticket %d: %s", order.ticket, describe_error(error))
+        return Failure(
+            order.ticket, _public_message(error) if isinstance(error, OffbeatError) else describe_error(error)
+        )
 
 
-def _outward(error: OffbeatError) -> str:
-    return plain_text(getattr(error, "outward", error))
+def _public_message(error: OffbeatError) -> str:
+    return to_single_line(getattr(error, "outward", error))
 
 
-def _remembers(rule: LocalRule | None, experiment: Experiment) -> bool:
+def _keeps_memory(rule: LocalRule | None, experiment: Experiment) -> bool:
     return bool(rule is not None and rule.memory) or experiment.training.bn == "local"
 
 
-def _next_index(part: Part) -> int:
-    newest = part.outbox.newest()
+def _next_index(part: Participation) -> int:
+    newest = part.results.newest()
     return 0 if newest is None else newest.index + 1
 
 
-def _own_token(path: Path) -> str:
-    """A secret, drawn once."""
+def _load_token(path: Path) -> str:
+    """Return the secret of this site, drawn once."""
     try:
         token = path.read_text(encoding="ascii").strip()
     except (FileNotFoundError, UnicodeDecodeError):
         token = ""
     if not token:
         token = secrets.token_hex(16)
-        write_whole(path, token.encode())
+        write_atomically(path, token.encode())
         os.chmod(path, 0o600)
     return token
+
+
+MAX_LOG_BYTES = 10 << 20  # approximate size of a file; a line has less than 100 bytes
+MAX_OLD_LOGS = 9  # older files: some months of a busy site
+
+
+class UploadLog:
+    """Log every message that leaves the site; keep the newest of very many. Thread-safe."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / "sent.log"
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, about: str, size: int) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = f"{now} {kind}{about} bytes={size}\n"
+        try:
+            with self._lock:
+                with open(self.path, "a", encoding="utf-8") as file:
+                    file.write(line)
+                    full = file.tell() >= MAX_LOG_BYTES
+                if full:
+                    self._rotate()
+        except OSError as error:  # the message is in the process log instead
+            log.warning("%s cannot be written (%s): %s", self.path, error.strerror or error, line.strip())
+
+    def _rotate(self) -> None:
+        files = [self.path, *(self.path.with_name(f"{self.path.name}.{n}") for n in range(1, MAX_OLD_LOGS + 1))]
+        for newer, older in reversed([*pairwise(files)]):
+            if newer.exists():
+                newer.replace(older)

@@ -1,8 +1,8 @@
-"""Fields and tensors as bytes: safetensors, whose metadata holds the fields as JSON. No pickle, nothing that runs.
+"""Pack fields and tensors into bytes as safetensors, with the fields as JSON in its metadata, and unpack them.
 
-Written by the library, read here: what comes from outside is believed only after its header, a few kilobytes, has been
-looked at: every tensor's kind and size, that tensors leave no gap and share no byte, that they end where the bytes do.
-So a claim of terabytes, or a thousand tensors that are one, costs nothing.
+No pickle is involved. The safetensors library writes the bytes; this module reads them, because they are untrusted. It
+first checks the header: dtype and size of every tensor, no gaps, no overlaps, and the total length. A header that
+claims terabytes, or a thousand tensors that share bytes, therefore costs nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from offbeat.core.errors import OffbeatError, plain_text
+from offbeat.core.errors import OffbeatError, to_single_line
 
-MOST_HEADER = 1 << 20  # bytes
-MOST_TENSORS = 4096
+MAX_HEADER_BYTES = 1 << 20  # bytes
+MAX_TENSORS = 4096
 FIELDS = "offbeat"
 DTYPES = {
     "F64": torch.float64,
@@ -36,43 +36,43 @@ Fields = dict[str, Any]
 
 
 class WireError(OffbeatError):
-    """Bytes that are no message, or a message that cannot be sent."""
+    """Bytes that are not a valid message, or a message that cannot be sent."""
 
 
-def seal(fields: Fields, tensors: Mapping[str, Tensor]) -> bytes:
+def pack_tensors(fields: Fields, tensors: Mapping[str, Tensor]) -> bytes:
     try:
         text = json.dumps(fields, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise WireError(f"a message with fields that cannot travel: {plain_text(error)}") from None
+        raise WireError(f"a message with fields that cannot be sent: {to_single_line(error)}") from None
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES.values():
-            raise WireError(f"{name} is {tensor.dtype}, which does not travel")
+            raise WireError(f"{name} has dtype {tensor.dtype}, which cannot be sent")
         flat = tensor.detach().cpu().contiguous()
         place = flat.untyped_storage().data_ptr()
         apart[name] = flat.clone() if place in seen else flat  # safetensors refuses tensors that share memory
         seen.add(place)
     data = save(apart, metadata={FIELDS: text})
-    if int.from_bytes(data[:8], "little") > MOST_HEADER:
-        raise WireError(f"a message whose fields take more than {MOST_HEADER} bytes")
+    if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES:
+        raise WireError(f"a message whose fields exceed {MAX_HEADER_BYTES} bytes")
     return data
 
 
-def unseal(data: bytes, limit: int) -> tuple[Fields, dict[str, Tensor]]:
-    """The fields, numbers in them finite, and the tensors in memory of their own."""
+def unpack_tensors(data: bytes, limit: int) -> tuple[Fields, dict[str, Tensor]]:
+    """Return the fields, with finite numbers only, and the tensors as copies."""
     if len(data) > limit:
         raise WireError(f"{len(data)} bytes, over the limit of {limit}")
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
-        raise WireError(f"{len(data)} bytes that end before their header does")
-    if length > MOST_HEADER:
-        raise WireError(f"a header of {length} bytes: {MOST_HEADER} are the most")
+        raise WireError(f"{len(data)} bytes, which end before the header does")
+    if length > MAX_HEADER_BYTES:
+        raise WireError(f"a header of {length} bytes: at most {MAX_HEADER_BYTES} are allowed")
     header = _json(data[8 : 8 + length])
     metadata = header.pop("__metadata__", None)
     text = metadata.get(FIELDS) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
-        raise WireError("tensors without a message")
+        raise WireError("tensors without message fields")
     return _json(text), _tensors(header, memoryview(data)[8 + length :])
 
 
@@ -80,9 +80,9 @@ def _json(text: bytes | str) -> Fields:
     try:
         read = json.loads(text, parse_constant=_not_finite, parse_float=_finite)
     except (ValueError, RecursionError):
-        raise WireError("a header that is not JSON, or numbers in it that are not finite") from None
+        raise WireError("a header that is not JSON or contains numbers that are not finite") from None
     if not isinstance(read, dict):
-        raise WireError("a header that holds no fields")
+        raise WireError("a header without fields")
     return read
 
 
@@ -96,16 +96,16 @@ def _finite(text: str) -> float:
 
 
 def _tensors(header: Fields, body: memoryview) -> dict[str, Tensor]:
-    if len(header) > MOST_TENSORS:
-        raise WireError(f"{len(header)} tensors: {MOST_TENSORS} are the most")
-    claims = sorted((_claim(name, claimed) for name, claimed in header.items()), key=lambda claim: claim[1:3])
+    if len(header) > MAX_TENSORS:
+        raise WireError(f"{len(header)} tensors: at most {MAX_TENSORS} are allowed")
+    claims = sorted((_check_entry(name, claimed) for name, claimed in header.items()), key=lambda claim: claim[1:3])
     end = 0
     for name, start, stop, _, _ in claims:
         if start != end:
-            raise WireError(f"tensor {plain_text(name, 60)!r} begins at byte {start}, expected {end}")
+            raise WireError(f"tensor {to_single_line(name, 60)!r} begins at byte {start}, expected {end}")
         end = stop
     if end != len(body):
-        raise WireError(f"tensors of {end} bytes in {len(body)}")
+        raise WireError(f"tensors of {end} bytes in a body of {len(body)} bytes")
     return {
         name: _tensor(body[start:stop], shape, dtype) if stop > start else torch.zeros(shape, dtype=dtype)
         for name, start, stop, shape, dtype in claims
@@ -116,20 +116,22 @@ def _tensor(piece: memoryview, shape: list[int], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(bytearray(piece), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
-def _claim(name: str, claimed: Any) -> tuple[str, int, int, list[int], torch.dtype]:
-    shown = f"tensor {plain_text(name, 60)!r}"
+def _check_entry(name: str, claimed: Any) -> tuple[str, int, int, list[int], torch.dtype]:
+    shown = f"tensor {to_single_line(name, 60)!r}"
     if not isinstance(claimed, dict) or claimed.keys() != {"dtype", "shape", "data_offsets"}:
-        raise WireError(f"{shown} is not described")
+        raise WireError(f"{shown} has no valid description")
     dtype = DTYPES.get(claimed["dtype"]) if isinstance(claimed["dtype"], str) else None
     shape, offsets = claimed["shape"], claimed["data_offsets"]
     if dtype is None:
-        raise WireError(f"{shown} is {plain_text(claimed['dtype'], 30)!r}: {', '.join(DTYPES)} are known")
-    if not (_sizes(shape) and _sizes(offsets) and len(offsets) == 2 and len(shape) <= 8 and offsets[0] <= offsets[1]):
-        raise WireError(f"{shown} has no shape, or no place")
+        raise WireError(f"{shown} is {to_single_line(claimed['dtype'], 30)!r}; supported: {', '.join(DTYPES)}")
+    if not (
+        _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= 8 and offsets[0] <= offsets[1]
+    ):
+        raise WireError(f"{shown} has an invalid shape or position")
     if prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
         raise WireError(f"{shown} claims {prod(shape) * dtype.itemsize} bytes and has {offsets[1] - offsets[0]}")
     return name, offsets[0], offsets[1], shape, dtype
 
 
-def _sizes(given: Any) -> bool:
-    return isinstance(given, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in given)
+def _are_sizes(sizes: Any) -> bool:
+    return isinstance(sizes, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in sizes)

@@ -1,6 +1,6 @@
-"""Sites within this process, one thread each, behind the same bytes that travel over a network.
+"""A transport to sites in this process, one thread each, for tests.
 
-For trying out and for tests: what a site is sent and answers goes through the wire's encoding both ways.
+Messages pass through the same encoding as over a network, in both directions.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 
-from offbeat.core.errors import OffbeatError, plain_text
+from offbeat.core.errors import OffbeatError, to_single_line
 from offbeat.deploy.site_client import Site
-from offbeat.engine.live.transport import Farewell, Garbled, Gone, Heard, Order
+from offbeat.engine.live.transport import Disconnected, Farewell, InvalidMessage, ServerMessage, SiteMessage
 
 
-class Within:
-    """A transport to sites by address, which are greeted when it is made."""
+class InProcessTransport:
+    """A transport to sites by address; all are greeted at the start."""
 
     def __init__(
         self,
         sites: Mapping[int, Site],
         greeting: bytes,
-        encode: Callable[[Order], bytes],
-        decode: Callable[[bytes, int], Heard],
+        encode: Callable[[ServerMessage], bytes],
+        decode: Callable[[bytes, int], SiteMessage],
     ) -> None:
         self._encode, self._decode = encode, decode
-        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[SiteMessage] = queue.SimpleQueue()
         self._orders: dict[int, queue.SimpleQueue[bytes | None]] = {a: queue.SimpleQueue() for a in sites}
         self._threads = [threading.Thread(target=self._serve, args=item, daemon=True) for item in sites.items()]
         for address, thread in zip(sites, self._threads, strict=True):
             self._orders[address].put(greeting)
             thread.start()
 
-    def send(self, address: int, order: Order) -> int:
+    def send(self, address: int, order: ServerMessage) -> int:
         data = self._encode(order)
         self._orders[address].put(data)
         if isinstance(order, Farewell):
             self._orders[address].put(None)
         return len(data)
 
-    def receive(self, timeout: float) -> list[Heard]:
-        heard: list[Heard] = []
+    def receive(self, timeout: float) -> list[SiteMessage]:
+        heard: list[SiteMessage] = []
         try:
             heard.append(self._heard.get(timeout=max(0.0, timeout)))
             while True:
@@ -59,13 +59,13 @@ class Within:
             try:
                 reply = site.handle(data)
             except Exception as error:
-                self._heard.put(Gone(address, plain_text(error)))
+                self._heard.put(Disconnected(address, to_single_line(error)))
                 continue
             if reply:
                 self._heard.put(self._read(reply, address))
 
-    def _read(self, reply: bytes, address: int) -> Heard:
+    def _read(self, reply: bytes, address: int) -> SiteMessage:
         try:
             return self._decode(reply, address)
         except OffbeatError as error:
-            return Garbled(address, plain_text(error))
+            return InvalidMessage(address, to_single_line(error))
