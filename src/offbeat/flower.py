@@ -91,7 +91,7 @@ def serve(
     sketcher = contract_of(server_strategy).sketcher
     if sketcher is not None and sketcher.signal != "parameters":
         raise ConfigError(
-            f"{type(server_strategy).__name__} compares models on examples that server and clients share: serve it with "
+            f"{type(server_strategy).__name__} compares models on examples that all clients share: serve it with "
             "'offbeat serve', or use signal='parameters'"
         )
     module = model() if not isinstance(model, nn.Module) else model

@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_server_that_waits_says_for_whom(run: Path):
-    assert _progress(run) == "waiting for sites: 1 of 3 are here; not yet: budapest, zurich"
+    assert _progress(run) == "waiting for sites: 1 of 3 joined; missing: budapest, zurich"
 
 
 def test_a_site_that_cannot_be_reached_is_away_whatever_it_was_doing(run: Path):
@@ -43,4 +43,4 @@ def test_a_server_that_was_killed_is_not_said_to_run(run: Path):
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     AppStatus("running", ended.pid).write(run / "live")
-    assert overview(run)["state"] == "no server is there"
+    assert overview(run)["state"] == "no server is running"

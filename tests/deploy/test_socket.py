@@ -159,8 +159,8 @@ PARENT = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", '''
 import sys, threading
-from offbeat.deploy import socket
-socket.serve(bytes.upper, sys.argv[1], threading.Event(), parent=int(sys.argv[2]))
+from offbeat.deploy import local_socket
+local_socket.serve(bytes.upper, sys.argv[1], threading.Event(), parent=int(sys.argv[2]))
 ''', sys.argv[1], str(os.getpid())])
 print(child.pid, flush=True)
 time.sleep(600)

@@ -66,12 +66,12 @@ def chaos(folder: Path, kills: int, seed: int, say: Callable[[str], None]) -> li
             except ProcessLookupError:
                 continue  # it ended by itself just now
             if within(2.0, lambda serve=serve: serve.process.poll() is not None):
-                if not serve.leaves_nobody(30.0):
+                if not serve.leaves_nobody():
                     problems.append(f"left: {[command_of(n) for n in serve.family()]}")
                 serve = Command(folder, "serve", "--resume", str(run), "--local", str(SITES), "--checkpoint-every", "5")
         if serve.wait(600.0) != 0:
             problems.append(f"it ended with {serve.process.returncode}: {serve.said[-2000:]}")
-        if not serve.leaves_nobody(30.0):
+        if not serve.leaves_nobody():
             problems.append(f"left: {[command_of(n) for n in serve.family()]}")
     finally:
         serve.end()

@@ -46,7 +46,7 @@ class Command:
         """Who carries the mark, with this one's own number."""
         return [number for number in processes() if self.mark.encode() in environment_of(number)]
 
-    def leaves_nobody(self, seconds: float = 20.0) -> bool:
+    def leaves_nobody(self, seconds: float = PATIENCE) -> bool:
         return within(seconds, lambda: not self.family())
 
     def end(self) -> None:

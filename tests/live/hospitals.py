@@ -98,7 +98,7 @@ class Machine:
         """Every process of this machine is killed in the same moment."""
         for number in self.processes():
             os.kill(number, signal.SIGKILL)
-        if not within(10.0, lambda: not self.processes()):
+        if not within(PATIENT, lambda: not self.processes()):
             raise SystemExit(f"{self.name} still runs {[command_of(number) for number in self.processes()]}")
 
     def processes(self) -> list[int]:
@@ -185,7 +185,7 @@ def go_through(page: Path, folder: Path, say: Callable[[str], None]) -> None:
                 waiting.append(line)
         machine.says(output, expected(waiting))
     for machine in machines.values():
-        if not within(30.0, lambda machine=machine: not machine.processes()):
+        if not within(PATIENT, lambda machine=machine: not machine.processes()):
             raise SystemExit(f"{machine.name} still runs {[command_of(n) for n in machine.processes()]}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 
-from federation import rows, updates, within
+from federation import PATIENCE, rows, updates, within
 
 from offbeat.deploy.child_processes import free_port
 from offbeat.deploy.key_generation import make_authority, make_server, make_site
@@ -37,7 +37,9 @@ def test_sites_that_cannot_take_part_hear_why_and_the_others_go_on(offbeat, tmp_
     (tmp_path / "small.yaml").write_text("name: small\ntraining: {steps: 2}\nuntil: 100000updates\n")
     serve = ("serve", "small.yaml", "--model", "good.py", "--min-sites", "2", "--out", "run")
     server = offbeat(*serve, "--port", where.rpartition(":")[2])
-    assert within(120, lambda: "waiting for sites: 0 of 2 are here; not yet: broken, good" in server.said), server.said
+    assert within(PATIENCE, lambda: "waiting for sites: 0 of 2 joined; missing: broken, good" in server.said), (
+        server.said
+    )
 
     def join(name: str, home: str | None = None):
         return offbeat(
@@ -54,12 +56,12 @@ def test_sites_that_cannot_take_part_hear_why_and_the_others_go_on(offbeat, tmp_
     assert "broken: broken.py:8: OSError (what it said is in the site's own log)" in log
     assert "another disk" not in log  # a site's own words stay there: they may be of its data
     # those who came and left do not count: the run begins when two are here
-    assert within(60, lambda: "1 of 2 are here; not yet: broken, late, wide" in server.said), server.said
+    assert within(PATIENCE, lambda: "1 of 2 joined; missing: broken, late, wide" in server.said), server.said
     twin = join("good", home="twin")  # the same keys on another machine, while the first site is there
-    assert within(120, lambda: "the server still holds the last one" in twin.said), twin.said
+    assert within(PATIENCE, lambda: "the server still keeps the last one" in twin.said), twin.said
     shutil.copy(tmp_path / "good.py", tmp_path / "late.py")
     late = join("late")
-    assert within(120, lambda: updates(run) >= 4), server.said
+    assert within(PATIENCE, lambda: updates(run) >= 4), server.said
     assert rows(run, "SELECT COUNT(DISTINCT client) FROM trace WHERE kind = 'arrive'") == [(2,)]
     for command in (twin, late, good, server):
         command.kill(signal.SIGTERM)
@@ -71,18 +73,18 @@ def test_without_keys_a_name_belongs_to_whoever_came_first(offbeat, tmp_path):
     where = f"127.0.0.1:{free_port()}"
     serve = ("serve", "quickstart", "--insecure", "--set", "clients=2", "--until", "100000updates", "--out", "run")
     server = offbeat(*serve, "--port", where.rpartition(":")[2])
-    assert within(120, lambda: "waiting for sites: 0 of 1 are here" in server.said), server.said
+    assert within(PATIENCE, lambda: "waiting for sites: 0 of 1 joined" in server.said), server.said
 
     def join(home: str):
         common = ("join", "--insecure", "--server", where, "--name", "basel", "--partition", "0")
         return offbeat(*common, "--home", home)
 
     first = join("first")
-    assert within(120, lambda: updates(tmp_path / "run") >= 1), first.said
+    assert within(PATIENCE, lambda: updates(tmp_path / "run") >= 1), first.said
     here, there = join("first"), join("second")
     assert here.wait() == 2
     assert there.wait() == 1
     assert "a site works in" in here.said
     assert "the name 'basel' is another site's: join with another --name, or with that site's key" in there.said
     at = updates(tmp_path / "run")
-    assert within(60, lambda: updates(tmp_path / "run") > at), first.said
+    assert within(PATIENCE, lambda: updates(tmp_path / "run") > at), first.said

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 
-from federation import OFFBEAT, command_of, consumed_once, rows, server_process, updates, within
+from federation import OFFBEAT, PATIENCE, command_of, consumed_once, rows, server_process, updates, within
 
 
 def test_a_whole_federation_with_one_command(offbeat, tmp_path):
@@ -31,19 +31,19 @@ def test_a_whole_federation_with_one_command(offbeat, tmp_path):
 def test_whoever_is_killed_the_run_goes_on_and_nobody_is_left(offbeat, tmp_path):
     run = tmp_path / "run"
     serve = offbeat("serve", "quickstart", "--local", "2", "--until", "30updates", "--out", "run")
-    assert within(120, lambda: updates(run) >= 2), serve.said
+    assert within(PATIENCE, lambda: updates(run) >= 2), serve.said
     # the server app: another one goes on with the run
     before = server_process(run)
     assert before is not None
     os.kill(before, signal.SIGKILL)
-    assert within(60, lambda: server_process(run) not in (None, before)), serve.said
+    assert within(PATIENCE, lambda: server_process(run) not in (None, before)), serve.said
     at = updates(run)
-    assert within(120, lambda: updates(run) > at), serve.said
+    assert within(PATIENCE, lambda: updates(run) > at), serve.said
     # a site's trainer: another one answers
     trainer = next(number for number in serve.family() if "offbeat.deploy.site_trainer" in command_of(number))
     os.kill(trainer, signal.SIGKILL)
     at = updates(run)
-    assert within(120, lambda: updates(run) >= at + 3), serve.said
+    assert within(PATIENCE, lambda: updates(run) >= at + 3), serve.said
     # the command itself, with nothing to clean up after it: all others are gone
     assert len(serve.family()) > 8
     serve.kill()
@@ -52,7 +52,7 @@ def test_whoever_is_killed_the_run_goes_on_and_nobody_is_left(offbeat, tmp_path)
     # it goes on where it was
     at = updates(run)
     again = offbeat("serve", "--resume", "run", "--local", "2")
-    assert within(150, lambda: updates(run) > at), again.said
+    assert within(PATIENCE, lambda: updates(run) > at), again.said
     again.kill(signal.SIGTERM)
     assert again.wait() == 130, again.said
     assert "go on with: offbeat serve --resume run" in again.said

@@ -8,7 +8,7 @@ import signal
 import ssl
 import subprocess
 
-from federation import OFFBEAT, command_of, updates, within
+from federation import OFFBEAT, PATIENCE, command_of, updates, within
 
 from offbeat.deploy.child_processes import free_port
 from offbeat.deploy.key_generation import make_authority, make_server, make_site
@@ -29,7 +29,7 @@ def test_sites_with_keys_train_and_strangers_get_nothing(offbeat, tmp_path):
     serve = offbeat(
         "serve", "quickstart", "--set", "clients=2", "--until", "200updates", "--port", port, "--out", "run"
     )
-    assert within(90, lambda: "serving run" in serve.said), serve.said
+    assert within(PATIENCE, lambda: "serving run" in serve.said), serve.said
 
     def refused(*arguments: str) -> str:
         command = [*OFFBEAT, "join", "--server", where, "--partition", "0", *arguments]
@@ -58,12 +58,12 @@ def test_sites_with_keys_train_and_strangers_get_nothing(offbeat, tmp_path):
         assert reason in log
 
     first = offbeat("join", "--server", where, "--keys", "keys/sites/hospital-a", "--partition", "0")
-    assert within(120, lambda: updates(run) >= 2), first.said
+    assert within(PATIENCE, lambda: updates(run) >= 2), first.said
     # a second site is let in while the server runs
     make_site(tmp_path / "keys", "hospital-b")
-    assert within(60, lambda: "hospital-b" in (run / "live" / "registered_sites.json").read_text())
+    assert within(PATIENCE, lambda: "hospital-b" in (run / "live" / "registered_sites.json").read_text())
     second = offbeat("join", "--server", where, "--keys", "keys/sites/hospital-b", "--partition", "1")
-    assert within(120, lambda: "hospital-b" in (run / "sites.json").read_text()), second.said
+    assert within(PATIENCE, lambda: "hospital-b" in (run / "sites.json").read_text()), second.said
     status = [*OFFBEAT, "status", where, "--keys", "keys/sites/hospital-b"]
     shown = subprocess.run(status, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert "hospital-a" in shown.stdout, shown.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from federation import consumed_once, rows, updates, within
+from federation import PATIENCE, consumed_once, rows, updates, within
 from retold import tell_again
 
 from offbeat.deploy.child_processes import free_port
@@ -53,19 +53,19 @@ def test_sites_of_different_speeds_are_the_simulation_of_what_was_recorded(offbe
     run, where = tmp_path / "run", f"127.0.0.1:{free_port()}"
     serve = ("serve", "speeds.yaml", "--insecure", "--model", "quick.py", "--min-sites", "3", "--out", "run")
     server = offbeat(*serve, "--until", f"{least}updates", "--port", where.rpartition(":")[2])
-    assert within(120, lambda: "waiting for sites" in server.said), server.said
+    assert within(PATIENCE, lambda: "waiting for sites" in server.said), server.said
 
     def join(name: str):
         return offbeat("join", "--insecure", "--server", where, "--name", name, "--data", f"{name}.py", "--home", name)
 
     sites = {name: join(name) for name in PACES}
     if grows:
-        assert within(180, lambda: heard(run, "steady") >= 2), server.said
+        assert within(PATIENCE, lambda: heard(run, "steady") >= 2), server.said
         sites["steady"].kill()
         sites["steady"].wait()
         assert sites["steady"].leaves_nobody()
         at, sites["steady"] = heard(run, "steady"), join("steady")
-    assert server.wait(300) == 0, server.said
+    assert server.wait() == 0, server.said
     for site in sites.values():
         assert site.wait() == 0, site.said
     assert updates(run) >= least

@@ -9,9 +9,10 @@ import threading
 import pytest
 import torch
 
-from offbeat.training.torch_generators import generators, seeded
+from offbeat.training.torch_state import device_generators, seeded
+from patience import PATIENCE
 
-SOURCES = generators(torch.device("cpu"))
+SOURCES = device_generators(torch.device("cpu"))
 
 
 def numbers(seed: int) -> list[float]:
@@ -56,14 +57,14 @@ def test_a_fork_has_them_though_a_thread_of_its_parent_had_them() -> None:
     def holds() -> None:
         with seeded(SOURCES, 1):
             held.set()
-            done.wait(30)
+            done.wait(PATIENCE)
 
     thread = threading.Thread(target=holds)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(PATIENCE)
     pid = os.fork()
     if pid == 0:
-        signal.alarm(30)  # if it waits for ever
+        signal.alarm(int(PATIENCE))  # if it waits for ever
         os._exit(0 if len(numbers(2)) == 3 else 1)
     try:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

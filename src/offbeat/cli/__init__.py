@@ -37,6 +37,8 @@ from offbeat.cli import (
     watch,
     which,
 )
+from offbeat.cli.terminal import say
+from offbeat.core.errors import ConfigError, DataError, OffbeatError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -148,8 +150,6 @@ def main() -> None:
 
 
 def _exit(message: str, status: int) -> NoReturn:
-    from offbeat.cli.terminal import say
-
     say(f"offbeat: {' '.join(message.split())}", err=True)
     sys.exit(status)
 
@@ -157,8 +157,6 @@ def _exit(message: str, status: int) -> NoReturn:
 def _describe(error: Exception) -> tuple[str | None, int]:
     """Return message and exit status for an error; no message for a bug in development mode."""
     import sqlite3
-
-    from offbeat.core.errors import ConfigError, DataError, OffbeatError
 
     if isinstance(error, OffbeatError):
         return str(error), 2 if isinstance(error, (ConfigError, DataError)) else 1

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat.cli.shared_options import JsonOption
+from offbeat.cli import shared_options as options
+from offbeat.cli.terminal import print_json, say
+from offbeat.core.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from offbeat.core.protocol import Strategy
@@ -22,14 +24,13 @@ def check(
     ],
     scripts: Annotated[int, typer.Option(min=1, help="Number of random event scripts for each law.")] = 36,
     seed: Annotated[int, typer.Option(help="Random seed of the scripts.")] = 0,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Test your own strategy with random losses, refusals and newcomers, and with save and resume at every event.
 
     Also check what experiment files and lists need. If a law is broken, print the shortest event script that breaks it
     and a remedy. Exit status 0: all laws hold; 1: some are broken.
     """
-    from offbeat.cli.terminal import print_json, say
     from offbeat.experiment.spec import strategy_lint
 
     broken = False
@@ -78,7 +79,6 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
 
 def _load_strategies(file: str) -> dict[str, type]:
     """Map FILE.py:Name to the strategy classes of a file."""
-    from offbeat.core.errors import ConfigError, unknown_name
     from offbeat.experiment.spec import user_code
 
     path, _, wanted = file.rpartition(":") if ".py:" in file else (file, "", "")
@@ -97,8 +97,6 @@ def _load_strategies(file: str) -> dict[str, type]:
 
 
 def _instantiate(cls: type) -> Strategy:
-    from offbeat.core.errors import ConfigError
-
     try:
         strategy: Strategy = cls()
     except Exception as error:

@@ -9,31 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from offbeat.cli.shared_options import (
-    ClientMemoryOption,
-    DataOption,
-    DryRunOption,
-    JobsOption,
-    JsonOption,
-    OutOption,
-    ReferenceOption,
-    ResumeOption,
-    ScaleOption,
-    SeedsOption,
-    SetOption,
-    SourceArgument,
-    StrategiesOption,
-    TrackOption,
-    UntilOption,
-    WorkerOption,
-    check_execution_options,
-    check_source_or_resume,
-    data_arguments,
-    load,
-    new_folder,
-    use_data,
-    warn,
-)
+from offbeat.cli import shared_options as options
+from offbeat.cli.progress_bar import runs_progress
+from offbeat.cli.show import print_comparison
+from offbeat.cli.terminal import print_experiment, say
+from offbeat.core.errors import ConfigError, RunError, unknown_name
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
@@ -42,36 +22,33 @@ if TYPE_CHECKING:
 
 
 def compare(
-    source: SourceArgument = None,
-    scale: ScaleOption = None,
-    strategies: StrategiesOption = None,
-    seeds: SeedsOption = None,
-    changes: SetOption = None,
-    until: UntilOption = None,
-    out: OutOption = None,
-    resume: ResumeOption = None,
-    jobs: JobsOption = None,
-    worker: WorkerOption = None,
-    memory: ClientMemoryOption = None,
-    track: TrackOption = None,
-    reference: ReferenceOption = None,
-    data: DataOption = None,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
+    source: options.Source = None,
+    scale: options.Scale = None,
+    strategies: options.Strategies = None,
+    seeds: options.Seeds = None,
+    changes: options.Changes = None,
+    until: options.Until = None,
+    out: options.Out = None,
+    resume: options.Resume = None,
+    jobs: options.Jobs = None,
+    worker: options.Worker = None,
+    memory: options.ClientMemory = None,
+    track: options.Track = None,
+    reference: options.Reference = None,
+    data: options.DataFolder = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
 ) -> None:
     """Run several strategies on the same clients, delays and seeds, and print one table.
 
     Also write a figure (PNG) and a self-contained page (HTML) into the folder.
     """
-    from offbeat.cli.show import print_comparison
-    from offbeat.cli.terminal import print_experiment
-    from offbeat.core.errors import unknown_name
     from offbeat.experiment import build, comparison
     from offbeat.experiment.spec.config import setting_warnings
 
-    use_data(data)
-    check_execution_options(worker, memory, track)
-    check_source_or_resume(
+    options.use_data(data)
+    options.check_execution_options(worker, memory, track)
+    options.check_source_or_resume(
         source,
         resume,
         scale=scale,
@@ -90,7 +67,7 @@ def compare(
         return
     assert source is not None
     check_comparison_changes(changes)
-    preset = load(source, changes, until, scale, several=True)
+    preset = options.load(source, changes, until, scale, several=True)
     experiments = select_methods(preset, strategies)
     if reference is not None and reference not in experiments:
         raise unknown_name("strategy of this comparison", reference, experiments)
@@ -101,9 +78,11 @@ def compare(
         return
     for seed in numbers:
         build.setup(replace(preset.experiment, seed=seed))  # reject an invalid experiment before a folder is made
-    folder, default = new_folder(f"compare-{preset.experiment.name}", out), reference or preset.reference
+    folder, default = options.new_folder(f"compare-{preset.experiment.name}", out), reference or preset.reference
     compared = comparison.create_comparison(folder, experiments, numbers, default, worker or "inline", memory)
-    warn(f"{label}: {line}" for label, experiment in experiments.items() for line in setting_warnings(experiment))
+    options.warn(
+        f"{label}: {line}" for label, experiment in experiments.items() for line in setting_warnings(experiment)
+    )
     execute_runs(compared, jobs, reference, worker, None, track)
     print_comparison(compared, as_json, reference)
 
@@ -117,16 +96,13 @@ def execute_runs(
     track: list[str] | None = None,
 ) -> None:
     """Finish every run of a comparison; explain how to resume if it stops before."""
-    from offbeat.cli.progress_bar import runs_progress
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import RunError
     from offbeat.experiment.comparison import execute_comparison
     from offbeat.experiment.run.execution import Unfinished
     from offbeat.results.tracking import tracking
 
     comparison.checked(reference)
     names = [entry["folder"] for entry in comparison.layout()]
-    data = data_arguments(comparison.folder / names[0])
+    data = options.data_arguments(comparison.folder / names[0])
     resume = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder), *data])
     runs = {entry["folder"]: run for entry, run in comparison.entries()}
     try:
@@ -144,7 +120,7 @@ def execute_runs(
 
 def prepare_resume(comparison: Comparison, data: Path | None) -> None:
     """Use the data of the stopped runs, and print each difference to the machine on which they started once."""
-    use_data(data, comparison.folder / comparison.layout()[0]["folder"])
+    options.use_data(data, comparison.folder / comparison.layout()[0]["folder"])
     differences = [run.machine_difference() for name in comparison.strategies() for run in comparison.runs(name)]
     for difference in dict.fromkeys(filter(None, differences)):
         typer.echo(f"{comparison.folder}: of {differences.count(difference)} runs, {difference}", err=True)
@@ -152,7 +128,6 @@ def prepare_resume(comparison: Comparison, data: Path | None) -> None:
 
 def check_comparison_changes(changes: list[str] | None) -> None:
     """Reject changes of settings that a comparison sets itself for each run."""
-    from offbeat.core.errors import ConfigError
     from offbeat.experiment.spec.experiment_files import split_change
 
     instead = {
@@ -167,8 +142,6 @@ def check_comparison_changes(changes: list[str] | None) -> None:
 
 def select_methods(preset: Preset, strategies: str | None, option: str = "--strategies") -> dict[str, Experiment]:
     """Map labels to experiments: the named strategies, or by default those of the preset or file."""
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import ConfigError
     from offbeat.experiment.spec import call_syntax
     from offbeat.experiment.spec.methods import distinct_methods, label_methods
 

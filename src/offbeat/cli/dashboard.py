@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from offbeat.cli.terminal import say
+
 
 def dashboard(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder with runs and comparisons.")] = Path(
@@ -18,7 +20,6 @@ def dashboard(
 
     The page is available only on this machine (127.0.0.1) and is read-only. Ctrl-C ends it.
     """
-    from offbeat.cli.terminal import say
     from offbeat.results.dashboard import Dashboard
 
     with Dashboard(folder, port) as server:

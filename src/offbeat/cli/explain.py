@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.shared_options import JsonOption
+from offbeat.cli import shared_options as options
+from offbeat.cli.terminal import print_json, print_table, say
 
 
 def explain(
@@ -18,13 +19,12 @@ def explain(
         float | None,
         typer.Option(metavar="T", help="Explain this second of the run in detail [default: the whole run]."),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Explain what happened to one client: when it worked, why it waited, and how its updates were used.
 
     Everything is read from the trace; nothing is run again. What the trace does not contain is reported as unknown.
     """
-    from offbeat.cli.terminal import print_json, print_table, say
     from offbeat.experiment.run.run_folder import Run
     from offbeat.results import explanation
 

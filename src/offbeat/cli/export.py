@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.shared_options import use_data
+from offbeat.cli import shared_options as options
+from offbeat.cli.terminal import say
+from offbeat.core.errors import ConfigError
 
 # suffixes of other formats
 OTHER_FORMATS = {
@@ -29,19 +31,16 @@ def export(
     the last checkpoint. The file's metadata describes architecture, preprocessing, classes and run:
     safetensors.safe_open(FILE, "pt").metadata().
     """
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import ConfigError
-    from offbeat.engine.checkpoint import write_whole
+    from offbeat.engine.checkpoint import write_atomically
     from offbeat.experiment.run.run_folder import Run
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     path = out or Path(f"{folder.resolve().name}.safetensors")
     if (other := OTHER_FORMATS.get(path.suffix.lower())) is not None:
-        raise ConfigError(
-            f"--out {path}: {path.suffix} means {other}, but this is safetensors: use {path.with_suffix('.safetensors')}"
-        )
-    use_data(None, folder)  # the model of an unfinished run is built from its data
+        better = path.with_suffix(".safetensors")
+        raise ConfigError(f"--out {path}: {path.suffix} means {other}, but this is safetensors: use {better}")
+    options.use_data(None, folder)  # the model of an unfinished run is built from its data
     data = Run(folder).export()
-    write_whole(path, data)
+    write_atomically(path, data)
     say(f"{path} ({len(data)} bytes)")

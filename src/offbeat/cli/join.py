@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.shared_options import InsecureOption
+from offbeat.cli import shared_options as options
+from offbeat.cli.terminal import say, stop_on_signals
+from offbeat.core.errors import ConfigError
+from offbeat.deploy.federation_keys import SiteKeys, fingerprint
+from offbeat.deploy.preflight import is_loopback, query_server, require_flower, split_address
 
 if TYPE_CHECKING:
     from offbeat.deploy.federation_keys import SiteKeys
@@ -30,7 +34,7 @@ def join(
     keys: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder that 'offbeat keys --site NAME' made for this site.")
     ] = None,
-    insecure: InsecureOption = False,
+    insecure: options.Insecure = False,
     home: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the state of this site [default: sites/NAME].")
     ] = None,
@@ -44,14 +48,13 @@ def join(
     Ctrl-C leaves the federation; the same command returns as the same site. HOME/sent.log lists everything that leaves
     this machine.
     """
-    from offbeat.deploy.preflight import require_flower
 
     require_flower()
     if check:
         _check(server, data, keys)
         return
-    options = _site_options(server, name, data, partition, keys, insecure)
-    _run(options, home or Path("sites") / options.name)
+    site = _site_options(server, name, data, partition, keys, insecure)
+    _run(site, home or Path("sites") / site.name)
 
 
 def _site_options(
@@ -59,8 +62,6 @@ def _site_options(
 ) -> SiteOptions:
     import socket
 
-    from offbeat.core.errors import ConfigError
-    from offbeat.deploy.preflight import is_loopback, split_address
     from offbeat.deploy.site_processes import SiteOptions
 
     if server is None:
@@ -86,8 +87,6 @@ def _site_options(
 
 
 def _load_keys(folder: Path | None) -> SiteKeys | None:
-    from offbeat.deploy.federation_keys import SiteKeys
-
     if folder is None:
         return None
     keys = SiteKeys(folder)
@@ -96,18 +95,12 @@ def _load_keys(folder: Path | None) -> SiteKeys | None:
 
 
 def _check_site_file(data: Path | None) -> None:
-    from offbeat.core.errors import ConfigError
-
     if data is not None and not data.is_file():
         raise ConfigError(f"--data {data}: the file does not exist; 'offbeat new site {data.stem}' makes one")
 
 
 def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
     """Check all given options; the server is only asked whether it knows this site."""
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import ConfigError
-    from offbeat.deploy.federation_keys import fingerprint
-    from offbeat.deploy.preflight import query_server
     from offbeat.deploy.site_check import check_site
     from offbeat.deploy.site_data import SiteFile
 
@@ -125,27 +118,23 @@ def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
         say(f"server: {server} answers{' and knows this key' if site_keys else ''}")
 
 
-def _run(options: SiteOptions, home: Path) -> None:
+def _run(site_options: SiteOptions, home: Path) -> None:
     import logging
 
-    from offbeat.cli.terminal import say, stop_on_signals
     from offbeat.deploy.site_processes import SiteProcesses
 
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
-    site = SiteProcesses(options, home)
+    site = SiteProcesses(site_options, home)
     farewell: str | None = None
     try:
         with stop_on_signals() as stop:
             site.check()
             site.start()
-            say(
-                f"{options.name} has joined {options.server}; its state and log of sent messages are in {home}",
-                err=True,
-            )
+            say(f"{site_options.name} has joined {site_options.server}; its state and log are in {home}", err=True)
             while farewell is None and not stop.wait(0.5):
                 farewell = site.watch()
     finally:
         site.close()
-    say(f"{options.name}: {farewell or 'left; the same command returns'}")
+    say(f"{site_options.name}: {farewell or 'left; the same command returns'}")
     if farewell is None:
         raise typer.Exit(130)

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from offbeat.cli.terminal import print_table, say
+from offbeat.deploy.preflight import require_flower
+
 
 def keys(
     folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the keys.")] = Path("keys"),
@@ -24,9 +27,7 @@ def keys(
     a folder DIR/sites/NAME: give it only to that site, over a trusted channel. Within seconds, a running server accepts
     new sites and rejects sites whose folder was removed.
     """
-    from offbeat.cli.terminal import print_table, say
     from offbeat.deploy import federation_keys, key_generation
-    from offbeat.deploy.preflight import require_flower
 
     require_flower()
     server = federation_keys.ServerKeys(folder)

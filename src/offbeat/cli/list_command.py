@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from offbeat.cli import shared_options as options
 from offbeat.cli.completion import complete_kind, complete_name
-from offbeat.cli.shared_options import JsonOption
+from offbeat.cli.terminal import print_json, print_table, say
+from offbeat.core.errors import ConfigError, unknown_name
 
 # kind -> singular
 KINDS = {
@@ -55,10 +57,9 @@ def list_names(
         str | None,
         typer.Argument(metavar="NAME", help="Print the settings of this name.", autocompletion=complete_name),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the available names of a kind, or the settings of one name: offbeat list strategies fedbuff."""
-    from offbeat.cli.terminal import print_json, print_table
 
     if what is None:
         counts = {kind: len(registry(kind)) for kind in KINDS}
@@ -114,8 +115,6 @@ def describe(what: str, name: str) -> dict[str, Any]:
 
 
 def _check_names(what: str, name: str | None) -> None:
-    from offbeat.core.errors import ConfigError, unknown_name
-
     if what not in KINDS:
         kinds = [kind for kind in KINDS if what in registry(kind)]
         if kinds:
@@ -178,7 +177,6 @@ def _describe_preset(name: str) -> dict[str, Any]:
 
 
 def _print_description(description: dict[str, Any]) -> None:
-    from offbeat.cli.terminal import print_table, say
     from offbeat.experiment.spec.setting_docs import to_yaml_line
 
     for line in str(description["summary"]).splitlines():
@@ -208,8 +206,6 @@ def _print_setting(setting: dict[str, str | None]) -> None:
     import textwrap
 
     from rich.console import Console
-
-    from offbeat.cli.terminal import say
 
     default = setting["default"]
     say("")

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from offbeat.cli.terminal import say
+from offbeat.core.errors import ConfigError, RunError
+
 
 def new() -> None:
     """Write a file to start from."""
@@ -49,16 +52,12 @@ def render_template(template: str, **values: str) -> str:
 
 
 def _say_next(path: Path, step: str, *commands: str) -> None:
-    from offbeat.cli.terminal import say
-
     say(f"{path} is written: {step} with")
     for command in commands:
         say(f"  {command}")
 
 
 def _file_path(name: str, suffix: str, kind: str, example: str) -> Path:
-    from offbeat.core.errors import ConfigError
-
     path = Path(name if name.endswith(suffix) else f"{name}{suffix}")
     if path.suffix != suffix or not re.fullmatch(r"\w[\w .-]*", path.stem):
         raise ConfigError(
@@ -76,7 +75,6 @@ def _class_name(stem: str) -> str:
 
 def _write(path: Path, text: str) -> None:
     """Write a new file; never overwrite an existing one."""
-    from offbeat.core.errors import ConfigError, RunError
 
     try:
         with open(path, "x", encoding="utf-8") as file:

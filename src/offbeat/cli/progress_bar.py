@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from offbeat.cli.terminal import say
+from offbeat.core.errors import escape_unprintable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -126,16 +129,12 @@ def show_progress(
 
 @contextmanager
 def _lines(err: bool) -> Iterator[Show]:
-    from offbeat.cli.terminal import say
-
     yield lambda share, left, parts: say(progress_line(share, left, parts), err=err)
 
 
 @contextmanager
 def _bar(console: Console, first: str) -> Iterator[Show]:
     from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-
-    from offbeat.core.errors import escape_unprintable
 
     bar_width = 0 if console.width < MIN_BAR_SCREEN else max(8, min(40, console.width // 8))
     columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]

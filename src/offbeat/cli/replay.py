@@ -9,27 +9,18 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.shared_options import (
-    DataOption,
-    JsonOption,
-    OutOption,
-    SetOption,
-    UntilOption,
-    WorkerOption,
-    check_execution_options,
-    new_folder,
-    use_data,
-)
+from offbeat.cli import shared_options as options
+from offbeat.cli.run import execute
 
 
 def replay(
     live: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a live run.")],
-    changes: SetOption = None,
-    until: UntilOption = None,
-    out: OutOption = None,
-    worker: WorkerOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
+    changes: options.Changes = None,
+    until: options.Until = None,
+    out: options.Out = None,
+    worker: options.Worker = None,
+    data: options.DataFolder = None,
+    as_json: options.Json = False,
 ) -> None:
     """Simulate another strategy with clients as slow as the sites of a live run.
 
@@ -38,7 +29,6 @@ def replay(
     """
     from dataclasses import replace
 
-    from offbeat.cli.run import execute
     from offbeat.deploy import replay_scenario
     from offbeat.engine.until import parse_until
     from offbeat.experiment import build
@@ -46,14 +36,14 @@ def replay(
     from offbeat.experiment.spec import experiment_files
     from offbeat.experiment.spec.config import strategy_name
 
-    use_data(data, live)
-    check_execution_options(worker)
+    options.use_data(data, live)
+    options.check_execution_options(worker)
     names_data = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
     experiment = replay_scenario.simulated_experiment(Run(live), names_data)
     experiment = experiment_files.with_changes(experiment, changes or [], {})
     if until is not None:
         experiment = replace(experiment, until=parse_until(until, experiment.until))
     build.setup(experiment)  # reject an invalid experiment before a folder is made
-    folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}-replay", out)
+    folder = options.new_folder(f"{experiment.name}-{strategy_name(experiment)}-replay", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
     execute(create_run(folder, experiment, command, worker=worker or "inline"), 30.0, as_json)

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.shared_options import (
-    DataOption,
-    JobsOption,
-    SeedsOption,
-    UntilOption,
-    WorkerOption,
-    check_execution_options,
-    check_until,
-    use_data,
-    warn,
-)
+from offbeat.cli import shared_options as options
+from offbeat.cli.progress_bar import runs_progress
+from offbeat.cli.terminal import print_table, say
+from offbeat.core.errors import ConfigError, DataError, RunError, unknown_name
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
@@ -46,10 +39,10 @@ def reproduce(
             "only.",
         ),
     ] = "quick",
-    seeds: SeedsOption = None,
-    until: UntilOption = None,
-    worker: WorkerOption = None,
-    jobs: JobsOption = None,
+    seeds: options.Seeds = None,
+    until: options.Until = None,
+    worker: options.Worker = None,
+    jobs: options.Jobs = None,
     store: Annotated[Path, typer.Option(metavar="DIR", help="Folder that stores the runs.")] = Path(
         "runs/reproductions"
     ),
@@ -69,25 +62,23 @@ def reproduce(
     ] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Run nothing; write the pages of the stored runs.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Print the entries and the stored runs, and exit.")] = False,
-    data: DataOption = None,
+    data: options.DataFolder = None,
 ) -> None:
     """Run the missing experiments of a paper's table, and write a page with the paper's numbers beside ours.
 
     The store keeps finished runs, which are never repeated, so a table can be built in several steps.
     """
-    from offbeat.cli.terminal import print_table, say
-    from offbeat.core.errors import ConfigError
     from offbeat.papers import paper_page
     from offbeat.papers.entries import find_entries, load_papers
     from offbeat.papers.evaluated_entry import MeasuredEntry, evaluate_entries
     from offbeat.papers.page_merge import entry_key
     from offbeat.papers.run_store import ReproductionStore
 
-    use_data(data)
+    options.use_data(data)
     size = _parse_scale(scale)
-    check_execution_options(worker)
+    options.check_execution_options(worker)
     if until is not None:
-        check_until(until)
+        options.check_until(until)
     pages = store if out is None else out
     _check_folder("--store", store)
     _check_folder("--out", pages)
@@ -107,18 +98,18 @@ def reproduce(
     if stored:
         if not store.is_dir():
             raise ConfigError(f"the store {store} does not exist: name it with --store, or omit --stored")
-        options = {"all": every or None, "jobs": jobs, "seeds": seeds, "until": until, "worker": worker}
-        if unused := [f"--{name}" for name, value in options.items() if value is not None]:
-            warn([f"--stored runs nothing and ignores {' and '.join(unused)}"])
+        run_options = {"all": every or None, "jobs": jobs, "seeds": seeds, "until": until, "worker": worker}
+        if unused := [f"--{name}" for name, value in run_options.items() if value is not None]:
+            options.warn([f"--stored runs nothing and ignores {' and '.join(unused)}"])
     else:
         failed = _run_missing(_choose_settings(what, entries, size, until, every), run_store, seeds, worker, jobs)
     evaluated = evaluate_entries(paper.entries, run_store)
-    warn(f"not shown: {line}" for each in evaluated for line in each.skipped)
+    options.warn(f"not shown: {line}" for each in evaluated for line in each.skipped)
     path, unchanged = paper_page.write_page(paper, evaluated, pages)
     if unchanged:
         places = list(dict.fromkeys(place for place, _ in unchanged))
         shown = "; ".join(places[:MAX_LISTED_ENTRIES]) + ("; …" if len(places) > MAX_LISTED_ENTRIES else "")
-        warn([f"{path} keeps entries with more runs than {store} has: {shown}"])
+        options.warn([f"{path} keeps entries with more runs than {store} has: {shown}"])
     measured = [each for each in evaluated if each.entry in entries and isinstance(each, MeasuredEntry)]
     if written := [each for each in measured if entry_key(each.entry) not in unchanged]:
         rows = [[each.entry.where, each.entry.quantity.title, each.verdict, each.size] for each in written]
@@ -131,7 +122,6 @@ def reproduce(
 def _parse_scale(text: str) -> Scale:
     from typing import cast, get_args
 
-    from offbeat.core.errors import unknown_name
     from offbeat.presets import Scale
 
     if text not in get_args(Scale):
@@ -141,7 +131,6 @@ def _parse_scale(text: str) -> Scale:
 
 def _check_paper_preset(name: str) -> None:
     from offbeat import presets
-    from offbeat.core.errors import ConfigError
 
     if name in presets.names() and "/" not in name:
         raise ConfigError(f"{name!r} belongs to no paper: run it with 'offbeat compare {name}'")
@@ -149,7 +138,6 @@ def _check_paper_preset(name: str) -> None:
 
 def _check_folder(option: str, path: Path) -> None:
     """Check before any run that results can be written to a folder."""
-    from offbeat.core.errors import ConfigError
 
     if path.is_symlink() and not path.exists():
         raise ConfigError(f"{option} {path} is a broken link; name a folder")
@@ -160,8 +148,7 @@ def _check_folder(option: str, path: Path) -> None:
 def _choose_settings(
     what: str, entries: list[Entry], scale: Scale, until: str | None, every: bool
 ) -> list[PaperSetting]:
-    """Return the settings to run; warn about those without data."""
-    from offbeat.core.errors import DataError
+    """Return the settings to run; options.warn about those without data."""
     from offbeat.papers.run_store import choose_setting
 
     if every or scale != "quick" or any(entry.preset == what for entry in entries):
@@ -169,16 +156,18 @@ def _choose_settings(
     else:
         chosen = [entry for entry in entries if entry.in_quick_subset] or entries
     if len(chosen) < len(entries):
-        warn([f"quick: {len(chosen)} of {len(entries)} entries are run; use --all, or the full name of a preset"])
+        options.warn(
+            [f"quick: {len(chosen)} of {len(entries)} entries are run; use --all, or the full name of a preset"]
+        )
     settings = []
     for preset in dict.fromkeys(entry.preset for entry in chosen if entry.preset is not None):
         try:
             setting, missing = choose_setting(preset, scale, until)
         except DataError as error:
-            warn([f"{preset} is not run: {error}"])
+            options.warn([f"{preset} is not run: {error}"])
             continue
         if setting.other_data:
-            warn([f"{preset}: {setting.label}; {missing}"])
+            options.warn([f"{preset}: {setting.label}; {missing}"])
         settings.append(setting)
     return settings
 
@@ -187,8 +176,6 @@ def _run_missing(
     settings: list[PaperSetting], store: ReproductionStore, seeds: int | None, worker: str | None, jobs: int | None
 ) -> bool:
     """Run what is missing; return True if some runs failed."""
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import RunError
 
     failed = False
     for number, setting in enumerate(settings, 1):
@@ -209,8 +196,6 @@ def _run_missing(
 
 
 def _execute(comparison: Comparison, jobs: int | None, worker: str | None) -> None:
-    from offbeat.cli.progress_bar import runs_progress
-    from offbeat.cli.terminal import say
     from offbeat.experiment.comparison import execute_comparison
 
     finished = False
@@ -225,7 +210,6 @@ def _execute(comparison: Comparison, jobs: int | None, worker: str | None) -> No
 
 
 def _import_runs(store: ReproductionStore, folder: Path) -> None:
-    from offbeat.cli.terminal import say
     from offbeat.papers.import_runs import import_runs
 
     report = import_runs(store, folder)
@@ -235,12 +219,11 @@ def _import_runs(store: ReproductionStore, folder: Path) -> None:
         say(f"{folder}: contains no runs")
     else:
         say(f"{folder}: {len(report.copied)} runs copied, {len(report.identical)} already stored with the same digest")
-    warn(f"{run.setting.preset}, {run.method}, seed {run.seed}: {line}" for run, line in report.different)
-    warn(report.skipped)
+    options.warn(f"{run.setting.preset}, {run.method}, seed {run.seed}: {line}" for run, line in report.different)
+    options.warn(report.skipped)
 
 
 def _print_entries(entries: Iterable[Entry], store: ReproductionStore) -> None:
-    from offbeat.cli.terminal import print_table
     from offbeat.papers.evaluated_entry import NOT_RUN
 
     stored: dict[str, list[str]] = {}

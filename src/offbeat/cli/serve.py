@@ -11,23 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.shared_options import (
-    CheckpointOption,
-    DataOption,
-    InsecureOption,
-    JsonOption,
-    OutOption,
-    ResumeOption,
-    ScaleOption,
-    SeedOption,
-    SetOption,
-    SourceArgument,
-    UntilOption,
-    check_source_or_resume,
-    load,
-    new_folder,
-    use_data,
-)
+from offbeat.cli import shared_options as options
+from offbeat.cli.status import print_status
+from offbeat.cli.terminal import print_json, say, stop_on_signals
+from offbeat.core.errors import ConfigError, OffbeatError, RunError, escape_unprintable
+from offbeat.deploy.federation_keys import ServerKeys, days_left
+from offbeat.deploy.live_status import AWAY, LIVE_FOLDER, AppOptions, RegisteredSites, overview
+from offbeat.deploy.preflight import is_loopback, join_address, require_flower
 
 if TYPE_CHECKING:
     from offbeat.deploy.live_status import AppStatus
@@ -39,16 +29,16 @@ LINE_SECONDS = 60.0  # between two progress lines without a terminal
 
 
 def serve(
-    source: SourceArgument = None,
-    scale: ScaleOption = None,
-    changes: SetOption = None,
-    seed: SeedOption = None,
-    until: UntilOption = None,
+    source: options.Source = None,
+    scale: options.Scale = None,
+    changes: options.Changes = None,
+    seed: options.Seed = None,
+    until: options.Until = None,
     min_sites: Annotated[
         int | None, typer.Option(min=1, help="Start when this number of sites has joined [default: 1].")
     ] = None,
-    out: OutOption = None,
-    resume: ResumeOption = None,
+    out: options.Out = None,
+    resume: options.Resume = None,
     local: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Also start N sites on this machine, on loopback without keys."),
@@ -59,7 +49,7 @@ def serve(
         typer.Option(min=1, max=65535, help=f"Port to listen on [default: {DEFAULT_PORT}; any free one with --local]."),
     ] = None,
     keys: Annotated[Path, typer.Option(metavar="DIR", help="The folder made by 'offbeat keys'.")] = Path("keys"),
-    insecure: InsecureOption = False,
+    insecure: options.Insecure = False,
     record: Annotated[
         str | None,
         typer.Option(
@@ -74,24 +64,21 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="Serve the model of this site file ('offbeat new site'), without data."),
     ] = None,
-    checkpoint_every: CheckpointOption = 30.0,
-    data: DataOption = None,
-    as_json: JsonOption = False,
+    checkpoint_every: options.CheckpointEvery = 30.0,
+    data: options.DataFolder = None,
+    as_json: options.Json = False,
 ) -> None:
     """Serve an experiment to sites ('offbeat join') over Flower, in real time.
 
     Ctrl-C stops it with a checkpoint, and it may be killed at any moment: --resume continues, and the sites reconnect.
     All strategies of 'offbeat run' work; simulated delays, network and faults do not apply.
     """
-    from offbeat.core.errors import ConfigError
     from offbeat.core.parts.compression import parse_compression
-    from offbeat.deploy.live_status import LIVE_FOLDER, AppOptions
-    from offbeat.deploy.preflight import require_flower
     from offbeat.deploy.server_processes import ServerProcesses
 
     require_flower()
-    use_data(data, resume)
-    check_source_or_resume(source, resume, scale=scale, set=changes, seed=seed, until=until, out=out)
+    options.use_data(data, resume)
+    options.check_source_or_resume(source, resume, scale=scale, set=changes, seed=seed, until=until, out=out)
     if record not in (None, "checkpoint", "full"):
         raise ConfigError(f"--record {record}: expected checkpoint or full")
     if compression is not None:
@@ -103,9 +90,9 @@ def serve(
         assert source is not None
         seeded = [] if seed is None else [f"seed={seed}"]
         run = _create_run(source, scale, [*(changes or []), *seeded], until, out, local, model)
-    # options that are not given keep their earlier values
+    # omitted options keep their earlier values
     earlier = AppOptions.read(run / LIVE_FOLDER) or AppOptions("")
-    options = AppOptions(
+    app_options = AppOptions(
         str(run.resolve()),
         keys=endpoint.keys is not None,
         min_sites=min_sites or local or earlier.min_sites,
@@ -114,7 +101,7 @@ def serve(
         compression=compression or earlier.compression,
         model=earlier.model if model is None else str(model.resolve()),
     )
-    server = ServerProcesses(run, endpoint, options)
+    server = ServerProcesses(run, endpoint, app_options)
     status = None
     try:
         status = _supervise(server, run, _local_sites(run, endpoint, local or 0))
@@ -124,11 +111,7 @@ def serve(
 
 
 def _choose_endpoint(host: str, port: int | None, folder: Path, insecure: bool, local: int | None) -> Endpoint:
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import ConfigError
     from offbeat.deploy.child_processes import check_port_is_free, free_port
-    from offbeat.deploy.federation_keys import ServerKeys, days_left
-    from offbeat.deploy.preflight import is_loopback
     from offbeat.deploy.server_processes import Endpoint
 
     if (insecure or local) and not is_loopback(host):
@@ -162,16 +145,14 @@ def _create_run(
     from offbeat.experiment.spec.config import strategy_name
 
     clients = [] if local is None else [f"clients={local}"]
-    experiment = load(source, [*clients, *changes], until, scale).experiment
+    experiment = options.load(source, [*clients, *changes], until, scale).experiment
     check_servable(experiment, model)  # before a folder is made
-    folder = new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
+    folder = options.new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     create_run(folder, experiment, shlex.join(["offbeat", *sys.argv[1:]]))
     return folder
 
 
 def _check_stopped(folder: Path) -> Path:
-    from offbeat.core.errors import ConfigError
-    from offbeat.deploy.live_status import LIVE_FOLDER
     from offbeat.experiment.run.run_folder import Run
 
     run = Run(folder)
@@ -185,8 +166,6 @@ def _check_stopped(folder: Path) -> Path:
 
 def _local_sites(run: Path, endpoint: Endpoint, count: int) -> dict[str, list[str]]:
     """Return the commands of the sites of --local, by name."""
-    from offbeat.deploy.live_status import LIVE_FOLDER
-    from offbeat.deploy.preflight import join_address
 
     address = join_address(endpoint.host, endpoint.port)
     common = [sys.executable, "-m", "offbeat", "join", "--insecure", "--server", address]
@@ -201,9 +180,6 @@ def _supervise(server: ServerProcesses, run: Path, local_sites: dict[str, list[s
     """Run the server and the local sites until the end or a signal, and show the progress."""
     import logging
     import time
-
-    from offbeat.cli.terminal import say, stop_on_signals
-    from offbeat.deploy.preflight import join_address
 
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
     endpoint = server.endpoint
@@ -233,7 +209,6 @@ def _supervise(server: ServerProcesses, run: Path, local_sites: dict[str, list[s
 
 def _restart_site(server: ServerProcesses, name: str, command: list[str]) -> None:
     """Restart a local site that was killed; raise RunError for one that failed."""
-    from offbeat.core.errors import RunError
 
     status = server.children.started[name].returncode
     if status == 0:
@@ -245,8 +220,6 @@ def _restart_site(server: ServerProcesses, name: str, command: list[str]) -> Non
 
 def _progress(run: Path) -> str:
     """Describe the state of a live run in one line."""
-    from offbeat.core.errors import OffbeatError
-    from offbeat.deploy.live_status import AWAY, LIVE_FOLDER, AppOptions, RegisteredSites, overview
 
     try:
         status = overview(run)
@@ -255,11 +228,11 @@ def _progress(run: Path) -> str:
     sites = status["sites"]
     away = sum(site.get("doing") == AWAY for site in sites)
     if not status["began"]:
-        options, registered = AppOptions.read(run / LIVE_FOLDER), RegisteredSites.read(run / LIVE_FOLDER)
+        app_options, registered = AppOptions.read(run / LIVE_FOLDER), RegisteredSites.read(run / LIVE_FOLDER)
         joined = {site["name"] for site in sites if site.get("doing") != AWAY}
         absent = sorted({name for name, _ in registered.nodes.values()} - joined) if registered else []
         missing = f"; missing: {', '.join(absent[:5])}{', …' if len(absent) > 5 else ''}" if absent else ""
-        least = options.min_sites if options else 1
+        least = app_options.min_sites if app_options else 1
         return "starting" if len(joined) >= least else f"waiting for sites: {len(joined)} of {least} joined{missing}"
     metrics = " ".join(f"{key} {value:.3f}" for key, value in list(status["metrics"].items())[:2] if value is not None)
     ages = [site["staleness"] for site in sites if site.get("staleness") is not None]
@@ -276,9 +249,6 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
     import time
 
     from rich.console import Console
-
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import escape_unprintable
 
     console = Console(stderr=True, markup=False)
     if console.is_terminal:
@@ -299,10 +269,6 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
 
 def _conclude(run: Path, app_status: AppStatus | None, as_json: bool) -> None:
     """Print the status of the run at its end, and how to resume it if it is not complete."""
-    from offbeat.cli.status import print_status
-    from offbeat.cli.terminal import print_json, say
-    from offbeat.core.errors import RunError
-    from offbeat.deploy.live_status import overview
     from offbeat.experiment.run.run_folder import Run
 
     resume = shlex.join(["offbeat", "serve", "--resume", str(run)])

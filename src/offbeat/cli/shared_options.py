@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from offbeat.cli.completion import complete_source, complete_strategies
+from offbeat.cli.terminal import say
+from offbeat.core.errors import ConfigError, RunError, unknown_name
 
 if TYPE_CHECKING:
     from offbeat.presets import Preset
 
-SourceArgument = Annotated[
+Source = Annotated[
     str | None,
     typer.Argument(
         metavar="PRESET|FILE",
@@ -21,7 +23,7 @@ SourceArgument = Annotated[
         autocompletion=complete_source,
     ),
 ]
-SetOption = Annotated[
+Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -29,52 +31,48 @@ SetOption = Annotated[
         help="Change a setting: strategy=fedbuff, strategy.k=5, training.lr=0.1. Repeatable.",
     ),
 ]
-ScaleOption = Annotated[
+Scale = Annotated[
     str | None,
     typer.Option(
         "--scale", metavar="paper|quick", help="Preset size: paper (default) or quick (minutes on two cores)."
     ),
 ]
-SeedOption = Annotated[
+Seed = Annotated[
     int | None,
     typer.Option("--seed", help="Random seed: the same seed gives the same model, clients, delays and batches."),
 ]
-SeedsOption = Annotated[
+Seeds = Annotated[
     int | None, typer.Option("--seeds", min=1, help="Number of seeds, starting at 0 [default: the preset's].")
 ]
-UntilOption = Annotated[
+Until = Annotated[
     str | None,
     typer.Option("--until", help="End of a run: 3600s, 2h, 500updates, acc=0.9, or several separated by commas."),
 ]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Folder for the results [default: runs/NAME-N, a new folder].")
-]
-ResumeOption = Annotated[
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results [default: runs/NAME-N, a new folder].")]
+Resume = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Continue what was stopped or killed in this folder.")
 ]
-JobsOption = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Number of parallel runs [default: one per core].")
-]
-CheckpointOption = Annotated[
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of parallel runs [default: one per core].")]
+CheckpointEvery = Annotated[
     float,
     typer.Option("--checkpoint-every", min=0.0, help="Minimum seconds between checkpoints; 0: after every event."),
 ]
-DataOption = Annotated[
+DataFolder = Annotated[
     Path | None,
     typer.Option(
         "--data", metavar="DIR", help="Folder with data sets [default: OFFBEAT_DATA, else the cache of the user]."
     ),
 ]
-StrategiesOption = Annotated[
+Strategies = Annotated[
     str | None,
     typer.Option(
         "--strategies",
         metavar="A,B(k=2),C",
         autocompletion=complete_strategies,
-        help="Strategies, with changed settings in brackets [default: those of the preset, or the methods of the file].",
+        help="Strategies, with changed settings in brackets [default: those of the preset or of the file].",
     ),
 ]
-ReferenceOption = Annotated[
+Reference = Annotated[
     str | None,
     typer.Option(
         "--reference",
@@ -83,7 +81,7 @@ ReferenceOption = Annotated[
         help="Strategy that speed-ups and differences refer to [default: the preset's, else the first].",
     ),
 ]
-WorkerOption = Annotated[
+Worker = Annotated[
     str | None,
     typer.Option(
         "--worker",
@@ -93,7 +91,7 @@ WorkerOption = Annotated[
         "auto measures which is fastest. A resumed run keeps its worker by default.",
     ),
 ]
-ClientMemoryOption = Annotated[
+ClientMemory = Annotated[
     str | None,
     typer.Option(
         "--client-memory",
@@ -102,7 +100,7 @@ ClientMemoryOption = Annotated[
         "the run, with bit-identical results. ':half' stores it in 16 bits, which changes the results.",
     ),
 ]
-TrackOption = Annotated[
+Track = Annotated[
     list[str] | None,
     typer.Option(
         "--track",
@@ -111,18 +109,17 @@ TrackOption = Annotated[
         "or wandb[:PROJECT]. Repeatable; needs 'pip install offbeat[track]'.",
     ),
 ]
-InsecureOption = Annotated[
+Insecure = Annotated[
     bool, typer.Option("--insecure", help="Use neither TLS nor keys; for trying it out, on loopback only.")
 ]
-DryRunOption = Annotated[
+DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the resolved config (a valid experiment file) and exit.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def check_source_or_resume(source: str | None, resume: Path | None, **new_only: object) -> None:
     """Check that either a source or --resume is given, and --resume without options that only a new run takes."""
-    from offbeat.core.errors import ConfigError
 
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file, or --resume DIR to continue what was stopped")
@@ -140,7 +137,6 @@ def load(
     from dataclasses import replace
 
     from offbeat import presets
-    from offbeat.core.errors import ConfigError, unknown_name
     from offbeat.engine.until import parse_until
     from offbeat.experiment.spec import experiment_files, experiment_paths, methods
     from offbeat.experiment.spec.config import strategy_name
@@ -178,15 +174,12 @@ def load(
 
 
 def check_until(until: str) -> None:
-    from offbeat.core.errors import ConfigError
-
     if not until.strip(" ,"):
         raise ConfigError("--until is empty: write 3600s, 2h, 500updates, acc=0.9, or several separated by commas")
 
 
 def warn(lines: Iterable[str]) -> None:
     """Print each warning once."""
-    from offbeat.cli.terminal import say
 
     for line in dict.fromkeys(lines):
         say(f"warning: {line}", err=True)
@@ -208,8 +201,6 @@ def check_execution_options(worker: str | None, memory: str | None = None, track
 def use_data(folder: Path | None, run: Path | None = None) -> None:
     """Set the data folder for this process and its children: `folder`, else the one that was used for `run`."""
     import os
-
-    from offbeat.core.errors import ConfigError
 
     if folder is not None:
         if not folder.is_dir():
@@ -235,8 +226,6 @@ def data_arguments(run: Path) -> list[str]:
 def new_folder(name: str, out: Path | None) -> Path:
     """Return `out`, or make the first free of runs/NAME-1, runs/NAME-2, …, so that parallel commands do not collide."""
     import re
-
-    from offbeat.core.errors import RunError
 
     if out is not None:
         return out

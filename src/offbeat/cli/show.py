@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.shared_options import JsonOption, ReferenceOption
+from offbeat.cli import shared_options as options
+from offbeat.cli.terminal import format_json, format_tables, print_json, print_tables, say
+from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError, unknown_name
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
@@ -36,8 +38,8 @@ def show(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to a file: .txt, .csv, .tex, .md, .json.")
     ] = None,
-    reference: ReferenceOption = None,
-    as_json: JsonOption = False,
+    reference: options.Reference = None,
+    as_json: options.Json = False,
     figure: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw instead of printing: FILE.pdf, .svg or .png, or FILE.html for a page."),
@@ -49,8 +51,6 @@ def show(
     """Summarize runs and comparisons, finished or in progress: means, intervals, differences, ranks."""
     import sqlite3
 
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import ConfigError, DataError, OffbeatError
     from offbeat.results import result_files
 
     if figure is not None:
@@ -90,7 +90,6 @@ def show(
 
 def print_run(run: Run, as_json: bool) -> Summary:
     """Print the results of a run at its end."""
-    from offbeat.cli.terminal import print_json, print_tables
     from offbeat.results import result_files
     from offbeat.results.tables import SingleRun
 
@@ -106,7 +105,6 @@ def print_run(run: Run, as_json: bool) -> Summary:
 
 def print_comparison(comparison: Comparison, as_json: bool, reference: str | None = None) -> None:
     """Write figure and page of a finished comparison, and print its table."""
-    from offbeat.cli.terminal import print_json, print_tables, say
     from offbeat.experiment import parameter_sweep
     from offbeat.results import report, result_files
 
@@ -144,7 +142,6 @@ def result_tables(items: Sequence[ComparisonResult | SingleRun], arrows: bool = 
 
 def _read_sweep(folder: Path, reference: str | None) -> Sweep | None:
     """Read a sweep, which has its own table; in other formats it is a comparison of its combinations."""
-    from offbeat.core.errors import ConfigError
     from offbeat.experiment.comparison import MANIFEST, Comparison
     from offbeat.experiment.parameter_sweep import read_sweep
 
@@ -156,7 +153,6 @@ def _read_sweep(folder: Path, reference: str | None) -> Sweep | None:
 
 def _choose_format(text_format: str | None, out: Path | None, as_json: bool) -> str:
     """Return the format that is named, else that of the file's suffix."""
-    from offbeat.core.errors import ConfigError, unknown_name
     from offbeat.experiment.run import run_lock
     from offbeat.results.result_files import RESULT_MARKERS
     from offbeat.results.table_formats import FORMAT_OF_SUFFIX, FORMATS
@@ -165,9 +161,9 @@ def _choose_format(text_format: str | None, out: Path | None, as_json: bool) -> 
         raise unknown_name("format", text_format, FORMATS)
     if as_json and text_format not in (None, "json"):
         raise ConfigError(f"--json and --format {text_format}: choose one of them")
-    if out is not None and out.name in (*run_lock.RUN_ENTRIES, *RESULT_MARKERS):
-        if any((out.parent / marker).is_file() for marker in RESULT_MARKERS):
-            raise ConfigError(f"--out {out} is a file of a run or comparison: choose another name")
+    is_result = out is not None and any((out.parent / marker).is_file() for marker in RESULT_MARKERS)
+    if out is not None and is_result and out.name in (*run_lock.RUN_ENTRIES, *RESULT_MARKERS):
+        raise ConfigError(f"--out {out} is a file of a run or comparison: choose another name")
     if text_format is not None or as_json:
         return text_format or "json"
     if out is None:
@@ -181,7 +177,6 @@ def _choose_format(text_format: str | None, out: Path | None, as_json: bool) -> 
 def _print_results(
     items: Sequence[ComparisonResult | SingleRun], text_format: str, out: Path | None, command: str
 ) -> None:
-    from offbeat.cli.terminal import format_json, format_tables, print_tables
     from offbeat.results import result_files, table_formats
 
     if text_format == "text" and out is None:
@@ -210,7 +205,6 @@ def _print_results(
 
 
 def _write(text: str, out: Path) -> None:
-    from offbeat.cli.terminal import say
     from offbeat.engine.checkpoint import write_atomically
 
     data = text.encode(errors="replace")
@@ -220,8 +214,6 @@ def _write(text: str, out: Path) -> None:
 
 def _draw(folder: Path, figure: Path, kind: str, reference: str | None) -> None:
     """Draw a figure or a page of a run or comparison, finished or not."""
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import ConfigError, RunError
     from offbeat.experiment.comparison import MANIFEST, Comparison
     from offbeat.experiment.run.run_folder import Run
     from offbeat.results import report
@@ -250,7 +242,6 @@ def _comparison_tables(item: ComparisonResult, arrows: bool) -> list[ResultTable
 
 
 def _print_warnings(items: Sequence[ComparisonResult | SingleRun]) -> None:
-    from offbeat.cli.terminal import say
     from offbeat.results.tables import SingleRun
 
     for item in items:
@@ -266,8 +257,6 @@ def _print_warnings(items: Sequence[ComparisonResult | SingleRun]) -> None:
 
 
 def _print_files(item: ComparisonResult) -> None:
-    from offbeat.cli.terminal import say
-
     for name, path in (("figure", item.report.figure), ("report", item.report.page)):
         if path.is_file():
             say(f"{name}: {path}")

@@ -7,7 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from offbeat.cli.shared_options import JsonOption
+from offbeat.cli import shared_options as options
+from offbeat.cli.terminal import print_json, print_table, say
+from offbeat.core.errors import ConfigError
+from offbeat.deploy.federation_keys import SiteKeys
+from offbeat.deploy.live_status import overview, site_table
+from offbeat.deploy.preflight import query_server, require_flower
 
 
 def status(
@@ -17,10 +22,9 @@ def status(
     keys: Annotated[
         Path | None, typer.Option(metavar="DIR", help="For HOST:PORT: the keys of a site that may ask.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show sites, versions, staleness and refused updates of a live run, while it runs or afterwards."""
-    from offbeat.cli.terminal import print_json
 
     values = _read_status(source, keys)
     if as_json:
@@ -30,15 +34,10 @@ def status(
 
 
 def _read_status(source: str, keys: Path | None) -> dict[str, Any]:
-    from offbeat.core.errors import ConfigError
-    from offbeat.deploy.live_status import overview
-
     if Path(source).is_dir():
         return overview(Path(source))
     if ":" not in source:
         raise ConfigError(f"{source} is neither a run folder nor HOST:PORT")
-    from offbeat.deploy.federation_keys import SiteKeys
-    from offbeat.deploy.preflight import query_server, require_flower
 
     require_flower()
     site_keys = None if keys is None else SiteKeys(keys)
@@ -48,9 +47,6 @@ def _read_status(source: str, keys: Path | None) -> dict[str, Any]:
 
 
 def print_status(values: dict[str, Any]) -> None:
-    from offbeat.cli.terminal import print_table, say
-    from offbeat.deploy.live_status import site_table
-
     reason = f" ({values['reason']})" if values["reason"] else ""
     metrics = "".join(f", {key} {value:.4f}" for key, value in values["metrics"].items() if value is not None)
     progress = f"{values['now']:.0f} s, version {values['version']}, {values['updates']} updates"

@@ -7,36 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offbeat.cli import shared_options as options
 from offbeat.cli.compare import check_comparison_changes, execute_runs, prepare_resume, select_methods
-from offbeat.cli.shared_options import (
-    ClientMemoryOption,
-    DataOption,
-    JobsOption,
-    JsonOption,
-    OutOption,
-    ResumeOption,
-    ScaleOption,
-    SeedsOption,
-    SetOption,
-    SourceArgument,
-    StrategiesOption,
-    TrackOption,
-    UntilOption,
-    WorkerOption,
-    check_execution_options,
-    check_source_or_resume,
-    load,
-    new_folder,
-    use_data,
-    warn,
-)
+from offbeat.cli.show import print_comparison
+from offbeat.cli.terminal import format_json, format_tables, print_json, print_tables, say
+from offbeat.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from offbeat.experiment.parameter_sweep import Sweep
 
 
 def sweep(
-    source: SourceArgument = None,
+    source: options.Source = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,35 +27,32 @@ def sweep(
             "are run. A setting of a strategy is varied for the methods that have it.",
         ),
     ] = None,
-    scale: ScaleOption = None,
-    strategies: StrategiesOption = None,
-    seeds: SeedsOption = None,
-    changes: SetOption = None,
-    until: UntilOption = None,
-    out: OutOption = None,
-    resume: ResumeOption = None,
-    jobs: JobsOption = None,
-    worker: WorkerOption = None,
-    memory: ClientMemoryOption = None,
-    track: TrackOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
+    scale: options.Scale = None,
+    strategies: options.Strategies = None,
+    seeds: options.Seeds = None,
+    changes: options.Changes = None,
+    until: options.Until = None,
+    out: options.Out = None,
+    resume: options.Resume = None,
+    jobs: options.Jobs = None,
+    worker: options.Worker = None,
+    memory: options.ClientMemory = None,
+    track: options.Track = None,
+    data: options.DataFolder = None,
+    as_json: options.Json = False,
 ) -> None:
     """Run every combination of some settings, and print one table.
 
     By default, run the strategies of the preset or file that have a varied setting. Also draw into the folder how much
     each setting matters (sensitivity.png).
     """
-    from offbeat.cli.show import print_comparison
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import ConfigError
     from offbeat.experiment import parameter_sweep
     from offbeat.experiment.comparison import Comparison
     from offbeat.experiment.spec.config import setting_warnings
 
-    use_data(data)
-    check_execution_options(worker, memory, track)
-    check_source_or_resume(
+    options.use_data(data)
+    options.check_execution_options(worker, memory, track)
+    options.check_source_or_resume(
         source, resume, over=over, scale=scale, strategies=strategies, seeds=seeds, set=changes, until=until, out=out
     )
     if resume is not None:
@@ -89,18 +68,20 @@ def sweep(
         raise ConfigError("give at least one --over SETTING=V,V, such as --over partition.alpha=0.1,1")
     check_comparison_changes(changes)
     settings = parameter_sweep.parse_swept_settings(over)
-    preset = load(source, changes, until, scale, several=True)
+    preset = options.load(source, changes, until, scale, several=True)
     methods = select_methods(preset, strategies)
     if strategies is None:
         methods = parameter_sweep.methods_with_setting(methods, settings)
     combinations = parameter_sweep.combinations(methods, settings)
     numbers = list(range(seeds or preset.seeds))
     parameter_sweep.refuse_impossible(combinations.values(), numbers)  # before a folder is made
-    folder = new_folder(f"sweep-{preset.experiment.name}", out)
+    folder = options.new_folder(f"sweep-{preset.experiment.name}", out)
     comparison = parameter_sweep.create_sweep(folder, combinations, settings, numbers, worker or "inline", memory)
     for line in parameter_sweep.unchanged_methods(methods, settings):
         say(line, err=True)
-    warn(f"{each.method}: {line}" for each, experiment in combinations.items() for line in setting_warnings(experiment))
+    options.warn(
+        f"{each.method}: {line}" for each, experiment in combinations.items() for line in setting_warnings(experiment)
+    )
     say(f"{len(combinations)} combinations, {len(combinations) * len(numbers)} runs: {folder}", err=True)
     execute_runs(comparison, jobs, None, worker, None, track)
     print_comparison(comparison, as_json)
@@ -108,7 +89,6 @@ def sweep(
 
 def print_sweep(sweep: Sweep, as_json: bool, write: bool = False) -> None:
     """Print the table of a sweep, finished or not; `write` also draws the figure."""
-    from offbeat.cli.terminal import print_json, print_tables, say
     from offbeat.results import sweep_figure
 
     results, folder = sweep.results(), sweep.comparison.folder
@@ -132,7 +112,6 @@ def print_sweep(sweep: Sweep, as_json: bool, write: bool = False) -> None:
 
 def format_sweep(sweep: Sweep, as_json: bool) -> str:
     """Return the table of a sweep as text or JSON for a file."""
-    from offbeat.cli.terminal import format_json, format_tables
     from offbeat.results import sweep_figure
 
     results = sweep.results()

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from offbeat.cli import text_table
+from offbeat.core.errors import escape_unprintable, format_count
+
 if TYPE_CHECKING:
     from offbeat.core.protocol import Strategy
     from offbeat.experiment.spec.config import Experiment
@@ -23,7 +26,6 @@ LOG_WIDTH = 200  # columns where the output is not a terminal
 
 def say(text: object, err: bool = False) -> None:
     """Print one line; escape line breaks and control characters, since names and paths may contain them."""
-    from offbeat.core.errors import escape_unprintable
 
     typer.echo(escape_unprintable(text), err=err)
 
@@ -44,7 +46,6 @@ def print_experiment(
     experiment: Experiment, as_json: bool, methods: Mapping[str, Strategy] | None = None, seeds: Sequence[int] = ()
 ) -> None:
     """Print an experiment file; for a comparison, precede it by comments with methods and seeds."""
-    from offbeat.core.errors import format_count
     from offbeat.experiment.spec import experiment_files
     from offbeat.experiment.spec.choices import name_of
     from offbeat.experiment.spec.serialization import to_plain
@@ -77,8 +78,6 @@ def print_tables(tables: Sequence[ResultTable]) -> None:
 
 def format_tables(tables: Sequence[ResultTable], width: int = LOG_WIDTH, rule: bool = False) -> str:
     """Format tables with titles and notes, separated by blank lines."""
-    from offbeat.cli import text_table
-    from offbeat.core.errors import escape_unprintable
 
     parts = []
     for table in tables:
@@ -89,9 +88,6 @@ def format_tables(tables: Sequence[ResultTable], width: int = LOG_WIDTH, rule: b
 
 
 def _format_rows(rows: Sequence[Sequence[str]], kind: TableKind, width: int, rule: bool) -> list[str]:
-    from offbeat.cli import text_table
-    from offbeat.core.errors import escape_unprintable
-
     rows = [[escape_unprintable(cell) for cell in row] for row in rows]
     if kind == "pairs":
         return text_table.format_pairs(rows, width)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offbeat.cli.progress_bar import Pace, metric_parts, show_progress
+from offbeat.core.errors import RunError, escape_unprintable
+
 if TYPE_CHECKING:
     from offbeat.results.run_follower import RunFollower, RunProgress
 
@@ -32,8 +35,6 @@ def watch(
     import sys
     import time
 
-    from offbeat.cli.progress_bar import show_progress
-    from offbeat.core.errors import RunError
     from offbeat.results import run_follower
 
     monitor = Monitor(
@@ -65,7 +66,6 @@ class Monitor:
     """Read the progress of one or several runs and describe it."""
 
     def __init__(self, folder: Path, followers: dict[str, RunFollower]) -> None:
-        from offbeat.cli.progress_bar import Pace
         from offbeat.experiment.run.run_lock import COMPARISON
 
         self.folder, self.followers = folder, followers
@@ -111,8 +111,6 @@ class Monitor:
         return [*state, f"{finished} of {len(self.progress)} runs", f"{updates} updates{rate}", *running]
 
     def closing_line(self) -> str:
-        from offbeat.core.errors import escape_unprintable
-
         if self.several:
             return escape_unprintable(f"{self.folder} finished: {len(self.progress)} of {len(self.progress)} runs")
         run = self.progress[0]
@@ -141,8 +139,6 @@ class Monitor:
 
 
 def _metrics(run: RunProgress) -> list[str]:
-    from offbeat.cli.progress_bar import metric_parts
-
     return metric_parts(run.metrics)
 
 

@@ -11,21 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offbeat.cli import shared_options as options
 from offbeat.cli.compare import check_comparison_changes, execute_runs, select_methods
 from offbeat.cli.completion import complete_source, complete_strategies
-from offbeat.cli.shared_options import (
-    DataOption,
-    JobsOption,
-    JsonOption,
-    OutOption,
-    ScaleOption,
-    SetOption,
-    UntilOption,
-    load,
-    new_folder,
-    use_data,
-    warn,
-)
+from offbeat.cli.terminal import print_json, print_table, say
+from offbeat.core.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
     from offbeat.experiment.comparison import Comparison
@@ -57,7 +47,7 @@ def which(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Number of seeds, starting at 0 [default: 3 to 5, depending on the time].")
     ] = None,
-    until: UntilOption = None,
+    until: options.Until = None,
     budget: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="Time limit for all runs, which are shortened to fit.")
     ] = 120.0,
@@ -72,23 +62,22 @@ def which(
     away: Annotated[
         float | None, typer.Option(help="Without a file: share of time in which a site is unreachable, 0 to 0.9.")
     ] = None,
-    scale: ScaleOption = None,
-    changes: SetOption = None,
-    out: OutOption = None,
-    jobs: JobsOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
+    scale: options.Scale = None,
+    changes: options.Changes = None,
+    out: options.Out = None,
+    jobs: options.Jobs = None,
+    data: options.DataFolder = None,
+    as_json: options.Json = False,
 ) -> None:
     """Try methods on sites like yours, and recommend one or report that the difference is noise.
 
     The best mean at the end wins. Methods that cannot be distinguished from it tie with it, and the cheapest of these
     is recommended.
     """
-    from offbeat.core.errors import ConfigError
     from offbeat.experiment.comparison import MANIFEST, Comparison
     from offbeat.results.method_choice import has_unfinished_runs
 
-    use_data(data)
+    options.use_data(data)
     answers = {"sites": sites, "sizes": sizes, "speeds": speeds, "away": away}
     answers = {name: value for name, value in answers.items() if value is not None}
     if sum([source is not None, like is not None, bool(answers)]) > 1:
@@ -105,7 +94,7 @@ def which(
         check_comparison_changes(changes)
         stand_in = None
         if source is not None:
-            preset = load(source, changes, until, scale, several=True)
+            preset = options.load(source, changes, until, scale, several=True)
             name = preset.experiment.name
         elif like is not None:
             preset, stand_in = _preset_like_run(like, changes, until)
@@ -133,8 +122,6 @@ def _create_tournament(
     stand_in: str | None,
     out: Path | None,
 ) -> Comparison:
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import format_count
     from offbeat.experiment import build
     from offbeat.experiment.comparison import create_comparison
     from offbeat.experiment.spec.config import setting_warnings
@@ -143,7 +130,7 @@ def _create_tournament(
     preset = replace(preset, experiment=method_choice.without_target(preset.experiment))
     experiments, folder = _select_methods(preset, methods, named), None
     if like is not None:
-        folder = new_folder(f"which-{name}", out)
+        folder = options.new_folder(f"which-{name}", out)
         scenario = _with_recorded_availability(preset.experiment, like, folder)
         experiments = {label: replace(scenario, strategy=each.strategy) for label, each in experiments.items()}
     seconds = None
@@ -164,12 +151,12 @@ def _create_tournament(
     experiments = {label: method_choice.with_end(each, plan.until) for label, each in experiments.items()}
     for seed in range(plan.seeds):
         build.setup(replace(next(iter(experiments.values())), seed=seed))
-    warn(f"{label}: {line}" for label, each in experiments.items() for line in setting_warnings(each))
+    options.warn(f"{label}: {line}" for label, each in experiments.items() for line in setting_warnings(each))
     duration = "" if plan.expected is None else f", about {plan.expected:.0f} s"
     runs = f"{format_count(len(experiments), 'method')} × {format_count(plan.seeds, 'seed')}"
     say(f"{runs} until {plan.until}{duration}", err=True)
     more = {method_choice.STAND_IN_KEY: stand_in} if stand_in else {}
-    folder = folder or new_folder(f"which-{name}", out)
+    folder = folder or options.new_folder(f"which-{name}", out)
     return create_comparison(folder, experiments, list(range(plan.seeds)), preset.reference, more=more)
 
 
@@ -186,7 +173,6 @@ def _select_methods(preset: Preset, methods: str | None, named: bool) -> dict[st
 
 def _preset_like_run(like: Path, changes: list[str] | None, until: str | None) -> tuple[Preset, str | None]:
     """Return the experiment of a run with sites as slow as its own, and a description of data that replaces theirs."""
-    from offbeat.core.errors import ConfigError
     from offbeat.deploy import replay_scenario
     from offbeat.experiment.run.run_folder import Run
     from offbeat.experiment.spec import experiment_files
@@ -197,7 +183,7 @@ def _preset_like_run(like: Path, changes: list[str] | None, until: str | None) -
         raise ConfigError(f"--from {like}: the folder does not exist")
     if (model := replay_scenario.served_model(run)) is None:
         run.experiment()  # rejects a folder that is not a run
-        return load(str(like), changes, until), None
+        return options.load(str(like), changes, until), None
     names_data = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
     stand_in = None
     experiment = replay_scenario.simulated_experiment(run, data_named=True)
@@ -246,13 +232,11 @@ def _preset_from_answers(
 
 def _ask() -> dict[str, float]:
     """Ask four questions on the terminal."""
-    from offbeat.cli.terminal import say
-    from offbeat.core.errors import ConfigError
     from offbeat.presets.made_up_sites import Sites
 
     if not sys.stdin.isatty():
         raise ConfigError(
-            "give a preset or an experiment file, --from RUN, or --sites 8 --speeds 10; only a terminal can ask for them"
+            "give a preset or an experiment file, --from RUN, or --sites 8 --speeds 10; only a terminal asks for them"
         )
     default = Sites()
     answers: dict[str, float] = {
@@ -263,8 +247,8 @@ def _ask() -> dict[str, float]:
         ),
         "away": typer.prompt("Share of time in which a site is unreachable", default.away, err=True),
     }
-    options = [word for name, value in answers.items() for word in (f"--{name}", f"{value:g}")]
-    say(f"the same without questions: {shlex.join(['offbeat', 'which', *options])}", err=True)
+    arguments = [word for name, value in answers.items() for word in (f"--{name}", f"{value:g}")]
+    say(f"the same without questions: {shlex.join(['offbeat', 'which', *arguments])}", err=True)
     return answers
 
 
@@ -275,7 +259,6 @@ def _with_until(experiment: Experiment, until: str | None) -> Experiment:
 
 
 def _print_recommendation(comparison: Comparison, as_json: bool) -> None:
-    from offbeat.cli.terminal import print_json, print_table, say
     from offbeat.results import method_choice, report
 
     recommendation = method_choice.judge_comparison(comparison)

@@ -154,7 +154,7 @@ def open_envelope(
     reader = _Reader(fields, tensors)
     if (number := reader.count("format")) != FORMAT:
         raise WireError(
-            f"a message in format {number}, but this version of offbeat reads {FORMAT}: use the same version at both ends"
+            f"a message in format {number}, but this offbeat reads {FORMAT}: use the same version at both ends"
         )
     kind, run = reader.text("kind"), reader.text("run", MAX_NAME_LENGTH)
     readers = {**ORDERS} if address is None else {**ANSWERS}

@@ -103,10 +103,10 @@ def _distrust(where: str, host: str, error: ssl.SSLCertVerificationError, keys: 
         when = "has expired" if code == 10 else "is not valid yet (check the clock of this machine)"
         return f"the certificate of {where} {when}; make a new one there with 'offbeat keys --host {host}'"
     if code in (62, 64):  # …_HOSTNAME_MISMATCH, …_IP_ADDRESS_MISMATCH
-        return f"the certificate of {where} is not for {host!r}: make one there with 'offbeat keys --host {host}'"
+        return f"the certificate of {where} is not for {host!r}: make one with 'offbeat keys --host {host}'"
     return (
-        f"the certificate of {where} was not signed by the authority in {keys.ca}: it is the wrong server, or these are "
-        f"keys of another federation ({error.verify_message})"
+        f"the certificate of {where} was not signed by the authority in {keys.ca}: the wrong server, or the keys of "
+        f"another federation ({error.verify_message})"
     )
 
 

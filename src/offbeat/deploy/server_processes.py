@@ -3,7 +3,8 @@
 The app holds the run folder and may die at any moment; a new one continues the run. Sites stay connected meanwhile and
 receive the open tickets again.
 
-The SuperLink listens on loopback only, because its port accepts keys to register and apps, which are code to run. Sites connect through the gateway.
+The SuperLink listens on loopback only, because its port accepts keys to register and apps, which are code to run. Sites
+connect through the gateway.
 """
 
 from __future__ import annotations

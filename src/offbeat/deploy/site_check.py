@@ -111,12 +111,13 @@ def certificate_line(path: Path, now: datetime | None = None) -> str:
     if now < first:
         raise ConfigError(f"{path} is not valid before {first:%Y-%m-%d %H:%M} UTC: check the clock of this machine")
     days = (last - now).days
-    return f"certificate: {path} is valid until {last:%Y-%m-%d}, {days} days{': renew it soon' if days < RENEWAL_DAYS else ''}"
+    hint = ": renew it soon" if days < RENEWAL_DAYS else ""
+    return f"certificate: {path} is valid until {last:%Y-%m-%d}, {days} days{hint}"
 
 
 def _check_finite(local: Tensor) -> None:
     if not bool(torch.isfinite(local).all()):
-        raise DataError("after one training step the model is not finite: check the scale of the inputs and the labels")
+        raise DataError("the model is not finite after one step: check the labels and the scale of the inputs")
 
 
 def _peak_memory() -> int | None:

@@ -190,7 +190,7 @@ class LoadedSiteFile:
             if "train" not in data or not data.keys() <= {"train", "test"}:
                 named = ", ".join(map(str, data))
                 raise DataError(
-                    f"{self._path}: load_data() returned {named or 'an empty dict'}: 'train' is required, 'test' is optional"
+                    f"{self._path}: load_data() returned {named or 'an empty dict'}; 'train' is required, 'test' optional"
                 )
             test = data.get("test")
             return self._pair(data["train"], "train"), None if test is None else self._pair(test, "test")
@@ -302,7 +302,7 @@ class SiteFileTraining:
             return None
         if sketcher.signal != "parameters" and sketcher.calibration == "real":
             raise ConfigError(
-                "calibration = 'real' needs the examples of all clients in one place: for sites with their own data use "
+                "calibration = 'real' needs the examples of all clients in one place: for sites with own data use "
                 "strategy.calibration=gaussian"
             )
         x, y = self._pair

@@ -129,7 +129,7 @@ class SiteProcesses:
             self.trainer.died(now)
             if self.trainer.deaths >= MAX_TRAINER_DEATHS:
                 raise RunError(
-                    f"the trainer died {MAX_TRAINER_DEATHS} times in a row: {last_line} (full logs in {self.children.logs})"
+                    f"the trainer died {MAX_TRAINER_DEATHS} times in a row: {last_line} (see {self.children.logs})"
                 )
             log.warning("the trainer died (%s): restarting it", _describe_exit(status))
         if not self.children.is_alive(TRAINER) and now >= self.trainer.not_before:

@@ -1,6 +1,6 @@
 """The resident trainer of a site, a process that keeps torch, the model and the data in memory.
 
-    python -m offbeat.deploy.site_trainer --home DIR --name NAME --socket PATH --file SITE.py|--partition N [--parent PID]
+    python -m offbeat.deploy.site_trainer --home DIR --name NAME --socket PATH --file FILE|--partition N
 
 It ends after a farewell, a signal or the end of its parent, and prints the reason on its last line. Exit status: 0
 after a farewell or a signal, 3 after a farewell that refuses this site, 2 for unusable options, code or data.
