@@ -12,10 +12,10 @@ import torch
 
 from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.ledger import Payload
 from offbeat.core.protocol import Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAsync, Local
 from offbeat.core.strategy_contract import contract_of
-from offbeat.engine.traffic import Payload
 from offbeat.scenario import network, recordings, summaries
 from offbeat.scenario.delays import Changing, ConstantDelays, RecordedDelays
 from offbeat.scenario.example_counts import ExampleCounts

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from inspect import getdoc
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from offbeat.core.errors import unknown_name
 
@@ -33,16 +33,15 @@ def summaries(registry: Mapping[str, object]) -> dict[str, str]:
     return {name: summary(entry) for name, entry in registry.items()}
 
 
-def former_names(module: str, renamed: Mapping[str, T]) -> Callable[[str], T]:
+def former_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a module's `__getattr__` that finds objects under their former names and warns once for each."""
 
-    def find_renamed(name: str) -> T:
+    def find_renamed(name: str) -> Any:
         if name not in renamed:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value = renamed[name]
-        new = getattr(value, "__name__", None)
-        warnings.warn(f"{module}.{name} is now called {new}", DeprecationWarning, stacklevel=2)
+        value = getattr(sys.modules[module], renamed[name])
         setattr(sys.modules[module], name, value)
+        warnings.warn(f"{module}.{name} is now called {renamed[name]}", DeprecationWarning, stacklevel=2)
         return value
 
     return find_renamed

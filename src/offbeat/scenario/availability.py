@@ -1,7 +1,7 @@
-"""When clients can be reached: windows of time, as pure functions of the seed and the client.
+"""Availability of clients: windows of time in which they are reachable, as pure functions of the seed and the client.
 
-A client that leaves while it trains has crashed: its ticket is lost. One that leaves while it is idle is gone until its
-next window.
+A client that leaves while it trains crashes: its ticket is lost. An idle client that leaves returns with its next
+window.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from offbeat.core.errors import require
 from offbeat.scenario.client_groups import Range, as_range, belongs_to_share, draw_between, require_share
 from offbeat.scenario.recordings import AVAILABLE, RecordedLaw, RecordedSeries
 
-MIN_PERIOD_SECONDS = 1e-3  # seconds of a period: shorter ones would be all that a run does
-MIN_SHARE = 1e-4  # of a share drawn period by period: the next one of a rarer kind would be looked for too long
+MIN_PERIOD_SECONDS = 1e-3  # with shorter periods a run would do nothing but change windows
+MIN_SHARE = 1e-4  # of a share that is drawn in each period: the search for the next rarer period would be too long
 
 
 class Window(NamedTuple):
-    """The client is there from `start` on, before `end`."""
+    """The client is available from `start` on and until before `end`."""
 
     start: float
     end: float
@@ -34,20 +34,20 @@ FOREVER, NEVER = Window(-inf, inf), Window(inf, inf)
 
 
 class Availability(ABC):
-    """A law says when a client is there by its windows; they do not touch."""
+    """A law of availability defines the windows of each client; they do not touch."""
 
     @abstractmethod
     def window(self, seed: int, client: int, now: float) -> Window:
-        """The present window of the client, or else its next one: the first that ends after now."""
+        """Return the client's present window, or else its next one: the first that ends after now."""
 
     def next_available(self, seed: int, client: int, now: float) -> float:
-        """The first time >= now at which the client is reachable; inf if it never is again."""
+        """Return the first time >= now at which the client is reachable; inf if there is none."""
         return max(self.window(seed, client, now).start, now)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Always(Availability):
-    """Every client is reachable all the time."""
+    """Every client is always reachable."""
 
     def window(self, seed: int, client: int, now: float) -> Window:
         return FOREVER
@@ -55,10 +55,10 @@ class Always(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout(Availability):
-    """A share of the clients drops out for good, at a given time or each at one drawn between two (ASO-Fed, Fig. 4)."""
+    """A share of the clients drops out forever, at one time or each at a time drawn between two (ASO-Fed, Fig. 4)."""
 
     share: float = 0.3
-    at: float | Range = 0.0  # 0: they never take part
+    at: float | Range = 0.0  # virtual seconds, or two: each client draws its own; 0: they never take part
 
     def __post_init__(self) -> None:
         require_share("dropout", self.share)
@@ -73,10 +73,10 @@ class Dropout(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class JoinAndLeave(Availability):
-    """A share of the clients joins late and leaves for good after `stay` seconds; the others are always there."""
+    """A share of the clients joins late and leaves forever after `stay` seconds; the others are always available."""
 
-    join: float | Range = (0.0, 600.0)  # virtual seconds, or two: each draws its own between them
-    stay: float | Range | None = None  # seconds from then on; None: for good
+    join: float | Range = (0.0, 600.0)  # virtual seconds, or two: each client draws its own
+    stay: float | Range | None = None  # seconds from then on; None: forever
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -95,26 +95,26 @@ class JoinAndLeave(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class Periodic(Availability):
-    """In every period another share of the clients is away: each draws anew with each period (ASO-Fed, Fig. 5).
+    """In every period another share of the clients is away: each draws anew in each period (ASO-Fed, Fig. 5).
 
-    The draw is for a stretch of time, not for an iteration as in the paper: with a period as long as a client's job the
-    two come close, but a job that reaches into a period of absence is lost.
+    The draw is for a period of time, not for an iteration as in the paper. With a period as long as a client's job the
+    two are similar, but a job that extends into a period of absence is lost.
     """
 
     share: float = 0.2  # of all clients, on average
     period: float = 600.0  # virtual seconds
 
     def __post_init__(self) -> None:
-        require(0 <= self.share < 1, f"periodic: share = {self.share}: from 0 to less than 1, or nobody is ever there")
+        require(0 <= self.share < 1, f"periodic: share = {self.share}: must be from 0 to less than 1")
         usable = self.share == 0 or MIN_SHARE <= self.share <= 1 - MIN_SHARE
-        require(usable, f"periodic: share = {self.share}: 0, or from {MIN_SHARE:g} to {1 - MIN_SHARE:g}")
+        require(usable, f"periodic: share = {self.share}: must be 0, or from {MIN_SHARE:g} to {1 - MIN_SHARE:g}")
         _check_durations("periodic", period=self.period)
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if self.share == 0:
             return FOREVER
         first = floor(now / self.period)
-        # rounding may put now into the next one
+        # rounding may put now into the next period
         while self._away(seed, client, first) or (first + 1) * self.period <= now:
             first += 1
         last = first
@@ -128,21 +128,24 @@ class Periodic(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class Diurnal(Availability):
-    """Clients are there for some hours of every day: devices that charge at night, hospitals open by day."""
+    """Clients are available for some hours of every day, such as devices that charge at night."""
 
-    begin: float | Range = (20.0, 24.0)  # hour of the day; two: each client draws its own between them
+    begin: float | Range = (20.0, 24.0)  # hour of the day, or two: each client draws its own
     hours: float | Range = (6.0, 10.0)
-    day: float = 86400.0  # virtual seconds a day of 24 hours takes; the run begins at midnight
+    day: float = 86400.0  # virtual seconds of a day; the run begins at midnight
 
     def __post_init__(self) -> None:
         low, high = hours = as_range("diurnal: hours", self.hours)
         object.__setattr__(self, "begin", as_range("diurnal: begin", self.begin))
         object.__setattr__(self, "hours", hours)
-        require(low > 0 and high < 24, f"diurnal: hours = {hours}: more than 0 and less than 24")
+        require(low > 0 and high < 24, f"diurnal: hours = {hours}: must be more than 0 and less than 24")
         _check_durations("diurnal", day=self.day)
         shortest = low * self.day / 24
         span = f"{shortest:g} s of a day of {self.day:g} s"
-        require(shortest >= MIN_PERIOD_SECONDS, f"diurnal: hours = {low} are {span}: at least {MIN_PERIOD_SECONDS:g} s")
+        require(
+            shortest >= MIN_PERIOD_SECONDS,
+            f"diurnal: hours = {low} are {span}: must be at least {MIN_PERIOD_SECONDS:g} s",
+        )
 
     def window(self, seed: int, client: int, now: float) -> Window:
         hour = self.day / 24
@@ -157,12 +160,12 @@ class Diurnal(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class Churn(Availability):
-    """Clients come and go at random: exponential times of presence around `up` seconds and of absence around `down`."""
+    """Clients come and go at random: exponential times of presence (mean `up` seconds) and absence (`down`)."""
 
-    up: float = 3600.0
-    down: float = 600.0
-    share: float = 1.0  # of the clients; the others are always there
-    # where a client was asked about last: only a shortcut, what it holds can be drawn again at any time
+    up: float = 3600.0  # mean seconds of presence
+    down: float = 600.0  # mean seconds of absence
+    share: float = 1.0  # of the clients; the others are always available
+    # the last window of each client; a cache, windows can be drawn again at any time
     _last: dict[tuple[int, int], tuple[int, Window]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -181,20 +184,20 @@ class Churn(Availability):
             number += 1
             start = window.end + draws.exponential(seed, "churn down", client, number, mean=self.down)
             window = Window(start, start + draws.exponential(seed, "churn up", client, number, mean=self.up))
-        if number:  # the first is drawn again as quickly, and of a million clients most are never asked for another
+        if number:  # the first window is drawn quickly, and of a million clients most never need another
             self._last[seed, client] = number, window
         return window
 
     def _first(self, seed: int, client: int) -> tuple[int, Window]:
-        """The share of clients that are there at the start is what it is on average later: the law is memoryless."""
-        there = draws.uniform(seed, "churn start", client) < self.up / (self.up + self.down)
-        start = 0.0 if there else draws.exponential(seed, "churn down", client, 0, mean=self.down)
+        """Draw the first window; the share of clients that start available is the long-term average."""
+        available = draws.uniform(seed, "churn start", client) < self.up / (self.up + self.down)
+        start = 0.0 if available else draws.exponential(seed, "churn down", client, 0, mean=self.down)
         return 0, Window(start, start + draws.exponential(seed, "churn up", client, 0, mean=self.up))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedAvailability(RecordedLaw, Availability):
-    """Recorded presence, client by client, from a CSV or Parquet file: columns client, t, available (0 or 1)."""
+    """Recorded presence of each client, from a CSV or Parquet file: columns client, t, available (0 or 1)."""
 
     column = AVAILABLE
 
@@ -203,7 +206,7 @@ class RecordedAvailability(RecordedLaw, Availability):
         return {client: list(_windows(series)) for client, series in self.recording.clients.items()}
 
     def window(self, seed: int, client: int, now: float) -> Window:
-        self.recording.series_of(client)  # or say that there is none
+        self.recording.series_of(client)  # raises an error if there is none
         windows = self._windows[client]
         i = bisect_right(windows, now, key=lambda window: window.end)
         return windows[i] if i < len(windows) else NEVER
@@ -221,7 +224,7 @@ AVAILABILITY: dict[str, type[Availability]] = {
 
 
 def _windows(series: RecordedSeries) -> Iterator[Window]:
-    """Runs of ones; the last value holds for ever."""
+    """Yield the windows of a series of ones and zeros; the last value is valid forever."""
     start: float | None = None
     for t, available in zip(series.times, series.values, strict=True):
         if available and start is None:
@@ -236,4 +239,6 @@ def _windows(series: RecordedSeries) -> Iterator[Window]:
 def _check_durations(law: str, **values: float) -> None:
     for name, value in values.items():
         require(value > 0 and isfinite(value), f"{law}: {name} = {value}: must be positive and finite")
-        require(value >= MIN_PERIOD_SECONDS, f"{law}: {name} = {value}: at least {MIN_PERIOD_SECONDS:g} seconds")
+        require(
+            value >= MIN_PERIOD_SECONDS, f"{law}: {name} = {value}: must be at least {MIN_PERIOD_SECONDS:g} seconds"
+        )

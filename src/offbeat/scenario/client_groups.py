@@ -1,10 +1,9 @@
-"""What differs from client to client: which share of all it belongs to, and its own number between two.
+"""Properties that differ between clients: membership in a share of all clients, and a number drawn from a range.
 
-Shares are drawn, yet as exact as can be without knowing how many clients there are.
-
-Clients are dealt in small blocks of consecutive ids. With 0.6, 0.2 and 0.2 the block is five clients, of whom exactly
-3, 1 and 1 belong to each share, in an order drawn for that block. Where a block small enough cannot be divided in these
-shares, what is left over is carried from block to block: with 0.37, of ten clients 3 or 4, of a hundred exactly 37.
+Shares are drawn, yet as exact as possible without knowing the number of clients. Clients are assigned in small blocks
+of consecutive ids. With 0.6, 0.2 and 0.2 a block has five clients, of which exactly 3, 1 and 1 belong to each share, in
+an order drawn for that block. If no small block can be divided in these shares, the remainder is carried from block to
+block: with 0.37, 3 or 4 of ten clients belong to the share, and exactly 37 of a hundred.
 """
 
 from __future__ import annotations
@@ -15,44 +14,45 @@ from math import floor, isfinite
 from offbeat.core import draws
 from offbeat.core.errors import require
 
-# clients of a block that can be divided exactly; a number of clients that ends inside one is off by part of it
+# clients of a block that is divided exactly; the counts are inexact inside a block
 MAX_EXACT_BLOCK = 10
-APPROXIMATE_BLOCK = 5  # of one that cannot: the smaller, the closer; yet who is next should not be foreseen
+# clients of a block that is not: a smaller block is closer to the shares, a larger one less predictable
+APPROXIMATE_BLOCK = 5
+MAX_DENOMINATOR = 1000  # shares are compared with fractions up to this denominator
 Range = tuple[float, float]  # low and high
-MAX_DENOMINATOR = 1000  # shares are looked at as this many parts of all at most
 
 
 def require_share(what: str, share: float) -> None:
-    require(0 <= share <= 1, f"{what}: share = {share}: a share of the clients lies between 0 and 1")
+    require(0 <= share <= 1, f"{what}: share = {share}: must be a share of the clients, from 0 to 1")
 
 
 def require_shares(what: str, shares: tuple[float, ...]) -> None:
     fits = all(share >= 0 for share in shares) and abs(sum(shares) - 1) < 1e-9
-    require(fits, f"{what}: shares = {shares}: they must be 0 or more and add up to 1")
+    require(fits, f"{what}: shares = {shares}: must be 0 or more and add up to 1")
 
 
-def as_range(what: str, given: float | Range, kind: str = "a number") -> Range:
-    """(low, high); a number alone is both, a list from a file is meant as a tuple."""
-    span = (given, given) if isinstance(given, (int, float)) else tuple(given)
+def as_range(what: str, value: float | Range, kind: str = "a number") -> Range:
+    """Return (low, high) from one number or from a pair, which may be a list from a file."""
+    span = (value, value) if isinstance(value, (int, float)) else tuple(value)
     fits = len(span) == 2 and 0 <= span[0] <= span[1] and isfinite(span[1])
-    require(fits, f"{what} = {given}: {kind}, 0 or more, or two of them, low and high")
+    require(fits, f"{what} = {value}: must be {kind}, 0 or more, or two of them, low and high")
     return span[0], span[1]
 
 
-def draw_between(given: float | Range, seed: int, purpose: str, client: int) -> float:
-    """The client's own number between low and high."""
-    low, high = given if isinstance(given, tuple) else (given, given)
+def draw_between(value: float | Range, seed: int, purpose: str, client: int) -> float:
+    """Draw the client's number between low and high."""
+    low, high = value if isinstance(value, tuple) else (value, value)
     return low if low == high else low + (high - low) * draws.uniform(seed, purpose, client)
 
 
 def group_of(shares: tuple[float, ...], seed: int, purpose: str, client: int) -> int:
-    """The number of the share this client belongs to."""
+    """Return the index of the share to which this client belongs."""
     size = _block_size(shares)
     return _block_groups(shares, size, seed, purpose, client // size)[client % size]
 
 
 def belongs_to_share(share: float, seed: int, purpose: str, client: int) -> bool:
-    """Is this client among the given share of all?"""
+    """Check whether this client belongs to the share of all clients."""
     if share >= 1.0 or share <= 0.0:
         return share >= 1.0
     return group_of((share, 1.0 - share), seed, purpose, client) == 0
@@ -60,41 +60,40 @@ def belongs_to_share(share: float, seed: int, purpose: str, client: int) -> bool
 
 @lru_cache(maxsize=64)
 def _block_size(shares: tuple[float, ...]) -> int:
-    """The smallest number of clients that can be divided in these shares, or the largest handy part of it."""
-    fits = (n for n in range(1, MAX_DENOMINATOR) if all(abs(share * n - round(share * n)) < 1e-9 for share in shares))
-    whole = next(fits, MAX_DENOMINATOR)
-    if whole <= MAX_EXACT_BLOCK:
-        return whole
-    return max(
-        (n for n in range(2, APPROXIMATE_BLOCK + 1) if whole % n == 0), default=APPROXIMATE_BLOCK
-    )  # whole blocks make up the whole
+    """Return the smallest number of clients that can be divided in these shares, or a small divisor of it."""
+    sizes = range(1, MAX_DENOMINATOR)
+    fits = (n for n in sizes if all(abs(share * n - round(share * n)) < 1e-9 for share in shares))
+    exact = next(fits, MAX_DENOMINATOR)
+    if exact <= MAX_EXACT_BLOCK:
+        return exact
+    return max((n for n in range(2, APPROXIMATE_BLOCK + 1) if exact % n == 0), default=APPROXIMATE_BLOCK)
 
 
 @lru_cache(maxsize=4096)
 def _block_groups(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> tuple[int, ...]:
-    """For each place in the block its group."""
+    """Return the group of each position in the block."""
     bounds = _group_bounds(shares, size, seed, purpose, block)
-    ranked = sorted(range(size), key=lambda place: draws.bits(seed, purpose, block, place))
+    ranked = sorted(range(size), key=lambda position: draws.bits(seed, purpose, block, position))
     groups = [0] * size
-    for rank, place in enumerate(ranked):
-        groups[place] = next(i for i, bound in enumerate(bounds) if rank < bound)
+    for rank, position in enumerate(ranked):
+        groups[position] = next(i for i, bound in enumerate(bounds) if rank < bound)
     return tuple(groups)
 
 
 def _group_bounds(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> list[int]:
-    """Ranks below the i-th bound, and not below the one before, are group i.
+    """Return the bounds of ranks: group i has the ranks from the bound before up to the i-th bound.
 
-    Group by group, of those whom the groups before have left: of the first n of them floor(n s + u) belong to it, where
-    s is its share of what is left and u is drawn once. So a block gets the difference of two such counts, never less
-    than 0.
+    Groups are assigned one after the other. Of the first n clients that earlier groups left, floor(n s + u) belong to
+    a group, where s is its share of the rest and u is drawn once. A block gets the difference of two such counts,
+    which is never negative.
     """
-    before, after, left, bounds = block * size, (block + 1) * size, 1.0, [0]
+    before, after, rest, bounds = block * size, (block + 1) * size, 1.0, [0]
     for i, share in enumerate(shares[:-1]):
         u = draws.uniform(seed, f"{purpose} rounding", i)
-        s = min(share / left, 1.0) if left > 1e-12 else 0.0
-        taken, then = _count_below(before, s, u), _count_below(after, s, u)
-        bounds.append(bounds[-1] + then - taken)
-        before, after, left = before - taken, after - then, left - share
+        s = min(share / rest, 1.0) if rest > 1e-12 else 0.0
+        count_before, count_after = _count_below(before, s, u), _count_below(after, s, u)
+        bounds.append(bounds[-1] + count_after - count_before)
+        before, after, rest = before - count_before, after - count_after, rest - share
     return [*bounds[1:], size]
 
 

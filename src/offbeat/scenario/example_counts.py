@@ -1,4 +1,4 @@
-"""How many examples each client holds, for a million clients: bytes per client, not objects."""
+"""The number of examples of each client, in bytes instead of objects, for a million clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offbeat.core.errors import DataError
 
 
 class ExampleCounts(Mapping[int, int]):
-    """Client -> examples for the clients 0..n-1; cannot be changed."""
+    """An immutable mapping from the clients 0..n-1 to their numbers of examples."""
 
     __slots__ = ("_values",)
 
@@ -20,13 +20,13 @@ class ExampleCounts(Mapping[int, int]):
         if wide.ndim != 1 or len(wide) == 0:
             raise DataError("no clients: a count for at least one is needed")
         if wide.min() < 0:
-            raise DataError(f"client {int(wide.argmin())} has {int(wide.min())} examples: counts are 0 or more")
+            raise DataError(f"client {int(wide.argmin())} has {int(wide.min())} examples: counts must be 0 or more")
         self._values: NDArray[np.integer] = wide.astype(np.int32) if wide.max() < 2**31 else wide
         self._values.setflags(write=False)
 
     @classmethod
     def constant(cls, clients: int, examples: int) -> ExampleCounts:
-        """The same number for all; one number is stored, however many clients there are."""
+        """Return the same count for all clients; it is stored once."""
         if clients < 1:
             raise DataError(f"{clients} clients: at least one is needed")
         counts = cls([examples])
@@ -35,11 +35,11 @@ class ExampleCounts(Mapping[int, int]):
 
     @classmethod
     def mapped(cls, counts: Mapping[int, int], to: Callable[[int, int], int]) -> ExampleCounts:
-        """What `to` makes of each count; it is asked once for each different one, with the first client that has it."""
+        """Apply `to(client, count)` to each count; it is called once for each different count."""
         values = counts._values if isinstance(counts, ExampleCounts) else np.array(list(counts.values()))
-        known, first, place = np.unique(values, return_index=True, return_inverse=True)
-        made = [to(client, count) for client, count in zip(first.tolist(), known.tolist(), strict=True)]
-        return cls.constant(len(values), made[0]) if len(made) == 1 else cls(np.array(made)[place])
+        distinct, first, position = np.unique(values, return_index=True, return_inverse=True)
+        results = [to(client, count) for client, count in zip(first.tolist(), distinct.tolist(), strict=True)]
+        return cls.constant(len(values), results[0]) if len(results) == 1 else cls(np.array(results)[position])
 
     def __getitem__(self, client: int) -> int:
         if client < 0:  # numpy would count from the end
@@ -63,7 +63,7 @@ class ExampleCounts(Mapping[int, int]):
             return np.array_equal(self._values, other._values)
         return super().__eq__(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as a dict
+    __hash__ = None  # type: ignore[assignment]  # like dict
 
     def __repr__(self) -> str:
         low, high = int(self._values.min()), int(self._values.max())

@@ -1,8 +1,8 @@
-"""What goes wrong: jobs that crash, uploads that are lost or come twice, models that are damaged or poisoned.
+"""Faults of clients: crashing jobs, lost and duplicate uploads, damaged and poisoned models.
 
-A fault strikes a share of the clients, each of their jobs with a probability, as a pure function of (seed, client, n-th
-job). Faults on the way change the trip; faults of the content change the result, after the training and before the
-admission gate, so jobs stay pure and workers know nothing of it.
+A fault affects a share of the clients, and each of their jobs with a probability, as a pure function of (seed, client,
+n-th job). Faults of the transfer change a job's timing. Faults of the result change it after training and before the
+admission gate, so jobs stay pure and workers do not know about faults.
 """
 
 from __future__ import annotations
@@ -20,50 +20,52 @@ from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import require
 from offbeat.core.jobs import Job, Result
 from offbeat.core.vector import Layout
+from offbeat.scenario import former_names
 from offbeat.scenario.client_groups import belongs_to_share, require_share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault(ABC):
-    """What all faults share. Two entries of one kind strike the same clients: give them different kinds."""
+    """Base class of all faults. Two faults of one class affect the same clients, so use each class once."""
 
     name: ClassVar[str]
-    probability: float = 1.0  # for each job of a client concerned
+    probability: float = 1.0  # for each job of an affected client
     share: float = 1.0  # of the clients
 
     def __post_init__(self) -> None:
-        require(0 <= self.probability <= 1, f"{self.name}: probability = {self.probability}: lies between 0 and 1")
+        require(0 <= self.probability <= 1, f"{self.name}: probability = {self.probability}: must be from 0 to 1")
         require_share(self.name, self.share)
 
     def strikes(self, seed: int, client: int, index: int) -> bool:
+        """Check whether the fault affects the client's n-th job."""
         if not belongs_to_share(self.share, seed, f"{self.name} clients", client):
             return False
         return self.probability >= 1.0 or draws.uniform(seed, self.name, client, index) < self.probability
 
-    def on_the_way(self, seed: int, client: int, index: int, trip: JobTiming) -> JobTiming:
-        """What becomes of a trip that the fault strikes."""
-        return trip
+    def on_the_way(self, seed: int, client: int, index: int, timing: JobTiming) -> JobTiming:
+        """Return the duration and outcome of a job as the fault changes them."""
+        return timing
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
-        """What becomes of a model that the fault strikes; the given one is left as it is."""
+        """Return the model as the fault changes it; `local` itself is not modified."""
         return local
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crash(Fault):
-    """The client dies while it trains; its ticket times out, then it can take work again."""
+    """The client crashes while it trains; its ticket times out, then it can take work again."""
 
     name = "crash"
     why: ClassVar[str] = "crashed"
     probability: float = 0.1
 
-    def on_the_way(self, seed: int, client: int, index: int, trip: JobTiming) -> JobTiming:
-        return trip if trip.crashes else trip._replace(crashes=True, crash_reason=self.why)
+    def on_the_way(self, seed: int, client: int, index: int, timing: JobTiming) -> JobTiming:
+        return timing if timing.crashes else timing._replace(crashes=True, crash_reason=self.why)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostUpload(Crash):
-    """The client trains to the end, but its upload never arrives; its ticket times out."""
+    """The client completes its training, but its upload never arrives; its ticket times out."""
 
     name = "lost_upload"
     why = "upload lost"
@@ -75,19 +77,19 @@ class DuplicateUpload(Fault):
 
     name = "duplicate_upload"
     probability: float = 0.1
-    within: float = 10.0
+    within: float = 10.0  # seconds
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fine = self.within >= 0 and isfinite(self.within)
         require(fine, f"duplicate_upload: within = {self.within}: must be 0 or more")
 
-    def on_the_way(self, seed: int, client: int, index: int, trip: JobTiming) -> JobTiming:
-        return trip._replace(duplicate_after=self.within * draws.uniform(seed, "duplicate after", client, index))
+    def on_the_way(self, seed: int, client: int, index: int, timing: JobTiming) -> JobTiming:
+        return timing._replace(duplicate_after=self.within * draws.uniform(seed, "duplicate after", client, index))
 
 
 class ResultFault(Fault):
-    """A fault of what is sent, not of the way."""
+    """A fault that changes the uploaded model; subclasses define `spoilt`."""
 
     @abstractmethod
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor: ...
@@ -95,15 +97,15 @@ class ResultFault(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Corrupted(ResultFault):
-    """Some trained entries of the uploaded model, drawn for each job, are not a number."""
+    """Some trained entries of the uploaded model, drawn for each job, are NaN."""
 
     name = "corrupted"
     probability: float = 0.1
-    entries: int = 1  # how many
+    entries: int = 1  # number of damaged entries
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.entries >= 1, f"corrupted: entries = {self.entries}: at least 1")
+        require(self.entries >= 1, f"corrupted: entries = {self.entries}: must be at least 1")
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
         damaged = layout.trainable(local).clone()
@@ -114,7 +116,7 @@ class Corrupted(ResultFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled(ResultFault):
-    """Poison: the client moves `factor` times as far as it was trained to."""
+    """Poisoning: the client uploads `factor` times the change that it trained."""
 
     name = "scaled"
     share: float = 0.1
@@ -130,7 +132,7 @@ class Scaled(ResultFault):
 
 @dataclass(frozen=True, kw_only=True)
 class SignFlipped(ResultFault):
-    """Poison: the client moves the opposite way, by as much as it was trained to."""
+    """Poisoning: the client uploads the opposite of the change that it trained."""
 
     name = "sign_flipped"
     share: float = 0.1
@@ -150,21 +152,24 @@ FAULTS: dict[str, type[Fault]] = {
 
 
 def _scaled_update(layout: Layout, job: Job, local: Tensor, factor: float) -> Tensor:
-    """base + factor delta over the trainable entries; statistics and counters stay, or the gate would notice."""
+    """Return base + factor delta in the trainable entries; the gate would notice changed statistics and counters."""
     base = layout.trainable(job.base)
     return layout.with_trainable(local, base + factor * (layout.trainable(local) - base))
 
 
 def result_modifier(faults: tuple[Fault, ...], layout: Layout) -> Callable[[Job, Result], Result] | None:
-    """What these faults do to a result; None if nothing, so that results need not be looked at."""
-    spoiling = [fault for fault in faults if isinstance(fault, ResultFault)]
-    if not spoiling:
+    """Return a function that applies these faults to a result, or None if no fault changes results."""
+    active = [fault for fault in faults if isinstance(fault, ResultFault)]
+    if not active:
         return None
 
-    def spoil(job: Job, result: Result) -> Result:
-        for fault in spoiling:
+    def modify(job: Job, result: Result) -> Result:
+        for fault in active:
             if fault.strikes(job.seed, job.client, job.index):
                 result = replace(result, local=fault.spoilt(layout, job, result.local))
         return result
 
-    return spoil
+    return modify
+
+
+__getattr__ = former_names(__name__, {"Spoiling": "ResultFault", "spoiler": "result_modifier"})

@@ -1,4 +1,4 @@
-"""What the way between server and client costs in time, on top of the training: a job is download, training, upload."""
+"""Networks: the time of transfers between server and client. A job is download, training, upload."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from offbeat.scenario.client_groups import draw_between
 from offbeat.scenario.delays.delay_law import elapsed_seconds
 from offbeat.scenario.recordings import MBPS, RecordedLaw, RecordedSeries
 
-MEGABITS_PER_BYTE = 8e-6  # megabits in a byte
+MEGABITS_PER_BYTE = 8e-6
 
 
 class Network(Protocol):
+    """A network has the duration of each transfer."""
+
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        """Seconds it takes, from `at` on, to carry `size` bytes from (up) or to the client."""
+        """Return the seconds that it takes, from `at` on, to send `size` bytes from (up) or to the client."""
         ...
 
 
 @runtime_checkable
 class VaryingNetwork(Protocol):
-    """What a network has besides if its speed changes while the run goes on."""
+    """A network has this method too if its speed changes during the run."""
 
     def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        """Seconds the transfer would take if the speed stayed as it is at that time."""
+        """Return the seconds of the transfer if the speed stayed as it is at that time."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instant:
-    """Nothing: whatever is sent is there at once, or delays already count it."""
+    """No time for transfers: they are instantaneous, or delays include them."""
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         return 0.0
@@ -43,34 +45,34 @@ class Instant:
 class Offset:
     """Every job of a client takes some seconds longer, drawn once between `low` and `high` (ASO-Fed's 10 to 100)."""
 
-    low: float = 10.0
+    low: float = 10.0  # seconds
     high: float = 100.0
 
     def __post_init__(self) -> None:
         for name, value in (("low", self.low), ("high", self.high)):
             require(value >= 0 and isfinite(value), f"network offset: {name} = {value}: must be 0 or more")
-        require(self.low <= self.high, f"network offset: low = {self.low} lies above high = {self.high}")
+        require(self.low <= self.high, f"network offset: low = {self.low} is above high = {self.high}")
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        return draw_between((self.low, self.high), seed, "network", client) / 2  # half each way
+        return draw_between((self.low, self.high), seed, "network", client) / 2  # half for each direction
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidth:
-    """Models travel at the client's own megabits per second, between `low` and `high`, plus a `latency` each way.
+    """Models are sent at the client's megabits per second, between `low` and `high`, plus a `latency` each way.
 
-    The bytes are those of the model and of what a method sends along with it, as the trace counts them.
+    The bytes are those of the model and of what a method sends with it, as the trace counts them.
     """
 
-    low: float = 5.0
+    low: float = 5.0  # megabits per second of the slowest client
     high: float = 50.0
     latency: float = 0.05  # seconds
-    upload: float = 0.2  # speed of the way up, as a share of the way down
+    upload: float = 0.2  # upload speed as a share of the download speed
 
     def __post_init__(self) -> None:
         for name, value in (("low", self.low), ("high", self.high), ("upload", self.upload)):
             require(value > 0 and isfinite(value), f"network bandwidth: {name} = {value}: must be positive and finite")
-        require(self.low <= self.high, f"network bandwidth: low = {self.low} lies above high = {self.high}")
+        require(self.low <= self.high, f"network bandwidth: low = {self.low} is above high = {self.high}")
         fine = self.latency >= 0 and isfinite(self.latency)
         require(fine, f"network bandwidth: latency = {self.latency}: must be 0 or more")
 
@@ -85,7 +87,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedBandwidth(RecordedLaw):
-    """Recorded megabits per second, client by client, from a CSV or Parquet file: columns client, t, mbps."""
+    """Recorded megabits per second of each client, from a CSV or Parquet file: columns client, t, mbps."""
 
     column = MBPS
 
@@ -101,7 +103,7 @@ class RecordedBandwidth(RecordedLaw):
         return size * MEGABITS_PER_BYTE * self._pace(client).at(at)
 
     def _pace(self, client: int) -> RecordedSeries:
-        """Seconds a megabit, inverted once: a recording may be long."""
+        """Return the seconds per megabit, computed once: a recording may be long."""
         if (pace := self._paces.get(client)) is None:
             series = self.recording.series_of(client)
             pace = self._paces[client] = RecordedSeries(series.times, tuple(1.0 / mbps for mbps in series.values))

@@ -1,8 +1,8 @@
-"""Recordings: CSV or Parquet files with the columns client, t, available, seconds_per_step, mbps.
+"""Recordings of clients: CSV or Parquet files with the columns client, t, available, seconds_per_step, mbps.
 
-In experiment files they are named `trace`, as other simulators call them; what a run itself writes down is another
-thing. A row says what holds for a client from its time t on. Whoever needs a column reads that one, so the others may
-be missing. Files are read once and checked as a whole: clients begin at t = 0, times increase, no cell is empty.
+Experiment files name them `trace`, as other simulators do; they are not the trace that a run writes. The values of a
+row are valid for a client from its time t on. A law reads one column, so the others may be missing. Files are read once
+and checked as a whole: clients begin at t = 0, times increase, no cell is empty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRUTH_VALUES = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true"
 
 @dataclass(frozen=True, slots=True)
 class RecordedSeries:
-    """What was recorded of one client: values[i] holds from times[i] on."""
+    """The recorded values of one client: values[i] is valid from times[i] on."""
 
     times: tuple[float, ...]
     values: tuple[float, ...]
@@ -39,7 +39,7 @@ class RecordedSeries:
 
     @property
     def mean(self) -> float:
-        """Weighted by how long each value held; the last one as long as the one before it."""
+        """The mean, weighted by how long each value was valid; the last one as long as the one before it."""
         if len(self.times) == 1:
             return self.values[0]
         spans = [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
@@ -49,7 +49,7 @@ class RecordedSeries:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One column of a recording, client by client."""
+    """The values of one column of a recording for each client."""
 
     path: str
     name: str
@@ -67,22 +67,22 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedLaw:
-    """What laws that follow a recording share; they differ in the column they read."""
+    """Base class of laws that follow a recording; each reads one column."""
 
     column: ClassVar[str]
     path: File  # of the recording: CSV or Parquet
 
     def covers(self, clients: Iterable[int]) -> None:
-        """Every client must be there, and every value usable, before a run begins."""
+        """Check before a run that every client is recorded and every value is valid."""
         self.recording.covers(clients)
 
     @cached_property
     def recording(self) -> Recording:
-        return read_column(self.path, self.column)  # once: a file that changes does not change a run
+        return read_column(self.path, self.column)  # read once: changes of the file do not change a run
 
 
 def read_column(path: str, name: str) -> Recording:
-    """A column of a file; it is read again when it was changed."""
+    """Read a column of a file; it is read again if the file was changed."""
     try:
         changed = Path(path).stat().st_mtime_ns
     except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
@@ -100,13 +100,12 @@ def _read_column(path: str, name: str, changed: int) -> Recording:
         t, value = _parse_number(row["t"], "t", where), _parse_value(row[name], name, where)
         before = times.setdefault(client, [])
         if t < 0:
-            raise DataError(f"{where}: t = {t:g}: times are 0 or more")
+            raise DataError(f"{where}: t = {t:g}: times must be 0 or more")
         if not before and t > 0:
-            late = f"client {client} begins at t = {t:g}"
-            raise DataError(f"{where}: {late}: a gap before it, begin at 0 (available 0: not there yet)")
+            raise DataError(f"{where}: client {client} begins at t = {t:g}: begin at 0 (with available 0 if absent)")
         if before and t <= before[-1]:
-            back = f"client {client} has t = {t:g} after {before[-1]:g}"
-            raise DataError(f"{where}: {back}: sort each client's rows by time")
+            order_of = f"client {client} has t = {t:g} after {before[-1]:g}"
+            raise DataError(f"{where}: {order_of}: sort each client's rows by time")
         before.append(t)
         values.setdefault(client, []).append(value)
     if not times:
@@ -120,7 +119,7 @@ def _parse_value(cell: Any, name: str, where: str) -> float:
     if name == AVAILABLE:
         text = str(cell).strip().lower()
         if text == "":
-            raise DataError(f"{where}: {name} is empty: a recording has no gaps, repeat the value before")
+            raise DataError(f"{where}: {name} is empty: repeat the value before")
         if text not in TRUTH_VALUES:
             raise DataError(f"{where}: available = {cell}: must be 0 or 1")
         return TRUTH_VALUES[text]
@@ -133,9 +132,9 @@ def _parse_value(cell: Any, name: str, where: str) -> float:
 def _parse_number(cell: Any, name: str, where: str) -> float:
     text = "" if cell is None else str(cell).strip()
     if text in ("", "nan", "None"):
-        raise DataError(f"{where}: {name} is empty: a recording has no gaps, repeat the value before")
+        raise DataError(f"{where}: {name} is empty: repeat the value before")
     try:
-        value = nan if "_" in text else float(text)  # Python reads 1_0 as 10, a table does not mean it
+        value = nan if "_" in text else float(text)  # Python reads 1_0 as 10, tables do not use it
     except ValueError:
         value = nan
     if isnan(value):
@@ -148,23 +147,22 @@ def _parse_number(cell: Any, name: str, where: str) -> float:
 def _parse_client(cell: Any, where: str) -> int:
     number = _parse_number(cell, "client", where)
     if number < 0 or number != int(number):
-        raise DataError(f"{where}: client = {cell}: clients are numbered, 0 or more")
+        raise DataError(f"{where}: client = {cell}: clients must be integers, 0 or more")
     return int(number)
 
 
 def _read_rows(path: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows with their numbers; in a CSV file those are its lines."""
+    """Yield rows with their numbers, which are the lines of a CSV file."""
     header, rows = _read_parquet(path) if Path(path).suffix.lower() in (".parquet", ".pq") else _read_csv(path)
     for needed in (*KEYS, name):
         if needed not in header:
-            found = ", ".join(map(repr, header)) or "none"
-            raise DataError(f"recording {path}: no column {needed!r}; it has {found} of {', '.join(COLUMNS)}")
-    for given in header:
-        if given not in COLUMNS:
-            raise DataError(f"recording {path}: {unknown_name('column', given, COLUMNS)}")
-        if header.count(given) > 1:
-            times = f"column {given!r} is there {header.count(given)} times"
-            raise DataError(f"recording {path}: {times}: which one is meant?")
+            columns = ", ".join(map(repr, header)) or "none"
+            raise DataError(f"recording {path}: no column {needed!r}; it has {columns} of {', '.join(COLUMNS)}")
+    for column in header:
+        if column not in COLUMNS:
+            raise DataError(f"recording {path}: {unknown_name('column', column, COLUMNS)}")
+        if header.count(column) > 1:
+            raise DataError(f"recording {path}: column {column!r} occurs {header.count(column)} times: keep one")
     return rows
 
 
@@ -188,13 +186,13 @@ def _read_parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, A
     except ImportError:
         raise DataError(f"reading {path} needs pyarrow: pip install pyarrow, or save it as CSV") from None
     try:
-        if parquet.read_metadata(path).num_rows > MAX_ROWS:  # a column of one value takes no room, whatever it says
+        if parquet.read_metadata(path).num_rows > MAX_ROWS:  # a repeated value takes no space in a file
             raise DataError(f"the recording {path} has more than {MAX_ROWS:,} rows: refused")
         table = parquet.read_table(path)
         names, rows = list(table.column_names), table.to_pylist()
     except DataError:
         raise
-    # damaged, cut short, of unknown compression, or text that is none
+    # damaged, truncated, unknown compression, or invalid text
     except (OSError, ValueError, RuntimeError) as error:
         why = str(error).splitlines()[0] if str(error) else "it is damaged"
         raise DataError(f"cannot read the recording {path}: {why}") from None

@@ -73,4 +73,4 @@ def _load(chosen: DataSource, root: Path) -> Dataset:
     return chosen.load()
 
 
-__getattr__ = former_names(__name__, {"Source": DataSource})
+__getattr__ = former_names(__name__, {"Source": "DataSource"})

@@ -202,7 +202,7 @@ def _dataset(name: str, stations: dict[str, Readings], settings: _AirWindows) ->
 
 
 def _windows(weather: Floats, pollutants: Floats, settings: _AirWindows) -> tuple[Floats, Floats, int]:
-    """Return complete windows (n, hours, weather), the pollutants of their last hours, and the number of all windows."""
+    """Return complete windows (n, hours, weather), the pollutants of their last hours, and the number of windows tried."""
     features = weather.shape[1]
     if len(weather) < settings.hours:
         return np.empty((0, settings.hours, features)), np.empty((0, len(POLLUTANTS))), 0

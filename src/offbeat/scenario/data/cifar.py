@@ -30,7 +30,7 @@ MAX_UNPACKED_BYTES = 250_000_000
 
 @dataclass(frozen=True)
 class CifarLayout:
-    """One of the two published forms of a data set: its folder, the ending of its files, its archive with MD5."""
+    """A published form of a data set: its folder, the ending of its files, its archive with MD5."""
 
     folder: str
     ending: str

@@ -1,7 +1,11 @@
-"""How long clients take. A client has a speed of its own, drawn once, and every job of it varies a little."""
+"""Laws of delays: how long clients take for their jobs. DELAYS lists them by name.
+
+A client's mean time is drawn once, and each of its jobs varies a little around it.
+"""
 
 from __future__ import annotations
 
+from offbeat.scenario import former_names
 from offbeat.scenario.delays.changing_speeds import Changing, RecordedDelays, Replayed
 from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, Delays, Paced, Unit
 from offbeat.scenario.delays.devices import Devices
@@ -53,3 +57,7 @@ DELAYS: dict[str, type[Delays]] = {
     "trace": RecordedDelays,
     "replayed": Replayed,
 }
+
+__getattr__ = former_names(
+    __name__, {"Constant": "ConstantDelays", "Exponential": "ExponentialDelays", "SHORTEST": "MIN_JITTER_FACTOR"}
+)

@@ -1,7 +1,7 @@
-"""What a law of delays is: a mean for each client, drawn once, and a factor for each of its jobs.
+"""The interface of delay laws: a mean for each client, drawn once, and a factor for each of its jobs.
 
-The mean is the quantile of a distribution at a uniform number keyed by (seed, client); a job's factor is normal around
-1, keyed by (seed, client, n-th job). So all methods of one seed meet the same clients, and nothing is stored.
+The mean is the quantile of a distribution at a uniform number keyed by (seed, client). A job's factor is normal around
+1, keyed by (seed, client, n-th job). So all methods of a seed see the same clients, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -15,58 +15,59 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 from offbeat.core import draws
 from offbeat.core.errors import require
+from offbeat.scenario import former_names
 
-# seconds of a job, of a local step, or until the answer, whatever is computed for it
+# the seconds are those of a job, of a local step, or until the response whatever the work of the job
 Unit = Literal["job", "step", "response"]
-MIN_JITTER_FACTOR = 0.05  # the jitter never makes a job shorter than this share of the client's mean
+MIN_JITTER_FACTOR = 0.05  # jitter never makes a job shorter than this share of the client's mean
 
 
 class Delays(Protocol):
-    """Laws say `mean_of` and `factor`; whoever inherits this has the rest."""
+    """A law of delays defines `unit`, `mean_of` and `factor`; subclasses inherit the other methods."""
 
     @property
     def unit(self) -> Unit: ...
 
     def mean_of(self, seed: int, client: int) -> float:
-        """The client's mean seconds per unit."""
+        """Return the client's mean seconds per unit."""
         ...
 
     def factor(self, seed: int, client: int, index: int) -> float:
-        """What this job takes, as a multiple of the client's mean."""
+        """Return the time of the client's n-th job as a multiple of its mean."""
         ...
 
     def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
-        """What the client's n-th job takes."""
+        """Return the time of the client's n-th job."""
         return self.expected(seed, client, steps) * self.factor(seed, client, index)
 
     def expected(self, seed: int, client: int, steps: int) -> float:
-        """What a job of the client takes on average."""
+        """Return the mean time of a job of the client."""
         mean = self.mean_of(seed, client)
         return mean * steps if self.unit == "step" else mean
 
 
 @runtime_checkable
 class Paced(Protocol):
-    """What a law has besides if clients become faster or slower while the run goes on."""
+    """A law of delays has these methods too if clients become faster or slower during the run."""
 
     def pace(self, seed: int, client: int, at: float) -> float:
-        """How many times its mean the client takes at this time."""
+        """Return the client's time for a job that starts now and keeps its speed, as a multiple of its mean."""
         ...
 
     def elapsed(self, seed: int, client: int, started: float, seconds: float) -> float:
-        """How long it takes from `started` on to do what takes `seconds` at pace 1."""
+        """Return how long work takes from `started` on if it takes `seconds` at pace 1."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class DelayDistribution(Delays, ABC):
-    """What all distributions share; they differ in `mean_of`."""
+    """Base class of laws with a distribution of means and the same jitter; subclasses define `mean_of`."""
 
     jitter: float = 0.05  # standard deviation of a job's time, relative to the client's mean
-    unit: Unit = "job"  # are the times per job, per local step, or response times?
+    unit: Unit = "job"  # whether times are per job, per local step, or response times
 
     def __post_init__(self) -> None:
-        require(self.jitter >= 0 and isfinite(self.jitter), f"delays: jitter = {self.jitter}: must be 0 or more")
+        require_jitter(self.jitter)
         require_unit(self.unit)
 
     @abstractmethod
@@ -81,12 +82,16 @@ class DelayDistribution(Delays, ABC):
 
 
 def speed(seed: int, client: int) -> float:
-    """Where the client stands among all, in (0, 1): the same under every law, a large one is slow."""
+    """Return the client's rank among all in (0, 1); it is the same under every law, and large ranks are slow."""
     return draws.uniform(seed, "speed", client)
 
 
 def require_unit(unit: str) -> None:
     require(unit in get_args(Unit), f"delays: unit = {unit!r}: must be 'job', 'step' or 'response'")
+
+
+def require_jitter(jitter: float) -> None:
+    require(jitter >= 0 and isfinite(jitter), f"delays: jitter = {jitter}: must be 0 or more")
 
 
 def require_positive(law: str, **values: float) -> None:
@@ -95,7 +100,7 @@ def require_positive(law: str, **values: float) -> None:
 
 
 def elapsed_seconds(amount: float, started: float, times: Sequence[float], rates: Sequence[float]) -> float:
-    """How long `amount` takes from `started` on, where one of it takes rates[i] seconds from times[i] on."""
+    """Return how long `amount` takes from `started` on if a unit of it takes rates[i] seconds from times[i] on."""
     i = max(bisect_right(times, started) - 1, 0)
     now = started
     while i + 1 < len(times):
@@ -106,3 +111,6 @@ def elapsed_seconds(amount: float, started: float, times: Sequence[float], rates
         i += 1
         now = times[i]
     return now - started + amount * rates[i]
+
+
+__getattr__ = former_names(__name__, {"SHORTEST": "MIN_JITTER_FACTOR", "Varying": "DelayDistribution"})

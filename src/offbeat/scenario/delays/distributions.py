@@ -1,4 +1,4 @@
-"""Clients of different speeds: each draws its mean time once, and its jobs vary a little around it."""
+"""Laws of delays in which each client draws its mean time once from a distribution, and its jobs vary around it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offbeat.scenario.client_groups import group_of, require_shares
 from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, DelayDistribution, require_positive, speed
 
 STANDARD_NORMAL = NormalDist()
-MAX_SIGMA = 20.0  # of a lognormal law: one client in six takes e^20 = 5e8 times the median, more is a slip
+MAX_SIGMA = 20.0  # of a lognormal law: then one client in six takes at least e^20 = 5e8 times the median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class ConstantDelays(DelayDistribution):
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(DelayDistribution):
-    """Mean times spread evenly between `low` and `high` seconds."""
+    """Mean times are uniform between `low` and `high` seconds."""
 
     low: float = 10.0
     high: float = 500.0
@@ -40,7 +40,7 @@ class Uniform(DelayDistribution):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("uniform", low=self.low, high=self.high)
-        require(self.low <= self.high, f"uniform delays: low = {self.low} lies above high = {self.high}")
+        require(self.low <= self.high, f"uniform delays: low = {self.low} is above high = {self.high}")
 
     def mean_of(self, seed: int, client: int) -> float:
         return self.low + (self.high - self.low) * speed(seed, client)
@@ -48,7 +48,7 @@ class Uniform(DelayDistribution):
 
 @dataclass(frozen=True, kw_only=True)
 class Normal(DelayDistribution):
-    """Mean times are normal around `mean` seconds, with a deviation of `spread` times that; at least a twentieth."""
+    """Mean times are normal around `mean` seconds with deviation `spread` × mean, and at least 5 % of the mean."""
 
     mean: float = 60.0
     spread: float = 0.3  # FedCompass's
@@ -63,15 +63,17 @@ class Normal(DelayDistribution):
 
 @dataclass(frozen=True, kw_only=True)
 class _LowerBounded(DelayDistribution):
+    """Base class of laws whose fastest clients take almost no time unless `least` is given."""
+
     law: ClassVar[str]
     mean: float = 60.0
-    least: float = 0.0  # nobody is faster than this; the law itself has clients that take next to nothing
+    least: float = 0.0  # smallest mean time of a client
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self.law, mean=self.mean)
         least = f"{self.law} delays: least = {self.least}"
-        require(0 <= self.least <= self.mean, f"{least}: from 0 to the mean, {self.mean}")
+        require(0 <= self.least <= self.mean, f"{least}: must be from 0 to the mean, {self.mean}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +89,9 @@ class HalfNormal(_LowerBounded):
 
 @dataclass(frozen=True, kw_only=True)
 class Lognormal(DelayDistribution):
-    """A few clients are very slow: log times are normal around `median` seconds with deviation `sigma`.
+    """A few clients are very slow: log times are normal around log `median` with deviation `sigma`.
 
-    Or give the `mean` and standard deviation `std` of the times themselves: sigma^2 = ln(std^2 / mean^2 + 1) and
+    Alternatively give `mean` and standard deviation `std` of the times: sigma^2 = ln(std^2 / mean^2 + 1) and
     median = mean exp(-sigma^2 / 2).
     """
 
@@ -101,14 +103,14 @@ class Lognormal(DelayDistribution):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("lognormal", median=self.median, sigma=self.sigma)
-        require(self.sigma <= MAX_SIGMA, f"lognormal delays: sigma = {self.sigma}: at most {MAX_SIGMA:g}")
+        require(self.sigma <= MAX_SIGMA, f"lognormal delays: sigma = {self.sigma}: must be at most {MAX_SIGMA:g}")
         if self.mean is None or self.std is None:
-            require(self.mean is self.std, "lognormal delays: mean and std go together: give both or neither")
+            require(self.mean is self.std, "lognormal delays: give both mean and std, or neither")
             return
         require_positive("lognormal", mean=self.mean, std=self.std)
-        # their squares are numbers, and sigma below 16
+        # so that squares do not overflow and sigma stays below 16
         usable = 1e-100 <= self.mean <= 1e100 and self.std <= 1e50 * self.mean
-        require(usable, f"lognormal delays: mean = {self.mean}, std = {self.std}: too far from 1, or from each other")
+        require(usable, f"lognormal delays: mean = {self.mean}, std = {self.std}: too far from 1 or from each other")
         variance = log(self.std**2 / self.mean**2 + 1)
         object.__setattr__(self, "sigma", sqrt(variance))
         object.__setattr__(self, "median", self.mean * exp(-variance / 2))
@@ -119,32 +121,31 @@ class Lognormal(DelayDistribution):
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialDelays(_LowerBounded):
-    """Exponentially distributed mean times around `mean` seconds: many fast clients, a long tail of slow ones."""
+    """Mean times are exponential around `mean` seconds: many fast clients, a long tail of slow ones."""
 
     law = "exponential"
 
     def mean_of(self, seed: int, client: int) -> float:
-        # the quantile: a large draw is a slow client, as elsewhere
-        return max(self.least, -self.mean * log(1.0 - speed(seed, client)))
+        return max(self.least, -self.mean * log(1.0 - speed(seed, client)))  # the quantile
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongTail(DelayDistribution):
-    """Most clients take little more than `low` seconds, a few up to `high`: a Pareto law cut off there.
+    """Most clients take little more than `low` seconds, a few up to `high`: a truncated Pareto distribution.
 
-    FedPSA names a long tail "where most response times cluster around 10" and no more; with a = 1 half of the clients
-    lie below about twice the lowest time, whatever the highest.
+    FedPSA says only that in its long tail "most response times cluster around 10". With a = 1 half of the clients take
+    less than about twice the lowest time, whatever the highest.
     """
 
     low: float = 10.0
     high: float = 500.0
-    a: float = 1.0  # the smaller, the more slow clients
+    a: float = 1.0  # shape of the distribution; smaller values give more slow clients
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("long-tail", low=self.low, high=self.high, a=self.a)
-        require(self.low <= self.high, f"long-tail delays: low = {self.low} lies above high = {self.high}")
-        require(self.a >= 1e-6, f"long-tail delays: a = {self.a}: at least 1e-6")
+        require(self.low <= self.high, f"long-tail delays: low = {self.low} is above high = {self.high}")
+        require(self.a >= 1e-6, f"long-tail delays: a = {self.a}: must be at least 1e-6")
 
     def mean_of(self, seed: int, client: int) -> float:
         # F(x) = (1 - (low/x)^a) / (1 - (low/high)^a)
@@ -154,10 +155,10 @@ class LongTail(DelayDistribution):
 
 @dataclass(frozen=True, kw_only=True)
 class Groups(DelayDistribution):
-    """Groups of equally fast clients: a share of them (`shares`) takes each of `factors` times `period` seconds.
+    """Groups of equally fast clients: each of `shares` takes one of `factors` times `period` seconds.
 
-    Fed-OGD's settings are L1 = (0.6, 0.2, 0.2), L2 = (0.4, 0.3, 0.3) and L3 = (0.2, 0.4, 0.4) of r, 3r and 5r. Who is
-    in which group is drawn, but the shares are kept: of every ten clients 6, 2 and 2.
+    Fed-OGD's settings are L1 = (0.6, 0.2, 0.2), L2 = (0.4, 0.3, 0.3) and L3 = (0.2, 0.4, 0.4) of r, 3r and 5r. Members
+    of the groups are drawn, but the shares are exact: with L1, 6, 2 and 2 of every ten clients.
     """
 
     period: float = 10.0
@@ -166,14 +167,11 @@ class Groups(DelayDistribution):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "factors", tuple(self.factors))
+        object.__setattr__(self, "factors", tuple(self.factors))  # files give lists
         object.__setattr__(self, "shares", tuple(self.shares))
-        require_positive(
-            "group", period=self.period, **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)}
-        )
-        given = f"{len(self.factors)} factors and {len(self.shares)} shares"
-        fine = len(self.factors) == len(self.shares) > 0
-        require(fine, f"group delays: {given}: one share for each factor is needed")
+        require_positive("group", period=self.period, **{f"factors[{i}]": f for i, f in enumerate(self.factors)})
+        counts = f"{len(self.factors)} factors and {len(self.shares)} shares"
+        require(len(self.factors) == len(self.shares) > 0, f"group delays: {counts}: give one share for each factor")
         require_shares("group delays", self.shares)
 
     def mean_of(self, seed: int, client: int) -> float:
@@ -184,12 +182,12 @@ class Groups(DelayDistribution):
 class PerClient(DelayDistribution):
     """Measured times: the mean seconds of each client, in the order of the clients."""
 
-    means: tuple[float, ...]  # seconds of each client; of sites in a file also by name: {bern: 20, zug: 240}
+    means: tuple[float, ...]  # seconds of each client; for sites in a file also by name: {bern: 20, zug: 240}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "means", tuple(self.means))  # a list from a file is meant as a tuple
-        require(len(self.means) > 0, "per-client delays: means is empty: one number for each client is needed")
+        object.__setattr__(self, "means", tuple(self.means))  # files give lists
+        require(len(self.means) > 0, "per-client delays: means is empty: give one number for each client")
         require_positive("per-client", **{f"means[{client}]": mean for client, mean in enumerate(self.means)})
 
     def mean_of(self, seed: int, client: int) -> float:

@@ -1,4 +1,4 @@
-"""Models that come along. Initial weights are a function of the seed and touch no global random state."""
+"""Built-in models; MODELS lists them by name. Initial weights are a function of the seed alone."""
 
 from __future__ import annotations
 

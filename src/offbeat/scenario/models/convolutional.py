@@ -1,4 +1,4 @@
-"""Plain convolutional models for pictures: convolutions, poolings, then fully connected layers."""
+"""Models of fully connected and convolutional layers: Linear, Mlp, Cnn, LeNet5, Vgg11 and UNet3d."""
 
 from __future__ import annotations
 
@@ -26,37 +26,73 @@ Pool = Literal["each", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Softmax regression: one linear layer on the flattened input."""
+
+    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        check_shapes(input_shape, num_outputs)
+        return seeded(seed, lambda: nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlp:
+    """Fully connected layers with ReLU; `hidden` gives their widths."""
+
+    hidden: tuple[int, ...] = (64,)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(self.hidden))  # files give lists
+        fine = len(self.hidden) > 0 and min(self.hidden) >= 1
+        require(fine, f"mlp hidden = {self.hidden}: needs at least one layer, each of width 1 or more")
+
+    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        check_shapes(input_shape, num_outputs)
+        inputs = prod(input_shape)
+        return seeded(seed, lambda: nn.Sequential(nn.Flatten(), *dense_layers(inputs, self.hidden, num_outputs)))
+
+
+def dense_layers(inputs: int, hidden: tuple[int, ...], outputs: int, bias: bool = True) -> list[nn.Module]:
+    """Return linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for a, b in pairwise((inputs, *hidden)):
+        layers += [nn.Linear(a, b, bias=bias), nn.ReLU()]
+    return [*layers, nn.Linear(hidden[-1] if hidden else inputs, outputs, bias=bias)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cnn:
     """Convolutions with ReLU and 2×2 max pooling, then fully connected layers; no BatchNorm."""
 
     channels: tuple[int, ...] = (16, 32)  # of each convolution
     kernel: int = 3  # pixels of an edge
-    padding: Padding = "same"  # "valid": none, so a picture loses kernel - 1 pixels
+    padding: Padding = "same"  # "valid": no padding, so an image loses kernel - 1 pixels
     hidden: tuple[int, ...] = ()  # widths of fully connected layers before the last one
     pool: Pool = "each"  # after each convolution, or once after the last
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", tuple(self.channels))  # a list from a file is meant as a tuple
+        object.__setattr__(self, "channels", tuple(self.channels))  # files give lists
         object.__setattr__(self, "hidden", tuple(self.hidden))
         fine = len(self.channels) > 0 and min(self.channels) >= 1
-        require(fine, f"cnn channels = {self.channels}: at least one convolution, each of 1 channel or more")
-        require(all(width >= 1 for width in self.hidden), f"cnn hidden = {self.hidden}: each layer of width 1 or more")
-        require(self.kernel >= 1 and self.kernel % 2 == 1, f"cnn kernel = {self.kernel}: must be odd, 3 or 5 say")
+        require(fine, f"cnn channels = {self.channels}: needs at least one convolution, each of 1 channel or more")
+        require(all(width >= 1 for width in self.hidden), f"cnn hidden = {self.hidden}: each width must be at least 1")
+        require(self.kernel >= 1 and self.kernel % 2 == 1, f"cnn kernel = {self.kernel}: must be odd, such as 3 or 5")
         for name, value, choices in (("padding", self.padding, get_args(Padding)), ("pool", self.pool, get_args(Pool))):
             if value not in choices:
                 raise unknown_name(f"cnn {name}", value, choices)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_images("cnn", input_shape, num_outputs)
-        high, wide = self._left(input_shape[1]), self._left(input_shape[2])
+        high, wide = self._output_side(input_shape[1]), self._output_side(input_shape[2])
         if min(high, wide) < 1:
-            nothing = f"convolutions and {self._poolings()} leave nothing of {input_shape[1]}×{input_shape[2]} inputs"
+            count = len(self.channels) if self.pool == "each" else 1
+            poolings = f"{count} pooling{'s' if count > 1 else ''}"
+            nothing = f"convolutions and {poolings} leave nothing of {input_shape[1]}×{input_shape[2]} inputs"
             raise ConfigError(f"cnn: {nothing}: use fewer channels than {self.channels}")
 
         def layers() -> nn.Module:
             stack: list[nn.Module] = []
             for a, b in pairwise((input_shape[0], *self.channels)):
-                stack += [nn.Conv2d(a, b, self.kernel, padding=self._pad()), nn.ReLU()]
+                stack += [nn.Conv2d(a, b, self.kernel, padding=self._padding()), nn.ReLU()]
                 if self.pool == "each":
                     stack.append(nn.MaxPool2d(2))
             if self.pool == "last":
@@ -66,17 +102,13 @@ class Cnn:
 
         return seeded(seed, layers)
 
-    def _pad(self) -> int:
+    def _padding(self) -> int:
         return self.kernel // 2 if self.padding == "same" else 0
 
-    def _poolings(self) -> str:
-        count = len(self.channels) if self.pool == "each" else 1
-        return f"{count} pooling{'s' if count > 1 else ''}"
-
-    def _left(self, side: int) -> int:
-        """What convolutions and poolings leave of a side."""
+    def _output_side(self, side: int) -> int:
+        """Return the length of a side after all convolutions and poolings."""
         for _ in self.channels:
-            side -= self.kernel - 1 - 2 * self._pad()
+            side -= self.kernel - 1 - 2 * self._padding()
             side = side // 2 if self.pool == "each" else side
         return side if self.pool == "each" else side // 2
 
@@ -99,7 +131,7 @@ class LeNet5:
         colours, height, width = input_shape
         high, wide = ((height - 4) // 2 - 4) // 2, ((width - 4) // 2 - 4) // 2
         if min(high, wide) < 1:
-            raise ConfigError(f"lenet5 needs pictures of at least 16×16, got {height}×{width}: use cnn")
+            raise ConfigError(f"lenet5 needs images of at least 16×16, got {height}×{width}: use cnn")
 
         def layers() -> nn.Module:
             convolutions: list[nn.Module] = []
@@ -113,20 +145,20 @@ class LeNet5:
 
 @dataclass(frozen=True, kw_only=True)
 class Vgg11:
-    """VGG-11 with BatchNorm and one linear layer, for pictures of 32×32 or more: 9.2 million parameters."""
+    """VGG-11 with BatchNorm and one linear layer, for images of 32×32 or more: 9.2 million parameters."""
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_images("vgg11", input_shape, num_outputs)
         if min(input_shape[1:]) < 32:
-            given = f"got {input_shape[1]}×{input_shape[2]}"
-            raise ConfigError(f"vgg11 halves pictures five times and needs at least 32×32, {given}: use cnn")
+            actual = f"got {input_shape[1]}×{input_shape[2]}"
+            raise ConfigError(f"vgg11 halves images five times and needs at least 32×32, {actual}: use cnn")
 
         def layers() -> nn.Module:
             stack: list[nn.Module] = []
             before = input_shape[0]
             for stage in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
                 for width in stage:
-                    # BatchNorm has a bias of its own; OrthoFL's last layer has none either
+                    # BatchNorm has a bias; OrthoFL's last layer has none
                     stack += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
                     before = width
                 stack.append(nn.MaxPool2d(2))
@@ -137,52 +169,17 @@ class Vgg11:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
-    """Softmax regression: one linear layer on the flattened input."""
-
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        check_shapes(input_shape, num_outputs)
-        return seeded(seed, lambda: nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mlp:
-    """Fully connected layers with ReLU; `hidden` gives their widths."""
-
-    hidden: tuple[int, ...] = (64,)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden", tuple(self.hidden))  # a list from a file is meant as a tuple
-        fine = len(self.hidden) > 0 and min(self.hidden) >= 1
-        require(fine, f"mlp hidden = {self.hidden}: at least one layer, each of width 1 or more")
-
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        check_shapes(input_shape, num_outputs)
-        return seeded(
-            seed, lambda: nn.Sequential(nn.Flatten(), *dense_layers(prod(input_shape), self.hidden, num_outputs))
-        )
-
-
-def dense_layers(inputs: int, hidden: tuple[int, ...], outputs: int, bias: bool = True) -> list[nn.Module]:
-    """Linear layers with ReLU between them."""
-    layers: list[nn.Module] = []
-    for a, b in pairwise((inputs, *hidden)):
-        layers += [nn.Linear(a, b, bias=bias), nn.ReLU()]
-    return [*layers, nn.Linear(hidden[-1] if hidden else inputs, outputs, bias=bias)]
-
-
-@dataclass(frozen=True, kw_only=True)
 class UNet3d:
-    """3-D U-Net, small as FLamby's for Fed-IXI: for every voxel one score a class."""
+    """Small 3-D U-Net, FLamby's for Fed-IXI: for each voxel a score for each class."""
 
     width: int = 8  # channels of the first convolution; each block doubles them
-    levels: int = 3  # blocks on the way down, the lowest included
+    levels: int = 3  # blocks on the way down, including the lowest
 
     def __post_init__(self) -> None:
         require_positive_sizes("unet3d", width=self.width, levels=self.levels)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        require_axes("unet3d", input_shape, num_outputs, ("channels", "depth", "height", "width"), "cnn for pictures")
+        require_axes("unet3d", input_shape, num_outputs, ("channels", "depth", "height", "width"), "cnn for images")
         if min(input_shape[1:]) >> (self.levels - 1) < 1:
             volume = "×".join(map(str, input_shape[1:]))
             raise ConfigError(f"unet3d: {self.levels - 1} poolings leave nothing of {volume} volumes: use fewer levels")
@@ -190,35 +187,37 @@ class UNet3d:
 
 
 class UNet3dModule(nn.Module):
+    """The module of UNet3d."""
+
     def __init__(self, channels: int, outputs: int, width: int, levels: int) -> None:
         super().__init__()
-        # widths on the way down: w -> 2w, then 2w -> 4w, ...; each step up takes what comes from below and across
+        # widths on the way down: w -> 2w, then 2w -> 4w, ...; each step up takes inputs from below and from the side
         wides = [2 * width << level for level in range(levels)]
         self.down = nn.ModuleList(
             _double_convolution(wides[level - 1] if level else channels, width << level, wide, first=level == 0)
             for level, wide in enumerate(wides)
         )
         self.up = nn.ModuleList(
-            _double_convolution(below + across, across, across)
-            for across, below in zip(wides[-2::-1], wides[:0:-1], strict=True)
+            _double_convolution(below + side, side, side)
+            for side, below in zip(wides[-2::-1], wides[:0:-1], strict=True)
         )
         self.pool = nn.MaxPool3d(2)
         self.head = nn.Conv3d(wides[0], outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = []
+        outputs = []
         for level, block in enumerate(self.down):
             x = block(x if level == 0 else self.pool(x))
-            kept.append(x)
-        for block, across in zip(self.up, kept[-2::-1], strict=True):
-            x = interpolate(x, across.shape[2:], mode="trilinear")
-            x = block(torch.cat([across, x], 1))
-        out: Tensor = self.head(x)
-        return out
+            outputs.append(x)
+        for block, side in zip(self.up, outputs[-2::-1], strict=True):
+            x = interpolate(x, side.shape[2:], mode="trilinear")
+            x = block(torch.cat([side, x], 1))
+        scores: Tensor = self.head(x)
+        return scores
 
 
 def _double_convolution(before: int, middle: int, after: int, first: bool = False) -> nn.Sequential:
-    """Two convolutions; the very first of the network is not normalised, as in FLamby's."""
+    """Return two convolutions; the first of the network has no BatchNorm, as in FLamby's."""
     norm = [] if first else [nn.BatchNorm3d(middle)]
     return nn.Sequential(
         nn.Conv3d(before, middle, 3, padding=1, bias=first),

@@ -1,4 +1,4 @@
-"""DistilBERT with LoRA: the encoder stays, low-rank adapters and the classifier travel. Needs the extra `text`."""
+"""DistilBERT with LoRA: only low-rank adapters and the classifier are trained and sent. Needs the extra `text`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ADAPTED_LAYERS = [
 
 @dataclass(frozen=True, kw_only=True)
 class DistilBert:
-    """DistilBERT with LoRA adapters (extra `text`): 753 thousand numbers travel for 20 classes.
+    """DistilBERT with LoRA adapters (extra `text`): 753 thousand numbers are sent for 20 classes.
 
-    `weights` is a folder with config.json and model.safetensors; a relative path is looked for under the data root.
-    Nothing is downloaded. Encoders of the same kind (BERT, MiniLM) work too: adapters go to their query and value
-    projections. Inputs are token numbers (length,) of that encoder's own tokenizer.
+    `weights` is a folder with config.json and model.safetensors; a relative path starts at the data root. Nothing is
+    downloaded. Similar encoders (BERT, MiniLM) work too: adapters go to their query and value projections. Inputs are
+    token numbers (length,) of the encoder's tokenizer.
     """
 
     weights: DataFile = "distilbert-base-uncased"  # a folder
@@ -40,16 +40,16 @@ class DistilBert:
     def __post_init__(self) -> None:
         require_positive_sizes("distilbert", rank=self.rank)
         require(self.alpha > 0, f"distilbert alpha = {self.alpha}: must be positive")
-        require(0 <= self.dropout < 1, f"distilbert dropout = {self.dropout}: must lie in [0, 1)")
+        require(0 <= self.dropout < 1, f"distilbert dropout = {self.dropout}: must be in [0, 1)")
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        require_axes("distilbert", input_shape, num_outputs, ("length",), "cnn for pictures, lstm for series")
+        require_axes("distilbert", input_shape, num_outputs, ("length",), "cnn for images, lstm for series")
         transformers, peft = _import_libraries()
         folder = weights_path(self.weights)
         for name in ENCODER_FILES:
             if not (folder / name).is_file():
-                wanted = " and ".join(ENCODER_FILES)
-                raise DataError(f"{folder / name} is missing: put {wanted} of the encoder into that folder")
+                files = " and ".join(ENCODER_FILES)
+                raise DataError(f"{folder / name} is missing: put {files} of the encoder into that folder")
 
         def make() -> nn.Module:
             with _without_progress_bars(transformers), _reading_errors(folder):
@@ -63,13 +63,13 @@ class DistilBert:
                 )
             longest = getattr(encoder.config, "max_position_embeddings", None)
             if longest is not None and input_shape[0] > longest:
-                raise ConfigError(f"distilbert: texts of {input_shape[0]} tokens, this encoder reads at most {longest}")
+                raise ConfigError(f"distilbert: texts of {input_shape[0]} tokens, this encoder takes at most {longest}")
             return TokenClassifier(self.adapt(encoder, peft), encoder.config.pad_token_id or 0)
 
         return seeded(seed, make)
 
     def adapt(self, encoder: nn.Module, peft: Any) -> nn.Module:
-        """Freeze the encoder, add trainable adapters; the classifier on top stays trainable."""
+        """Freeze the encoder and add trainable adapters; the classifier stays trainable."""
         settings = peft.LoraConfig(
             task_type="SEQ_CLS",
             target_modules=ADAPTED_LAYERS,
@@ -85,7 +85,7 @@ class DistilBert:
 
 
 class TokenClassifier(nn.Module):
-    """From token numbers to scores; padding is not attended to."""
+    """Compute scores from token numbers; padding gets no attention."""
 
     def __init__(self, encoder: nn.Module, padding: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def _import_libraries() -> tuple[Any, Any]:
 
 @contextmanager
 def _without_progress_bars(transformers: Any) -> Iterator[None]:
-    """No progress bar, and no warning that the classifier is new: it is meant to be."""
+    """Silence progress bars and the warning that the classifier has new weights."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -123,11 +123,11 @@ def _without_progress_bars(transformers: Any) -> Iterator[None]:
 
 @contextmanager
 def _reading_errors(folder: Path) -> Iterator[None]:
-    """Whatever is wrong with the files is one line."""
+    """Convert errors of the files to a DataError of one line."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]
-        raise DataError(f"{folder} does not hold an encoder transformers can read: {why}") from None
+        raise DataError(f"{folder} does not have an encoder that transformers can read: {why}") from None

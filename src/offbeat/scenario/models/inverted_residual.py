@@ -1,4 +1,4 @@
-"""Models made of inverted residuals: widen, filter each channel on its own, narrow again."""
+"""Models of inverted residual blocks, which widen the channels, filter each of them, and narrow them again."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ EFFICIENTNET_STAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class MobileNetV2:
-    """MobileNetV2 for pictures of about 32×32: 2.4 million parameters for 100 classes."""
+    """MobileNetV2 for images of about 32×32: 2.4 million parameters for 100 classes."""
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_images("mobilenetv2", input_shape, num_outputs)
 
         def layers() -> nn.Module:
-            # small pictures: stem and second stage keep the resolution that ImageNet models halve there
+            # for small images, stem and second stage keep the resolution that ImageNet models halve there
             stem, before = nn.Conv2d(input_shape[0], 32, 3, padding=1, bias=False), 32
             stack: list[nn.Module] = [stem, nn.BatchNorm2d(before), nn.ReLU6()]
             for expansion, width, blocks, stride, _ in MOBILENET_STAGES:
@@ -46,7 +46,7 @@ class MobileNetV2:
 
 
 class InvertedResidual(nn.Module):
-    """MobileNetV2's block; the way around exists where shapes agree."""
+    """The block of MobileNetV2; it has a shortcut if input and output have the same shape."""
 
     def __init__(self, before: int, width: int, expansion: int, stride: int) -> None:
         super().__init__()
@@ -70,15 +70,15 @@ class InvertedResidual(nn.Module):
 class EfficientNet:
     """EfficientNet-B0: 5.3 million parameters for 1000 classes; pretrained weights can be read from a file.
 
-    `weights` is a safetensors file with the names timm gives them, such as model.safetensors of timm's efficientnet_b0;
-    a relative path is looked for under the data root. Its last layer is used where it has as many outputs.
+    `weights` is a safetensors file with timm's names, such as model.safetensors of timm's efficientnet_b0; a relative
+    path starts at the data root. Its last layer is used if it has the same number of outputs.
     """
 
     dropout: float = 0.2  # before the last layer
     weights: DataFile | None = None  # a safetensors file
 
     def __post_init__(self) -> None:
-        require(0 <= self.dropout < 1, f"efficientnet dropout = {self.dropout}: must lie in [0, 1)")
+        require(0 <= self.dropout < 1, f"efficientnet dropout = {self.dropout}: must be in [0, 1)")
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_images("efficientnet", input_shape, num_outputs)
@@ -89,7 +89,7 @@ class EfficientNet:
 
 
 class EfficientNetModule(nn.Module):
-    """Parts are named as in timm, so that weights published for it fit."""
+    """The module of EfficientNet; its parts have timm's names, so that published weights fit."""
 
     def __init__(self, colours: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class SqueezedResidual(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Weighs the channels by what the whole picture says."""
+    """Weight the channels by a function of their means over the image."""
 
     def __init__(self, width: int, squeezed: int) -> None:
         super().__init__()
@@ -159,23 +159,23 @@ class SqueezeExcitation(nn.Module):
 
 
 def load_pretrained(module: nn.Module, path: Path, last: str) -> None:
-    """Put published weights into the module; those of the last layer may be for another task and are then left out."""
+    """Load published weights into the module; weights of the last layer are left out if their shapes differ."""
     try:
         stored = load_file(path)
     except FileNotFoundError:
-        please = "put the pretrained weights there as safetensors, or leave weights away"
-        raise DataError(f"{path} is missing: {please}") from None
+        cure = "put the pretrained weights there as safetensors, or omit weights"
+        raise DataError(f"{path} is missing: {cure}") from None
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from None
-    own = module.state_dict()
-    for name in [name for name in stored if name.startswith(last) and name in own]:
-        if own[name].shape != stored[name].shape:
+    state = module.state_dict()
+    for name in [name for name in stored if name.startswith(last) and name in state]:
+        if state[name].shape != stored[name].shape:
             del stored[name]
-    needed = [name for name in own if not name.startswith(last) and not name.endswith("num_batches_tracked")]
+    needed = [name for name in state if not name.startswith(last) and not name.endswith("num_batches_tracked")]
     missing = [name for name in needed if name not in stored]
-    wrong = [name for name, t in stored.items() if name not in own or own[name].shape != t.shape]
+    wrong = [name for name, t in stored.items() if name not in state or state[name].shape != t.shape]
     if missing or wrong:
         reason = f"it lacks {missing[0]!r}" if missing else f"its {wrong[0]!r} does not fit"
         counts = f"{len(missing)} missing, {len(wrong)} that do not fit"
-        raise DataError(f"{path} holds the weights of another model: {reason} ({counts})")
+        raise DataError(f"{path} has the weights of another model: {reason} ({counts})")
     module.load_state_dict(stored, strict=False)

@@ -1,4 +1,4 @@
-"""What all models share: weights are a function of the seed alone, and shapes are checked first."""
+"""The interface of models, and functions that they share: seeded weights and checks of shapes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ Shape = tuple[int, ...]
 
 
 class Model(Protocol):
+    """A model builds a module for the shape of its inputs."""
+
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        """A new module for inputs of this shape: one output a class, or one a real target."""
+        """Return a new module for inputs of this shape, with one output for each class or each real target."""
         ...
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):  # puts the CPU generator back; layers are made on the CPU
+    """Call `make` with weights that are a function of the seed; the global random state does not change."""
+    with torch.random.fork_rng(devices=[]):  # restores the CPU generator; layers are made on the CPU
         torch.default_generator.manual_seed(draws.bits(seed, "weights") >> 1)
         return make()
 
@@ -34,7 +37,7 @@ def check_shapes(input_shape: Shape, num_outputs: int) -> None:
 
 
 def require_axes(model: str, input_shape: Shape, num_outputs: int, axes: tuple[str, ...], instead: str) -> None:
-    """Refuse inputs that do not have these axes."""
+    """Check that inputs have these axes."""
     check_shapes(input_shape, num_outputs)
     if len(input_shape) != len(axes):
         raise ConfigError(f"{model} needs inputs ({', '.join(axes)}), got shape {tuple(input_shape)}: use {instead}")
@@ -44,14 +47,14 @@ def require_images(model: str, input_shape: Shape, num_outputs: int, instead: st
     require_axes(model, input_shape, num_outputs, ("channels", "height", "width"), instead)
 
 
-def weights_path(given: str) -> Path:
-    """Where published weights lie; a relative path is meant from the data root."""
-    from offbeat.scenario.data.data_files import below_root  # a model without such weights needs no data root
+def weights_path(path: str) -> Path:
+    """Return the path of published weights; a relative path starts at the data root."""
+    from offbeat.scenario.data.data_files import below_root  # other models need no data root
 
-    return below_root(given)
+    return below_root(path)
 
 
 def require_positive_sizes(model: str, **settings: int | None) -> None:
-    """Whole numbers from 1 up; None is "not given"."""
+    """Check that settings are at least 1, or None."""
     for name, value in settings.items():
         require(value is None or value >= 1, f"{model} {name} = {value}: must be at least 1")

@@ -1,4 +1,4 @@
-"""Residual networks, for pictures and for series."""
+"""Residual networks for images and for series."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STAGE_BLOCKS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)} 
 
 @dataclass(frozen=True, kw_only=True)
 class ResNet:
-    """ResNet-18 or -34 with a 3×3 stem and no first pooling, for small pictures."""
+    """ResNet-18 or -34 with a 3×3 stem and no first pooling, for small images."""
 
     depth: Depth = 18  # layers
     width: int = 64  # channels of the first stage; each later stage doubles them
 
     def __post_init__(self) -> None:
-        require(self.depth in get_args(Depth), f"resnet depth = {self.depth}: 18 or 34")
+        require(self.depth in get_args(Depth), f"resnet depth = {self.depth}: must be 18 or 34")
         require_positive_sizes("resnet", width=self.width)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
@@ -43,7 +43,7 @@ class ResNet:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions and a way around them."""
+    """Two 3×3 convolutions and a shortcut around them."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -54,28 +54,28 @@ class ResidualBlock(nn.Module):
             nn.Conv2d(width, width, 3, padding=1, bias=False),
             nn.BatchNorm2d(width),
         )
-        self.around: nn.Module = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != width:
-            self.around = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            self.shortcut = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.body(x) + self.around(x)
+        out: Tensor = self.body(x) + self.shortcut(x)
         return out.relu()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResNet1d:
-    """ResNet-18 for series (channels, length), as OrthoFL uses it for human activities."""
+    """ResNet-18 for series (channels, length), as in OrthoFL for human activities."""
 
-    # The width of OrthoFL's code. HAR (9 channels, 6 classes) then takes 1,182,496 parameters, with the statistics of
-    # BatchNorm 1,186,417 numbers; the paper prints 119 K, a tenth of that. Width 10 gives 117,410 and 118,647.
+    # 32 is the width of OrthoFL's code. For HAR (9 channels, 6 classes) it gives 1,182,496 parameters, or 1,186,417
+    # numbers with BatchNorm statistics; the paper prints 119 K, a tenth of that. Width 10 gives 117,410 and 118,647.
     width: int = 32  # channels of the first stage; each later stage doubles them
 
     def __post_init__(self) -> None:
         require_positive_sizes("resnet1d", width=self.width)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        instead = "resnet for pictures, mlp for plain features"
+        instead = "resnet for images, mlp for features"
         require_axes("resnet1d", input_shape, num_outputs, ("channels", "length"), instead)
         if input_shape[1] < 7:
             raise ConfigError(f"resnet1d needs series of length 7 or more, got {input_shape[1]}: use mlp")
@@ -96,7 +96,7 @@ class ResNet1d:
 
 
 class ResidualBlock1d(nn.Module):
-    """Two convolutions of width 3 over time and a way around them."""
+    """Two convolutions of width 3 over time and a shortcut around them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -13,29 +13,29 @@ from offbeat.scenario.models.model_base import Shape, check_shapes, require_axes
 
 @dataclass(frozen=True, kw_only=True)
 class TextCnn:
-    """Kim's TextCNN: word vectors, filters over 3, 4 and 5 words, the strongest answer of each, one linear layer.
+    """Kim's TextCNN: word vectors, filters over 3, 4 and 5 words, the maximum of each, one linear layer.
 
-    Inputs are word numbers (length,), 0 for padding. Words beyond the vocabulary share its last entry, so number words
-    by how frequent they are.
+    Inputs are word numbers (length,), 0 for padding. Words beyond the vocabulary share its last entry, so frequent
+    words should have small numbers.
     """
 
     vocabulary: int = 20_000
-    embedding: int = 100  # numbers a word
+    embedding: int = 100  # length of a word vector
     filters: int = 100  # of each width
     widths: tuple[int, ...] = (3, 4, 5)  # of the filters, in words
     dropout: float = 0.5  # before the last layer
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))  # a list from a file is meant as a tuple
+        object.__setattr__(self, "widths", tuple(self.widths))  # files give lists
         require_positive_sizes("textcnn", embedding=self.embedding, filters=self.filters)
-        known = f"textcnn vocabulary = {self.vocabulary}"
-        require(self.vocabulary >= 2, f"{known}: must be at least 2, padding and one word")
+        size = f"textcnn vocabulary = {self.vocabulary}"
+        require(self.vocabulary >= 2, f"{size}: must be at least 2, padding and one word")
         fine = len(self.widths) > 0 and min(self.widths) >= 1
-        require(fine, f"textcnn widths = {self.widths}: at least one, each of 1 word or more")
-        require(0 <= self.dropout < 1, f"textcnn dropout = {self.dropout}: must lie in [0, 1)")
+        require(fine, f"textcnn widths = {self.widths}: needs at least one, each of 1 word or more")
+        require(0 <= self.dropout < 1, f"textcnn dropout = {self.dropout}: must be in [0, 1)")
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        require_axes("textcnn", input_shape, num_outputs, ("length",), "cnn for pictures, lstm for series")
+        require_axes("textcnn", input_shape, num_outputs, ("length",), "cnn for images, lstm for series")
         if input_shape[0] < max(self.widths):
             widest = f"the widest filter, {max(self.widths)}"
             raise ConfigError(f"textcnn: texts of {input_shape[0]} words are shorter than {widest}")
@@ -43,6 +43,8 @@ class TextCnn:
 
 
 class TextCnnModule(nn.Module):
+    """The module of TextCnn."""
+
     def __init__(self, settings: TextCnn, outputs: int) -> None:
         super().__init__()
         self.words = nn.Embedding(settings.vocabulary, settings.embedding)
@@ -60,7 +62,7 @@ class TextCnnModule(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Lstm:
-    """One LSTM layer and one fully connected layer on its last state; series (length, features) or plain features."""
+    """An LSTM layer and a fully connected layer on its last state, for series (length, features) or plain features."""
 
     hidden: int = 64  # units
 
@@ -70,12 +72,14 @@ class Lstm:
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         check_shapes(input_shape, num_outputs)
         if len(input_shape) > 2:
-            given = f"got shape {tuple(input_shape)}"
-            raise ConfigError(f"lstm needs inputs (length, features) or (features,), {given}: use cnn for pictures")
+            actual = f"got shape {tuple(input_shape)}"
+            raise ConfigError(f"lstm needs inputs (length, features) or (features,), {actual}: use cnn for images")
         return seeded(seed, lambda: LstmModule(input_shape[-1], self.hidden, num_outputs))
 
 
 class LstmModule(nn.Module):
+    """The module of Lstm."""
+
     def __init__(self, features: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(features, hidden, batch_first=True)

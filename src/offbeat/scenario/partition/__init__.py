@@ -1,11 +1,11 @@
-"""Who holds which examples. None has two owners, except where clients draw for themselves (`draws`); a partition that
-leaves some to nobody says so.
+"""Partitions: the assignment of examples to clients. PARTITIONS lists them by name.
 
-A client's examples are listed in increasing order, so the same split always reads the same.
+An example has at most one client, except in `draws`. A client's examples are in increasing order.
 """
 
 from __future__ import annotations
 
+from offbeat.scenario import former_names
 from offbeat.scenario.partition.assignment import Partition, class_counts
 from offbeat.scenario.partition.by_class import ClassSubsets, Disjoint, MainClass, Pieces
 from offbeat.scenario.partition.dirichlet import Dirichlet, DirichletEqual, DualDirichlet
@@ -41,3 +41,5 @@ PARTITIONS: dict[str, type[Partition]] = {
     "natural": Natural,
     "draws": Draws,
 }
+
+__getattr__ = former_names(__name__, {"Classes": "ClassSubsets"})

@@ -1,4 +1,4 @@
-"""What partitions share: checks, shares turned into counts, and owners turned into lists of examples."""
+"""The interface of partitions, and functions that they share."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ NO_OWNER = -1
 
 
 class Partition(Protocol):
+    """A partition assigns examples to clients."""
+
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> Sequence[Tensor]:
-        """For each client the numbers of its examples; `groups` are their natural owners, where the data has them."""
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         ...
 
 
 def require_enough_examples(examples: int, clients: int, each: int) -> None:
-    require(clients >= 1, f"clients = {clients}: at least 1 is needed")
+    require(clients >= 1, f"clients = {clients}: must be at least 1")
     if examples < clients * each:
         word = "example" if each == 1 else "examples"
         raise DataError(f"{clients} clients of at least {each} {word} need {clients * each}, there are {examples}")
@@ -35,30 +37,30 @@ def require_enough_examples(examples: int, clients: int, each: int) -> None:
 
 def class_labels(partition: str, labels: Tensor) -> Ints:
     if labels.is_floating_point() or labels.ndim != 1:
-        given = f"{labels.dtype} of shape {tuple(labels.shape)}"
-        raise DataError(f"{partition} needs one class label an example, got {given}: use iid")
+        actual = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        raise DataError(f"{partition} needs one class label for each example, got {actual}: use iid")
     return labels.cpu().numpy().astype(np.int64)
 
 
 def cut_by_shares(members: Ints, shares: Floats) -> list[Ints]:
-    """The members in pieces of these shares (that add to 1), rounded: a cut moves by half a member, none is lost."""
+    """Cut the members into pieces of these shares, which add up to 1; cuts are rounded to whole members."""
     cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
     return np.split(members, cuts)
 
 
 def rows_by_owner(owner: Ints, clients: int) -> list[Tensor]:
-    """Each client's examples in increasing order; those of nobody are left out."""
-    held = owner != NO_OWNER
-    counts = np.bincount(owner[held], minlength=clients)
-    order = np.argsort(owner, kind="stable")  # stable: increasing within a client; nobody's come first
-    grouped = torch.from_numpy(order[len(owner) - int(held.sum()) :])
+    """Return each client's examples in increasing order; examples with NO_OWNER are left out."""
+    assigned = owner != NO_OWNER
+    counts = np.bincount(owner[assigned], minlength=clients)
+    order = np.argsort(owner, kind="stable")  # increasing within a client; NO_OWNER comes first
+    grouped = torch.from_numpy(order[len(owner) - int(assigned.sum()) :])
     return [part.clone() for part in torch.split(grouped, counts.tolist())]
 
 
 def deal_until_enough(
     seed: int, clients: int, each: int, deal: Callable[[np.random.Generator], Ints | None], failed: str
 ) -> list[Tensor]:
-    """Deal again while a client has fewer examples than `each`, or the dealer gives up (None); not for ever."""
+    """Call `deal` until every client has `each` examples, at most MAX_TRIES times; None counts as a failed try."""
     for attempt in range(MAX_TRIES):
         owner = deal(np.random.default_rng(draws.bits(seed, "partition", attempt)))
         if owner is not None and np.bincount(owner[owner != NO_OWNER], minlength=clients).min() >= each:
@@ -67,9 +69,9 @@ def deal_until_enough(
 
 
 def class_counts(labels: Tensor, parts: Sequence[Tensor], num_classes: int | None = None) -> Tensor:
-    """Clients × classes: how many examples of each class a client holds.
+    """Return the number of examples of each class (columns) that each client (rows) has.
 
-    Labels that are not one class an example (real targets, volumes) give one column, the clients' sizes.
+    Labels that are not one class for each example (real targets, volumes) give one column, the clients' sizes.
     """
     if labels.is_floating_point() or labels.ndim != 1:
         return torch.tensor([[len(part)] for part in parts])

@@ -1,4 +1,4 @@
-"""Label skew drawn from Dirichlet distributions; small concentrations, strong skew."""
+"""Partitions with label skew drawn from Dirichlet distributions; small concentrations give strong skew."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from offbeat.scenario.partition.assignment import (
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet:
-    """Label skew: each class is dealt to the clients in shares drawn from Dirichlet(alpha); small alpha, strong skew.
+    """Label skew: each class is divided in shares drawn from Dirichlet(alpha); small alpha gives strong skew.
 
     Draws that leave a client with fewer than `min_examples` are repeated.
     """
 
-    alpha: float = 0.3
-    min_examples: int = 2
+    alpha: float = 0.3  # concentration
+    min_examples: int = 2  # of each client
 
     def __post_init__(self) -> None:
         _require_positive("dirichlet alpha", self.alpha)
@@ -41,15 +41,14 @@ class Dirichlet:
         require_enough_examples(len(labels), clients, self.min_examples)
         classes = class_labels("dirichlet", labels)
         failed = (
-            f"dirichlet alpha={self.alpha} left a client with fewer than {self.min_examples} examples in {MAX_TRIES} tries "
-            f"({clients} clients, {len(labels)} examples): raise alpha, lower min_examples or use fewer clients"
+            f"dirichlet alpha={self.alpha} left a client with fewer than {self.min_examples} examples in {MAX_TRIES} "
+            f"tries ({clients} clients, {len(labels)} examples): raise alpha, lower min_examples or use fewer clients"
         )
         return deal_until_enough(
             seed, clients, self.min_examples, lambda rng: self._deal(classes, clients, rng), failed
         )
 
     def _deal(self, classes: Ints, clients: int, rng: np.random.Generator) -> Ints:
-        """The client of each example."""
         owner = np.empty(len(classes), dtype=np.int64)
         for label in np.unique(classes):
             members = rng.permutation(np.flatnonzero(classes == label))
@@ -61,13 +60,13 @@ class Dirichlet:
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletEqual:
-    """Label skew with clients of equal size: each client mixes classes by its own draw from Dirichlet(alpha) (OrthoFL).
+    """Label skew with clients of equal size: each client draws its mix of classes from Dirichlet(alpha) (OrthoFL).
 
-    Example by example a client that still has room is drawn, then a class from its mix among the classes that are left
-    (Acar et al. 2021). Whoever draws last takes what is left, so the last clients' mixes are milder than drawn.
+    For each example a client that is not full is drawn, then a class from its mix among the remaining classes (Acar et
+    al. 2021). The last clients take the remaining examples, so their mixes are less skewed than drawn.
     """
 
-    alpha: float = 0.1
+    alpha: float = 0.1  # concentration
 
     def __post_init__(self) -> None:
         _require_positive("dirichlet-equal alpha", self.alpha)
@@ -77,51 +76,51 @@ class DirichletEqual:
         names, classes = np.unique(class_labels("dirichlet-equal", labels), return_inverse=True)
         rng = np.random.default_rng(draws.bits(seed, "partition"))
         mixes = rng.dirichlet(np.full(len(names), self.alpha), size=clients)
-        heaps = [rng.permutation(np.flatnonzero(classes == c)).tolist() for c in range(len(names))]
+        stacks = [rng.permutation(np.flatnonzero(classes == c)).tolist() for c in range(len(names))]
         owner = np.empty(len(classes), dtype=np.int64)
-        room = [len(part) for part in np.array_split(classes, clients)]
+        free = [len(part) for part in np.array_split(classes, clients)]
         open_clients = list(range(clients))
-        mix = [_cumulative_mix(mixes[k], heaps) for k in range(clients)]  # of the classes that are left
+        mix = [_cumulative_mix(mixes[k], stacks) for k in range(clients)]  # of the remaining classes
         picks, again = rng.random((len(classes), 2)).tolist(), rng.random(len(classes)).tolist()
         for (pick, draw), redraw in zip(picks, again, strict=True):
             at = int(pick * len(open_clients))
             client = open_clients[at]
             c = _pick_class(mix[client], draw)
-            if not heaps[c]:  # used up since this client drew last: its mix is what is left of it
-                mix[client] = _cumulative_mix(mixes[client], heaps)
-                c = _pick_class(mix[client], redraw)  # the first draw is known to lie in the stretch of that class
-            owner[heaps[c].pop()] = client
-            room[client] -= 1
-            if room[client] == 0:
+            if not stacks[c]:  # the class is used up: renormalise the client's mix
+                mix[client] = _cumulative_mix(mixes[client], stacks)
+                c = _pick_class(mix[client], redraw)  # the first draw is known to be in the interval of that class
+            owner[stacks[c].pop()] = client
+            free[client] -= 1
+            if free[client] == 0:
                 open_clients.pop(at)
         return rows_by_owner(owner, clients)
 
 
-def _cumulative_mix(mix: Floats, heaps: list[list[int]]) -> list[float]:
-    left = np.array([len(heap) for heap in heaps], dtype=np.float64)
-    weights = np.where(left > 0, mix, 0.0)
-    if not weights.sum() > 0:  # this client wanted none of what is left
-        weights = left
+def _cumulative_mix(mix: Floats, stacks: list[list[int]]) -> list[float]:
+    remaining = np.array([len(stack) for stack in stacks], dtype=np.float64)
+    weights = np.where(remaining > 0, mix, 0.0)
+    if not weights.sum() > 0:  # the mix has none of the remaining classes
+        weights = remaining
     sums = np.cumsum(weights)
-    shares: list[float] = (sums / sums[-1]).tolist()  # the last is 1 to the bit
+    shares: list[float] = (sums / sums[-1]).tolist()  # the last is exactly 1
     return shares
 
 
 def _pick_class(cumulated: list[float], draw: float) -> int:
-    """The class in whose stretch of [0, 1) the draw lies; stretches of length 0 are never met."""
+    """Return the class whose interval in [0, 1) contains the draw."""
     return bisect_right(cumulated, draw)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DualDirichlet:
-    """Sizes of clients and their class mixes both drawn from Dirichlet distributions (FedCompass, Algorithm 5).
+    """Sizes of clients and their mixes of classes are drawn from Dirichlet distributions (FedCompass, Algorithm 5).
 
-    Client i gets of class c the share size_i mix_ic / Σ_j size_j mix_jc.
+    Client i gets the share size_i mix_ic / Σ_j size_j mix_jc of class c.
     """
 
     sizes: float | None = None  # α1, concentration of the sizes; None: the number of clients, as in the paper
     classes: float = 0.5  # α2, concentration of each client's mix around the classes' shares of the data
-    min_examples: int = 2  # of a client
+    min_examples: int = 2  # of each client
 
     def __post_init__(self) -> None:
         _require_positive("dual-dirichlet sizes", 1.0 if self.sizes is None else self.sizes)
@@ -148,7 +147,7 @@ class DualDirichlet:
         weights = size[:, None] * mix
         totals = weights.sum(0)
         if not totals.min() > 0:
-            return None  # nobody wants a class: it would be lost
+            return None  # no client has a share of a class, so its examples would be lost
         owner = np.empty(len(classes), dtype=np.int64)
         for c in range(len(prior)):
             members = rng.permutation(np.flatnonzero(classes == c))

@@ -1,4 +1,4 @@
-"""Partitions that do not look at labels."""
+"""Partitions at random, with and without overlap, and by the natural owners of examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from offbeat.scenario.partition.assignment import Floats, Ints, class_labels, re
 
 @dataclass(frozen=True, kw_only=True)
 class Iid:
-    """Examples dealt at random, as evenly as possible."""
+    """Examples are divided at random into parts of equal size."""
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         require_enough_examples(len(labels), clients, 1)
@@ -29,65 +29,63 @@ class Iid:
 
 @dataclass(frozen=True, kw_only=True)
 class Natural:
-    """One client an owner the data itself names: user, subject, station, centre.
+    """Each natural owner of the data is a client: user, subject, station, centre.
 
-    Where the data has more owners than clients are asked for, some are drawn; owners with fewer than `min_examples`
-    are left out.
+    If there are more owners than clients, some are drawn; owners with fewer than `min_examples` are left out.
     """
 
-    min_examples: int = 1
+    min_examples: int = 1  # of an owner
 
     def __post_init__(self) -> None:
         require(self.min_examples >= 1, f"natural min_examples = {self.min_examples}: must be at least 1")
 
     def split(self, labels: Tensor, clients: int | None, seed: int, groups: Tensor | None = None) -> list[Tensor]:
-        """`clients` None: all owners."""
-        require(clients is None or clients >= 1, f"clients = {clients}: at least 1 is needed")
+        """Return each client's examples; `clients` None means all owners."""
+        require(clients is None or clients >= 1, f"clients = {clients}: must be at least 1")
         if groups is None:
             needed = "data whose examples have owners (users, subjects, stations)"
             raise DataError(f"natural needs {needed}: use iid or dirichlet")
         if groups.shape != (len(labels),):
-            given = f"owners of shape {tuple(groups.shape)} for {len(labels)} examples"
-            raise DataError(f"natural: {given}: one each is needed")
+            actual = f"owners of shape {tuple(groups.shape)} for {len(labels)} examples"
+            raise DataError(f"natural: {actual}: each example needs one owner")
         owners, counts = np.unique(groups.cpu().numpy(), return_counts=True)
-        able: list[int] = owners[counts >= self.min_examples].tolist()
-        if len(able) < (1 if clients is None else clients):
+        usable: list[int] = owners[counts >= self.min_examples].tolist()
+        if len(usable) < (1 if clients is None else clients):
             few = "" if self.min_examples == 1 else f" with {self.min_examples} examples or more"
-            instead = f"set clients to {len(able)} or fewer" if able else "lower min_examples"
-            raise DataError(f"natural: {clients or 'all'} clients, but the data has {len(able)} owners{few}: {instead}")
-        chosen = able if clients is None else draws.sample(able, clients, seed, "partition")
+            cure = f"set clients to {len(usable)} or fewer" if usable else "lower min_examples"
+            raise DataError(f"natural: {clients or 'all'} clients, but the data has {len(usable)} owners{few}: {cure}")
+        chosen = usable if clients is None else draws.sample(usable, clients, seed, "partition")
         return [(groups == owner).nonzero().squeeze(1) for owner in chosen]
 
 
-MAX_CLIENTS = 10_000_000  # clients: more do not fit into a process
+MAX_CLIENTS = 10_000_000  # more do not fit into the memory of a process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """Every client draws its examples from all there are, so clients overlap and there may be a million of them.
+    """Each client draws its examples from all examples, so clients overlap and there may be a million of them.
 
-    Nobody holds an example twice. What a client holds is a pure function of the seed and its number, computed when it
-    is needed: it does not depend on how many others there are, and costs no memory.
+    A client has no example twice. Its examples are a pure function of the seed and its number, computed when they are
+    needed: they do not depend on the number of clients and use no memory.
     """
 
-    size: int | tuple[int, int] = 20  # examples a client; of two numbers, low and high, each draws its own between them
-    alpha: float | None = None  # each client mixes classes by its own draw from Dirichlet(alpha); None: as they come
+    size: int | tuple[int, int] = 20  # examples of a client, or two numbers: each client draws its own between them
+    alpha: float | None = None  # each client draws its mix of classes from Dirichlet(alpha); None: no label skew
 
     def __post_init__(self) -> None:
-        # a list from a file is meant as a tuple
-        given = tuple(self.size) if isinstance(self.size, (list, tuple)) else self.size
-        object.__setattr__(self, "size", given)
-        span = given if isinstance(given, tuple) else (given, given)
-        fine = len(span) == 2 and all(type(size) is int for size in span) and 1 <= span[0] <= span[1]
-        require(fine, f"draws size = {given}: a whole number of examples, at least 1, or two of them, low and high")
+        size = tuple(self.size) if isinstance(self.size, (list, tuple)) else self.size  # files give lists
+        object.__setattr__(self, "size", size)
+        span = size if isinstance(size, tuple) else (size, size)
+        fine = len(span) == 2 and all(type(bound) is int for bound in span) and 1 <= span[0] <= span[1]
+        require(fine, f"draws size = {size}: must be an integer, at least 1, or two of them, low and high")
         real = self.alpha is None or (self.alpha > 0 and isfinite(self.alpha))
         require(real, f"draws alpha = {self.alpha}: must be positive and finite, or none")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> ComputedRows:
-        require(1 <= clients <= MAX_CLIENTS, f"draws: clients = {clients}: from 1 to {MAX_CLIENTS}")
+        require(1 <= clients <= MAX_CLIENTS, f"draws: clients = {clients}: must be from 1 to {MAX_CLIENTS}")
         low, high = (self.size, self.size) if isinstance(self.size, int) else self.size
         if high > len(labels):
-            raise DataError(f"draws: {high} examples a client, there are {len(labels)}: lower size")
+            raise DataError(f"draws: {high} examples for each client, there are {len(labels)}: lower size")
         if low == high:
             counts = ExampleCounts.constant(clients, high)
         else:
@@ -108,18 +106,21 @@ def _draw_any(counts: ExampleCounts, examples: int, seed: int, client: int) -> T
 def _draw_mixed(counts: ExampleCounts, members: list[Ints], alpha: float, seed: int, client: int) -> Tensor:
     rng = np.random.default_rng(draws.bits(seed, "partition", client))
     mix = rng.dirichlet(np.full(len(members), alpha))
-    wanted = _draw_class_counts(rng, mix, np.array([len(own) for own in members]), counts[client])
-    some = [(own, k) for own, k in zip(members, wanted.tolist(), strict=True) if k > 0]
-    drawn = [own[rng.choice(len(own), k, replace=False, shuffle=False)] for own, k in some]
+    wanted = _draw_class_counts(rng, mix, np.array([len(rows) for rows in members]), counts[client])
+    drawn = [
+        rows[rng.choice(len(rows), count, replace=False, shuffle=False)]
+        for rows, count in zip(members, wanted.tolist(), strict=True)
+        if count > 0
+    ]
     return torch.from_numpy(np.sort(np.concatenate(drawn)))
 
 
-def _draw_class_counts(rng: np.random.Generator, mix: Floats, held: Ints, size: int) -> Ints:
-    """How many of each class: by the mix, and where a class is used up by what is left of the mix."""
-    taken = np.zeros(len(held), dtype=np.int64)
-    while (left := size - int(taken.sum())) > 0:  # every pass is the last, or uses a class up
-        weights = np.where(taken < held, mix, 0.0)
-        if not weights.sum() > 0:  # this client wants none of what is left
-            weights = (held - taken).astype(np.float64)
-        taken = np.minimum(taken + rng.multinomial(left, weights / weights.sum()), held)
-    return taken
+def _draw_class_counts(rng: np.random.Generator, mix: Floats, available: Ints, size: int) -> Ints:
+    """Draw the number of examples of each class by the mix; a class that is used up is replaced by the others."""
+    counts = np.zeros(len(available), dtype=np.int64)
+    while (missing := size - int(counts.sum())) > 0:  # every pass is the last, or uses up a class
+        weights = np.where(counts < available, mix, 0.0)
+        if not weights.sum() > 0:  # the mix has none of the remaining classes
+            weights = (available - counts).astype(np.float64)
+        counts = np.minimum(counts + rng.multinomial(missing, weights / weights.sum()), available)
+    return counts
