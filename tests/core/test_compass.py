@@ -24,7 +24,7 @@ from offbeat.core.protocol import (
     TimerFired,
     UpdateArrived,
 )
-from offbeat.core.strategies.fedcompass.compass import Compass, Group, Move, Schedule
+from offbeat.core.strategies.fedcompass.compass import Compass, Group, Schedule, ScheduleTurn
 
 NOTHING = torch.zeros(0)
 EPS = 1e-6
@@ -52,7 +52,7 @@ class Play:
     jobs: dict[int, int] = field(default_factory=dict)
     assigned: list[tuple[float, int, int, int | None]] = field(default_factory=list)  # (time, client, steps, group)
     open_groups: list[tuple[float, int]] = field(default_factory=list)  # after each instant
-    turns: list[Move] = field(default_factory=list)
+    turns: list[ScheduleTurn] = field(default_factory=list)
     promised: dict[int, float] = field(default_factory=dict)  # idle client -> when it must have work again
     largest: int = 1
 
@@ -190,10 +190,10 @@ def two_in_a_group(**settings: float) -> tuple[Compass, Schedule]:
 
 def test_the_last_to_arrive_closes_the_group_and_all_are_ready_fastest_first_when_it_is_ready_too() -> None:
     compass, schedule = two_in_a_group()
-    assert compass.turn(schedule, update(0, started=0.0, now=9.0)) == Move("group", 1, 10)
-    assert compass.turn(schedule, ClientReady(9.0, 0, 1)) == Move()  # it waits
+    assert compass.turn(schedule, update(0, started=0.0, now=9.0)) == ScheduleTurn("group", 1, 10)
+    assert compass.turn(schedule, ClientReady(9.0, 0, 1)) == ScheduleTurn()  # it waits
     turn = compass.turn(schedule, update(1, started=0.0, now=8.0))
-    assert turn == Move("group", 1, 10, closed=1, timers=[CancelTimer("group 1")])
+    assert turn == ScheduleTurn("group", 1, 10, closed=1, timers=[CancelTimer("group 1")])
     assert compass.turn(schedule, ClientReady(9.0, 1, 1)).ready == [1, 0]  # .8 and .9 seconds a step
     assert (schedule.groups, schedule.member, schedule.free) == ({}, {}, {})
 
@@ -208,32 +208,32 @@ def test_a_timer_that_fires_late_finds_late_members_gone_and_those_in_time_waiti
     compass, schedule = two_in_a_group()  # a live engine's timer may come after T_max; then updates overtake it
     compass.turn(schedule, update(0, started=0.0, now=9.0))
     compass.turn(schedule, ClientReady(9.0, 0, 1))
-    assert compass.turn(schedule, update(1, started=0.0, now=12.5)) == Move("late", 1, 10)
+    assert compass.turn(schedule, update(1, started=0.0, now=12.5)) == ScheduleTurn("late", 1, 10)
     assert list(schedule.groups) == [1]
     assert compass.turn(schedule, ClientReady(12.5, 1, 1)).ready == [1]
-    assert compass.turn(schedule, TimerFired(12.6, "group 1")) == Move(closed=1, ready=[0])
+    assert compass.turn(schedule, TimerFired(12.6, "group 1")) == ScheduleTurn(closed=1, ready=[0])
 
 
 def test_a_group_whose_members_are_all_late_is_dropped_with_its_timer() -> None:
     compass, schedule = two_in_a_group()
-    assert compass.turn(schedule, update(0, started=0.0, now=12.5)) == Move("late", 1, 10)
+    assert compass.turn(schedule, update(0, started=0.0, now=12.5)) == ScheduleTurn("late", 1, 10)
     turn = compass.turn(schedule, update(1, started=0.0, now=12.5))
-    assert turn == Move("late", 1, 10, closed=1, timers=[CancelTimer("group 1")])
+    assert turn == ScheduleTurn("late", 1, 10, closed=1, timers=[CancelTimer("group 1")])
     assert (schedule.groups, schedule.member) == ({}, {})
 
 
 def test_members_of_a_group_that_is_over_are_late_whenever_they_come() -> None:
     compass, schedule = two_in_a_group()
-    assert compass.turn(schedule, TimerFired(12.0, "group 1")) == Move(closed=1)
-    assert compass.turn(schedule, update(0, started=0.0, now=12.0)) == Move("late", 1, 10)
-    assert compass.turn(schedule, ClientLost(13.0, 1, ticket=4)) == Move()
+    assert compass.turn(schedule, TimerFired(12.0, "group 1")) == ScheduleTurn(closed=1)
+    assert compass.turn(schedule, update(0, started=0.0, now=12.0)) == ScheduleTurn("late", 1, 10)
+    assert compass.turn(schedule, ClientLost(13.0, 1, ticket=4)) == ScheduleTurn()
     assert schedule.member == {}
-    assert compass.turn(schedule, TimerFired(14.0, "group 1")) == Move()  # not a group any more: nothing
+    assert compass.turn(schedule, TimerFired(14.0, "group 1")) == ScheduleTurn()  # not a group any more: nothing
 
 
 def test_other_timers_are_nothing_to_it() -> None:
     compass, schedule = two_in_a_group()
-    assert compass.turn(schedule, TimerFired(1.0, "select")) == Move()
+    assert compass.turn(schedule, TimerFired(1.0, "select")) == ScheduleTurn()
     assert list(schedule.groups) == [1]
 
 

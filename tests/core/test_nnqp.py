@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat.core.parts import large_vectors
 from offbeat.core.strategies.gradma import nnqp
-from offbeat.core.strategies.gradma.nnqp import against, gram_of, solve, solve_three
+from offbeat.core.strategies.gradma.nnqp import compute_gram, find_conflicts, solve, solve_three
 
 
 def matrix(*rows: tuple[float, ...]) -> Tensor:
@@ -244,7 +244,7 @@ def test_rows_may_outnumber_their_entries(size: int, count: int, dtype: torch.dt
         # rows all around leave only 0, rows of one side more
         common = [0.0, 0.3, 1.0][seed % 3] * rng.normal(size=size)
         G = torch.from_numpy(np.vstack([common + rng.normal(size=(count, size)), rng.normal(size=size)])).to(dtype)
-        z = solve(gram_of(list(G), 0, size))
+        z = solve(compute_gram(list(G), 0, size))
         assert z is not None
         assert (z >= 0).all()
         x = (G[-1] + z @ G[:-1]).double()
@@ -289,12 +289,12 @@ def test_in_float32_random_and_correlated_programs_are_solved_to_its_precision()
         assert torch.linalg.vector_norm(x - exact) <= 1e-2 * torch.linalg.vector_norm(G[-1])
 
 
-@pytest.mark.parametrize("rows", [2, nnqp.FEW, nnqp.FEW + 1])
+@pytest.mark.parametrize("rows", [2, nnqp.MAX_PAIRED_ROWS, nnqp.MAX_PAIRED_ROWS + 1])
 def test_long_rows_have_the_gram_matrix_of_short_ones(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr(large_vectors, "PIECES_SIZE", 1)  # in pieces, of which the last is a short one
     size = 2 * large_vectors.MIN_PIECE + 5
     G = torch.randn(rows, size, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
-    torch.testing.assert_close(gram_of(list(G), 3, size), G[:, 3:] @ G[:, 3:].mT, rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(compute_gram(list(G), 3, size), G[:, 3:] @ G[:, 3:].mT, rtol=1e-12, atol=1e-9)
 
 
 def test_a_program_is_solved_where_v_goes_against_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,11 +302,14 @@ def test_a_program_is_solved_where_v_goes_against_a_row(monkeypatch: pytest.Monk
     G = matrix((1, 1, 0, 2, 0), (2, -1, 0, 0, 1))
     v, tensors = matrix((1, 3, -4, -1, -1))[0], [slice(0, 2), slice(2, 3), slice(3, 5)]
     # products 4 and -1; 0 and 0; -2 and -1
-    assert against(list(G), v, tensors, 0.0) == [slice(0, 2), slice(3, 5)]
-    assert against(list(G), -v, tensors, 0.0) == [slice(0, 2)]
-    assert against(list(G), v * torch.nan, tensors, 0.0) == tensors
-    assert against(list(G.abs() * 1e300), v.abs() * 1e300, tensors, 0.0) == [slice(0, 2), slice(3, 5)]  # inf, 0, inf
-    assert against(list(G), v, tensors, 0.1) == tensors  # a margin depends on lengths
-    assert against(list(G.bfloat16()), v.bfloat16(), tensors, 0.0) == tensors
+    assert find_conflicts(list(G), v, tensors, 0.0) == [slice(0, 2), slice(3, 5)]
+    assert find_conflicts(list(G), -v, tensors, 0.0) == [slice(0, 2)]
+    assert find_conflicts(list(G), v * torch.nan, tensors, 0.0) == tensors
+    assert find_conflicts(list(G.abs() * 1e300), v.abs() * 1e300, tensors, 0.0) == [
+        slice(0, 2),
+        slice(3, 5),
+    ]  # inf, 0, inf
+    assert find_conflicts(list(G), v, tensors, 0.1) == tensors  # a margin depends on lengths
+    assert find_conflicts(list(G.bfloat16()), v.bfloat16(), tensors, 0.0) == tensors
     monkeypatch.undo()
-    assert against(list(G), v, tensors, 0.0) == tensors  # so few entries are no work
+    assert find_conflicts(list(G), v, tensors, 0.0) == tensors  # so few entries are no work

@@ -632,11 +632,11 @@ def test_settings_that_cannot_be_meant_are_refused(setting: dict[str, Any], mess
 def test_feature_off_may_be_written_as_yaml_reads_it() -> None:
     pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
     for text in ("off", "'off'", "false"):
-        assert experiment_files.changed(
+        assert experiment_files.with_changes(
             Experiment(), ["strategy=aso_fed", f"strategy.feature={text}"]
         ).strategy == AsoFed(feature="off")
     experiment = Experiment(strategy=AsoFed(feature="off"))
-    assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
+    assert experiment_files.parse_experiment(experiment_files.to_yaml(experiment)) == experiment
 
 
 # ---------------------------------------------------------------- real clients whose data arrives over time
@@ -653,21 +653,21 @@ STREAMING = Experiment(
 
 def test_it_learns_from_data_that_arrives_over_time_and_its_weights_follow() -> None:
     made = build.setup(STREAMING)
-    engine = build.engine(made, STREAMING)
+    engine = build.build_engine(made, STREAMING)
     losses = [made.evaluator(made.world.model)["loss"], engine.run().metrics["loss"]]
     assert losses[1] < 0.8 * losses[0]
     total = [row[0] for row in engine.trace.rows("SELECT value FROM notes WHERE key = 'total' ORDER BY seq")]
     assert len(total) == 60
     assert total == sorted(total)
     assert total[-1] > 1.5 * total[0]
-    assert {tuple(sorted(kept)) for kept in engine.coordinator.memories.values()} == {("h", "vprev")}
+    assert {tuple(sorted(kept)) for kept in engine.coordinator.driver.memories.values()} == {("h", "vprev")}
 
 
 def test_stopped_and_resumed_with_client_memory_and_growing_data_it_goes_on_to_the_same_bits(tmp_path: Any) -> None:
     def engine(folder: str) -> Any:
         (tmp_path / folder).mkdir(exist_ok=True)
         trace, checkpoints = Trace(tmp_path / folder / "run.sqlite"), Checkpoints(tmp_path / folder / "checkpoint")
-        return build.engine(
+        return build.build_engine(
             build.setup(STREAMING), STREAMING, trace=trace, checkpoints=checkpoints, checkpoint_every=1e9
         )
 

@@ -18,7 +18,7 @@ from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note, Phase, Worl
 from offbeat.core.strategies.fed_ogd import FedOGD, Orthogonal, OrthogonalDifference
 from offbeat.testing import ScriptedEngine, TinyClients, hand_world, layout_of, tiny_layout, tiny_world
 from offbeat.testing.tiny_worlds import Sgd
-from offbeat.training.optimizers import SGD
+from offbeat.training.optimizers import LocalSGD
 
 THREE = {0: 10, 1: 10, 2: 10}
 TINY = 1e-12
@@ -127,7 +127,7 @@ def test_the_projected_gradient_enters_the_momentum() -> None:
     # v1 = g~ = (1.8, .9); v2 = .1 v1 + (.5, 1) = (.68, 1.09); projecting the velocity instead would give (.7, 1.05)
     job, w = a_job(vector(-1, 2)), vector(0, 0)
     steps = [lambda point: vector(2, 0.5), lambda point: vector(0.5, 1)]
-    descend(Orthogonal(), job, [Phase()], w, lambda phase: steps, lambda: SGD(momentum=0.1))
+    descend(Orthogonal(), job, [Phase()], w, lambda phase: steps, lambda: LocalSGD(momentum=0.1))
     torch.testing.assert_close(w / -0.1, vector(2.48, 1.99), rtol=0, atol=TINY)
 
 

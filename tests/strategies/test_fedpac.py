@@ -20,7 +20,7 @@ from offbeat.core.protocol import Dispatch, LocalJob, LocalWork, Note, Phase, Re
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedpac import FedPAC, simplex
 from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody
-from offbeat.core.strategies.fedpac.simplex import simplex_minimum, weights, without_small
+from offbeat.core.strategies.fedpac.simplex import drop_small_weights, mixture_weights, simplex_minimum
 from offbeat.core.vector import Layout, flatten
 from offbeat.engine.gate import Gate
 from offbeat.testing import ScriptedEngine, layout_of
@@ -292,7 +292,7 @@ def test_a_helper_beyond_a_better_one_gets_nothing() -> None:
     a_1 = 2 : 2/3. There (Q a)_0 = (Q a)_1 = 3/8, and (Q a)_2 = 2 * 1/4 = 1/2 is more: no weight would be better moved
     to client 2.
     """
-    first = weights(np.array([[0.0], [1.0], [2.0]]), np.array([0.5, 0.5, 1.0]))[0]
+    first = mixture_weights(np.array([[0.0], [1.0], [2.0]]), np.array([0.5, 0.5, 1.0]))[0]
     np.testing.assert_allclose(first, [0.75, 0.25, 0], atol=1e-15)
 
 
@@ -301,25 +301,24 @@ def test_what_all_clients_have_in_common_does_not_matter() -> None:
     of 2^-24.
     """
     h, v = np.array([[0.0], [1.0], [2.0]]) * 2**-12, np.array([0.5, 0.5, 1.0]) * 2**-24
-    np.testing.assert_allclose(weights(h + 2**20, v)[0], [0.75, 0.25, 0], atol=1e-12)
+    np.testing.assert_allclose(mixture_weights(h + 2**20, v)[0], [0.75, 0.25, 0], atol=1e-12)
 
 
 def test_weights_under_a_thousandth_are_dropped() -> None:
     # d = 1999: a ~ (1, 1 / 2000), a_1 = 1 / 2001 < 1 / 1000
-    assert [row.tolist() for row in weights(np.array([[0.0], [1999.0**0.5]]), np.ones(2)) if row is not None] == [
-        [1, 0],
-        [0, 1],
-    ]
+    assert [
+        row.tolist() for row in mixture_weights(np.array([[0.0], [1999.0**0.5]]), np.ones(2)) if row is not None
+    ] == [[1, 0], [0, 1]]
     # d = 400: a ~ (1, 1 / 401), a_1 = 1 / 402 stays
-    first = weights(np.array([[0.0], [20.0]]), np.ones(2))[0]
+    first = mixture_weights(np.array([[0.0], [20.0]]), np.ones(2))[0]
     np.testing.assert_allclose(first, [401 / 402, 1 / 402], rtol=1e-12)
     np.testing.assert_allclose(
-        without_small(np.array([0.6, 0.0005, 0.3995])), [0.6 / 0.9995, 0, 0.3995 / 0.9995], rtol=1e-14
+        drop_small_weights(np.array([0.6, 0.0005, 0.3995])), [0.6 / 0.9995, 0, 0.3995 / 0.9995], rtol=1e-14
     )
 
 
 def test_more_than_a_thousand_equals_leave_no_weight() -> None:
-    assert without_small(np.full(1001, 1 / 1001)) is None
+    assert drop_small_weights(np.full(1001, 1 / 1001)) is None
 
 
 def test_a_matrix_that_is_not_positive_semidefinite_keeps_its_eigenvalues_from_a_hundredth_up() -> None:
@@ -337,10 +336,10 @@ def test_weights_are_the_same_piece_by_piece_and_client_by_client(monkeypatch: p
     rng = np.random.default_rng(3)
     h, v = rng.normal(size=(5, 11)), rng.uniform(0, 2, size=5)
     v[3] = -1.0  # not positive semidefinite: the others are solved as ever
-    together = weights(h, v)
-    monkeypatch.setattr(simplex, "WIDE", 4)
-    monkeypatch.setattr(simplex, "MANY", 1)
-    for one, other in zip(together, weights(list(h), v), strict=True):
+    together = mixture_weights(h, v)
+    monkeypatch.setattr(simplex, "BLOCK", 4)
+    monkeypatch.setattr(simplex, "MATRIX_ENTRIES", 1)
+    for one, other in zip(together, mixture_weights(list(h), v), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)
 
 
@@ -367,14 +366,14 @@ def test_the_bias_term_is_the_one_printed() -> None:
     clients, classes, width = 4, 3, 2
     rng = np.random.default_rng(0)
     h, v = rng.normal(size=(clients, classes, width)), rng.uniform(0.1, 1, size=clients)
-    rows = weights(h.reshape(clients, -1), v)
+    rows = mixture_weights(h.reshape(clients, -1), v)
     for i in range(clients):
         D = np.zeros((clients, clients))
         for j, k, y in product(range(clients), range(clients), range(classes)):
             D[j, k] += (h[i, y] - h[j, y]) @ (h[i, y] - h[k, y])
         a = simplex_minimum(np.diag(v) + D)
         assert a is not None
-        np.testing.assert_allclose(rows[i], without_small(a), rtol=1e-9)
+        np.testing.assert_allclose(rows[i], drop_small_weights(a), rtol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -401,7 +400,7 @@ def test_the_minimum_is_that_of_a_general_solver(seed: int) -> None:
 
 def test_a_hundred_clients_with_few_examples_apart_are_all_solved() -> None:
     rng = np.random.default_rng(1)
-    rows = weights(rng.normal(size=(100, 640)) * 0.1, rng.uniform(0, 0.1, size=100))
+    rows = mixture_weights(rng.normal(size=(100, 640)) * 0.1, rng.uniform(0, 0.1, size=100))
     assert all(row is not None and row.sum() == pytest.approx(1) for row in rows)
 
 

@@ -310,16 +310,16 @@ def test_the_matrix_is_made_in_blocks_and_some_of_them_are_kept(monkeypatch: pyt
         return block(seed, k, j, width, device)
 
     monkeypatch.setattr(sketching, "_block", counting)
-    monkeypatch.setattr(sketching, "KEPT", kept)
-    sketching._kept.cache_clear()
+    monkeypatch.setattr(sketching, "MAX_CACHED_BLOCKS", kept)
+    sketching._cached_block.cache_clear()
     sketch = GaussianSketch(k=4).sketch(torch.ones(10), 7)
     expected = [(0, 3), (1, 3), (2, 3), (3, 1)]  # 12 entries a block: 3 columns of 4
     assert made == [(j, width) for j, width in expected if j >= kept]
-    assert sketching._kept.cache_info().currsize == min(kept, 4)
+    assert sketching._cached_block.cache_info().currsize == min(kept, 4)
     assert torch.equal(GaussianSketch(k=4).sketch(torch.ones(10), 7), sketch)
     whole = torch.cat([block(7, 4, j, width, torch.device("cpu")) for j, width in expected], dim=1)
     torch.testing.assert_close(sketch, whole.sum(1))
-    sketching._kept.cache_clear()
+    sketching._cached_block.cache_clear()
 
 
 def test_a_sketch_of_half_precision_is_summed_in_single() -> None:

@@ -1,7 +1,8 @@
 """The ledger of an engine: idle clients, open tickets, the current version, and the check of a strategy's actions.
 
-The virtual, live and scripted engines share this bookkeeping, so actions are legal under the same conditions. All
-actions of an answer are checked before any of them is applied.
+It also counts the bytes that models and extras take on a network. The virtual, live and scripted engines share this
+bookkeeping, so actions are legal under the same conditions. All actions of an answer are checked before any of them is
+applied.
 """
 
 from __future__ import annotations
@@ -11,11 +12,25 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from math import isfinite
 
+import torch
 from torch import Tensor
 
 from offbeat.core.jobs import Job
-from offbeat.core.protocol import Action, CancelTimer, Commit, Dispatch, Note, ProtocolError, Reject, SetTimer, Stop
+from offbeat.core.protocol import (
+    Action,
+    CancelTimer,
+    Commit,
+    Dispatch,
+    Layout,
+    LocalWork,
+    Note,
+    ProtocolError,
+    Reject,
+    SetTimer,
+    Stop,
+)
 from offbeat.core.snapshot import Get, Put, Tree, expect_type, pack, unpack
+from offbeat.core.strategy_contract import Contract
 
 SAVED = {"version": int, "next_ticket": int, "newcomers": dict, "absent": dict, "job_counts": dict}
 
@@ -177,3 +192,76 @@ def _check_model(what: str, model: object, like: Tensor) -> None:
         raise ProtocolError(f"{what} with {actual}: a model is a flat vector of {like.numel()} entries")
     if model.dtype is not like.dtype:
         raise ProtocolError(f"{what} with {model.dtype}: use {like.dtype}, the dtype of the initial model")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Count the bytes of each download and upload.
+
+    If clients keep the model that they sent or received last (class attribute `clients_keep` of the strategy), sending
+    it to them again costs nothing. A strategy that shares no model costs nothing at all.
+    """
+
+    model_bytes: int
+    shares: bool = True
+    clients_keep: bool = False
+    client_models: dict[int, Tensor] = field(default_factory=dict)  # client -> model it has, with `clients_keep`
+
+    @classmethod
+    def of(cls, contract: Contract, model: Tensor) -> Traffic:
+        return cls(model.nbytes, contract.shares, contract.clients_keep)
+
+    def count_download(self, action: Dispatch) -> int:
+        """Return the bytes of a dispatch."""
+        if not self.shares:
+            return 0
+        extras = action.work.extras
+        size = _total_bytes(extras) if extras else 0
+        if self.clients_keep and self._has_model(action.client, action.model):
+            return size
+        return size + self.model_bytes
+
+    def count_upload(self, client: int, local: Tensor, extras: Mapping[str, Tensor]) -> int:
+        """Return the bytes of an accepted update."""
+        if not self.shares:
+            return 0
+        if self.clients_keep:
+            self.client_models[client] = local
+        return self.model_bytes + _total_bytes(extras) if extras else self.model_bytes
+
+    def wasted_upload(self) -> int:
+        """Return the bytes of an upload that is late, duplicate or refused; its extras are not known."""
+        return self.model_bytes if self.shares else 0
+
+    def _has_model(self, client: int, model: Tensor) -> bool:
+        """Return whether the client has this model already; it has from now on."""
+        known = self.client_models.get(client)
+        self.client_models[client] = model
+        return known is not None and (known is model or torch.equal(known, model))
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Compute the bytes that go down with a piece of work and come up for it, for a world whose network takes time.
+
+    Every model counts as sent: what a client keeps is not known when its time is drawn.
+    """
+
+    model_bytes: int
+    itemsize: int
+    layout: Layout
+    shares: bool = True
+
+    @classmethod
+    def of(cls, contract: Contract, model: Tensor, layout: Layout) -> Payload:
+        return cls(model.nbytes, model.element_size(), layout, contract.shares)
+
+    def __call__(self, work: LocalWork) -> tuple[int, int]:
+        if not self.shares:
+            return 0, 0
+        uploads = {} if work.rule is None else work.rule.uploads(self.layout)
+        return self.model_bytes + _total_bytes(work.extras), self.model_bytes + self.itemsize * sum(uploads.values())
+
+
+def _total_bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(t.nbytes for t in tensors.values())

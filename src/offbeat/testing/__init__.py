@@ -1,6 +1,6 @@
-"""The public test kit: drive a strategy by hand, or put it through the laws every strategy keeps.
+"""The public test kit: drive a strategy event by event, or check the laws that every strategy keeps.
 
-By hand, with numbers worked out on paper:
+Event by event, to compare with numbers worked out by hand:
 
     from offbeat.core.strategies import REGISTRY
     from offbeat.testing import ScriptedEngine, tiny_world
@@ -10,13 +10,15 @@ By hand, with numbers worked out on paper:
     engine.arrive(1, at=3.0)
     print(engine)
 
-By law, on random scripts of arrivals, losses, refusals and newcomers; what breaks one is shrunk:
+All laws, on random scripts of arrivals, losses, refusals and newcomers; a failing script is shrunk:
 
     from offbeat.testing import check
 
     for finding in check(MyStrategy()):
         assert finding.passed, finding
 """
+
+import warnings
 
 from offbeat.core.event_text import describe_event, event_to_dict
 from offbeat.testing.event_scripts import (
@@ -46,35 +48,53 @@ from offbeat.testing.tiny_worlds import (
 )
 
 __all__ = [
+    "LAWS",
+    "PATTERNS",
     "CopyingStore",
     "Crashed",
-    "LogEntry",
     "Finding",
-    "LAWS",
     "LawBroken",
-    "PATTERNS",
+    "LogEntry",
     "Script",
     "ScriptError",
     "ScriptedEngine",
     "Step",
     "TinyClients",
     "check",
+    "describe_event",
+    "describe_law",
+    "event_to_dict",
+    "format_script",
     "hand_world",
     "identical",
     "layout_of",
-    "describe_law",
     "optimum",
-    "event_to_dict",
+    "parse_script",
     "play",
     "random_script",
     "random_scripts",
-    "parse_script",
     "reload_state",
-    "format_script",
     "shrink",
-    "describe_event",
     "tiny_layout",
     "tiny_world",
     "tiny_worlds",
     "with_probe",
 ]
+
+_DEPRECATED = {
+    "Entry": "LogEntry",
+    "meaning": "describe_law",
+    "plain": "event_to_dict",
+    "read": "parse_script",
+    "reloaded": "reload_state",
+    "show": "format_script",
+    "tell": "describe_event",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _DEPRECATED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{__name__}.{name} is deprecated: use {_DEPRECATED[name]}", DeprecationWarning, stacklevel=2)
+    value: object = globals()[_DEPRECATED[name]]
+    return value

@@ -1,8 +1,8 @@
-"""Event scripts: short lists of plain steps that any strategy can be put through.
+"""Event scripts: short lists of steps that can be played with any strategy.
 
-A step names no client but "the i-th of those it could concern", counted modulo how many there are; one that concerns
-nobody does nothing. So every sub-list of a script is again a script, which is what makes shrinking possible. Steps
-between two waits happen at one instant. The text form, one step a line, reads back:
+A step names its client by an index into the clients it could concern, modulo their number; without such a client it has
+no effect. So every sub-list of a script is a valid script, which makes shrinking possible. Steps between two waits
+happen at the same time. The text form has one step per line:
 
     wait 1
     arrive 0
@@ -22,25 +22,27 @@ from offbeat.core.protocol import Strategy, World
 from offbeat.testing.scripted_engine import ARRIVE, LOST, READY, OnAnswer, ScriptedEngine
 from offbeat.testing.tiny_worlds import tiny_world
 
-# kind -> (whom it concerns, place in the order of an instant)
+# kind -> (clients it concerns, position in the order of an instant)
 KINDS: Mapping[str, tuple[str, int]] = {
     "arrive": ("at work", ARRIVE),  # the update arrives, the client can take work again
-    "arrive+leave": ("at work", ARRIVE),  # the update arrives, then the client is gone
-    "lose": ("at work", LOST),  # no answer (a crash, a job that raised); the client can take work again
-    "lose+leave": ("at work", LOST),  # no answer, and the client is gone
-    "expire": ("at work", LOST),  # the ticket times out; the client is not heard of until it is back
+    "arrive+leave": ("at work", ARRIVE),  # the update arrives, then the client leaves
+    "lose": ("at work", LOST),  # a crash or failed job; the client can take work again
+    "lose+leave": ("at work", LOST),  # a crash or failed job, and the client leaves
+    "expire": ("at work", LOST),  # the ticket times out; the client is unreachable until it is back
     "refuse": ("at work", LOST),  # the admission gate refuses the update
     "leave": ("idle", LOST),
     "back": ("away", READY),
-    "join": ("nobody", READY),  # a newcomer
+    "join": ("new", READY),  # a newcomer
     "wait": ("time", READY),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """A step of a script."""
+
     kind: str
-    pick: int = 0  # which one, modulo those there are
+    pick: int = 0  # index of the client, modulo the number of candidates
     seconds: float = 0.0  # of a wait
 
     def __post_init__(self) -> None:
@@ -55,7 +57,7 @@ class Step:
         return self.kind if self.kind == "join" else f"{self.kind} {self.pick}"
 
     @staticmethod
-    def parse(line: str) -> Step:
+    def read(line: str) -> Step:
         kind, _, rest = line.strip().partition(" ")
         try:
             number = float(rest) if kind == "wait" else int(rest or 0)
@@ -68,13 +70,13 @@ Script = tuple[Step, ...]
 
 
 def parse_script(text: str) -> Script:
-    """A script from its text form; blank lines and comments (#) do not count."""
+    """Parse the text form of a script; blank lines and comments (#) are ignored."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return tuple(Step.parse(line) for line in lines if line)
+    return tuple(Step.read(line) for line in lines if line)
 
 
 def format_script(script: Iterable[Step]) -> str:
-    """The text form: one line a step."""
+    """Return the text form of a script, one line per step."""
     return "\n".join(map(str, script))
 
 
@@ -89,7 +91,7 @@ def play(
     train: Callable[[Job], Result] | None = None,
     watch: OnAnswer | None = None,
 ) -> ScriptedEngine:
-    """Everyone reports ready at 0, then the script, until its end or the strategy's Stop."""
+    """Start a scripted engine and play the script until its end or a Stop of the strategy."""
     steps = parse_script(script) if isinstance(script, str) else script
     engine = ScriptedEngine(strategy, world or tiny_world(buffers=True), train=train, watch=watch)
     engine.start()
@@ -103,22 +105,22 @@ def play(
 
 
 def instants(script: Iterable[Step]) -> list[tuple[float, list[Step]]]:
-    """(seconds before it, the steps of that instant); nothing but waiting is an instant too."""
-    found: list[tuple[float, list[Step]]] = [(0.0, [])]
+    """Group a script into instants: (seconds before it, its steps)."""
+    groups: list[tuple[float, list[Step]]] = [(0.0, [])]
     for step in script:
         if step.kind != "wait":
-            found[-1][1].append(step)
-        elif found[-1][1]:
-            found.append((step.seconds, []))
-        else:  # waits in a row add up
-            found[-1] = (found[-1][0] + step.seconds, [])
-    if found[0][0] == 0.0:
-        found[0] = (1.0, found[0][1])  # nobody answers at the very start
-    return found
+            groups[-1][1].append(step)
+        elif groups[-1][1]:
+            groups.append((step.seconds, []))
+        else:  # consecutive waits add up
+            groups[-1] = (groups[-1][0] + step.seconds, [])
+    if groups[0][0] == 0.0:
+        groups[0] = (1.0, groups[0][1])  # no update arrives at time 0
+    return groups
 
 
 def run_instant(engine: ScriptedEngine, steps: Iterable[Step], at: float) -> None:
-    """One instant: decide whom each step concerns, then let it happen in the order of an instant."""
+    """Play one instant: choose the client of each step, then run the steps in the order of an instant."""
     engine.move(at)
     ledger = engine.ledger
     known = sorted({*ledger.clients, *ledger.newcomers})
@@ -130,19 +132,19 @@ def run_instant(engine: ScriptedEngine, steps: Iterable[Step], at: float) -> Non
     newcomers = known[-1] if known else -1
     happening: list[tuple[int, int, str]] = []
     for step in steps:
-        whom, place = KINDS[step.kind]
-        if whom == "nobody":
+        candidates, place = KINDS[step.kind]
+        if candidates == "new":
             newcomers += 1
             happening.append((place, newcomers, step.kind))
-        elif concerned[whom]:
-            client = concerned[whom].pop(step.pick % len(concerned[whom]))
+        elif concerned[candidates]:
+            client = concerned[candidates].pop(step.pick % len(concerned[candidates]))
             happening.append((place, client, step.kind))
     for _, client, kind in sorted(happening):
         if engine.stopped is None:
-            _one(engine, kind, client)
+            _run_step(engine, kind, client)
 
 
-def _one(engine: ScriptedEngine, kind: str, client: int) -> None:
+def _run_step(engine: ScriptedEngine, kind: str, client: int) -> None:
     match kind:
         case "arrive" | "arrive+leave":
             engine.arrive(client, reachable=kind == "arrive")
@@ -152,7 +154,7 @@ def _one(engine: ScriptedEngine, kind: str, client: int) -> None:
             engine.expire(client)
         case "refuse":
             engine.refuse(client)
-        case "leave" if engine.ledger.is_idle(client):  # an answer of this instant may have sent it work
+        case "leave" if engine.ledger.is_idle(client):  # the strategy may have sent it work in this instant
             engine.leave(client)
         case "back":
             engine.ready(client)
@@ -160,9 +162,9 @@ def _one(engine: ScriptedEngine, kind: str, client: int) -> None:
             engine.join(client)
 
 
-# ---------------------------------------------------------------- making and shrinking
+# ---------------------------------------------------------------- generating and shrinking
 
-# how often each kind of step occurs, in parts of a hundred
+# frequency of each kind of step in percent
 PATTERNS: Mapping[str, Mapping[str, int]] = {
     "calm": {"arrive": 100},
     "losses": {"arrive": 40, "lose": 11, "lose+leave": 9, "expire": 7, "arrive+leave": 7, "leave": 8, "back": 18},
@@ -173,7 +175,7 @@ WAITS = (0.25, 0.5, 1.0, 2.0, 8.0)
 
 
 def random_script(pattern: str, seed: int, length: int = 24) -> Script:
-    """A script of about `length` steps; about a third of them share an instant with the one before."""
+    """Generate a script of `length` steps, about a third of which share an instant with the step before."""
     if pattern not in PATTERNS:
         raise unknown_name("pattern", pattern, PATTERNS)
     steps: list[Step] = []
@@ -190,11 +192,11 @@ def _kind(parts: Mapping[str, int], drawn: int) -> str:
         drawn -= part
         if drawn < 0:
             return kind
-    raise AssertionError("the parts of a pattern add up to a hundred")
+    raise AssertionError("the frequencies of a pattern must add up to 100")
 
 
 def shrink(script: Sequence[Step], fails: Callable[[Script], bool], tries: int = 500) -> Script:
-    """The smallest script found that still fails: no step can be left out, and none made plainer (ddmin)."""
+    """Return a minimal script that still fails: no step can be removed or simplified (ddmin)."""
     left = tries
 
     def still_fails(candidate: Script) -> bool:
@@ -202,17 +204,17 @@ def shrink(script: Sequence[Step], fails: Callable[[Script], bool], tries: int =
         left -= 1
         return left >= 0 and fails(candidate)
 
-    best = _fewer(tuple(script), still_fails)
+    best = _remove_steps(tuple(script), still_fails)
     for i in range(len(best)):
-        for plainer in _plainer(best[i]):
-            candidate = (*best[:i], plainer, *best[i + 1 :])
+        for simpler in _simplify(best[i]):
+            candidate = (*best[:i], simpler, *best[i + 1 :])
             if still_fails(candidate):
                 best = candidate
                 break
     return best
 
 
-def _fewer(script: Script, fails: Callable[[Script], bool]) -> Script:
+def _remove_steps(script: Script, fails: Callable[[Script], bool]) -> Script:
     chunk = max(1, len(script) // 2)
     while True:
         at, before = 0, len(script)
@@ -228,8 +230,8 @@ def _fewer(script: Script, fails: Callable[[Script], bool]) -> Script:
             chunk = max(1, chunk // 2)
 
 
-def _plainer(step: Step) -> list[Step]:
+def _simplify(step: Step) -> list[Step]:
     if step.kind == "wait":
         return [] if step.seconds == 1.0 else [replace(step, seconds=1.0)]
-    plainer = (Step("arrive"), Step("arrive", step.pick), replace(step, pick=0))
-    return [candidate for candidate in plainer if candidate != step and (step.kind, step.pick) != ("arrive", 0)]
+    simpler = (Step("arrive"), Step("arrive", step.pick), replace(step, pick=0))
+    return [candidate for candidate in simpler if candidate != step and (step.kind, step.pick) != ("arrive", 0)]

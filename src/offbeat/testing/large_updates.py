@@ -1,18 +1,14 @@
-"""Updates as large as the admission gate lets through, and where in a state a number is not finite."""
+"""Clients that send updates as large as the admission gate allows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from json import dumps
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from offbeat.core.draws import below
 from offbeat.core.jobs import PLAIN_RULE, Job, Result
-from offbeat.core.snapshot import TensorTable, pack
 from offbeat.core.vector import Layout, largest_norm
 from offbeat.testing.tiny_worlds import TinyClients
 
@@ -21,10 +17,10 @@ UPDATE_SHAPES = ("up", "down", "to and fro", "one entry", "longer", "still", "tr
 
 @dataclass(frozen=True, slots=True)
 class LargeClients:
-    """Clients that send the longest vectors there may be, this way and that: `local`, extras and memory alike.
+    """Clients whose models, extras and memory have the largest admitted norm, in various directions.
 
-    Some stand still or train, so that short vectors meet long ones. What training makes of a model so large may be
-    longer than is admitted: then its direction is sent.
+    Some return the base or train, so that short and long vectors are mixed. A trained model with a larger norm is
+    scaled down to the admitted one.
     """
 
     clients: TinyClients
@@ -42,7 +38,7 @@ class LargeClients:
         return Result(job.ticket, local, job.num_examples, 1, extras, memory)
 
     def _local(self, job: Job, shape: str) -> Tensor:
-        n, longest = self.layout.size, 0.99 * largest_norm(job.base.dtype)  # not 1: a norm is rounded too
+        n, longest = self.layout.size, 0.99 * largest_norm(job.base.dtype)  # below 1, because norms are rounded
         local = job.base.new_ones(n)
         if shape == "to and fro":
             local[:: 1 + job.client % 3] = -1.0
@@ -62,30 +58,6 @@ class LargeClients:
         return local
 
     def _long(self, length: int, dtype: torch.dtype, job: Job, name: str) -> Tensor:
-        """Every entry alike but for its sign."""
+        """Return a vector of the largest norm whose entries differ only in sign."""
         signs = [1.0 - 2.0 * below(2, job.seed, name, job.client, job.index, i) for i in range(length)]
         return torch.tensor(signs, dtype=dtype).mul_(0.99 * largest_norm(dtype) / max(1, length) ** 0.5)
-
-
-def find_not_finite(held: Mapping[str, Any]) -> str | None:
-    """The name of the first value that holds a number that is not finite, tensors and numbers however deep."""
-    for name, value in held.items():
-        table = TensorTable()
-        tree = pack(value, table.put)
-        if not all(bool(tensor.isfinite().all()) for tensor in table.tensors) or not _plain(tree):
-            return name
-    return None
-
-
-def saved_fields(state: Any) -> dict[str, Any]:
-    """What a state holds by name, without what comes from `init`."""
-    held = {f.name: getattr(state, f.name) for f in fields(state)}
-    return {name: value for name, value in held.items() if not callable(value) and not isinstance(value, Layout)}
-
-
-def _plain(tree: Any) -> bool:
-    try:
-        dumps(tree, allow_nan=False)
-    except ValueError:
-        return False
-    return True

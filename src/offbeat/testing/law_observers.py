@@ -1,7 +1,7 @@
-"""Laws that only look on: any number of them share one play of a script.
+"""Laws that observe the run of a script, any number of them in the same run.
 
-An observer is made for each play. It is told what happens and raises LawBroken; the others go on looking, so that each
-of them finds what it would have found alone.
+An observer is created for each run. It is called for each event and raises LawBroken if its law is broken; the other
+observers continue.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ from offbeat.testing.tiny_worlds import TinyClients, tiny_world, with_probe
 
 
 class LawBroken(AssertionError):
-    """A strategy does what no strategy may; the message says what and when."""
+    """A strategy breaks a law; the message states how and when."""
 
 
 class Crashed(LawBroken):
-    """The strategy could not be driven through the script: it raised, or asked for something illegal."""
+    """The script could not be played: the strategy raised an error or returned an illegal action."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is played: a strategy, a script and a world (None: a tiny one)."""
+    """A strategy, a script and a world in which to play it (None: a tiny one)."""
 
     strategy: Strategy
     script: Script
     given_world: World | None = None
 
     def world(self) -> World:
-        """The world with a model of its own: a strategy that spoils it must not spoil the next play."""
-        own = (
+        """Return the world with a copied model, so that a strategy that changes it does not affect other runs."""
+        world = (
             tiny_world(buffers=True)
             if self.given_world is None
             else replace(self.given_world, model=self.given_world.model.clone())
         )
-        return with_probe(own, self.strategy)
+        return with_probe(world, self.strategy)
 
 
 class Observer:
-    """Looks at one play of a case, in its world. The first line of a law's docstring is its meaning in words."""
+    """Base class of laws that observe a run. The first line of a law's docstring describes the law."""
 
     def __init__(self, case: Case, world: World) -> None:
         self.case, self.world = case, world
         self.begin()
 
     def begin(self) -> None:
-        """Before the first event."""
+        """Called before the first event."""
 
     def training(self, job: Job) -> None:
-        """A client is about to train."""
+        """Called before a client trains."""
 
     def trained(self, job: Job, result: Result) -> None:
-        """It has trained."""
+        """Called after a client has trained."""
 
     def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
-        """The strategy has answered an event."""
+        """Called after the strategy has answered an event."""
 
     def played(self, engine: ScriptedEngine) -> None:
-        """The script is over."""
+        """Called after the script has ended."""
 
 
 class ObserverLaw:
-    """A law made of an observer: alone it plays the script for itself."""
+    """A law defined by an observer; called as a function, it plays the script itself."""
 
     def __init__(self, observer: type[Observer]) -> None:
         self.observer = observer
@@ -78,46 +78,47 @@ class ObserverLaw:
 
 
 def observe(laws: Mapping[str, ObserverLaw], case: Case) -> dict[str, LawBroken]:
-    """Play the case once, with all these laws looking on: how each was broken that was."""
+    """Play the case once under the observation of all these laws; return the broken ones with their errors."""
     if not laws:
         return {}
     world, broken = case.world(), dict[str, LawBroken]()
-    looking = {name: law.observer(case, world) for name, law in laws.items()}
+    observers = {name: law.observer(case, world) for name, law in laws.items()}
     clients = TinyClients(world.layout, probe=world.probe)
 
-    def each(tell: Callable[[Observer], None]) -> None:
-        for name, observer in list(looking.items()):
+    def notify(call: Callable[[Observer], None]) -> None:
+        for name, observer in list(observers.items()):
             try:
-                tell(observer)
+                call(observer)
             except Exception as error:
                 broken[name] = error if isinstance(error, LawBroken) else to_crash(error)
-                del looking[name]
-        if not looking:
-            raise LawBroken("nobody looks on any more")
+                del observers[name]
+        if not observers:
+            raise LawBroken("all observers have ended")
 
     def train(job: Job) -> Result:
-        each(lambda observer: observer.training(job))
+        notify(lambda observer: observer.training(job))
         result = clients(job)
-        each(lambda observer: observer.trained(job, result))
+        notify(lambda observer: observer.trained(job, result))
         return result
 
     def watch(engine: ScriptedEngine, entry: LogEntry) -> None:
-        each(lambda observer: observer.answered(engine, entry))
+        notify(lambda observer: observer.answered(engine, entry))
 
     try:
         engine = play(case.strategy, case.script, world, train=train, watch=watch)
-        each(lambda observer: observer.played(engine))
+        notify(lambda observer: observer.played(engine))
     except Exception as error:
-        broken |= {name: to_crash(error) for name in looking}
+        broken |= {name: to_crash(error) for name in observers}
     return broken
 
 
 def to_crash(error: Exception) -> Crashed:
-    """What is raised in its place, with the notes of where it happened."""
-    crashed = Crashed(describe_error(error))
-    crashed.__cause__ = error
-    return crashed
+    """Convert an error of the strategy to Crashed, with its notes."""
+    crash = Crashed(describe_error(error))
+    crash.__cause__ = error
+    return crash
 
 
 def describe_error(error: Exception) -> str:
+    """Return type, message and notes of an error in one line."""
     return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])

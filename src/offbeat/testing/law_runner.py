@@ -1,4 +1,4 @@
-"""Run every law on many scripts, and show the smallest script that breaks one."""
+"""Check all laws on many scripts, and report the smallest script that breaks a law."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from offbeat.testing.tiny_worlds import tiny_world
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of one law."""
+    """The result of checking one law."""
 
     law: str
     meaning: str
     passed: bool
-    scripts: int  # how many it was tried on
+    scripts: int  # number of scripts that were played
     message: str = ""
-    script: Script | None = None  # the smallest that breaks it
-    world: World | None = None  # where it does
+    script: Script | None = None  # the smallest script found that breaks the law
+    world: World | None = None  # the world of that script
 
     def __str__(self) -> str:
         line = f"{'kept  ' if self.passed else 'BROKEN'}  {self.law}: {self.meaning}"
@@ -34,16 +34,16 @@ class Finding:
         if self.script is not None and self.world is not None:
             steps = format_script(self.script) or "(no step at all)"
             line += f"\n  smallest script, with {len(self.world.clients)} clients at the start:\n" + _indent(steps)
-        return f"{line}\n  cure: {self.advice}" if self.advice else line
+        return f"{line}\n  cure: {self.cure}" if self.cure else line
 
     @property
-    def advice(self) -> str:
-        """What does it right; nothing where the law is kept."""
+    def cure(self) -> str:
+        """Advice on how to keep a broken law; empty if it is kept."""
         return "" if self.passed else LAW_ADVICE.get(self.law, "")
 
 
 def tiny_worlds(seed: int = 0) -> list[World]:
-    """The worlds scripts are played in, in turn: statistics last, none, in between; both precisions."""
+    """Return worlds with statistics at the end, without statistics, and with statistics between params."""
     return [
         tiny_world(3, torch.float64, buffers=True, seed=seed),
         tiny_world(4, torch.float64, buffers=False, seed=seed),
@@ -52,7 +52,7 @@ def tiny_worlds(seed: int = 0) -> list[World]:
 
 
 def random_scripts(number: int, seed: int = 0, length: int = 24) -> list[Script]:
-    """Scripts of every pattern in turn: calm, with losses, with newcomers, with refusals."""
+    """Generate scripts of all patterns in turn: calm, losses, newcomers, refusals."""
     patterns = list(PATTERNS)
     return [random_script(patterns[n % len(patterns)], seed + n // len(patterns), length) for n in range(number)]
 
@@ -65,7 +65,7 @@ def check(
     worlds: Sequence[World] | None = None,
     laws: Mapping[str, Law] = LAWS,
 ) -> list[Finding]:
-    """One finding a law. Worlds are taken in turn, so that each pattern meets each world."""
+    """Check laws on random or given scripts, and return one finding per law. Scripts use the worlds in turn."""
     played = random_scripts(scripts, seed) if isinstance(scripts, int) else list(scripts)
     where = list(worlds) if worlds is not None else tiny_worlds(seed)
     broken, crashes = dict[str, Finding](), {name: list[Crashed]() for name in laws}
@@ -80,7 +80,7 @@ def check(
 
 
 def _tried(laws: Mapping[str, Law], case: Case) -> dict[str, LawBroken]:
-    """How each law was broken that was. Those that only look on share one play."""
+    """Return the broken laws with their errors. Observer laws share one run of the script."""
     broken = observe({name: law for name, law in laws.items() if isinstance(law, ObserverLaw)}, case)
     for name, law in laws.items():
         if not isinstance(law, ObserverLaw):
@@ -94,7 +94,7 @@ def _tried(laws: Mapping[str, Law], case: Case) -> dict[str, LawBroken]:
 def _unbroken(name: str, law: Law, scripts: int, crashes: list[Crashed]) -> Finding:
     if scripts and len(crashes) == scripts:
         return Finding(
-            name, describe_law(law), False, scripts, f"not judged, every script ended in an error: {crashes[-1]}"
+            name, describe_law(law), False, scripts, f"not checked, every script ended in an error: {crashes[-1]}"
         )
     return Finding(name, describe_law(law), True, scripts)
 
@@ -110,7 +110,7 @@ def _smallest(name: str, law: Law, case: Case, tried: int) -> Finding:
         return None
 
     small = shrink(case.script, lambda candidate: broken(candidate) is not None)
-    message = broken(small) or "it broke once and then not again: the strategy depends on something outside its state"
+    message = broken(small) or "it failed once and not again: the strategy depends on something outside its state"
     return Finding(name, describe_law(law), False, tried, message, small, case.given_world)
 
 
@@ -119,22 +119,21 @@ def _indent(text: str) -> str:
 
 
 LAW_ADVICE: Mapping[str, str] = {
-    "legal answers": "offbeat.core.protocol says what each event means and which actions may answer it; "
-    "parts.selection.serve answers every event with legal dispatches",
-    "same actions": "no clock, no random: draw with offbeat.core.draws, from state.seed and a counter in the state",
+    "legal answers": "see offbeat.core.protocol for the meaning of events and the legal actions; "
+    "parts.selection.serve returns legal dispatches for every event",
+    "same actions": "use no clock and no `random`: draw with offbeat.core.draws, state.seed and a counter in the state",
     "nothing in place": "make a new tensor (state.model + x, torch.lerp), not add_ or += on one that was published "
     "or received",
-    "versions": "parts.server.ServerState: `return [state.publish(model)]` stores, counts and commits at once",
-    "base versions": "dispatch state.model as it is, after the version was counted: parts.server.ServerState.publish",
-    "buffers and counters": "BatchNorm's statistics are no directions: parts.statistics.mix writes them into a new "
-    "model (parts.buffer.Buffer has them gathered)",
+    "versions": "parts.server_state.ServerState: `return [state.publish(model)]` stores, counts and commits at once",
+    "base versions": "dispatch state.model after the version was counted: parts.server_state.ServerState.publish",
+    "buffers and counters": "write statistics into the new model with parts.buffer_statistics.mix "
+    "(parts.vector_sums.WeightedSum collects them)",
     "no client leaks": "parts.selection: a state that inherits Seated and `serve(state, event, …)` for every event, "
-    "also ClientLost and timers",
-    "resume": "a state of plain dataclasses, numbers, tensors, lists and dicts, all of it in fields: no sets, no "
-    "closures, nothing kept outside",
-    "client half": "offbeat.core.protocol.LocalRule says what a rule promises; its result may depend on its "
-    "arguments alone",
-    "stacks": "write the rule so that it works along the last axis (parts.proximal does), or set `stacks = False`",
-    "finite": "parts.server_opt and parts.statistics stay finite; divide before you add, and never square a norm "
-    "that may be huge",
+    "including ClientLost and timers",
+    "resume": "store everything in fields of the state: dataclasses, numbers, tensors, lists and dicts; no sets, "
+    "no closures, no global variables",
+    "client half": "see offbeat.core.protocol.LocalRule; the result of a rule may depend only on its arguments",
+    "stacks": "write the rule so that it works along the last axis (as in parts.proximal), or set `stacks = False`",
+    "finite": "parts.server_optimizers and parts.buffer_statistics stay finite; divide before adding, and do not "
+    "square a norm that may be very large",
 }

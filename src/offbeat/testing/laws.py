@@ -1,7 +1,7 @@
-"""The laws every strategy keeps: `law(strategy, script, world)` returns or raises LawBroken.
+"""The laws that every strategy keeps: `law(strategy, script, world)` returns or raises LawBroken.
 
-Most only look on while a script is played, and `check` lets them share one play (`observing.py`); the others play it in
-their own way. The first line of a law's docstring is its meaning in words.
+Most laws observe the run of a script, and `check` lets them share one run (`law_observers.py`); the others play the
+script themselves. The first line of a law's docstring describes the law.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ Law = Callable[[Strategy, Script, World | None], None]
 
 
 class LegalAnswers(Observer):
-    """it answers every event, and asks only for what is allowed"""
+    """The strategy answers every event and returns only legal actions."""
 
     def played(self, engine: ScriptedEngine) -> None:
-        engine.finish()  # at the end, too
+        engine.finish()  # also at the end of a run
 
 
 class SameActions(Observer):
-    """the same events give the same actions, again and in a fresh copy"""
+    """The same events give the same actions, in a second run and in a new instance."""
 
     def played(self, engine: ScriptedEngine) -> None:
         case = self.case
-        _compare(engine.log, lambda: play(case.strategy, case.script, case.world()).log, "played a second time")
-        # a store may hand out copies (from disk, from another device): the method must not notice
+        _compare(engine.log, lambda: play(case.strategy, case.script, case.world()).log, "in a second run")
+        # a store may return copies (from disk, from another device), which must not change the result
         copying = replace(case.world(), store=lambda name: CopyingStore())
-        how = "played by a fresh copy, whose stores copy what they hold"
+        how = "in a new instance with stores that return copies"
         _compare(engine.log, lambda: play(copy_strategy(case.strategy), case.script, copying).log, how)
 
 
 class NothingInPlace(Observer):
-    """a tensor that was published or received is never changed in place"""
+    """A tensor that was published or received is never changed in place."""
 
     def begin(self) -> None:
-        self.held: dict[int, tuple[str, Tensor, Tensor]] = {}
+        self.tensors: dict[int, tuple[str, Tensor, Tensor]] = {}
         self._hold("the initial model", self.world.model)
 
     def trained(self, job: Job, result: Result) -> None:
@@ -58,9 +58,9 @@ class NothingInPlace(Observer):
             self._hold(f"{name!r} of client {job.client}, ticket {job.ticket}", extra)
 
     def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
-        for what, tensor, before in self.held.values():
+        for what, tensor, before in self.tensors.values():
             if not torch.equal(tensor, before):
-                raise LawBroken(f"{what} was changed in place, while answering: {describe_event(entry.event)}")
+                raise LawBroken(f"{what} was changed in place by the answer to: {describe_event(entry.event)}")
         version = entry.version - sum(isinstance(action, Commit) for action in entry.actions)
         for action in entry.actions:
             if isinstance(action, Commit):
@@ -72,18 +72,18 @@ class NothingInPlace(Observer):
                     self._hold(f"extras[{name!r}] sent to client {action.client} at {engine.now:g} s", extra)
 
     def _hold(self, what: str, tensor: Tensor) -> None:
-        self.held.setdefault(id(tensor), (what, tensor, tensor.clone()))
+        self.tensors.setdefault(id(tensor), (what, tensor, tensor.clone()))
 
 
 class VersionsAgree(Observer):
-    """state.version counts the Commits, and state.model is the tensor of the last one"""
+    """The field state.version counts the Commits, and state.model is the tensor of the last one."""
 
     seen = 0
 
     def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
         state, when = engine.state, f", after: {describe_event(entry.event)}"
         if state.version < self.seen:
-            raise LawBroken(f"state.version went back from {self.seen} to {state.version}{when}")
+            raise LawBroken(f"state.version decreased from {self.seen} to {state.version}{when}")
         self.seen = state.version
         if state.version != entry.version:
             raise LawBroken(f"state.version is {state.version} after {entry.version} Commits{when}")
@@ -93,17 +93,19 @@ class VersionsAgree(Observer):
         dtype = self.world.model.dtype
         for action in entry.actions:
             if isinstance(action, (Commit, Dispatch)) and action.model.dtype != dtype:
-                raise LawBroken(f"{describe_event(action)} is {action.model.dtype}, the model given was {dtype}{when}")
+                raise LawBroken(
+                    f"{describe_event(action)} has dtype {action.model.dtype}, the initial model {dtype}{when}"
+                )
 
 
 class NoBaseFromTheFuture(Observer):
-    """no update's base is newer than the version it was sent under"""
+    """The base of an update is never newer than the version it was sent with."""
 
     def begin(self) -> None:
         self.known = 0  # state.version before the event
-        self.born: dict[int, int] = {id(self.world.model): 0}  # committed tensor -> its first version
-        self.kept: list[Tensor] = []  # alive, so that no other tensor takes over an id
-        self.sent: list[tuple[Tensor, int, int]] = []  # (model, version it was sent under, client)
+        self.first_version: dict[int, int] = {id(self.world.model): 0}  # id of a committed tensor -> its version
+        self.committed: list[Tensor] = []  # kept alive, so that ids are not reused
+        self.sent: list[tuple[Tensor, int, int]] = []  # (model, version it was sent with, client)
 
     def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
         event, when = entry.event, f", after: {describe_event(entry.event)}"
@@ -115,18 +117,19 @@ class NoBaseFromTheFuture(Observer):
         for action in entry.actions:
             if isinstance(action, Commit):
                 version += 1
-                self.born.setdefault(id(action.model), version)
-                self.kept.append(action.model)
+                self.first_version.setdefault(id(action.model), version)
+                self.committed.append(action.model)
             elif isinstance(action, Dispatch):
                 self.sent.append((action.model, version, action.client))
         for model, under, client in self.sent:
-            if self.born.get(id(model), 0) > under:
-                text = f"client {client} was sent the model of version {self.born[id(model)]} under version {under}"
-                raise LawBroken(f"{text}: Commit goes before the Dispatch that carries it{when}")
+            if self.first_version.get(id(model), 0) > under:
+                newer = self.first_version[id(model)]
+                text = f"client {client} was sent the model of version {newer} with version {under}"
+                raise LawBroken(f"{text}: put the Commit before the Dispatch of its model{when}")
 
 
 class StatisticsInHull(Observer):
-    """buffers stay between the smallest and largest contributor, counters never fall or overshoot"""
+    """Buffers stay between the smallest and largest contributor; counters never decrease or exceed the maximum."""
 
     def begin(self) -> None:
         self.low, self.high = self.world.model.clone(), self.world.model.clone()
@@ -149,7 +152,7 @@ class StatisticsInHull(Observer):
             low, high, part = self.low[s.start : s.stop], self.high[s.start : s.stop], model[s.start : s.stop]
             if s.kind != "param" and not bool((part >= low).all() and (part <= high).all()):
                 hull = f"{low.tolist()} to {high.tolist()}"
-                raise LawBroken(f"{s.kind} {s.name!r} {what} is {part.tolist()}, its contributors lie within {hull}")
+                raise LawBroken(f"{s.kind} {s.name!r} {what} is {part.tolist()}, its contributors are within {hull}")
 
     def _count(self, model: Tensor, when: str) -> None:
         for a, b in self.world.layout.counters:
@@ -160,21 +163,21 @@ class StatisticsInHull(Observer):
 
 
 class ResumeContinues(Observer):
-    """a state saved and loaded after every event goes on as if nothing had happened"""
+    """A state that is saved and loaded after every event continues identically."""
 
     def played(self, engine: ScriptedEngine) -> None:
         case = self.case
 
         def save_and_load(engine: ScriptedEngine, entry: LogEntry) -> None:
             again = copy_strategy(case.strategy)
-            engine.coordinator.hand_over(again, reload_state(again, engine.state, engine.world))
+            engine.coordinator.driver.replace_strategy(again, reload_state(again, engine.state, engine.world))
 
         how = "saved and loaded after every event"
         _compare(engine.log, lambda: play(case.strategy, case.script, case.world(), watch=save_and_load).log, how)
 
 
 class ClientHalfKeepsItsWord(Observer):
-    """a job uploads the extras its rule promised, keeps the memory it named, and gives the same result twice"""
+    """A job uploads the extras its rule declares, keeps the memory it names, and is repeatable."""
 
     def training(self, job: Job) -> None:
         self.before = TinyClients(self.world.layout, probe=self.world.probe)(job)
@@ -182,20 +185,20 @@ class ClientHalfKeepsItsWord(Observer):
     def trained(self, job: Job, result: Result) -> None:
         rule, who = job.work.rule, f"the rule {job.work.rule!r} of client {job.client}"
         if not identical(self.before, result):
-            raise LawBroken(f"{who} gave two results for one job: a job is a pure function")
+            raise LawBroken(f"{who} gave two different results for one job: a job is a pure function")
         if rule is None:
             return
-        promised = dict(rule.uploads(self.world.layout))
-        given = {name: extra.numel() for name, extra in result.extras.items()}
-        if given != promised:
-            raise LawBroken(f"{who} promised uploads {promised}, and gave {given}")
-        strange = sorted(set(result.memory) - set(rule.memory))
-        if strange:
-            raise LawBroken(f"{who} keeps {strange}, its memory names {list(rule.memory)}")
+        declared = dict(rule.uploads(self.world.layout))
+        uploaded = {name: extra.numel() for name, extra in result.extras.items()}
+        if uploaded != declared:
+            raise LawBroken(f"{who} declares the uploads {declared} and returned {uploaded}")
+        undeclared = sorted(set(result.memory) - set(rule.memory))
+        if undeclared:
+            raise LawBroken(f"{who} keeps {undeclared}, its memory declares {list(rule.memory)}")
 
 
 class RulesStack(Observer):
-    """a client rule does to each client of a stack what it does to one alone (or says `stacks = False`)"""
+    """A client rule gives the same results in a stack of clients as alone, or sets `stacks = False`."""
 
     def begin(self) -> None:
         self.jobs: list[Job] = []
@@ -206,30 +209,30 @@ class RulesStack(Observer):
     def played(self, engine: ScriptedEngine) -> None:
         clients = TinyClients(self.world.layout, probe=self.world.probe)
         for group in group_stackable(self.jobs):
-            own = vary_steps(clients, group)
+            varied = vary_steps(clients, group)
             try:
-                stacked = train_stacked(own, group)
+                stacked = train_stacked(varied, group)
             except Exception as error:
                 rule = group[0].work.rule
                 raise LawBroken(f"the rule {rule!r} cannot take a stack of clients: {describe_error(error)}") from error
-            for one, job, result in zip(own, group, stacked, strict=True):
-                if (wrong := find_difference(one(job), result)) is not None:
+            for client, job, result in zip(varied, group, stacked, strict=True):
+                if (difference := find_difference(client(job), result)) is not None:
                     who = f"the rule {job.work.rule!r} gives client {job.client}"
-                    raise LawBroken(f"{who} another {wrong} in a stack than alone")
+                    raise LawBroken(f"{who} another {difference} in a stack than alone")
 
 
-# ---------------------------------------------------------------- laws with a play of their own
+# ---------------------------------------------------------------- laws that play the script themselves
 
 
 def no_client_leaks(strategy: Strategy, script: Script, world: World | None = None, turns: int | None = None) -> None:
-    """every reachable client is offered work again, whoever was lost, refused, left or joined before"""
+    """Every reachable client is offered work again, after any losses, refusals, departures and arrivals."""
     try:
         engine = play(strategy, script, Case(strategy, script, world).world())
         _serve_everyone(engine, turns, "after the script")
         for client in sorted(engine.ledger.absent):
             if engine.stopped is None:
                 engine.ready(client)
-        _serve_everyone(engine, turns, "after the script, once all who had left are back")
+        _serve_everyone(engine, turns, "after the script, when all clients are back")
     except LawBroken:
         raise
     except Exception as error:
@@ -237,20 +240,20 @@ def no_client_leaks(strategy: Strategy, script: Script, world: World | None = No
 
 
 def finite_whatever_is_sent(strategy: Strategy, script: Script, world: World | None = None) -> None:
-    """no update the gate admits, however large, makes the state, a model or a dispatch that is not finite"""
+    """State, models and dispatches stay finite for all updates that the gate admits, however large."""
     case = Case(strategy, script, world)
     world = case.world()
 
     def watch(engine: ScriptedEngine, entry: LogEntry) -> None:
-        held = {f"state.{name}": value for name, value in saved_fields(engine.state).items()}
+        values = {f"state.{name}": value for name, value in saved_fields(engine.state).items()}
         for action in entry.actions:
             if isinstance(action, Commit):
-                held["the model committed"] = action.model
+                values["the model committed"] = action.model
             elif isinstance(action, Dispatch):
-                held[f"what is sent to client {action.client}"] = (action.model, action.work.extras)
+                values[f"the dispatch to client {action.client}"] = (action.model, action.work.extras)
             elif isinstance(action, Note):
-                held[describe_event(action)] = action.values
-        if (name := find_not_finite(held)) is not None:
+                values[describe_event(action)] = action.values
+        if (name := find_not_finite(values)) is not None:
             raise LawBroken(f"{name} is not finite, after: {describe_event(entry.event)}")
 
     clients = LargeClients(TinyClients(world.layout, probe=world.probe))
@@ -259,7 +262,7 @@ def finite_whatever_is_sent(strategy: Strategy, script: Script, world: World | N
     except LawBroken:
         raise
     except Exception as error:
-        ObserverLaw(Observer)(strategy, script, case.given_world)  # what raises anyway is no matter of size
+        ObserverLaw(Observer)(strategy, script, case.given_world)  # reports errors that do not depend on the size
         raise LawBroken(f"with updates as large as the gate admits: {describe_error(error)}") from error
 
 
@@ -279,11 +282,11 @@ LAWS: Mapping[str, Law] = {
 
 
 def describe_law(law: Law) -> str:
-    """A law in words."""
+    """Return the first line of a law's docstring."""
     return (law.__doc__ or "").partition("\n")[0]
 
 
-# ---------------------------------------------------------------- what they compare and serve
+# ---------------------------------------------------------------- helpers
 
 
 def _compare(expected: list[LogEntry], again: Callable[[], list[LogEntry]], how: str) -> None:
@@ -291,17 +294,17 @@ def _compare(expected: list[LogEntry], again: Callable[[], list[LogEntry]], how:
         log = again()
     except Exception as error:
         raise LawBroken(f"{how}: {describe_error(error)}") from error
-    for one, two in zip(expected, log, strict=False):
-        if not identical(one, two):
-            first, second = str(one), str(two)
-            values = " (the same but for the numbers)" if first == second else ""
-            raise LawBroken(f"{how}, it answered otherwise{values}\n  before: {first}\n  now:    {second}")
+    for before, after in zip(expected, log, strict=False):
+        if not identical(before, after):
+            first, second = str(before), str(after)
+            values = " (only numbers differ)" if first == second else ""
+            raise LawBroken(f"{how}, the answer differs{values}\n  before: {first}\n  now:    {second}")
     if len(expected) != len(log):
-        raise LawBroken(f"{how}, {len(log)} events followed instead of {len(expected)}")
+        raise LawBroken(f"{how}, there were {len(log)} events instead of {len(expected)}")
 
 
 def _serve_everyone(engine: ScriptedEngine, turns: int | None, when: str) -> None:
-    """Let everybody answer, turn by turn, until each reachable client has been sent work once more."""
+    """Let all clients report repeatedly until each reachable client was sent work once more."""
     ledger = engine.ledger
     before = dict(ledger.job_counts)
     waiting = [client for client in sorted({*ledger.clients, *ledger.newcomers}) if client not in ledger.absent]
@@ -312,7 +315,7 @@ def _serve_everyone(engine: ScriptedEngine, turns: int | None, when: str) -> Non
         if not waiting or engine.stopped is not None:
             return
         if engine.stands_still:
-            raise LawBroken(f"{when}, nobody is at work and no timer is set: clients {waiting} wait for ever")
+            raise LawBroken(f"{when}, no client is at work and no timer is set: clients {waiting} wait for ever")
         if not ledger.open_jobs:
             engine.advance(min(engine.timers.values()))
             continue
@@ -320,5 +323,4 @@ def _serve_everyone(engine: ScriptedEngine, turns: int | None, when: str) -> Non
         for client in sorted(ledger.open_tickets):
             if engine.stopped is None:
                 engine.arrive(client)
-    vain = f"{turns} turns went by in which everybody answered"
-    raise LawBroken(f"{when}, {vain}, and clients {waiting} were never sent work")
+    raise LawBroken(f"{when}, all clients reported {turns} times, and clients {waiting} were never sent work")

@@ -1,14 +1,14 @@
-"""A scripted engine: drive any strategy by hand, event by event, under the same rules as the real engines.
+"""The scripted engine: drive a strategy event by event, under the same rules as the other engines.
 
     engine = ScriptedEngine(FedAsync(alpha=0.5), tiny_world(clients=2))
-    engine.start()                          # everyone reports ready at time 0
-    engine.arrive(0, at=3.0)                # client 0 trains and answers
+    engine.start()                          # all clients report ready at time 0
+    engine.arrive(0, at=3.0)                # client 0 trains and reports
     engine.lose(1, at=4.0, reachable=False)
     engine.advance(10.0)                    # time passes, timers fire
-    print(engine)                           # what happened, one line an event
+    print(engine)                           # the log, one line per event
 
-Calls without `at` happen at this very instant, and an instant has an order: updates, losses, clients coming back,
-each by client; timers last, when the clock moves on or `advance()` ends the instant.
+Calls without `at` happen at the current time. Events of the same time have an order: updates, losses, clients coming
+back, each by client; timers fire last, when the clock moves on or `advance()` ends the instant.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from offbeat.engine.coordinator import Coordinator
 from offbeat.testing.tiny_worlds import TinyClients, with_probe
 
 ARRIVE, LOST, READY = range(3)  # the order within one instant
-ENDLESS = 1000  # timers at one instant before it counts as never ending
+MAX_TIMERS = 1000  # timers that may fire at one instant
 
 
 class ScriptError(Exception):
-    """The script, not the strategy, asked for something that cannot happen."""
+    """The script, not the strategy, contains an impossible event."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One event, what the strategy answered, and the version after that."""
+    """An event, the answer of the strategy, and the version afterwards."""
 
     event: Event
     actions: tuple[Action, ...]
@@ -52,23 +52,25 @@ OnAnswer = Callable[["ScriptedEngine", LogEntry], None]
 
 
 class ScriptedEngine:
+    """An engine whose events are method calls."""
+
     def __init__(
         self,
         strategy: Strategy,
         world: World,
-        train: Callable[[Job], Result] | None = None,  # how a client answers when the script gives no local model
-        watch: OnAnswer | None = None,  # called after each answer was booked
+        train: Callable[[Job], Result] | None = None,  # trains clients when the script gives no local model
+        watch: OnAnswer | None = None,  # called after each answer
         now: float = 0.0,
     ) -> None:
         self.world = with_probe(world, strategy)
         self.now = now
         self.log: list[LogEntry] = []
-        self.timers: dict[str, float] = {}  # in the order in which they were set
+        self.timers: dict[str, float] = {}  # in the order they were set
         self.examples = dict(world.clients)
         self._train = train or TinyClients(world.layout, probe=self.world.probe)
         self._watch = watch
-        self._last = (-1, -1)  # (kind, client) of this instant's last event
-        self.coordinator = Coordinator(strategy, self.world, num_examples=self._holds, heard=self._heard)
+        self._last = (-1, -1)  # (kind, client) of the last event of this instant
+        self.coordinator = Coordinator(strategy, self.world, num_examples=self._holds, observer=self._heard)
         self.coordinator.begin(now, away=self.world.clients)
 
     @property
@@ -81,7 +83,7 @@ class ScriptedEngine:
 
     @property
     def model(self) -> Tensor:
-        """Of the last Commit."""
+        """The model of the last Commit."""
         return self.coordinator.model
 
     @property
@@ -90,37 +92,37 @@ class ScriptedEngine:
 
     @property
     def memory(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """What client rules keep between jobs."""
-        return self.coordinator.memories
+        """The memory that client rules keep between jobs."""
+        return self.coordinator.driver.memories
 
     @property
     def stopped(self) -> str | None:
-        """The reason the strategy gave, or that it is over."""
-        return self.coordinator.reason
+        """The reason for which the run ended, or None."""
+        return self.coordinator.stop_reason
 
-    # ------------------------------------------------------------ what may happen
+    # ------------------------------------------------------------ events
 
     def start(self) -> None:
-        """Everyone known reports ready."""
+        """Let all clients of the world report ready."""
         for client in sorted(self.world.clients):
             if self.stopped is None:
                 self.ready(client)
 
     def ready(self, client: int, *, at: float | None = None, num_examples: int | None = None) -> None:
-        """A known client that was not reachable (nobody is before the start) can take work."""
+        """A known client that was unreachable (as all are before the start) can take work."""
         self._happens(READY, client, at)
         if client not in self.ledger.absent:
-            why = "reachable already" if self.ledger.is_known(client) else "unknown: it may join"
+            why = "reachable already" if self.ledger.is_known(client) else "unknown: use join"
             raise ScriptError(f"client {client} cannot become ready: it is {why}")
         self._appears(client, num_examples)
 
     back = ready
 
     def join(self, client: int, *, at: float | None = None, num_examples: int | None = None) -> None:
-        """A client nobody knew appears."""
+        """A new client appears."""
         self._happens(READY, client, at)
         if self.ledger.is_known(client):
-            raise ScriptError(f"client {client} is known: it may come back, not join")
+            raise ScriptError(f"client {client} is known: use back, not join")
         self._appears(client, num_examples)
 
     def arrive(
@@ -134,10 +136,10 @@ class ScriptedEngine:
         extras: Mapping[str, Tensor] | None = None,
         reachable: bool = True,
     ) -> None:
-        """The client's update arrives: what it trained, or the `local` given. Unreachable: then it is gone."""
+        """The client's update arrives, trained or given by `local`; if not reachable, the client leaves afterwards."""
         self._happens(ARRIVE, client, at)
         job = self._job(client)
-        result = self._train(job) if local is None else self._given(job, local)
+        result = self._train(job) if local is None else self._to_result(job, local)
         result = replace(
             result,
             num_examples=result.num_examples if num_examples is None else num_examples,
@@ -147,55 +149,55 @@ class ScriptedEngine:
         self.coordinator.answered(self.now, job.ticket, result, self._back(reachable))
 
     def lose(self, client: int, *, at: float | None = None, reachable: bool = True) -> None:
-        """The client will not answer its ticket: it crashed, or its job raised."""
+        """The client will not answer its ticket, because it crashed or its job failed."""
         self._lost(client, at, reachable)
         if not reachable and self.stopped is None:
             self.coordinator.left(self.now, client)
 
     def expire(self, client: int, *, at: float | None = None) -> None:
-        """The ticket timed out while the client still works on it: nothing more is heard until it is `back`."""
+        """The ticket times out while the client works on it; the client is unreachable until `back`."""
         self._lost(client, at, reachable=False)
 
     def refuse(self, client: int, *, at: float | None = None) -> None:
-        """The client answers, the admission gate refuses it: the strategy hears of a loss, the work is for nothing."""
+        """The client reports and the admission gate refuses the update; the strategy receives ClientLost."""
         if at is not None:
             self.move(at)
         self._train(self._job(client))
         self.lose(client)
 
     def leave(self, client: int, *, at: float | None = None) -> None:
-        """An idle client goes away."""
+        """An idle client leaves."""
         self._happens(LOST, client, at)
         if not self.ledger.is_idle(client):
-            raise ScriptError(f"client {client} is not idle: only an idle client leaves, one at work is lost")
+            raise ScriptError(f"client {client} is not idle: use lose for a client at work")
         self.coordinator.left(self.now, client)
 
     def finish(self) -> list[Action]:
-        """The run ends here: what the strategy asks at the end, carried out."""
+        """End the run and return the last actions of the strategy."""
         self._end_instant()
-        actions = self.coordinator.finish(self.now)
+        actions = self.coordinator.driver.finish(self.now)
         if actions and self.state.model is not self.model:
             raise ProtocolError("finish: state.model is not the tensor of the last Commit")
-        self.coordinator.end("the run is over")
+        self.coordinator.driver.end("the run is over")
         return actions
 
     def move(self, to: float) -> None:
-        """Let time pass up to `to`; what happens there comes before the timers due there."""
+        """Advance the time to `to`, firing the timers before but not at `to`."""
         if to < self.now:
-            raise ScriptError(f"time {to} lies before now, {self.now}")
+            raise ScriptError(f"time {to} is before now, {self.now}")
         while self.now < to and self.stopped is None:
             self._end_instant()
             self.now = min(to, min(self.timers.values(), default=inf))
             self._last = (-1, -1)
 
     def advance(self, to: float | None = None) -> None:
-        """Let time pass up to `to` (or just end this instant), with every timer that is due on the way and then."""
+        """Advance the time to `to`, or end this instant, and fire all timers due until then."""
         self.move(self.now if to is None else to)
         self._end_instant()
 
     @property
     def stands_still(self) -> bool:
-        """Nothing can happen any more unless a client comes back or joins."""
+        """Whether nothing can happen any more unless a client comes back or joins."""
         return not self.ledger.open_jobs and not self.timers
 
     # ------------------------------------------------------------ the rules of an instant
@@ -204,26 +206,27 @@ class ScriptedEngine:
         if at is not None:
             self.move(at)
         if self.stopped is not None:
-            raise ScriptError(f"nothing happens any more: {self.stopped}")
+            raise ScriptError(f"the run has ended: {self.stopped}")
         if (kind, client) <= self._last:
             order = "updates, losses, clients coming back, each by client"
-            late = f"out of order at {self.now:g} s for client {client}"
-            raise ScriptError(f"{late}: an instant has {order}; or give a later `at`")
+            raise ScriptError(
+                f"out of order at {self.now:g} s for client {client}: the order is {order}; or give a later `at`"
+            )
         self._last = (kind, client)
 
     def _end_instant(self) -> None:
-        """Fire the timers of this instant, those set meanwhile too; an update with now == at has gone first."""
-        for _ in range(ENDLESS):
-            due = min(self.timers, key=self.timers.__getitem__, default=None)  # of equal ones the first that was set
+        """Fire the timers of this instant, including those set meanwhile."""
+        for _ in range(MAX_TIMERS):
+            due = min(self.timers, key=self.timers.__getitem__, default=None)  # among equals the first that was set
             due = None if due is None or self.timers[due] > self.now else due
             if due is None or self.stopped is not None:
                 self._last = (-1, -1)
                 return
             del self.timers[due]  # a fired timer is gone
-            self.coordinator.fired(self.now, due)
-        raise ProtocolError(f"timer {due!r} is set for now, {self.now:g}, again and again: this instant never ends")
+            self.coordinator.timer_fired(self.now, due)
+        raise ProtocolError(f"timer {due!r} is set for now, {self.now:g}, again and again: the instant never ends")
 
-    # ------------------------------------------------------------ facts and orders
+    # ------------------------------------------------------------ helpers
 
     def _appears(self, client: int, num_examples: int | None) -> None:
         if num_examples is None:
@@ -236,10 +239,10 @@ class ScriptedEngine:
         self.coordinator.expired(self.now, self._job(client).ticket, None, self._back(reachable))
 
     def _heard(self, event: Event, actions: Sequence[Action]) -> None:
-        """Timers are kept; jobs are under way until the script says how they end, and who is away until it says so."""
+        """Record the answer of the strategy and set its timers."""
         for action in actions:
             if isinstance(action, SetTimer) and self.timers.get(action.key) != action.at:
-                self.timers.pop(action.key, None)  # moved: it now counts as the last one set
+                self.timers.pop(action.key, None)  # a moved timer counts as the last one set
                 self.timers[action.key] = action.at
             elif isinstance(action, CancelTimer):
                 self.timers.pop(action.key, None)
@@ -259,7 +262,7 @@ class ScriptedEngine:
             raise ScriptError(f"client {client} has no work: in flight are {sorted(self.ledger.open_tickets)}")
         return self.ledger.open_jobs[self.ledger.open_tickets[client]]
 
-    def _given(self, job: Job, local: Tensor | Sequence[float]) -> Result:
+    def _to_result(self, job: Job, local: Tensor | Sequence[float]) -> Result:
         if not isinstance(local, Tensor):
             local = torch.tensor(local, dtype=self.world.model.dtype)
         return Result(job.ticket, local, job.num_examples, steps=1, memory=job.memory)

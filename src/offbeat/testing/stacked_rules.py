@@ -1,4 +1,4 @@
-"""A client rule must do to a stack of clients what it does to each alone: then many can be trained in one batch."""
+"""Training of tiny clients in a stack, to compare client rules in a stack with those alone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from offbeat.core.jobs import (
 from offbeat.core.protocol import Gradient, LocalJob
 from offbeat.testing.tiny_worlds import Sgd, TinyClients, optimum
 
-RAGGED = 3  # numbers of steps that jobs of a stack take in turn, where their work leaves it open
+STEP_VARIANTS = 3  # different numbers of steps in a stack, for jobs that name none
 
 
 def vary_steps(clients: TinyClients, jobs: Sequence[Job]) -> list[TinyClients]:
-    """The clients of these jobs, some with more steps than others."""
-    return [replace(clients, steps=clients.steps + i % RAGGED) for i in range(len(jobs))]
+    """Return one client per job, with different numbers of steps."""
+    return [replace(clients, steps=clients.steps + i % STEP_VARIANTS) for i in range(len(jobs))]
 
 
 def group_stackable(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs with one rule of their own, and extras of the same shapes; two or more."""
+    """Group jobs with the same rule and the same shapes of extras; groups have two or more jobs."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         rule = job.work.rule
@@ -43,31 +43,31 @@ def group_stackable(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def train_stacked(clients: Sequence[TinyClients], jobs: Sequence[Job]) -> list[Result]:
-    """As `clients[i](jobs[i])`, with `direction` given all of them at once."""
+    """Compute `clients[i](jobs[i])` with a single call of `direction` for all jobs."""
     rule, layout = jobs[0].work.rule or PLAIN_RULE, clients[0].layout
-    alone = [_local_job(own, job) for own, job in zip(clients, jobs, strict=True)]
+    alone = [_local_job(client, job) for client, job in zip(clients, jobs, strict=True)]
     together = stack_jobs(alone)
     centres = torch.stack([optimum(job.seed, job.client, layout.num_params, job.base.dtype) for job in jobs])
     carry = stack_carries([rule.begin(job) for job in alone])
     w, taken = together.start.clone(), [0] * len(jobs)
     for number, phase in enumerate(rule.phases(jobs[0].work)):
-        own = [rule.phases(job.work)[number] for job in jobs]
-        counts = [client.count(one) for client, one in zip(clients, own, strict=True)]
+        phases = [rule.phases(job.work)[number] for job in jobs]
+        counts = [client.count(part) for client, part in zip(clients, phases, strict=True)]
         taken = [before + count for before, count in zip(taken, counts, strict=True)]
-        lr = to_column([job.lr if one.lr is None else one.lr for job, one in zip(alone, own, strict=True)], w)
+        lr = to_column([job.lr if part.lr is None else part.lr for job, part in zip(alone, phases, strict=True)], w)
         _, carry = run_phase(rule, together, phase, lr, w, _steps(counts, centres), Sgd(), carry)
     return [clients[i].end(jobs[i], alone[i], w[i], taken[i], select_carry(carry, i)) for i in range(len(jobs))]
 
 
 def find_difference(alone: Result, stacked: Result) -> str | None:
-    """What of two results is not the same within rounding; None if all is."""
+    """Return the name of the first part in which two results differ by more than rounding, or None."""
     if alone.steps != stacked.steps:
         return "number of steps"
     pairs = {"local model": (alone.local, stacked.local)}
-    for what, one, other in (("extras", alone.extras, stacked.extras), ("memory", alone.memory, stacked.memory)):
-        if one.keys() != other.keys():
+    for what, first, second in (("extras", alone.extras, stacked.extras), ("memory", alone.memory, stacked.memory)):
+        if first.keys() != second.keys():
             return what
-        pairs |= {f"{what}[{name!r}]": (one[name], other[name]) for name in one}
+        pairs |= {f"{what}[{name!r}]": (first[name], second[name]) for name in first}
     tolerance = 1e-9 if alone.local.dtype == torch.float64 else 1e-3
     for name, (a, b) in pairs.items():
         if a.shape != b.shape or not torch.allclose(a, b, rtol=tolerance, atol=tolerance):

@@ -1,4 +1,4 @@
-"""Saved and loaded, copied afresh, equal to the last bit: what the laws compare with."""
+"""Comparison, reloading and checking of states, for the laws."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from offbeat.core.protocol import Strategy, World
-from offbeat.core.snapshot import TensorTable, pack_state, unpack_state
+from offbeat.core.snapshot import TensorTable, pack, pack_state, unpack_state
+from offbeat.core.vector import Layout
 
 
 def reload_state(strategy: Strategy, state: Any, world: World) -> Any:
-    """The state as a checkpoint would bring it back: text and copied tensors, filled into a fresh `init(world)`."""
+    """Save and load a state as a checkpoint does, through text and copied tensors."""
     table = TensorTable()
     text = json.dumps(pack_state(state, table.put))
     copies = [tensor.clone() for tensor in table.tensors]
@@ -24,7 +25,7 @@ def reload_state(strategy: Strategy, state: Any, world: World) -> Any:
 
 
 def identical(a: Any, b: Any) -> bool:
-    """Equal to the last bit, through dataclasses, mappings and sequences."""
+    """Compare two values bit for bit, including dataclasses, mappings and sequences."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if type(a) is not type(b):
@@ -39,5 +40,29 @@ def identical(a: Any, b: Any) -> bool:
 
 
 def copy_strategy(strategy: Any) -> Any:
-    """A new instance with the same hyper-parameters: whatever else was kept on the old one is gone."""
+    """Return a new instance with the same hyper-parameters and without other attributes."""
     return replace(strategy) if is_dataclass(strategy) and not isinstance(strategy, type) else deepcopy(strategy)
+
+
+def find_not_finite(values: Mapping[str, Any]) -> str | None:
+    """Return the name of the first value that contains a number that is not finite."""
+    for name, value in values.items():
+        table = TensorTable()
+        tree = pack(value, table.put)
+        if not all(bool(tensor.isfinite().all()) for tensor in table.tensors) or not _is_finite(tree):
+            return name
+    return None
+
+
+def saved_fields(state: Any) -> dict[str, Any]:
+    """Return the fields of a state by name, without those that `init` provides."""
+    values = {f.name: getattr(state, f.name) for f in fields(state)}
+    return {name: value for name, value in values.items() if not callable(value) and not isinstance(value, Layout)}
+
+
+def _is_finite(tree: Any) -> bool:
+    try:
+        json.dumps(tree, allow_nan=False)
+    except ValueError:
+        return False
+    return True

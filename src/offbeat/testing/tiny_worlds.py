@@ -1,7 +1,7 @@
-"""Tiny worlds: a model of nine numbers, a handful of clients, and a client half that really trains.
+"""Tiny worlds: a model with nine parameters, a few clients, and real local training.
 
-Every number is a multiple of 1/16 and every rate a power of two, so that local training is exact in float64: the
-same bits on every machine, and values short enough to be worked out by hand.
+All numbers are multiples of 1/16 and all rates powers of two, so local training is exact in float64. Results have the
+same bits on every machine and can be computed by hand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATISTICS: tuple[Named, ...] = (("norm.mean", (2,), "buffer"), ("norm.seen", ()
 
 
 def layout_of(entries: Iterable[Named]) -> Layout:
-    """A layout from (name, shape, kind), one after another."""
+    """Build a layout from consecutive (name, shape, kind)."""
     slices: list[Slice] = []
     end = 0
     for name, shape, kind in entries:
@@ -43,14 +43,14 @@ def layout_of(entries: Iterable[Named]) -> Layout:
 
 
 def tiny_layout(buffers: bool = False, in_the_middle: bool = False) -> Layout:
-    """Statistics come last, as `Layout.of` puts them, or between the params, as a layout made by hand may."""
+    """Return the layout of the tiny model, with statistics at the end (as in `Layout.of`) or between params."""
     if not buffers:
         return layout_of(PARAMS)
     return layout_of((*PARAMS[:2], *STATISTICS, *PARAMS[2:]) if in_the_middle else (*PARAMS, *STATISTICS))
 
 
 def sixteenths(count: int, dtype: torch.dtype, seed: int, purpose: str, *counters: int) -> Tensor:
-    """`count` multiples of 1/16 in [-1, 1]."""
+    """Draw `count` multiples of 1/16 in [-1, 1]."""
     return torch.tensor([(below(33, seed, purpose, *counters, i) - 16) / 16 for i in range(count)], dtype=dtype)
 
 
@@ -63,7 +63,7 @@ def tiny_world(
     in_the_middle: bool = False,
     probe: Callable[[Tensor], Tensor] | None = None,
 ) -> World:
-    """Clients 0, 1, ... with 10, 20, ... examples."""
+    """Build a world with clients 0, 1, ... that have 10, 20, ... examples."""
     layout = tiny_layout(buffers, in_the_middle)
     model = sixteenths(layout.size, dtype, seed, "tiny model")
     for a, b in layout.counters:
@@ -73,7 +73,7 @@ def tiny_world(
 
 
 def hand_world(model: Sequence[float], clients: Mapping[int, int], *, statistics: bool = False, seed: int = 0) -> World:
-    """A float64 world for numbers worked by hand: params `w`, and with `statistics` a last buffer and counter."""
+    """Build a float64 world for hand-worked numbers: params `w`, and with `statistics` a buffer and a counter."""
     entries: list[Named] = [("w", (len(model) - 2 * statistics,), "param")]
     if statistics:
         entries += [("mean", (1,), "buffer"), ("seen", (), "counter")]
@@ -81,7 +81,7 @@ def hand_world(model: Sequence[float], clients: Mapping[int, int], *, statistics
 
 
 def with_probe(world: World, strategy: Any) -> World:
-    """The world as it is; with the probe that the strategy's `sketcher` asks for, if it has one and the world none."""
+    """Return the world with a probe built from the strategy's `sketcher`, if it has one and the world has none."""
     sketcher = contract_of(strategy).sketcher
     if sketcher is None or world.probe is not None:
         return world
@@ -90,7 +90,7 @@ def with_probe(world: World, strategy: Any) -> World:
 
     def probe(vector: Tensor) -> Tensor:
         w = layout.trainable(vector)
-        g = w - centre  # of one calibration example, with the loss 0.5 ||w - centre||^2
+        g = w - centre  # gradient of one calibration example with the loss 0.5 ||w - centre||^2
         s = w if sketcher.signal == "parameters" else (g * w - g.square() * w.square() / 2).abs()
         sketch: Tensor = sketcher.sketch(s, seed)
         return sketch
@@ -99,30 +99,30 @@ def with_probe(world: World, strategy: Any) -> World:
 
 
 class CopyingStore(MutableMapping[int, Tensor]):
-    """Per-client tensors copied in and out, as from disk: whoever changes one in place must put it back."""
+    """A store that copies tensors in and out, as a store on disk does."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Tensor] = {}
+        self._tensors: dict[int, Tensor] = {}
 
     def __getitem__(self, client: int) -> Tensor:
-        return self._held[client].clone()
+        return self._tensors[client].clone()
 
     def __setitem__(self, client: int, value: Tensor) -> None:
-        self._held[client] = value.clone()
+        self._tensors[client] = value.clone()
 
     def __delitem__(self, client: int) -> None:
-        del self._held[client]
+        del self._tensors[client]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._held)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
-    """w := w - lr d."""
+    """Plain SGD: w := w - lr d."""
 
     def step(self, w: Tensor, d: Tensor, lr: Rate) -> None:
         if isinstance(lr, Tensor):
@@ -133,15 +133,15 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True)
 class TinyClients:
-    """Clients that train for real: client k minimises 0.5 ||w - c_k||^2 by a few SGD steps, whatever the rule.
+    """Clients that train: client k minimizes 0.5 ||w - c_k||^2 with a few SGD steps and the rule of the job.
 
-    Called with a job, returns its result, like any worker's `train`. Buffers move by at most 1/2, counters count steps.
+    Calling it with a job returns the result. Buffers change by at most 1/2, counters count steps.
     """
 
     layout: Layout
     lr: float = 0.125
     steps: int = 2  # of a job that names none, and of one epoch
-    probe: Callable[[Tensor], Tensor] | None = None  # the world's
+    probe: Callable[[Tensor], Tensor] | None = None  # World.probe
 
     def __call__(self, job: Job) -> Result:
         rule = job.work.rule or PLAIN_RULE
@@ -157,7 +157,7 @@ class TinyClients:
         return self.end(job, local_job, w, steps, carry)
 
     def end(self, job: Job, local_job: LocalJob, w: Tensor, steps: int, carry: Any) -> Result:
-        """What comes of a job that has arrived at w."""
+        """Build the result of a job whose training ended at w."""
         rule = job.work.rule or PLAIN_RULE
         local = self.layout.with_trainable(job.base, w)
         for a, b in self.layout.buffers:
@@ -168,19 +168,19 @@ class TinyClients:
         return Result(job.ticket, local, job.num_examples, steps, extras, memory)
 
     def count(self, phase: Phase) -> int:
-        """How many steps a phase takes."""
+        """Return the number of steps of a phase."""
         return phase.steps if phase.steps is not None else self.steps * (phase.epochs or 1)
 
     def features(self, job: Job, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Four examples of the client: numbers of its own plus the model's first ones; labels go round the classes."""
+        """Return four examples: client-specific numbers plus the first entries of the model, and cyclic labels."""
         matrices = [s.shape for s in self.layout.of_kind("param") if len(s.shape) >= 2]
         classes, width = (matrices[-1][0], prod(matrices[-1][1:])) if matrices else (1, 1)
-        own = sixteenths(4 * width, vector.dtype, job.seed, "tiny features", job.client).view(4, width)
+        features = sixteenths(4 * width, vector.dtype, job.seed, "tiny features", job.client).view(4, width)
         moved = self.layout.trainable(vector)[..., :width]
-        return own + moved.unsqueeze(-2), (torch.arange(4) % classes).expand(*vector.shape[:-1], 4)
+        return features + moved.unsqueeze(-2), (torch.arange(4) % classes).expand(*vector.shape[:-1], 4)
 
 
 @lru_cache(maxsize=1024)
 def optimum(seed: int, client: int, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """c_k, where the client's own loss is smallest. Shared: do not change it."""
+    """Return c_k, the minimum of the client's loss; the tensor is cached, do not change it."""
     return sixteenths(size, dtype, seed, "tiny optimum", client)

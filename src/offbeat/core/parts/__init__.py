@@ -1,1 +1,1 @@
-"""Pieces that two or more papers share. Each is a frozen dataclass of settings, a plain state, or both."""
+"""Components that two or more strategies share: frozen dataclasses of settings, and plain state."""

@@ -1,9 +1,9 @@
-"""Buffers and counters, merged in one way by every method.
+"""Merging of buffers and counters, in the same way for every method.
 
-BatchNorm's running statistics are values, not directions: they are averaged with the method's own non-negative
-weights and mixed into the server's, never projected, never in a norm. torch.lerp stays between its end points even
-in floating point, so a running mean made of lerps never leaves the hull of its contributors. Counters take the
-maximum over the contributors and the server's own value.
+BatchNorm's running statistics are values, not directions. They are averaged with the method's non-negative weights
+and mixed into those of the server, but never projected or included in a norm. torch.lerp stays between its end points
+even in floating point, so a running mean computed with lerp stays between the smallest and largest contributor.
+Counters take the maximum over the contributors and the server.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 from offbeat.core.parts.large_vectors import new_vector
 from offbeat.core.vector import Layout
 
-# with the method's weight, or with omega = 1 and all contributors alike (what APPFL does)
+# use the method's weights, or omega = 1 and equal weights for all contributors (as APPFL)
 Statistics = Literal["mix", "replace"]
 
 
 def mix(layout: Layout, new: Tensor, server: Tensor, local: Tensor, omega: float) -> None:
-    """Write the statistics of `new` (not published yet): buffers (1 - omega) server + omega local, counters max."""
+    """Write the statistics of the unpublished `new`: buffers (1 - omega) server + omega local, counters max."""
     if layout.params_only:
         return
     omega = min(max(omega, 0.0), 1.0)
@@ -34,19 +34,20 @@ def mix(layout: Layout, new: Tensor, server: Tensor, local: Tensor, omega: float
 
 
 def copy_client_statistics(layout: Layout, vector: Tensor, local: Tensor) -> None:
-    """Write a client's own statistics, as values, into the vector of its direction (not published yet)."""
+    """Copy the statistics of a client's model into its unpublished delta or gradient."""
     for a, b in (*layout.buffers, *layout.counters):
         vector[a:b] = local[a:b]
 
 
 @dataclass(slots=True)
 class Contributions:
-    """The weighted mean of several clients' statistics, gathered one by one."""
+    """The weighted mean of several clients' statistics, collected one by one."""
 
-    mean: Tensor | None = None  # whole-vector sized; only buffer and counter entries mean anything
+    mean: Tensor | None = None  # a full vector of which only buffer and counter entries are valid
     weight: float = 0.0
 
     def add(self, layout: Layout, local: Tensor, weight: float) -> None:
+        """Add the statistics of a client's model; weights of 0 or less are ignored."""
         if layout.params_only or weight <= 0:
             return
         self.weight += weight
@@ -60,12 +61,12 @@ class Contributions:
 
     @staticmethod
     def of(layout: Layout, table: Mapping[int, Tensor], weights: Mapping[int, float]) -> Contributions:
-        """The weighted mean over a table of clients; no pass over it where there are no statistics."""
-        found = Contributions()
+        """Return the weighted mean over a table of clients, without a pass over it if there are no statistics."""
+        contributions = Contributions()
         for client in () if layout.params_only else sorted(table):
-            found.add(layout, table[client], weights[client])
-        return found
+            contributions.add(layout, table[client], weights[client])
+        return contributions
 
     def write(self, layout: Layout, new: Tensor, server: Tensor, omega: float = 1.0) -> None:
-        """Write the statistics of `new`; without a contribution they stay the server's."""
+        """Write the statistics of `new`; without contributions they are those of the server."""
         mix(layout, new, server, server if self.mean is None else self.mean, omega)

@@ -1,10 +1,9 @@
-"""Compression of what clients upload: the delta of the trainable entries, in fewer bytes.
+"""Compression of uploads: the delta of the trainable entries in fewer bytes.
 
-`pack` gives the tensors that travel, `unpack` what the receiver makes of them. Half precision rounds; eight bits round
-each block of 256 entries to 127 steps either side of zero, so no entry is off by more than half a step; top-k sends the
-largest entries in absolute value and remembers the rest: error feedback (Seide et al. 2014; Stich et al. 2018,
-"Sparsified SGD with memory"). What was left out of the last accepted upload is added to the next delta, so that nothing
-is lost, only late.
+`pack` returns the tensors to send and `unpack` reconstructs the delta. Half precision rounds. Eight bits round each
+block of 256 entries to 127 steps on either side of zero, so the error is at most half a step. Top-k sends the entries
+with the largest absolute values and uses error feedback (Seide et al. 2014; Stich et al. 2018, "Sparsified SGD with
+memory"): entries left out of the last accepted upload are added to the next delta.
 """
 
 from __future__ import annotations
@@ -20,23 +19,29 @@ from torch import Tensor
 from offbeat.core.errors import ConfigError, DataError, require, unknown_name
 
 BLOCK = 256  # entries that share a scale
-STEPS = 127  # either side of zero
+STEPS = 127  # on either side of zero
 
 Parts = dict[str, Tensor]
 
 
 class Compression(Protocol):
-    feedback: ClassVar[bool]  # is what a packing leaves out kept for the next one?
+    """A method of compression."""
 
-    def pack(self, delta: Tensor) -> Parts: ...
+    feedback: ClassVar[bool]  # whether the compression error is added to the next delta
+
+    def pack(self, delta: Tensor) -> Parts:
+        """Return the tensors to send."""
+        ...
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
-        """The `size` entries these parts stand for. Parts may come from anybody: what does not fit is a DataError."""
+        """Reconstruct `size` entries; raise DataError for parts that do not fit, which may come from any client."""
         ...
 
 
 @dataclass(frozen=True)
 class Uncompressed:
+    """No compression."""
+
     feedback: ClassVar[bool] = False
 
     def pack(self, delta: Tensor) -> Parts:
@@ -51,7 +56,7 @@ class Uncompressed:
 
 @dataclass(frozen=True)
 class Half:
-    """float16: 11 bits of precision, up to 65504."""
+    """Half precision (float16): 11 bits of precision, values up to 65504."""
 
     feedback: ClassVar[bool] = False
 
@@ -70,7 +75,7 @@ class Half:
 
 @dataclass(frozen=True)
 class TopK:
-    """The largest entries, as many as this share of all, rounded up."""
+    """Send this share of the entries, rounded up, with the largest absolute values."""
 
     share: float
     feedback: ClassVar[bool] = True
@@ -89,11 +94,11 @@ class TopK:
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
         places = parts.get("places")
         if places is None or places.dim() != 1 or places.dtype not in (torch.int32, torch.int64):
-            raise DataError("an upload by top-k without places")
+            raise DataError("a top-k upload without places")
         values, places = _part(parts, "values", len(places), dtype), places.long()
         inside = len(places) <= size and bool((places >= 0).all() & (places < size).all())
         if not inside or bool((places[1:] <= places[:-1]).any()):
-            raise DataError(f"an upload by top-k whose places are not increasing within 0..{size - 1}")
+            raise DataError(f"a top-k upload whose places do not increase within 0..{size - 1}")
         return torch.zeros(size, dtype=dtype).index_put_((places,), values)
 
     def __str__(self) -> str:
@@ -102,7 +107,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class EightBit:
-    """x ~ q s with s = max |x| / 127 over its block and q in -127..127."""
+    """Eight bits per entry: x ~ q s with s = max |x| / 127 over its block and q in -127..127."""
 
     feedback: ClassVar[bool] = False
 
@@ -123,7 +128,7 @@ class EightBit:
 
 
 def parse_compression(text: str) -> Compression:
-    """none, half, topk:SHARE or 8bit."""
+    """Create a compression from its name: none, half, topk:SHARE or 8bit."""
     name, colon, share = text.partition(":")
     if name == "topk":
         try:
@@ -138,18 +143,18 @@ def parse_compression(text: str) -> Compression:
     return without_argument[name]()
 
 
-def compress(how: Compression, delta: Tensor, residual: Tensor | None = None) -> tuple[Parts, Tensor | None]:
-    """What travels, and what it leaves to add to the next delta (None: nothing is kept)."""
-    if not how.feedback:
-        return how.pack(delta), None
-    owed = delta if residual is None else delta + residual  # p = delta + e
-    parts = how.pack(owed)
-    return parts, owed - how.unpack(parts, len(owed), owed.dtype)  # e = p - C(p)
+def compress(compression: Compression, delta: Tensor, residual: Tensor | None = None) -> tuple[Parts, Tensor | None]:
+    """Return the tensors to send and the residual to add to the next delta (None without error feedback)."""
+    if not compression.feedback:
+        return compression.pack(delta), None
+    p = delta if residual is None else delta + residual  # p = delta + e
+    parts = compression.pack(p)
+    return parts, p - compression.unpack(parts, len(p), p.dtype)  # e = p - C(p)
 
 
 def _part(parts: Mapping[str, Tensor], name: str, size: int, dtype: torch.dtype) -> Tensor:
     part = parts.get(name)
     if part is None or part.shape != (size,) or part.dtype != dtype:
-        given = "none" if part is None else f"{tuple(part.shape)} of {part.dtype}"
-        raise DataError(f"a compressed upload whose {name} should be ({size},) of {dtype}: there is {given}")
+        actual = "none" if part is None else f"{tuple(part.shape)} of {part.dtype}"
+        raise DataError(f"compressed upload: {name} must have shape ({size},) and dtype {dtype}, not {actual}")
     return part

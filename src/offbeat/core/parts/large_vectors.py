@@ -1,10 +1,11 @@
-"""New vectors in used memory.
+"""Fast arithmetic on large vectors: reuse of freed memory, and computation piece by piece.
 
-A server step on a large model spends more time in the operating system, which hands out zeroed pages one by one, than
-in arithmetic: three to five times as much, measured on 9.2 M parameters. So large blocks are kept when the last tensor
-over them is gone, and handed out again. Values are not touched by this: a new vector holds nothing that may be read.
+For every large tensor that torch allocates, the operating system hands out zeroed pages. On a model of 9.2 M
+parameters this makes a server step three to five times as slow (`bench/server_step.py`). `new_vector` and
+`reusable_memory` therefore keep the memory of freed vectors and hand it out again, with arbitrary contents.
 
-Server arithmetic says `out=room(w)` where it makes a vector: for a short one that is None, and torch does as ever.
+`split_together` cuts several vectors into short pieces, so that the intermediate results of a formula stay in the
+caches. Sums and products of entries do not depend on the pieces; inner products over several pieces round differently.
 """
 
 from __future__ import annotations
@@ -12,86 +13,80 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from math import hypot
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-Block = np.ndarray[Any, np.dtype[np.uint8]]
+Block = NDArray[np.uint8]
 
-MIN_REUSED_BYTES = 1 << 18  # bytes; below, the allocator of torch reuses memory well enough
-# spare blocks of one size: a step makes two models and one piece of scratch, and a buffer of uploads is let go at once
-MAX_SPARE_BLOCKS = 8
-MAX_LARGE_SPARE_BLOCKS, MAX_SPARE_BYTES = (
-    4,
-    1 << 30,
-)  # of blocks so large that KEPT of them would take more bytes than that, only a few
-ALIGNMENT = (
-    64  # as torch aligns: a sum may be taken in another order, and round otherwise, where memory begins elsewhere
-)
+MIN_REUSED_BYTES = 1 << 18  # the allocator of torch reuses smaller blocks well enough
+MAX_SPARE_BLOCKS = 8  # per size: a step needs two models and a scratch vector, and frees a buffer of uploads at once
+MAX_SPARE_BYTES = 1 << 30  # if MAX_SPARE_BLOCKS of a size take more,
+MAX_LARGE_SPARE_BLOCKS = 4  # only this many are kept
+ALIGNMENT = 64  # as in torch: the alignment can change the order of a sum, and so its rounding
+
+PIECES_SIZE = 3 << 19  # entries of all pieces together: 6 MB in float32
+MIN_PIECE = 1 << 14  # entries of a piece; for shorter ones the calls cost more than memory access
 
 _spare: dict[int, list[Block]] = {}
 
 
-class _Lease(np.ndarray[Any, Any]):
-    """A view of a block for one tensor's lifetime: torch holds it until the last view of that tensor is gone."""
+class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """A view of a block that torch keeps alive until the last view of its tensor is gone."""
 
 
 def new_vector(like: Tensor) -> Tensor:
-    """A vector of that length, dtype and device, holding anything."""
-    found = reusable_memory(like)
-    return torch.empty_like(like) if found is None else found
+    """Return an uninitialized vector of the same length, dtype and device."""
+    memory = reusable_memory(like)
+    return torch.empty_like(like) if memory is None else memory
 
 
 def reusable_memory(like: Tensor) -> Tensor | None:
-    """Memory for a vector like that, or None where the allocator of torch does as well: what `out` takes."""
+    """Return an uninitialized vector in reused memory, or None for small vectors; pass the result as `out`."""
     size = like.nbytes
     if size < MIN_REUSED_BYTES or not like.is_cpu:
         return None
     try:
-        block = _spare[size].pop()  # one step, so that no other thread gets the same
+        block = _spare[size].pop()  # atomic, so two threads cannot get the same block
     except (KeyError, IndexError):
-        raw = np.empty(size + ALIGNMENT, np.uint8)  # numpy asks for huge pages, torch does not
+        raw = np.empty(size + ALIGNMENT, np.uint8)  # unlike torch, numpy requests huge pages
         start = -raw.ctypes.data % ALIGNMENT
         block = raw[start : start + size]
     lease = block.view(_Lease)
-    weakref.finalize(lease, _take_back, size, block).atexit = False
+    weakref.finalize(lease, _release, size, block).atexit = False
     return torch.from_numpy(lease).view(like.dtype)
 
 
-def _take_back(size: int, block: Block) -> None:
+def _release(size: int, block: Block) -> None:
     spare = _spare.setdefault(size, [])
     if len(spare) < (MAX_SPARE_BLOCKS if MAX_SPARE_BLOCKS * size <= MAX_SPARE_BYTES else MAX_LARGE_SPARE_BLOCKS):
         spare.append(block)
 
 
-PIECES_SIZE = 3 << 19  # entries of all pieces together: 6 MB in float32
-MIN_PIECE = 1 << 14  # entries of a piece: below, calls cost more than memory does
-
-
 def piece_length(vectors: int) -> int:
-    """How long pieces are when there are so many vectors."""
+    """Return the length of the pieces when this many vectors are split together."""
     return max(MIN_PIECE, PIECES_SIZE // vectors & -MIN_PIECE)
 
 
 def split_together(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same piece of each vector, one piece after the other; short vectors, or any on a device, are one piece."""
-    most = piece_length(len(vectors))
-    if vectors[0].shape[0] <= most or not vectors[0].is_cpu:
+    """Yield the same piece of each vector; short vectors and vectors on a device are not split."""
+    length = piece_length(len(vectors))
+    if vectors[0].shape[0] <= length or not vectors[0].is_cpu:
         yield vectors
     else:
-        yield from zip(*(torch.split(vector, most) for vector in vectors), strict=True)
+        yield from zip(*(torch.split(vector, length) for vector in vectors), strict=True)
 
 
 def differences(a: Tensor, b: Tensor) -> Iterator[Tensor]:
-    """a - b, piece by piece, all in the same memory: each is to be used before the next is made."""
-    made: Tensor | None = None
+    """Yield the pieces of a - b. All share the same memory: use each before requesting the next."""
+    out: Tensor | None = None
     for x, y in split_together(a, b):
-        made = torch.sub(x, y) if made is None else torch.sub(x, y, out=made[: len(x)])
-        yield made
+        out = torch.sub(x, y) if out is None else torch.sub(x, y, out=out[: len(x)])
+        yield out
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """||a - b||"""
+    """Return ||a - b||."""
     return hypot(*(float(torch.linalg.vector_norm(piece)) for piece in differences(a, b)))

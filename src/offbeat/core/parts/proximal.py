@@ -1,4 +1,4 @@
-"""The proximal pull of FedProx: a client rule shared by FedProx, FedAsync, FedAT and others."""
+"""The proximal term of FedProx, a client rule used by FedProx, FedAsync and FedAT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offbeat.core.protocol import Gradient, LocalJob, LocalRule, LocalWork
 
 @dataclass(frozen=True)
 class Proximal(LocalRule):
-    """Local loss + (mu / 2) ||w - start||^2: the squared norm, so the gradient gains mu (w - start)."""
+    """Minimize the local loss + (mu / 2) ||w - start||^2, which adds mu (w - start) to the gradient."""
 
     mu: float
 
@@ -26,7 +26,7 @@ class Proximal(LocalRule):
 
 
 def with_proximal(work: LocalWork, mu: float) -> LocalWork:
-    """The same work with the pull added; mu = 0 adds nothing and costs nothing."""
+    """Return the work with a proximal term; mu = 0 returns it unchanged."""
     if mu == 0:
         return work
     require(

@@ -1,8 +1,8 @@
-"""Synchronous rounds: sample, wait, close. A synchronous method is one more strategy on the same clock.
+"""Synchronous rounds: sample clients, wait for their updates, close the round and, for `average_round`, average.
 
-A round opens when an instant is over (a timer set for `now`), so that whoever is idle then has the same chance: the
-slowest client of the last round too. It closes when each of its clients is heard or lost, when enough of an
-over-selected sample are heard, or at its deadline. Whoever comes after that is rejected and offered work again.
+A round opens at the end of an instant (a timer set for `now`), so that all idle clients have the same chance to be
+sampled, including the slowest client of the last round. It closes when all of its clients have reported or were lost,
+when enough clients of an over-selected sample have reported, or at its deadline. Later updates are rejected.
 """
 
 from __future__ import annotations
@@ -40,42 +40,45 @@ OPEN, DEADLINE = "round", "deadline"
 
 @dataclass(slots=True)
 class Round:
-    """State of the rounds; part of a strategy's state."""
+    """The state of the rounds; part of a strategy's state."""
 
     newcomers: dict[int, None] = field(default_factory=dict)  # clients that were not in World.clients
     idle: dict[int, None] = field(default_factory=dict)
-    waiting: dict[int, None] = field(default_factory=dict)  # members of the open round not heard yet
-    wanted: int = 0  # answers that close the open round
-    heard: int = 0
+    waiting: dict[int, None] = field(default_factory=dict)  # members of the open round that have not reported yet
+    wanted: int = 0  # reports that close the open round
+    heard: int = 0  # reports so far
     number: int = 0  # rounds opened so far
 
     @property
     def is_open(self) -> bool:
+        """Whether a round is open."""
         return bool(self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTurn:
-    """What an event means for the rounds."""
+    """The consequences of an event for the rounds."""
 
     actions: list[Action] = field(default_factory=list)
-    chosen: list[int] = field(default_factory=list)  # dispatch to these: a round opens
+    chosen: list[int] = field(default_factory=list)  # a round opens: dispatch to these clients
     counts: bool = False  # this update belongs to the open round
     closes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
+    """The settings of synchronous rounds."""
+
     sample: Sample = None
-    deadline: Seconds | None = None  # after the round opened
-    over_select: Amount = 0.0  # sample (1 + this) times as many, close when `sample` are heard
-    key: str = ""  # where several rounds go on side by side: tells their timers and draws apart
+    deadline: Seconds | None = None  # seconds after the round opened
+    over_select: Amount = 0.0  # dispatch to (1 + over_select) times `sample` clients, close after `sample` reports
+    key: str = ""  # distinguishes timers and draws of rounds that run in parallel
 
     def __post_init__(self) -> None:
         check(self)
 
     def turn(self, rounds: Round, event: Event, clients: Mapping[int, object], seed: int) -> RoundTurn:
-        """Book the event; `clients` are those known at the start."""
+        """Record an event and return its consequences; `clients` are those known at the start."""
         match event:
             case ClientReady():
                 rounds.idle[event.client] = None
@@ -100,7 +103,7 @@ class Rounds:
         return RoundTurn()
 
     def take_over(self, rounds: Round, other: Round, now: float) -> list[Action]:
-        """The open round of another goes on in this one, or becomes it where none is open."""
+        """Move the open round of `other` into `rounds`, merging it with an open round there."""
         timer: list[Action] = []
         if not rounds.is_open:
             rounds.heard = 0
@@ -112,8 +115,8 @@ class Rounds:
 
     def _open(self, rounds: Round, now: float, known: int, seed: int) -> RoundTurn:
         wanted = sample_size(self.sample, known)
-        asked = ceil(wanted * (1 + self.over_select) - 1e-9)
-        chosen = sample(list(rounds.idle), asked, seed, "round" + self.key, rounds.number)
+        count = ceil(wanted * (1 + self.over_select) - 1e-9)
+        chosen = sample(list(rounds.idle), count, seed, "round" + self.key, rounds.number)
         for client in chosen:
             del rounds.idle[client]
             rounds.waiting[client] = None
@@ -132,13 +135,13 @@ class Rounds:
         rounds.waiting.clear()
         rounds.wanted = 0
         actions: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + self.key)]
-        # the last member is ready again within this instant; the next round waits for it
+        # the next round opens after this instant, in which the last member becomes ready again
         return RoundTurn(actions=[*actions, SetTimer(OPEN + self.key, now)], counts=counts, closes=True)
 
 
 @dataclass(slots=True, kw_only=True)
 class AveragingState(ServerState):
-    """The whole state of such a method."""
+    """The state of a strategy whose rounds end with an average: FedAvg, FedProx, FedAvgM and FedAdam."""
 
     clients: Mapping[int, int]
     rounds: Round = field(default_factory=Round)
@@ -149,7 +152,10 @@ class AveragingState(ServerState):
 def average_round(
     state: AveragingState, event: Event, rounds: Rounds, work: LocalWork, optimizer: ServerOptimizer | None = None
 ) -> list[Action]:
-    """Answer an event; without an optimizer the mean of a round is the next model, to the last bit."""
+    """Handle an event: average the updates of each round, weighted by examples, and apply the server optimizer.
+
+    Without an optimizer the average is the next model, bit for bit.
+    """
     turn = rounds.turn(state.rounds, event, state.clients, state.seed)
     actions = turn.actions
     if turn.counts and isinstance(event, UpdateArrived):
@@ -162,13 +168,13 @@ def average_round(
 def _close_average(state: AveragingState, optimizer: ServerOptimizer | None) -> list[Action]:
     answers, state.answers = state.answers, WeightedSum()
     if answers.total is None:
-        return []  # nobody answered: keep w, and whatever the optimizer remembers
-    w, model = state.model, answers.total.div_(answers.weight)  # sum_k n_k w_k / sum_k n_k, in the memory of the sum
+        return []  # no reports: keep w and the moments
+    w, model = state.model, answers.total.div_(answers.weight)  # sum_k n_k w_k / sum_k n_k
     notes: list[Action] = []
     if optimizer is not None:
         d = model.sub_(w)
         model = optimizer.step(state.memory, w, d)
         length = float(torch.linalg.vector_norm(state.layout.trainable(d)))
         notes = [Note({"d": length, "step": distance(state.layout.trainable(model), state.layout.trainable(w))})]
-    answers.statistics.write(state.layout, model, w)  # averaged, whatever the optimizer made of them
+    answers.statistics.write(state.layout, model, w)  # statistics are averaged, without the optimizer
     return [state.publish(model), *notes]

@@ -1,7 +1,7 @@
-"""Who gets work next when clients are served one by one: all at once, or at most C in flight.
+"""Selection of the next clients in asynchronous methods: all idle clients, or at most C in flight.
 
-With a limit, a seat that falls free is filled uniformly among the clients that are idle and reachable once this
-instant is over (a timer set for `now`): without waiting for it the first to be chosen would always be the lowest ids.
+With a limit, a free place is filled with a uniformly drawn client among those that are idle at the end of the instant
+(a timer set for `now`). Without this wait the clients with the lowest ids would always be chosen first.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from offbeat.core.settings import WHOLE, Must, least
 
 SELECT, STALLED = "select", "stalled"
 
-# clients in flight at once
+# largest number of clients in flight
 Concurrency = Annotated[int | None, WHOLE, least(1, "at least 1 client in flight, or none for no limit")]
-# clients a round: a number, a share of those known, or all of them
+# clients per round: a number, a share of the known clients, or all (None)
 Sample = Annotated[
     int | float | None,
     Must("a share lies in (0, 1]; a number of clients is a whole number", lambda s: not _share(s) or 0 < s <= 1),
@@ -45,10 +45,10 @@ def _share(sample: object) -> bool:
 
 @dataclass(slots=True)
 class IdleClients:
-    """Idle clients: add, remove and draw in constant time."""
+    """A set of idle clients with add, remove and draw in constant time."""
 
     members: array[int] = field(default_factory=lambda: array("q"))
-    positions: dict[int, int] = field(init=False, repr=False)  # client -> its position; rebuilt, never saved
+    positions: dict[int, int] = field(init=False, repr=False)  # client -> its index in members; rebuilt, not saved
 
     def __post_init__(self) -> None:
         self.positions = {client: i for i, client in enumerate(self.members)}
@@ -57,12 +57,13 @@ class IdleClients:
         return len(self.members)
 
     def add(self, client: int) -> None:
+        """Add a client unless it is present."""
         if client not in self.positions:
             self.positions[client] = len(self.members)
             self.members.append(client)
 
     def remove(self, client: int) -> None:
-        """Take a client out; one that is not here is nothing (it left before it was ready)."""
+        """Remove a client if it is present; it is not if it left before it was ready."""
         at = self.positions.pop(client, None)
         if at is None:
             return
@@ -72,6 +73,7 @@ class IdleClients:
             self.positions[last] = at
 
     def draw(self, at: int) -> int:
+        """Remove and return the client at an index."""
         client = self.members[at]
         self.remove(client)
         return client
@@ -79,25 +81,30 @@ class IdleClients:
 
 @dataclass(slots=True)
 class Seats:
-    """State of the selection; part of a strategy's state."""
+    """The state of the selection; part of a strategy's state."""
 
     idle: IdleClients = field(default_factory=IdleClients)
     at_work: int = 0
     draws: int = 0
-    deferred: dict[int, bool] = field(default_factory=dict)  # not served until released -> is it ready?
+    deferred: dict[int, bool] = field(
+        default_factory=dict
+    )  # client that gets no work until `release` -> whether it is ready
 
 
 @dataclass(slots=True, kw_only=True)
 class Seated(ServerState):
-    """The state of a method that serves clients one by one."""
+    """The state of a strategy that dispatches with `serve`; inherit from it."""
 
     seats: Seats = field(default_factory=Seats)
 
 
 def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, stepped: bool = False) -> list[Action]:
-    """Book the event, and send the model to whoever gets work now; after a buffer's step also to those it held."""
+    """Record an event and dispatch the model to the next clients.
+
+    With `stepped` (a buffered method took a step) deferred clients are served too.
+    """
     seats = state.seats
-    if limit is None and not stepped and not seats.deferred:  # as a rule: nobody waits for a seat or for a step
+    if limit is None and not stepped and not seats.deferred:  # fast path: no limit, no deferred clients
         if isinstance(event, ClientReady):
             seats.at_work += 1
             return [Dispatch(event.client, state.model, work)]
@@ -114,8 +121,8 @@ def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, st
 
 
 def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tuple[list[int], list[Action]]:
-    """The clients to dispatch to now, and the timer that may be needed to choose them fairly."""
-    if isinstance(event, ClientReady):  # no match: it would cost every event more than what is done for it
+    """Record an event; return the clients to dispatch to and a timer if some must be drawn after this instant."""
+    if isinstance(event, ClientReady):  # not a match statement, which is slower and runs for every event
         if event.client in seats.deferred:
             seats.deferred[event.client] = True
             return [], []
@@ -135,29 +142,29 @@ def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tu
 
 
 def defer(seats: Seats, client: int) -> None:
-    """Do not serve this client until `release`."""
+    """Give this client no work until `release`."""
     seats.deferred[client] = False
 
 
 def release(seats: Seats, limit: int | None, now: float) -> tuple[list[int], list[Action]]:
-    """Serve the held clients that are ready; the others are served when they become so."""
+    """Serve deferred clients that are ready now, and the others when they become ready."""
     ready = [client for client, is_ready in seats.deferred.items() if is_ready]
     seats.deferred.clear()
     return _serve(seats, ready, limit, now)
 
 
 def is_stalled(seats: Seats) -> bool:
-    """Only held clients are left: without a release nobody would ever answer again."""
+    """Return whether only deferred clients are left, so that no update would arrive without a release."""
     return bool(seats.deferred) and seats.at_work == 0 and len(seats.idle) == 0
 
 
 def must_step(seats: Seats, event: Event, *, full: bool) -> bool:
-    """Must a buffered method step? Its buffer is full, or an instant is over that left only held clients."""
+    """Return whether a buffered method must step: its buffer is full, or an instant ended with all clients deferred."""
     return full or (isinstance(event, TimerFired) and event.key == STALLED and is_stalled(seats))
 
 
 def stall_timer(seats: Seats, event: Event) -> list[Action]:
-    """Ask again when this instant is over: somebody may still come in it."""
+    """Set a timer to check again after this instant, in which more clients may become ready."""
     return [SetTimer(STALLED, event.now)] if is_stalled(seats) and not isinstance(event, TimerFired) else []
 
 
@@ -185,7 +192,7 @@ def _fill(seats: Seats, limit: int, seed: int) -> list[int]:
 
 
 def sample_size(sample: int | float | None, known: int) -> int:
-    """How many clients a round samples: a number, a share of the known clients, or all (None)."""
+    """Return how many of the known clients a round samples."""
     if sample is None:
         return known
     return max(1, ceil(sample * known - 1e-9)) if isinstance(sample, float) else sample

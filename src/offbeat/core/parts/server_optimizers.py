@@ -1,6 +1,6 @@
-"""Server optimizers: what is done with the aggregated direction d (ascent sign: w + d is plain averaging).
+"""Server optimizers, which apply the aggregated direction d to the model (w + d is plain averaging).
 
-Only trainable entries are adapted; statistics are written afterwards by the `statistics` part.
+They treat all entries alike; the strategies write the statistics afterwards (see `buffer_statistics`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from offbeat.core.parts.large_vectors import new_vector, reusable_memory, split_
 
 
 class ServerOptimizer(Protocol):
+    """An update rule of the server."""
+
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        """The next model, a new tensor."""
+        """Return the next model as a new tensor."""
         ...
 
 
 @dataclass(slots=True)
 class Moments:
-    """What an optimizer carries from step to step; part of a strategy's state."""
+    """Moments that an optimizer keeps between steps; part of a strategy's state."""
 
     first: Tensor | None = None
     second: Tensor | None = None
@@ -31,6 +33,8 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class PlainStep:
+    """Gradient step: w := w + lr d."""
+
     lr: float = 1.0
 
     def __post_init__(self) -> None:
@@ -42,7 +46,7 @@ class PlainStep:
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """FedAvgM's: vel := mu vel + d; w := w + vel. No (1 - mu) factor, no Nesterov."""
+    """FedAvgM: vel := mu vel + d; w := w + vel, without a factor (1 - mu) and without Nesterov."""
 
     mu: float = 0.9
 
@@ -61,7 +65,7 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """FedAdam's: no bias correction, and the second moment starts at tau^2."""
+    """FedAdam: no bias correction; the second moment starts at tau^2."""
 
     lr: float = 0.1
     beta1: float = 0.9
@@ -81,6 +85,8 @@ class Adam:
         model, memory.first, memory.second = new_vector(d), new_vector(d), new_vector(d)
         for w_, d_, m_, v_, m_new, v_new, w_new in split_together(w, d, m, v, memory.first, memory.second, model):
             torch.mul(m_, self.beta1, out=m_new).add_(d_, alpha=1 - self.beta1)  # m := beta1 m + (1 - beta1) d
-            torch.mul(v_, self.beta2, out=v_new).addcmul_(d_, d_, value=1 - self.beta2)  # v likewise, of d^2
+            torch.mul(v_, self.beta2, out=v_new).addcmul_(
+                d_, d_, value=1 - self.beta2
+            )  # v := beta2 v + (1 - beta2) d^2
             torch.addcdiv(w_, m_new, torch.sqrt(v_new).add_(self.tau), value=self.lr, out=w_new)
         return model

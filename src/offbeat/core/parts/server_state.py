@@ -1,4 +1,4 @@
-"""What nearly every server has: a model and its version, the layout they share, and a seed for its draws."""
+"""The state that nearly every strategy has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offbeat.core.vector import Layout
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """A method's own state inherits it, and adds what the method needs."""
+    """Model, version, layout and seed; the state of a strategy inherits from this and adds its own fields."""
 
     model: Tensor
     version: int
@@ -21,12 +21,12 @@ class ServerState:
     seed: int = 0
 
     @classmethod
-    def of(cls, world: World, **own: Any) -> Self:
-        """The state at the beginning; `own` are the fields of the method that have no default."""
-        return cls(model=world.model, version=0, layout=world.layout, seed=world.seed, **own)
+    def of(cls, world: World, **fields: Any) -> Self:
+        """Create the initial state; `fields` are the strategy's own fields without a default."""
+        return cls(model=world.model, version=0, layout=world.layout, seed=world.seed, **fields)
 
     def publish(self, model: Tensor) -> Commit:
-        """The next version: nobody may change this tensor from now on."""
+        """Store and commit the next version; the tensor must not change from now on."""
         self.model = model
         self.version += 1
         return Commit(model)

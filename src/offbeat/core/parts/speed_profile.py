@@ -1,11 +1,10 @@
-"""How fast clients are, measured by their own jobs: what methods that sort clients by speed begin with.
+"""Measurement of client speeds by a profiling round, for methods that sort clients by speed.
 
-Every client is sent its first job as soon as it is ready. These jobs are one FedAvg round: it is over when all who were
-sent one before the first answer came are heard or lost, or at the deadline, and then clients can be sorted. Whoever is
-measured later is placed then; what it trained in that job belongs to no round and is rejected.
+Every client gets a first job as soon as it is ready. These jobs form one FedAvg round. It ends when all clients that
+were dispatched to before the first report have reported or were lost, or at the deadline; then clients can be sorted. A
+client that is measured later is placed at that time, and the update of its first job is rejected.
 
-A client's speed is the duration of its jobs, transfers included, since that is how long a round waits for it: a mean
-over all of them, which goes on after the round.
+The speed of a client is the mean duration of all its jobs, including transfers and jobs after the profiling round.
 """
 
 from __future__ import annotations
@@ -27,44 +26,47 @@ from offbeat.core.protocol import (
 )
 
 DEADLINE = "profile"
-TOLERANCE = 1e-9  # (0.1 + 0.2) / 0.15 is over 2: what is within a ratio on paper is within it here
+TOLERANCE = 1e-9  # relative, for ratios that rounding makes too large, such as (0.1 + 0.2) / 0.15
 
 
 @dataclass(slots=True)
 class SpeedProfile:
-    """State of the profiling; part of a strategy's state."""
+    """The state of the profiling; part of a strategy's state."""
 
     seconds: dict[int, float] = field(default_factory=dict)  # client -> mean duration of its jobs
-    jobs: dict[int, int] = field(default_factory=dict)  # client -> how many jobs that is the mean of
-    expected: dict[int, None] = field(default_factory=dict)  # at work on a first job the round waits for
-    idle: dict[int, None] = field(default_factory=dict)  # measured, and ready before the round was over
+    jobs: dict[int, int] = field(default_factory=dict)  # client -> number of jobs in that mean
+    expected: dict[int, None] = field(default_factory=dict)  # clients whose first job the round waits for
+    idle: dict[int, None] = field(
+        default_factory=dict
+    )  # clients that were measured and are ready before the round ends
     closed: bool = False
 
     def measure(self, event: UpdateArrived) -> None:
+        """Include the duration of a job in the mean of its client."""
         jobs = self.jobs.get(event.client, 0) + 1
         mean = self.seconds.get(event.client, 0.0)
         self.seconds[event.client] = mean + (event.now - event.started - mean) / jobs
         self.jobs[event.client] = jobs
 
     def forget(self) -> None:
-        """What was measured so far counts as one job from now on, so that clients whose speed changes are noticed."""
+        """Count all measurements so far as a single job, so that changes of speed become visible."""
         self.jobs = dict.fromkeys(self.jobs, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileTurn:
-    """What an event means for the profiling."""
+    """The consequences of an event for the profiling."""
 
     actions: list[Action] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)  # dispatch first jobs to these
     counts: bool = False  # this update belongs to the profiling round
-    closes: bool = False  # the round is over: sort the clients; those in `idle` can take work
-    placed: bool = False  # this update's client was measured after that: place it
-    passes: bool = True  # the event is none of the profiling's business: pass it on
+    closes: bool = False  # the round ends: sort the clients; those in `idle` can take work
+    placed: bool = False  # the client of this update was measured after the round: place it
+    passes: bool = True  # the event does not concern the profiling: handle it elsewhere
 
 
 def profile_turn(profile: SpeedProfile, event: Event, deadline: float | None = None) -> ProfileTurn:
-    """Book the event."""
+    """Record an event and return its consequences."""
     match event:
         case UpdateArrived():
             return _arrive(profile, event, deadline)
@@ -77,7 +79,7 @@ def profile_turn(profile: SpeedProfile, event: Event, deadline: float | None = N
             (profile.idle if event.ticket is None else profile.expected).pop(event.client, None)
             return _maybe_close(profile, deadline)
         case ClientLost() if event.client not in profile.seconds:
-            return ProfileTurn(passes=False)  # its next first job measures it
+            return ProfileTurn(passes=False)  # its next job measures it
         case TimerFired(key=key) if key == DEADLINE and not profile.closed:
             if profile.seconds:
                 return _close(profile, deadline)
@@ -98,7 +100,7 @@ def _arrive(profile: SpeedProfile, event: UpdateArrived, deadline: float | None)
 
 
 def _expect(profile: SpeedProfile, event: ClientReady, deadline: float | None) -> list[Action]:
-    """Wait for this client, unless somebody was heard already: those who keep coming must not put off the end."""
+    """Wait for this client unless a report has arrived; later clients must not delay the end of the round."""
     if profile.closed or profile.seconds:
         return []
     profile.expected[event.client] = None
@@ -127,19 +129,19 @@ def _close(profile: SpeedProfile, deadline: float | None, *, counts: bool = Fals
 
 
 def sort_by_speed(seconds: Mapping[int, float]) -> list[int]:
-    """Clients, fastest first."""
+    """Return the clients, fastest first."""
     return sorted(seconds, key=lambda client: (seconds[client], client))
 
 
 def split_equally(number: int, seconds: Mapping[int, float]) -> list[list[int]]:
-    """That many tiers of about equal size, fastest first; fewer where there are not so many clients."""
+    """Split clients into tiers of about equal size, fastest first; into fewer if there are fewer clients."""
     order = sort_by_speed(seconds)
     bounds = [m * len(order) // number for m in range(number + 1)]
     return [order[a:b] for a, b in pairwise(bounds) if a < b]
 
 
 def split_by_ratio(ratio: float, seconds: Mapping[int, float]) -> list[list[int]]:
-    """The fewest tiers, fastest first, in which nobody is more than `ratio` times as slow as the fastest."""
+    """Split clients into the fewest tiers in which no client is more than `ratio` times as slow as the fastest."""
     tiers: list[list[int]] = []
     for client in sort_by_speed(seconds):
         if tiers and seconds[client] <= ratio * seconds[tiers[-1][0]] * (1 + TOLERANCE):
@@ -150,7 +152,7 @@ def split_by_ratio(ratio: float, seconds: Mapping[int, float]) -> list[list[int]
 
 
 def find_nearest(client: int, seconds: Mapping[int, float]) -> int:
-    """The other client whose speed is nearest to this one's."""
+    """Return the other client with the most similar speed."""
     return min(
         (other for other in seconds if other != client),
         key=lambda other: (abs(seconds[other] - seconds[client]), other),

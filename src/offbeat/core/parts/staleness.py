@@ -1,7 +1,6 @@
-"""How much an old update counts: s(u), where u >= 0 versions were committed since its dispatch.
+"""Staleness functions s(u): the weight of an update when u >= 0 versions were committed since its dispatch.
 
-One convention everywhere: s(0) = 1, a fresh update counts fully. (The papers disagree by one; every definition is
-mapped to u. Frameworks have shipped the polynomial with a positive exponent, which rewards staleness.)
+All functions satisfy s(0) = 1, so a fresh update has full weight. Papers that count from 1 are mapped to u.
 """
 
 from __future__ import annotations
@@ -14,22 +13,28 @@ from offbeat.core.errors import require, unknown_name
 from offbeat.core.protocol import Action, Reject, UpdateArrived
 from offbeat.core.settings import least
 
-# versions an update may be old; None: any number
+# largest accepted staleness u; None: no limit
 MaxStaleness = Annotated[int | None, least(0, "0 or more")]
 
 
 class Staleness(Protocol):
+    """A function of the staleness u."""
+
     def __call__(self, u: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
+    """No discount: s(u) = 1."""
+
     def __call__(self, u: int) -> float:
         return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Polynomial:
+    """Polynomial discount: s(u) = (u + 1)^-a."""
+
     a: float = 0.5
 
     def __post_init__(self) -> None:
@@ -43,6 +48,8 @@ class Polynomial:
 
 @dataclass(frozen=True, slots=True)
 class Hinge:
+    """Full weight up to u = b, then s(u) = 1 / (a (u - b) + 1)."""
+
     a: float = 10.0
     b: float = 4.0
 
@@ -50,12 +57,14 @@ class Hinge:
         require(self.a >= 0 and self.b >= 0, f"hinge staleness a = {self.a}, b = {self.b}: both must be 0 or more")
 
     def __call__(self, u: int) -> float:
-        # the "+1" keeps s <= 1 just past the hinge; some frameworks drop it
+        # the "+ 1" keeps s(u) <= 1 just past the hinge; some frameworks drop it
         return 1.0 if u <= self.b else 1.0 / (self.a * (u - self.b) + 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
+    """Exponential discount: s(u) = exp(-a u)."""
+
     a: float = 0.5
 
     def __post_init__(self) -> None:
@@ -74,15 +83,15 @@ STALENESS: dict[str, type] = {
 
 
 def as_staleness(value: Staleness | str) -> Staleness:
-    """A staleness function or its short name."""
+    """Return a staleness function, given itself or its short name."""
     if not isinstance(value, str):
         return value
     if value not in STALENESS:
         raise unknown_name("staleness", value, STALENESS)
-    made: Staleness = STALENESS[value]()
-    return made
+    function: Staleness = STALENESS[value]()
+    return function
 
 
-def reject_if_too_old(event: UpdateArrived, u: int, most: int | None) -> list[Action]:
-    """The refusal of an update that is older than it may be, if it is."""
-    return [] if most is None or u <= most else [Reject(event.client, event.ticket, f"staleness {u} is over {most}")]
+def reject_if_too_old(event: UpdateArrived, u: int, limit: int | None) -> list[Action]:
+    """Return a Reject for an update that is older than allowed, else no action."""
+    return [] if limit is None or u <= limit else [Reject(event.client, event.ticket, f"staleness {u} is over {limit}")]

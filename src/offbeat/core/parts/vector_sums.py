@@ -1,6 +1,7 @@
-"""A running weighted sum of client vectors: what FedAvg averages and FedBuff collects.
+"""Sums of client vectors that are updated as clients report, so the server needs no vector per client.
 
-Clients are added as they arrive, so the server holds one vector, not one per client.
+`WeightedSum` collects the updates of a round or buffer together with their statistics. `RunningSum` also allows to
+remove vectors: it is the sum of a table with one vector per client, or of a queue.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from offbeat.core.vector import Layout
 
 @dataclass(slots=True)
 class WeightedSum:
+    """A weighted sum of client vectors, and the weighted mean of their statistics."""
+
     total: Tensor | None = None  # sum of weight * vector
     weight: float = 0.0
     count: int = 0
     statistics: Contributions = field(default_factory=Contributions)
 
     def add(self, layout: Layout, vector: Tensor, weight: float, local: Tensor, share: float | None = None) -> None:
-        """Add weight * vector; the statistics of `local`, the client's model, count as much, or with `share`."""
+        """Add weight * vector, and the statistics of the model `local` with the weight `share` (default: weight)."""
         if self.total is None:
             self.total = torch.mul(vector, weight, out=reusable_memory(vector))
         else:
@@ -39,7 +42,7 @@ class WeightedSum:
         self.add(layout, torch.sub(local, base, out=reusable_memory(local)), weight, local)
 
     def merge(self, layout: Layout, other: WeightedSum) -> None:
-        """Add all that another buffer has gathered; that one is not used any more."""
+        """Add the contents of another sum, which must not be used afterwards."""
         if self.total is None:
             self.total = other.total
         elif other.total is not None:
@@ -50,9 +53,9 @@ class WeightedSum:
             self.statistics.add(layout, other.statistics.mean, other.statistics.weight)
 
     def mean(self, layout: Layout, server: Tensor) -> Tensor | None:
-        """The mean with the weights given, and with the statistics of the locals; None where nothing was added.
+        """Return the weighted mean with the merged statistics, or None if nothing was added.
 
-        The sum becomes the mean, in its memory: this buffer is not used any more.
+        The mean is computed in the memory of the sum, which must not be used afterwards.
         """
         if self.total is None:
             return None
@@ -63,13 +66,21 @@ class WeightedSum:
 
 @dataclass(slots=True)
 class RunningSum:
-    total: Tensor | None = None  # None: of nothing
+    """A weighted sum of vectors that are added and removed.
+
+    Each removal leaves a rounding error. After more removals than vectors are left, the sum is computed anew from the
+    vectors (`renew`). This costs about one more pass per update, and errors do not grow with the length of the run.
+    The sum of no vectors is None, never a small remainder that would have a direction.
+    """
+
+    total: Tensor | None = None
     count: int = 0
-    removals: int = 0  # since it was last added up from the vectors themselves
-    weights: dict[int, float] = field(default_factory=dict)  # of the clients of a table, where `put` fills it
-    weight: float = 0.0  # of all that is in the sum: exact, as long as weights are whole numbers
+    removals: int = 0  # since the sum was last computed from the vectors
+    weights: dict[int, float] = field(default_factory=dict)  # client -> weight, in a table filled with `put`
+    weight: float = 0.0  # sum of the weights; exact for integer weights
 
     def add(self, vector: Tensor, weight: float = 1.0) -> None:
+        """Add weight * vector."""
         if self.total is None:
             self.total = torch.mul(vector, weight, out=reusable_memory(vector))
         else:
@@ -78,6 +89,7 @@ class RunningSum:
         self.weight += weight
 
     def remove(self, vector: Tensor, weight: float = 1.0) -> None:
+        """Subtract weight * vector, which was added before."""
         assert self.total is not None
         self.count -= 1
         self.removals += 1
@@ -88,31 +100,32 @@ class RunningSum:
             self.total.sub_(vector, alpha=weight)
 
     def put(self, table: MutableMapping[int, Tensor], client: int, vector: Tensor, weight: float = 1.0) -> None:
-        """table[client] := vector, where this is the weighted sum of the whole table: two passes, whatever its size."""
+        """Set table[client] and update this sum of the table, in two passes whatever the size of the table."""
         if client in table:
             self.remove(table[client], self.weights[client])
         table[client] = vector
         self.weights[client] = weight
-        self.add(table[client], weight)  # as it is kept: a store may round
+        self.add(table[client], weight)  # read back, because a store may round
         self._renew_from(table)
 
     def drop(self, table: MutableMapping[int, Tensor], client: int) -> None:
-        """Take a client out of the table whose sum this is; one that is not there is nothing."""
+        """Remove a client, if present, from the table and from this sum of the table."""
         if client in table:
             self.remove(table.pop(client), self.weights.pop(client, 1.0))
             self._renew_from(table)
 
     def _renew_from(self, table: MutableMapping[int, Tensor]) -> None:
         if self.needs_renewal:
-            order = sorted(table)  # a store need not keep one
+            order = sorted(table)  # a store may have no fixed order
             self.renew((table[other] for other in order), (self.weights.get(other, 1.0) for other in order))
 
     @property
     def needs_renewal(self) -> bool:
-        """Is it time to add up anew?"""
+        """Whether the sum should be computed anew with `renew`."""
         return self.removals > self.count
 
     def renew(self, vectors: Iterable[Tensor], weights: Iterable[float] = repeat(1.0)) -> None:
+        """Compute the sum anew from the vectors."""
         self.total, self.count, self.removals, self.weight = None, 0, 0, 0.0
         for vector, weight in zip(vectors, weights, strict=False):
             self.add(vector, weight)

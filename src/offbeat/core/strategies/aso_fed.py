@@ -5,27 +5,27 @@ Follows:  Algorithm 2; eq. (4) server step, (5)-(6) feature learning, (7)-(10) l
 Notation: w -> state.w; w_k^t -> base; w_k^(t+1) -> local; n'_k, N' -> census; grad s_k -> g; grad s_k^pre, v_k ->
           vprev; h_k^pre -> h; grad zeta_k -> zeta; lambda -> lam; beta -> beta; eta-bar -> lr; r_k -> multiplier; d_k
           -> seconds; alpha_(1), w_(1) -> alpha, a.
-Deviates: 1. eq. (6) shrinks the first layer at every step until nothing is left of it. feature="view" (default) never
-             writes it back: the server sums updates in raw weights w, and only the copy it commits and sends is
-             attended, each row keeping its norm. The first jobs are sent that view of the initial model too; version 0,
-             which is evaluated, is the initial model as it was given. feature="literal" writes back as printed, after
-             each server step. A model without a matrix is left alone.
-          2. eqs. (8)-(9) and Algorithm 2 disagree about the order of h: h_order="eq" refreshes h before it is used. In
-             the order of "alg2" and with a small beta zeta is g_r - g_(r-1) + g_(r-2), which bears a third of plain
-             SGD's largest rate.
-          3. "previous gradients" are those of the previous local step; they outlive the job. w_k^t is the download, so
-             the proximal term acts from the second local step on.
-          4. the paper says neither log of what nor when durations count: natural log of seconds, dispatch to accepted
-             arrival, the mean over all of a client's completed jobs; 1 before the first. Lost and refused jobs do not
-             count.
-          5. the paper prints "element [i, j] in column [j]" but sums over j: axis=1, attention over the inputs of a
+Deviates: 1. Eq. (6) shrinks the first layer at every step until it vanishes. feature="view" (default) never writes it
+             back: the server sums updates in raw weights w, and attention applies only to the copy that is committed
+             and sent, in which each row keeps its norm. The first jobs are sent this view of the initial model too;
+             version 0, which is evaluated, is the unchanged initial model. feature="literal" writes back as printed,
+             after each server step. A model without a matrix is not changed.
+          2. Eqs. (8)-(9) and Algorithm 2 disagree about the order of h: h_order="eq" refreshes h before it is used. In
+             the order of "alg2" and with a small beta zeta is g_r - g_(r-1) + g_(r-2), which is stable only up to a
+             third of the largest rate of plain SGD.
+          3. "Previous gradients" are those of the previous local step; they are kept between jobs. w_k^t is the
+             download, so the proximal term acts from the second local step on.
+          4. The paper specifies neither the logarithm nor which durations count: natural logarithm of seconds, dispatch
+             to accepted arrival, the mean over all completed jobs of a client; 1 before the first. Lost and refused
+             jobs do not count.
+          5. The paper prints "element [i, j] in column [j]" but sums over j: axis=1, attention over the inputs of a
              unit.
-          6. data grows (scenario/streaming) by a share of the client's own data at each of its jobs; the paper counts
+          6. Data grows (scenario/streaming) by a share of the client's own data at each of its jobs; the paper counts
              server iterations.
-          7. epochs and batch are the experiment's (the paper: 2 epochs), the rate is the strategy's own: training.lr
-             and its decay do not count. The optimizer is meant to be plain SGD.
-          8. N' counts all registered clients, also those that have not reported.
-          9. statistics (the paper has none) are mixed as values with weight n'_k / N'; counters take the maximum.
+          7. Epochs and batch size are those of the experiment (the paper: 2 epochs). The rate is the strategy's own:
+             training.lr and its decay have no effect. The optimizer should be plain SGD.
+          8. N' counts all registered clients, including those that have not reported.
+          9. Statistics (the paper has none) are mixed as values with weight n'_k / N'; counters take the maximum.
 Checked:  tests/strategies/test_aso_fed.py (hand-worked), the laws; beta = lam = 0 without feature and dynamic step is
           weighted async SGD.
 """
@@ -73,7 +73,7 @@ Carry = tuple[Tensor, Tensor]  # (vprev, h)
 
 @dataclass(frozen=True)
 class DecayedGradients(LocalRule):
-    """Descend the surrogate s = f + (lam / 2) ||w - start||^2 along its gradient, balanced with decayed older ones."""
+    """Minimize s = f + (lam / 2) ||w - start||^2 along its gradient, balanced with decayed older gradients."""
 
     memory: ClassVar[tuple[str, ...]] = ("vprev", "h")
     beta: float
@@ -87,8 +87,8 @@ class DecayedGradients(LocalRule):
         vprev, h = carry
         g = grad(w).add(w - job.start, alpha=self.lam)  # grad s = grad f(w_k) + lambda (w_k - w)
         h_new = (self.beta * h).add_(vprev, alpha=1 - self.beta)  # h = beta h + (1 - beta) grad s^pre
-        used = h_new if self.h_order == "eq" else h
-        zeta = g - (vprev - used)  # zeta = grad s - grad s^pre + h; in this order beta = 0 gives g to the last bit
+        h_used = h_new if self.h_order == "eq" else h
+        zeta = g - (vprev - h_used)  # zeta = grad s - grad s^pre + h; in this order beta = 0 gives g exactly
         return zeta, (g, h_new)
 
     def end(self, job: LocalJob, local: Tensor, carry: Carry) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -100,37 +100,37 @@ class DecayedGradients(LocalRule):
 
 
 def first_layer(layout: Layout) -> Slice | None:
-    """The first parameter that is a matrix: a vector has no inputs to attend to."""
+    """Return the first parameter that is a matrix, since attention needs inputs; None without one."""
     return next((s for s in layout.of_kind("param") if len(s.shape) >= 2 and s.stop > s.start), None)
 
 
 def attend(a: Tensor, axis: int, keep_norm: bool) -> Tensor:
-    """The matrix with each entry weighted by attention along `axis`; `keep_norm`: each row (column) as long as ever."""
+    """Weight each entry by attention along `axis`; with `keep_norm` rows (columns) keep their norms."""
     alpha = torch.softmax(a.abs(), dim=axis)  # alpha_ij = exp|a_ij| / sum_j exp|a_ij|
     new = alpha * a  # a_ij = alpha_ij * a_ij
     if not keep_norm:
         return new
     before, after = (torch.linalg.vector_norm(m, dim=axis, keepdim=True) for m in (a, new))
-    return torch.where(after > 0, new * (before / after), a)  # a row of zeros has nothing to keep
+    return torch.where(after > 0, new * (before / after), a)  # a row of zeros stays
 
 
 # ---------------------------------------------------------------- the server half
 
 
 @dataclass(slots=True)
-class Past:
-    """A client's completed jobs."""
+class ClientHistory:
+    """The completed jobs of a client."""
 
     jobs: int = 0
-    seconds: float = 0.0  # dispatch to arrival, all jobs together
+    seconds: float = 0.0  # total, from dispatch to arrival
 
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
     census: ExampleCounts
-    w: Tensor  # raw weights: with feature="view" never what is committed
-    sent: Tensor  # what clients are sent: the model, and before the first Commit the view of the initial one
-    past: dict[int, Past] = field(default_factory=dict)
+    w: Tensor  # raw weights; not committed with feature="view"
+    sent: Tensor  # the model, or before the first Commit the view of the initial model
+    history: dict[int, ClientHistory] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,19 +138,19 @@ class AsoFed(Settings):
     about: ClassVar[About] = About("asynchronous", keeps="nothing", uploads="model")
 
     beta: BelowOne = 0.001  # decay of the previous gradients
-    lam: Annotated[float, finite(0, "must be 0 or more")] = 1.0  # the client's proximal pull
-    lr: Rate = 0.001  # eta-bar, the learning rate of a client that answers fast
+    lam: Annotated[float, finite(0, "must be 0 or more")] = 1.0  # weight of the proximal term
+    lr: Rate = 0.001  # eta-bar, learning rate of fast clients
     dynamic_step: bool = True  # slow clients take larger steps; False is ASO-Fed(-D)
     feature: Feature = "view"  # attention on the first layer; "off" is ASO-Fed(-F)
-    h_order: Order = "eq"  # h is refreshed before it is used (eqs. 8-9), or after (Algorithm 2)
-    axis: Axis = 1  # what attention goes over
+    h_order: Order = "eq"  # refresh h before it is used (eqs. 8-9), or after (Algorithm 2)
+    axis: Axis = 1  # dimension of the attention
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wrong = "ASO-Fed sets the rate of each job from its own lr, leave this out"
-        require(self.work.lr is None, f"work.lr = {self.work.lr}: {wrong}")
+        message = "ASO-Fed sets the rate of each job from its own lr: omit this"
+        require(self.work.lr is None, f"work.lr = {self.work.lr}: {message}")
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: ASO-Fed has a rule of its own")
 
     @cached_property
@@ -169,15 +169,15 @@ class AsoFed(Settings):
         return [*actions, *timers, *(Dispatch(client, state.sent, self._work_of(state, client)) for client in clients)]
 
     def _count(self, state: State, event: Event) -> None:
-        """n_k is what a client last trained on; who has not reported counts as registered."""
+        """Count the examples of a client's last training, or of its registration before its first report."""
         newcomer = isinstance(event, ClientReady) and event.client not in state.census.examples
         if newcomer or isinstance(event, UpdateArrived):
             state.census.update(event, "examples")
 
     def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
-        past = state.past.setdefault(event.client, Past())
-        past.jobs += 1
-        past.seconds += event.now - event.started
+        history = state.history.setdefault(event.client, ClientHistory())
+        history.jobs += 1
+        history.seconds += event.now - event.started
         p = state.census.weight(event.client, "examples")  # n'_k / N'
         back = torch.sub(event.base, event.local, out=reusable_memory(event.local))
         w = torch.sub(
@@ -187,10 +187,10 @@ class AsoFed(Settings):
         state.sent = self._attended(state.layout, w)
         state.w = state.sent if self.feature == "literal" else w
         commit = state.publish(state.sent)
-        return [Note(self._told(state, event, p), event.ticket), commit]
+        return [Note(self._note_values(state, event, p), event.ticket), commit]
 
     def _attended(self, layout: Layout, w: Tensor) -> Tensor:
-        """Feature learning on the first layer, as a new tensor; biases and all other layers stay."""
+        """Return a copy of the model with attention on the weights of its first layer."""
         layer = first_layer(layout)
         if self.feature == "off" or layer is None:
             return w
@@ -200,15 +200,15 @@ class AsoFed(Settings):
         return model
 
     def _multiplier(self, state: State, client: int) -> float:
-        past = state.past.get(client)
-        if past is None or not self.dynamic_step:
+        history = state.history.get(client)
+        if history is None or not self.dynamic_step:
             return 1.0
-        return log(max(e, past.seconds / past.jobs))  # r_k = max(1, ln(mean of d_k)), defined for 0 seconds too
+        return log(max(e, history.seconds / history.jobs))  # r_k = max(1, ln(mean of d_k)), defined for 0 seconds too
 
     def _work_of(self, state: State, client: int) -> LocalWork:
         return replace(self.work, lr=self._multiplier(state, client) * self.lr, rule=self._rule)
 
-    def _told(self, state: State, event: UpdateArrived, p: float) -> dict[str, float]:
+    def _note_values(self, state: State, event: UpdateArrived, p: float) -> dict[str, float]:
         values = {
             "weight": p,
             "total": float(state.census.total),

@@ -1,20 +1,20 @@
 """
 Paper:    Wang et al., "Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update
           Calibration", ICLR 2024.
-Follows:  the server of CA2FL (the paper's name for it), in ascent form. The client half is plain.
+Follows:  The server of CA2FL (the paper's name for it), in ascent form. Clients train without a rule of the method.
 Notation: K (M elsewhere) -> k; eta -> lr; N -> all clients known so far; h_t^i -> state.caches; h_t -> state.h;
           Delta_t^i -> delta; v_t -> v.
-Deviates: 1. neither the paper's text nor its code was at hand; the rule is read off FLGo's port and off what others say
-             of it.
-          2. h_i is replaced when the upload arrives, so a client's second upload within one buffer is compared with its
-             first (as FLGo).
-          3. h is what the caches were at the last step, over the clients known then. Who was never heard counts as 0 in
-             it. The caches of the lost are kept, or given up after evict_after seconds: h_i = 0 from then on, and in h
-             from the next step on.
-          4. k=10 as in FedBuff; FLGo takes a tenth of the clients. The paper tunes eta; 1 is FLGo's.
-          5. statistics are the mean of the buffer's, counters take the maximum: they have no cache.
-Checked:  tests/strategies/test_ca2fl.py (hand-worked), the laws, FedBuff without discount while every buffer holds
-          everybody once.
+Deviates: 1. Neither text nor code of the paper was available; the rule is taken from FLGo's implementation and from
+             descriptions by others.
+          2. h_i is replaced when the upload arrives, so the second upload of a client within one buffer is compared
+             with its first (as in FLGo).
+          3. h is the mean of the caches at the last step, over the clients known then. Clients that never reported
+             count as 0. Caches of lost clients are kept, or dropped after evict_after seconds: h_i = 0 from then on,
+             and in h from the next step on.
+          4. k=10 as in FedBuff; FLGo takes a tenth of the clients. The paper tunes eta; 1 is FLGo's value.
+          5. Statistics are the mean over the buffer, without a cache; counters take the maximum.
+Checked:  tests/strategies/test_ca2fl.py (hand-worked), the laws, FedBuff without discount while every buffer contains
+          each client once.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class State(Seated):
     clients: Mapping[int, int]  # known at the start
     caches: MutableMapping[int, Tensor]  # client -> its last delta
     newcomers: dict[int, None] = field(default_factory=dict)
-    total: RunningSum = field(default_factory=RunningSum)  # of the caches as they are now: a step never reads them all
-    h: Tensor | None = None  # their mean over all clients at the last step; None: 0
+    total: RunningSum = field(
+        default_factory=RunningSum
+    )  # of the current caches, so that a step need not read them all
+    h: Tensor | None = None  # mean over all clients at the last step; None: 0
     buffer: WeightedSum = field(default_factory=WeightedSum)
     absences: Absences = field(default_factory=Absences)
 
@@ -52,7 +54,7 @@ class CA2FL(Settings):
 
     k: Annotated[int, WHOLE, least(1, "the buffer holds at least 1 update")] = 10  # updates per step
     lr: Rate = 1.0  # server learning rate
-    evict_after: EvictAfter = None  # seconds a lost client's cache is kept; None: for ever
+    evict_after: EvictAfter = None  # seconds for which the cache of a lost client is kept; None: the whole run
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 
@@ -74,14 +76,14 @@ class CA2FL(Settings):
     def _collect(self, state: State, event: UpdateArrived) -> Action:
         client = event.client
         delta = torch.sub(event.local, event.base, out=reusable_memory(event.local))  # Delta_i
-        # read once, for the residual and for the sum: a store may lie on disk, so not RunningSum.put
+        # a store may be on disk: read once for the residual and the sum (so not RunningSum.put)
         h_i = state.caches.get(client)
         residual = delta if h_i is None else torch.sub(delta, h_i, out=reusable_memory(delta))
         if h_i is not None:
             state.total.remove(h_i)
         state.buffer.add(state.layout, residual, 1.0, event.local)  # acc += Delta_i - h_i
         state.caches[client] = delta  # h_i := Delta_i
-        state.total.add(state.caches[client])  # as it is kept: a store may round
+        state.total.add(state.caches[client])  # read back, because a store may round
         if state.total.needs_renewal:
             state.total.renew(state.caches[other] for other in sorted(state.caches))
         moved = _norm(state, delta)

@@ -7,22 +7,22 @@ Notation: eta_l -> lr_local; eta_g -> lr_global; Delta w_k -> G, kept in state.c
           and b_str (the paper swaps its indices); K -> n, all clients known so far; t -> state.epochs.tick.
 Deviates: 1. G = (base - local) / eta_l: with the printed sign the server would ascend, and eq. 4 would project where
              both sides agree.
-          2. the step is the mean over all n caches, as in the proof; combine="sum_of_means" is the printed b_1 + b_2.
-          3. an epoch is a length of time (see parts.epochs): reports wait for its end. Without any, the step on the
-             caches is repeated. epoch=None: the low median of the first jobs, known as soon as half of them are back.
-          4. active: the last report took at most one epoch, and nothing was missed, lost or left since. All others are
-             stragglers. Caches of the lost are kept, or given up after evict_after seconds: a cache that does not exist
-             counts as 0.
-          5. a group without caches has basis 0, on which nothing is projected (the official code crashes).
-          6. upload="difference" divides by |M_i|, which the paper forgets, and fixes the groups. First uploads are
-             whole gradients.
-          7. statistics: the mean of the caches that exist; with differences the reporters' mean, mixed in by their
-             share of all heard.
-          8. the official code projects always, and on no basis at all; project="always" is the ablation "traditional
+          2. The step is the mean over all n caches, as in the proof; combine="sum_of_means" is the printed b_1 + b_2.
+          3. An epoch is a period of time (see parts.epochs): reports wait for its end. Without reports the step on the
+             caches is repeated. epoch=None uses the low median of the first jobs, known when half of them are back.
+          4. Active clients: the last report took at most one epoch, and the client has not missed a tick, been lost or
+             left since. All others are stragglers. Caches of lost clients are kept, or dropped after evict_after
+             seconds; a missing cache counts as 0.
+          5. A group without caches has basis 0, on which nothing is projected (the official code crashes).
+          6. upload="difference" divides by |M_i|, which the paper omits, and fixes the groups. First uploads are
+             complete gradients.
+          7. Statistics are the mean of the existing caches. With differences they are the mean of the reports, mixed in
+             by their share of all clients that ever reported.
+          8. The official code always projects, and without a basis; project="always" is the ablation "traditional
              OGD".
-          9. momentum and all else about local training is the experiment's; only the rate is the strategy's, since G is
-             divided by it: training.lr and its decay do not count.
-          10. there is no limit on staleness: keeping old gradients is the method.
+          9. Local training follows the experiment except for the rate, which the strategy sets because G is divided by
+             it: training.lr and its decay have no effect.
+          10. Staleness is not limited: the method is to keep old gradients.
 Checked:  tests/strategies/test_fed_ogd.py (spec vectors, every variant, zero bases reduce to MIFA's cache), the laws.
 """
 
@@ -62,38 +62,38 @@ from offbeat.core.protocol import (
 from offbeat.core.settings import Rate, Seconds, Settings
 from offbeat.core.vector import Layout
 
-NEGLIGIBLE = 1e-12  # squared, an element: a basis as short as that has no direction
+NEGLIGIBLE = 1e-12  # per entry of the squared norm: a shorter basis has no direction
 
 # ---------------------------------------------------------------- the client half
 
 
 class Carry(NamedTuple):
-    """What a job knows at each step."""
+    """The carry of a job: the basis, and sums over its steps."""
 
     b: Tensor
-    inverse: Tensor  # 1 / ||b||^2, 0 where there is no direction
-    along: Tensor  # sums over the steps so far, of <g, b> and of the part of it that was taken away
-    steps: Tensor  # of each client: in a stack some are done before others
+    inverse: Tensor  # 1 / ||b||^2, or 0 for a basis without direction
+    along: Tensor  # sums over the steps of <g, b> and of its removed part
+    steps: Tensor  # per client, because clients of a stack take different numbers of steps
 
 
 @dataclass(frozen=True)
 class Orthogonal(LocalRule):
-    """Every gradient, one vector over the whole model, loses what points against the basis.
+    """Remove from every gradient, as one vector over the whole model, its component against the basis.
 
-    Uploaded beside the model, and noted: the mean over the job's steps of <g, b> / ||b||, how far gradients point along
-    the basis (Figure 6c and f), and of what was taken away of it.
+    The upload also contains the means over the job's steps of <g, b> / ||b||, the component along the basis (Figure 6c
+    and f), and of its removed part.
     """
 
-    always: bool = False  # lose any component along it: "traditional OGD"
+    always: bool = False  # also remove components along the basis: "traditional OGD"
 
     def begin(self, job: LocalJob) -> Carry:
         b = job.extras["basis"]
         squared = torch.linalg.vecdot(b, b).unsqueeze(-1)
-        # in float64 only one whose square has no inverse
-        nothing = max(0.0 if b.dtype == torch.float64 else NEGLIGIBLE * b.shape[-1], 1.0 / torch.finfo(b.dtype).max)
-        inverse = torch.where(squared > nothing, 1.0 / squared, 0.0)
-        nothing_yet = torch.zeros_like(squared)
-        return Carry(b, inverse, nothing_yet.expand(*squared.shape[:-1], 2), nothing_yet)
+        # in float64 only if the inverse of the squared norm overflows
+        negligible = max(0.0 if b.dtype == torch.float64 else NEGLIGIBLE * b.shape[-1], 1.0 / torch.finfo(b.dtype).max)
+        inverse = torch.where(squared > negligible, 1.0 / squared, 0.0)
+        zero = torch.zeros_like(squared)
+        return Carry(b, inverse, zero.expand(*squared.shape[:-1], 2), zero)
 
     def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Carry) -> tuple[Tensor, Carry]:
         b, inverse, sums, steps = carry
@@ -112,16 +112,16 @@ class Orthogonal(LocalRule):
 
 @dataclass(frozen=True)
 class OrthogonalDifference(Orthogonal):
-    """The privacy variant: only the change of G since the last upload leaves the client."""
+    """Upload only the change of G since the last upload (the privacy variant)."""
 
-    memory: ClassVar[tuple[str, ...]] = ("previous",)  # G^{t-1}, as the server can know it
+    memory: ClassVar[tuple[str, ...]] = ("previous",)  # G^{t-1}, as the server can reconstruct it
 
     def end(self, job: LocalJob, local: Tensor, carry: Carry) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         previous = job.memory["previous"]
         G = (job.start - job.layout.trainable(local)) / job.lr
         sent = job.start - job.lr * (G - previous)
-        local.copy_(job.layout.with_trainable(local, sent))  # in place: what the client trained must not leave it
-        # not G itself: the next upload makes up for this one's rounding, so it cannot pile up in the server's sum
+        local.copy_(job.layout.with_trainable(local, sent))  # in place: the trained model must not leave the client
+        # not G itself: the next upload corrects the rounding of this one, so it cannot accumulate in the server's sum
         extras, _ = super().end(job, local, carry)
         return extras, {"previous": previous + (job.start - sent) / job.lr}
 
@@ -132,12 +132,12 @@ class OrthogonalDifference(Orthogonal):
 @dataclass(slots=True, kw_only=True)
 class State(ServerState):
     clients: Mapping[int, int]  # known at the start
-    caches: MutableMapping[int, Tensor]  # client -> G in the params, its own values in the statistics
+    caches: MutableMapping[int, Tensor]  # client -> G in the params, its values in the statistics
     epochs: Epochs
     newcomers: dict[int, None] = field(default_factory=dict)
-    heard: dict[int, None] = field(default_factory=dict)  # ever
-    active: dict[int, bool] = field(default_factory=dict)  # False, or not here: a straggler
-    sum_act: RunningSum = field(default_factory=RunningSum)  # of the active's G; what is reported enters at the tick
+    heard: dict[int, None] = field(default_factory=dict)  # clients that ever reported
+    active: dict[int, bool] = field(default_factory=dict)  # stragglers are False or missing
+    sum_act: RunningSum = field(default_factory=RunningSum)  # of the active clients' G; reports are added at the tick
     sum_str: RunningSum = field(default_factory=RunningSum)
     absences: Absences = field(default_factory=Absences)
 
@@ -149,27 +149,26 @@ class State(ServerState):
 class FedOGD(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="its last gradient", uploads="model")
 
-    lr_local: Rate = 0.01  # eta_l, the rate clients train with
-    lr_global: Rate = 0.003  # eta_g
-    epoch: Seconds | None = None  # between server steps; None: the median of the clients' first jobs
-    cache: bool = True  # False: only what was reported in this epoch counts
-    project: Literal["conflict", "always"] = "conflict"  # gradients that point against the basis, or all
-    combine: Literal["mean", "sum_of_means"] = "mean"  # of the clients of an epoch
-    upload: Literal["gradient", "difference"] = "gradient"  # what a client sends
-    evict_after: EvictAfter = None  # seconds a lost client's cache is kept; None: for ever
+    lr_local: Rate = 0.01  # eta_l, rate of the clients
+    lr_global: Rate = 0.003  # eta_g, rate of the server step
+    epoch: Seconds | None = None  # seconds between server steps; None: the median of the first jobs
+    cache: bool = True  # False: use only reports of this epoch
+    project: Literal["conflict", "always"] = "conflict"  # project gradients that point against the basis, or all
+    combine: Literal["mean", "sum_of_means"] = "mean"  # of the two groups of clients
+    upload: Literal["gradient", "difference"] = "gradient"  # content of an upload
+    evict_after: EvictAfter = None  # seconds for which the cache of a lost client is kept; None: the whole run
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wrong = "upload = 'difference' adds to running means: it needs cache = True"
-        require(self.cache or self.upload == "gradient", wrong)
-        wrong = "the server has caches only with cache = True and upload = 'gradient'"
-        fine = self.evict_after is None or (self.cache and self.upload == "gradient")
-        require(fine, f"evict_after = {self.evict_after}: {wrong}")
+        require(self.cache or self.upload == "gradient", "upload = 'difference' requires cache = True")
+        evictable = self.evict_after is None or (self.cache and self.upload == "gradient")
+        message = "the server has caches only with cache = True and upload = 'gradient'"
+        require(evictable, f"evict_after = {self.evict_after}: {message}")
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: fed_ogd's clients have a rule of their own")
-        wrong = f"clients train with lr_local = {self.lr_local}, since G = (base - local) / lr_local"
-        require(self.work.lr in (None, self.lr_local), f"work.lr = {self.work.lr}: {wrong}")
+        message = f"clients train with lr_local = {self.lr_local}, because G = (base - local) / lr_local"
+        require(self.work.lr in (None, self.lr_local), f"work.lr = {self.work.lr}: {message}")
 
     @cached_property
     def _work(self) -> LocalWork:
@@ -194,9 +193,9 @@ class FedOGD(Settings):
                 self._demote(state, event.client)  # a straggler until it reports
         if ticks and state.epochs.length:
             actions = self._tick(state)
-        elif ticks:  # first jobs, before the length of an epoch is known: reports wait, and bases are 0
-            nothing = new_vector(state.layout.trainable(state.model)).zero_()
-            actions = self._serve(state, nothing, nothing)
+        elif ticks:  # first jobs: the length of an epoch is unknown, reports wait, and bases are 0
+            zero = new_vector(state.layout.trainable(state.model)).zero_()
+            actions = self._serve(state, zero, zero)
         return actions + state.epochs.timer(event)
 
     def _receive(self, state: State, event: UpdateArrived) -> list[Action]:
@@ -208,8 +207,8 @@ class FedOGD(Settings):
         copy_client_statistics(state.layout, G, event.local)
         state.caches[client] = G
         state.heard[client] = None
-        sent = event.extras.get("projected")  # nothing is computed from it: a script of events may leave it out
-        projected = {} if sent is None else dict(zip(("projected", "removed"), sent.tolist(), strict=True))
+        sums = event.extras.get("projected")  # only noted, so scripted events may omit it
+        projected = {} if sums is None else dict(zip(("projected", "removed"), sums.tolist(), strict=True))
         return [Note({"epochs": state.epochs.age(client) or 0, **projected}, event.ticket)]
 
     def _evict(self, state: State, client: int) -> None:
@@ -219,13 +218,13 @@ class FedOGD(Settings):
     def _demote(self, state: State, client: int) -> None:
         if self.upload == "difference" or not state.active.get(client):
             return
-        if client in state.caches:  # caches follow the client
+        if client in state.caches:  # caches move with the client
             state.sum_act.remove(state.caches[client])
             state.sum_str.add(state.caches[client])
         state.active[client] = False
 
     def _classify(self, state: State) -> None:
-        for client in state.epochs.at_work:  # sent work a tick ago or earlier: it takes more than one epoch
+        for client in state.epochs.at_work:  # sent work at an earlier tick: the job takes more than one epoch
             self._demote(state, client)
             state.active.setdefault(client, False)
         for client in state.epochs.reports:
@@ -239,7 +238,7 @@ class FedOGD(Settings):
     def _tick(self, state: State) -> list[Action]:
         self._classify(state)
         n_act, n_str = state.sum_act.count, state.sum_str.count
-        if self.cache:  # a cache that does not exist yet counts as 0, its client as a straggler
+        if self.cache:  # a missing cache counts as 0, its client as a straggler
             n_act = sum(state.active.values())
             n_str = len(state.clients) + len(state.newcomers) - n_act
         b_act = self._basis(state, state.sum_act, n_act)
@@ -275,7 +274,7 @@ class FedOGD(Settings):
                 part = torch.div(running.total, n, out=reusable_memory(running.total))
                 step = part if step is None else step.add_(part)
         if step is None:
-            return []  # nothing was reported yet, or without caches, in this epoch
+            return []  # no reports yet, or without caches none in this epoch
         model = torch.sub(
             state.model, step, alpha=self.lr_global, out=reusable_memory(step)
         )  # w^{t+1} = w^t - eta_g Delta w^t
@@ -288,7 +287,7 @@ class FedOGD(Settings):
 
     def _note(self, state: State, n_act: int, n_str: int, b_act: Tensor, b_str: Tensor) -> Note:
         cosine = 0.0
-        if state.sum_act.total is not None and state.sum_str.total is not None:  # neither is nothing
+        if state.sum_act.total is not None and state.sum_str.total is not None:
             norms = float(torch.linalg.vector_norm(b_act)) * float(torch.linalg.vector_norm(b_str))
             cosine = float(torch.dot(b_act, b_str)) / norms if norms > 0 else 0.0
         counts = {"tick": state.epochs.tick, "reports": len(state.epochs.reports), "active": n_act, "stragglers": n_str}

@@ -1,12 +1,12 @@
 """
 Paper:    Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive Federated Optimization", ICLR 2021.
-Follows:  FedAdam of Algorithm 2 (FedOpt).
+Follows:  FedAdam in Algorithm 2 (FedOpt).
 Notation: eta -> lr; beta_1, beta_2, tau -> beta1, beta2, tau; Delta_t -> d; m_t, v_t -> memory.first, memory.second.
-Deviates: 1. the paper was not at hand. v_0 = tau^2 is APPFL's (any start of at least tau^2 is allowed), no bias is
-             corrected, and v is made of d, not of m. Defaults are those of APPFL's example.
-          2. answers are weighted by examples, as in FedAvg.
-          3. a round that nobody answered changes nothing: m and v do not decay.
-          4. statistics are averaged, never adapted.
+Deviates: 1. The paper was not available. v_0 = tau^2 is APPFL's choice (any v_0 of at least tau^2 is allowed), there is
+             no bias correction, and v is computed from d, not from m. Defaults are those of APPFL's example.
+          2. Updates are weighted by examples, as in FedAvg.
+          3. A round without reports changes nothing: m and v do not decay.
+          4. Statistics are averaged, not adapted.
 Checked:  tests/strategies/test_fedadam.py (hand-worked), the laws, beta1=beta2=0 with a tiny tau takes signs.
 """
 
@@ -28,10 +28,10 @@ from offbeat.core.settings import Amount, Seconds, Settings
 class FedAdam(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
-    lr: float = 0.1  # the server's
-    beta1: float = 0.9  # of the mean of the updates
-    beta2: float = 0.99  # of the mean of their squares
-    tau: float = 1e-3  # how far it adapts: the larger, the more like plain momentum
+    lr: float = 0.1  # server learning rate
+    beta1: float = 0.9  # decay of the mean of the updates
+    beta2: float = 0.99  # decay of the mean of their squares
+    tau: float = 1e-3  # adaptivity: the larger, the closer to plain momentum
     sample: Sample = None
     deadline: Seconds | None = None
     over_select: Amount = 0.0
@@ -39,7 +39,7 @@ class FedAdam(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self._adam  # checks its own settings
+        _ = self._adam  # validates its settings
 
     @cached_property
     def _rounds(self) -> Rounds:

@@ -2,14 +2,15 @@
 Paper:    Xie, Koyejo, Gupta, "Asynchronous Federated Optimization", OPT 2020.
 Follows:  Algorithm 1 (mixing), the staleness functions of section 5.2.
 Notation: alpha -> alpha; s(t - tau) -> staleness(u); rho -> rho; x_new -> local; x_{t-1} -> state.model.
-Deviates: 1. u counts versions between dispatch and arrival, so a fresh update has weight alpha (the paper's t - tau is
-             u + 1).
-          2. mode="delta" is not in the paper: w + alpha_t p_k (local - base), what APPFL and FedCompass's baseline call
-             FedAsync.
-          3. updates arriving at one instant are mixed one by one, by client id; FLGo averages them.
-          4. statistics are mixed as values with omega = alpha_t (delta form: alpha_t p_k), counters take the maximum.
-             statistics="replace" is APPFL's, in the delta form: omega = 1, the server has the last client's.
-          5. no server-side limit on staleness by default (max_staleness rejects).
+Deviates: 1. u counts the versions between dispatch and arrival, so a fresh update has weight alpha (the paper's t - tau
+             is u + 1).
+          2. mode="delta" is not in the paper: w + alpha_t p_k (local - base), called FedAsync in APPFL and as a
+             baseline in FedCompass.
+          3. Updates that arrive at the same time are mixed one by one in order of client id; FLGo averages them.
+          4. Statistics are mixed as values with omega = alpha_t (delta form: alpha_t p_k); counters take the maximum.
+             statistics="replace" is APPFL's choice in the delta form: omega = 1, so the server has those of the last
+             client.
+          5. Staleness is not limited by default (max_staleness rejects updates).
 Checked:  tests/strategies/test_fedasync.py (hand-worked), the laws, FedBuff(k=1) reduces to mode="delta" while nothing
           is stale.
 """
@@ -47,27 +48,26 @@ class FedAsync(Settings):
     staleness: Staleness | str = Polynomial(a=0.5)
     mode: Literal["mix", "delta"] = "mix"  # (1 - a) x + a local, or x + a (local - base)
     client_weight: ClientWeight | None = None  # p_k, in mode="delta"
-    # of BatchNorm, in mode="delta": mixed in with alpha_t p_k, or replaced by the client's
+    # in mode="delta": BatchNorm statistics are mixed with weight alpha_t p_k, or replaced by the client's
     statistics: Statistics = "mix"
-    rho: float = 0.005  # the client's proximal pull
+    rho: float = 0.005  # weight of the client's proximal term
     max_staleness: MaxStaleness = None
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()
-    # Of each object, set below, and no fields: nobody who goes through those is to see them. Not cached properties:
-    # after the first of these Python finds none of an object's attributes as quickly.
+    # attributes of each object that are not dataclass fields; cached properties would slow down attribute access
     _s: ClassVar[Staleness]
     _pulled: ClassVar[LocalWork]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.mode == "delta" or self.client_weight is None, "client_weight counts only with mode='delta'")
-        only = "counts only with mode='delta': where the client's model is mixed in, so are they"
+        require(self.mode == "delta" or self.client_weight is None, "client_weight applies only to mode='delta'")
+        only = "applies only to mode='delta': mode='mix' always mixes statistics"
         require(self.mode == "delta" or self.statistics == "mix", f"statistics = {self.statistics!r} {only}")
         staleness = as_staleness(self.staleness)
-        require(callable(staleness), f"staleness = {staleness!r}: a function of u, or the name of one")
+        require(callable(staleness), f"staleness = {staleness!r}: give a function of u or the name of one")
         object.__setattr__(self, "staleness", staleness)
-        object.__setattr__(self, "_s", staleness.__call__)  # bound: to call an object, Python looks for this each time
-        # refuses a pull that cannot be meant now, not at the first client
+        object.__setattr__(self, "_s", staleness.__call__)  # bound method: saves a lookup per call
+        # raises an error now, not at the first dispatch, if `work` has a rule
         object.__setattr__(self, "_pulled", with_proximal(self.work, self.rho))
 
     def init(self, world: World) -> State:
@@ -84,7 +84,7 @@ class FedAsync(Settings):
         u = state.version - event.base_version
         if self.max_staleness is not None and (refused := reject_if_too_old(event, u, self.max_staleness)):
             return refused
-        # alpha itself is never overwritten: each update is discounted for its own age only
+        # never overwrite alpha: each update is discounted for its own age only
         alpha_t = self.alpha * self._s(u)
         if self.mode == "mix":
             # x_t = (1 - a_t) x_{t-1} + a_t x_new

@@ -1,27 +1,27 @@
 """
 Paper:    Chai et al., "FedAT: A High-Performance and Communication-Efficient Federated Learning System with
           Asynchronous Tiers", SC 2021.
-Follows:  the training of the tiers and the cross-tier weighted aggregation; without the compression of what is sent.
+Follows:  The training of the tiers and the cross-tier weighted aggregation, without compression of messages.
 Notation: M -> len(state.tiers), fastest first; w^(m) -> tier.model; T_m -> tier.count; lambda -> lam; w_0 -> the model
           after profiling.
-Deviates: 1. neither paper nor code was at hand: the rule is taken from descriptions of it, the weights literally. A
-             tier weighs as often as its mirror image was updated: after the very first update, unless the middle tier
-             made it, w is still w_0. smooth=1 adds 1 to every count.
-          2. speeds are measured (parts.profile): first jobs are one FedAvg round, then tiers are cut. Tier models begin
-             with its result, all T_m at 0.
-          3. tiers are of about equal size, or with `ratio` as few as keep speeds within that ratio inside a tier
-             (FedCompass's setting).
-          4. a newcomer joins the tier of the client nearest in speed. A tier without members does not exist; one whose
-             members are gone keeps its model.
-          5. retier: every so many tier rounds tiers are cut anew by mean durations. The m-th keeps model and count of
-             the m-th; where their number changes, of the one at the same place in between. Jobs under way still count
-             in the round they were sent out for; the open round of a tier that is dropped goes on in the tier that has
-             most of its members now, its deadline from the cut on.
-          6. a tier round in which nobody answers changes nothing, T_m included. deadline holds for tier rounds and for
+Deviates: 1. Neither text nor code of the paper was available; the rule is taken from descriptions by others, the
+             weights literally. The weight of a tier is the number of updates of its mirror image: after the very first
+             update, unless it came from the middle tier, w is still w_0. smooth=1 adds 1 to every count.
+          2. Speeds are measured (parts.speed_profile): first jobs form one FedAvg round, then clients are split into
+             tiers. Tier models start with its result, all T_m at 0.
+          3. Tiers have about equal size, or with `ratio` there are as few as keep speeds within that ratio inside a
+             tier (the setting of FedCompass).
+          4. A newcomer joins the tier of the client with the most similar speed. There are no tiers without clients at
+             the time of the split; a tier whose members have left keeps its model.
+          5. retier: after this many tier rounds, tiers are split again by mean durations. The m-th tier keeps model and
+             count of the m-th; if their number changes, of the tier at the same relative position. Jobs in progress
+             still count in the round they were sent for. The open round of a dropped tier continues in the tier that
+             now has most of its members, with its deadline counted from the split.
+          6. A tier round without reports changes nothing, T_m included. deadline applies to tier rounds and to
              profiling.
-          7. statistics are averaged inside a tier by examples, between tiers with the weights of the parameters;
+          7. Statistics are averaged inside a tier by examples and between tiers with the weights of the parameters;
              counters take the maximum.
-          8. what is sent is not compressed.
+          8. Messages are not compressed.
 Checked:  tests/strategies/test_fedat.py (hand-worked), the laws, one tier reduces to FedAvg.
 """
 
@@ -60,7 +60,9 @@ TIERS = 5
 
 @dataclass(slots=True)
 class Tier:
-    number: int  # for its timers and draws; its place may change
+    """A group of clients of similar speed, with its own model and rounds."""
+
+    number: int  # identifies its timers and draws; its position may change
     model: Tensor  # w^(m)
     count: int = 0  # T_m
     members: dict[int, None] = field(default_factory=dict)
@@ -78,10 +80,10 @@ class State(ServerState):
     answers: WeightedSum = field(default_factory=WeightedSum)  # of the profiling round
     tiers: list[Tier] = field(default_factory=list)  # fastest first
     created: int = 0
-    since: int = 0  # tier rounds since tiers were last cut
+    since: int = 0  # tier rounds since the last split
 
     def concerned(self, event: Event) -> list[Tier]:
-        """The tiers an event may mean something to."""
+        """Return the tiers that an event may concern."""
         if isinstance(event, TimerFired):
             return self.tiers
         waiting = [tier for tier in self.tiers if event.client in tier.rounds.waiting]
@@ -92,22 +94,24 @@ class State(ServerState):
 class FedAT(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")  # beyond a model per tier
 
-    lam: Amount = 0.4  # lambda, the pull towards what a client was sent
-    # slowest / fastest inside a tier at most; then `tiers` does not count
+    lam: Amount = 0.4  # lambda, weight of the proximal term
+    # largest slowest / fastest inside a tier, instead of `tiers`
     ratio: Annotated[float | None, finite(1, "slowest / fastest, a finite factor of 1 or more")] = None
-    tiers: Annotated[int | None, WHOLE, least(1, "at least 1 tier")] = TIERS  # groups of clients of like speed
-    smooth: Annotated[int, one_of(0, 1)] = 0  # 1: added to every count, so that no tier weighs nothing
-    sample: Sample = None  # clients a tier's round: a number, a share of the tier, or all
+    tiers: Annotated[int | None, WHOLE, least(1, "at least 1 tier")] = (
+        TIERS  # number of groups of clients with similar speed
+    )
+    smooth: Annotated[int, one_of(0, 1)] = 0  # added to every count; 1 avoids weights of 0
+    sample: Sample = None  # clients per tier round: a number, a share of the tier, or all (None)
     deadline: Seconds | None = None
-    # tiers are cut anew after so many tier rounds
+    # tier rounds after which clients are split into tiers again; None: never
     retier: Annotated[int | None, WHOLE, least(1, "at least 1 tier round, or none")] = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one = self.tiers is not None if self.ratio is None else self.tiers in (None, TIERS)
-        require(one, f"tiers = {self.tiers}, ratio = {self.ratio}: give one of the two")
-        _ = self._pulled  # work that cannot take the pull is refused now, not at the first dispatch
+        exclusive = self.tiers is not None if self.ratio is None else self.tiers in (None, TIERS)
+        require(exclusive, f"tiers = {self.tiers}, ratio = {self.ratio}: give one of the two")
+        _ = self._pulled  # raises an error now, not at the first dispatch, if `work` has a rule
 
     @cached_property
     def _pulled(self) -> LocalWork:
@@ -140,7 +144,7 @@ class FedAT(Settings):
         )
 
     def _begin(self, state: State, now: float) -> list[Action]:
-        """The profiling round is over: its mean is w_0, and every tier starts from there."""
+        """End the profiling round: its mean is w_0, from which every tier starts."""
         mean = state.answers.mean(state.layout, state.model)
         assert mean is not None
         state.answers = WeightedSum()
@@ -186,7 +190,7 @@ class FedAT(Settings):
         answers, tier.answers = tier.answers, WeightedSum()
         mean = answers.mean(state.layout, tier.model)
         if mean is None:
-            return []  # nobody answered
+            return []  # no reports
         tier.model = mean  # w^(m) := sum_k n_k y_k / sum_k n_k
         tier.count += 1
         state.since += 1
@@ -208,7 +212,7 @@ class FedAT(Settings):
         left = {tier.number: tier for tier in old}
         state.tiers = []
         for j in range(len(groups)):
-            # the middle of the j-th of M' lies in its share of M
+            # the old tier at the same relative position
             source = old[(2 * j + 1) * len(old) // (2 * len(groups))]
             again = left.pop(source.number, None) is None
             state.tiers.append(self._tier(state, source.model, source.count) if again else source)
@@ -217,7 +221,7 @@ class FedAT(Settings):
         return [self._spread(state), *actions, *self._open_soon(state, now)]
 
     def _hand_over(self, state: State, tier: Tier, now: float) -> list[Action]:
-        """A tier is dropped: what its open round has heard, and waits for, counts where most of its members are now."""
+        """Move the open round of a dropped tier to the tier that now has most of its members."""
         if not tier.rounds.is_open:
             return []
         cancelled: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + tier.key)]

@@ -1,12 +1,12 @@
 """
 Paper:    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 Follows:  Algorithm 1 (FederatedAveraging), server half.
-Notation: S_t -> the round's members; n_k -> num_examples; w_k -> local; C -> sample.
-Deviates: 1. weights are normalised over those who answered, not over all clients; nobody answering keeps w, and counts
-             no version.
-          2. sample=None (everybody) by default; papers that sample say so in their preset.
-          3. deadline and over-selection are the usual production options, off by default.
-          4. statistics are averaged with the same weights, counters take the maximum.
+Notation: S_t -> the members of the round; n_k -> num_examples; w_k -> local; C -> sample.
+Deviates: 1. Weights are normalized over the clients that reported, not over all clients. Without a report w and its
+             version stay unchanged.
+          2. By default all clients take part (sample=None); presets of papers that sample say so.
+          3. deadline and over_select are common options in production, off by default.
+          4. Statistics are averaged with the same weights; counters take the maximum.
 Checked:  tests/strategies/test_fedavg.py (hand-worked), the laws, FedBuff(k=all, exclude_buffered) reduces to it.
 """
 
@@ -27,9 +27,9 @@ from offbeat.core.settings import Amount, Seconds, Settings
 class FedAvg(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
-    sample: Sample = None  # clients a round: a number, a share of all, or everybody
-    deadline: Seconds | None = None  # a round closes then with whoever answered
-    over_select: Amount = 0.0  # ask (1 + this) times as many, close when `sample` have answered
+    sample: Sample = None  # clients per round: a number, a share of all, or all (None)
+    deadline: Seconds | None = None  # seconds after which a round closes with the reports it has
+    over_select: Amount = 0.0  # sample (1 + over_select) times as many, close after `sample` reports
     work: LocalWork = LocalWork()
 
     @cached_property

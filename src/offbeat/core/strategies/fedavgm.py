@@ -1,14 +1,14 @@
 """
 Paper:    Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
           Classification", arXiv 2019.
-Follows:  the server update of FedAvgM.
+Follows:  The server update of FedAvgM.
 Notation: beta -> mu; v -> memory.first; Delta w -> -d (the paper subtracts, d points from w to the mean of the
-          answers).
-Deviates: 1. the paper was not at hand; the rule is the one FedCompass's authors compare with: server rate 1, no (1 -
-             mu), no Nesterov.
-          2. mu=0.9 is FedCompass's (0.5 on Fed-ISIC2019); FLGo ships 0.01.
-          3. a round that nobody answered changes nothing: the velocity is not applied again, nor does it decay.
-          4. statistics are averaged, they have no velocity.
+          updates).
+Deviates: 1. The paper was not available; the rule is the one that FedCompass's authors compare with: server rate 1, no
+             factor (1 - mu), no Nesterov.
+          2. mu=0.9 is FedCompass's value (0.5 on Fed-ISIC2019); FLGo uses 0.01.
+          3. A round without reports changes nothing: the velocity is neither applied again nor decayed.
+          4. Statistics are averaged without velocity.
 Checked:  tests/strategies/test_fedavgm.py (hand-worked), the laws, mu=0 is FedAvg.
 """
 

@@ -2,15 +2,16 @@
 Paper:    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
 Follows:  Algorithm 1 (server), staleness scaling of section 5.
 Notation: K -> k; eta_g -> lr; Delta -> -delta (the paper subtracts base - local); s(tau) -> staleness(u).
-Deviates: 1. the buffer is divided by K, not by the sum of the staleness weights (as the paper; FLSim leaves the sum to
+Deviates: 1. The buffer is divided by K, not by the sum of the staleness weights (as in the paper; FLSim leaves this to
              lr).
-          2. client_weight is not in the paper: lr * sum of s(u) p_k delta, not divided by K, as APPFL ships it.
-          3. exclude_buffered is FLGo's: a client whose update waits in the buffer is not served until the step. When
-             nobody else can answer any more, the step is taken with what is there, or the run would stand still.
-          4. what is in the buffer when a run ends is not applied.
-          5. statistics are the mean over the buffer, weighted like the deltas, and replace the server's; counters take
+          2. client_weight is not in the paper: lr times the sum of s(u) p_k delta, not divided by K, as in APPFL.
+          3. exclude_buffered is FLGo's: a client whose update is in the buffer gets no work before the step. If no
+             other client can report any more, the step is taken with the buffer as it is, since the run would not
+             continue otherwise.
+          4. Updates in the buffer at the end of a run are not applied.
+          5. Statistics are the mean over the buffer, weighted like the deltas, and replace the server's; counters take
              the maximum.
-          6. max_staleness is ours, off by default: a rejected update takes no place in the buffer.
+          6. max_staleness is an addition, off by default: a rejected update does not count in the buffer.
 Checked:  tests/strategies/test_fedbuff.py (hand-worked), the laws, reductions to FedAsync's delta form and to FedAvg.
 """
 
@@ -76,7 +77,7 @@ class FedBuff(Settings):
     def _step(self, state: State) -> Action:
         buffer, state.buffer = state.buffer, WeightedSum()
         assert buffer.total is not None
-        # K updates as a rule; fewer only where nobody else could answer
+        # fewer than K updates only if no other client could report
         mean = buffer.total if self.client_weight else buffer.total.div_(buffer.count)
         model = PlainStep(lr=self.lr).step(Moments(), state.model, mean)  # w := w + eta_g A / K
         buffer.statistics.write(state.layout, model, state.model)

@@ -1,15 +1,15 @@
 """
 Paper:    Xu, Zhang, Di, Liu, Alharthi, Cao, "FedFa: A Fully Asynchronous Training Paradigm for Federated Learning",
           IJCAI 2024.
-Follows:  the sliding window of the last K uploads. The client half is plain.
+Follows:  The sliding window of the last K uploads. Clients train without a rule of the method.
 Notation: K -> k; the buffer queue -> state.queue; w_i -> local; Delta_i -> delta.
-Deviates: 1. neither the paper's text nor its code was at hand; the rule is read off ports by others.
-          2. until the queue is full w_0 is kept: an average of fewer uploads would be published only to be replaced.
-          3. queue="deltas": w is an anchor plus the mean of the queue. Read so that the anchor is the model from before
-             the window: what falls out of the queue has moved it for good. With an anchor that stays, w would return to
-             w_0 as deltas get small.
-          4. k=5 is ours (FedPSA's buffer, in whose tables FedFa appears).
-          5. statistics are the mean of the queue's, as values, in both variants; counters take the maximum.
+Deviates: 1. Neither text nor code of the paper was available; the rule is taken from implementations by others.
+          2. Until the queue is full, w_0 stays: an average of fewer uploads would be replaced at once.
+          3. queue="deltas": w is an anchor plus the mean of the queue. The anchor is read as the model from before the
+             window: uploads that leave the queue move it permanently. With a fixed anchor w would return to w_0 as
+             deltas get small.
+          4. k=5 is our choice (the buffer of FedPSA, whose tables include FedFa).
+          5. Statistics are the mean over the queue in both variants; counters take the maximum.
 Checked:  tests/strategies/test_fedfa.py (hand-worked), the laws, k=1 is FedAsync with alpha=1 and no discount, in both
           its modes.
 """
@@ -33,15 +33,17 @@ from offbeat.core.settings import WHOLE, Settings, least
 
 @dataclass(slots=True)
 class QueuedUpload:
+    """An upload in the window."""
+
     client: int
     base_version: int
-    vector: Tensor  # the model, or the delta with the model's statistics
+    vector: Tensor  # the model, or the delta with the statistics of the model
 
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
-    anchor: Tensor | None  # the model from before the window; None in a queue of models
-    queue: list[QueuedUpload] = field(default_factory=list)  # the last k, oldest first: all the server keeps
+    anchor: Tensor | None  # the model from before the window; None if models are queued
+    queue: list[QueuedUpload] = field(default_factory=list)  # the last k, oldest first
     total: RunningSum = field(default_factory=RunningSum)
 
 
@@ -50,7 +52,7 @@ class FedFa(Settings):
     about: ClassVar[About] = About("asynchronous", keeps="nothing (k uploads in all)", uploads="model")
 
     k: Annotated[int, WHOLE, least(1, "the queue holds at least 1 upload")] = 5  # uploads in the window
-    queue: Literal["models", "deltas"] = "models"  # what is queued and averaged
+    queue: Literal["models", "deltas"] = "models"  # the vectors that are queued and averaged
     concurrency: Concurrency = None
     work: LocalWork = LocalWork()
 

@@ -1,17 +1,17 @@
 """
 Paper:    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks" (FedProx),
           MLSys 2020.
-Follows:  Algorithm 2; the client half is the proximal objective h_k.
+Follows:  Algorithm 2; the client half minimizes the proximal objective h_k.
 Notation: mu -> mu; w^t -> base; w_k^{t+1} -> local; K -> sample; h_k -> parts.proximal.Proximal.
-Deviates: 1. neither the paper's text nor its code was at hand; what follows is the rule as others print and ship it.
-          2. clients are sampled evenly and weighted by examples, as in FedAvg; the paper (and FLGo) samples by size and
-             weighs evenly.
-          3. mu=0.1 is FLGo's; the paper tunes it among 0.001, 0.01, 0.1 and 1, and the papers that compare with it do
-             not say.
-          4. how much a client trains is what `work` says: gamma-inexact answers of stragglers, cut short by the server,
-             are not modelled; a deadline rejects who is late.
-          5. the pull acts on trainable entries only, and is part of the gradient handed to the optimizer: momentum sees
-             it.
+Deviates: 1. Neither text nor code of the paper was available; the rule is taken from other descriptions and
+             implementations.
+          2. Clients are sampled uniformly and weighted by examples, as in FedAvg; the paper (and FLGo) samples by size
+             and weights uniformly.
+          3. mu=0.1 is the default of FLGo. The paper tunes it among 0.001, 0.01, 0.1 and 1; papers that compare with
+             FedProx do not name their value.
+          4. The amount of local training is set by `work`. Inexact solutions of stragglers that the server cuts short
+             (gamma) are not modeled; a deadline rejects late updates.
+          5. The proximal term acts on trainable entries only and is part of the gradient, so momentum includes it.
 Checked:  tests/strategies/test_fedprox.py (hand-worked), the laws, mu=0 is FedAvg bit for bit.
 """
 
@@ -34,7 +34,7 @@ from offbeat.core.settings import Amount, NonNegative, Seconds, Settings
 class FedProx(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
-    mu: NonNegative = 0.1  # the pull towards what the client was sent
+    mu: NonNegative = 0.1  # weight of the proximal term
     sample: Sample = None
     deadline: Seconds | None = None
     over_select: Amount = 0.0
@@ -42,7 +42,7 @@ class FedProx(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self._pulled  # refuses work that cannot take the pull now, not at the first dispatch
+        _ = self._pulled  # raises an error now, not at the first dispatch, if `work` has a rule
 
     @cached_property
     def _rounds(self) -> Rounds:
@@ -58,7 +58,7 @@ class FedProx(Settings):
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
         actions = average_round(state, event, self._rounds, self._pulled)
         if isinstance(event, UpdateArrived):
-            # ||w_k - w^t||, which mu is to keep short
+            # ||w_k - w^t||, which mu limits
             drift = distance(state.layout.trainable(event.local), state.layout.trainable(event.base))
             actions.append(Note({"drift": drift}, event.ticket))
         return actions

@@ -1,19 +1,20 @@
 """
 Paper:    Reisizadeh et al., "Straggler-Resilient Federated Learning: Leveraging the Interplay Between Statistical
           Accuracy …", JSAIT 2022.
-Follows:  the adaptive participation of FLANP: train with the n fastest clients to their statistical accuracy, double n,
-          go on from there.
-Notation: n -> state.n; n_0 -> n0; N -> clients measured so far; ||grad L_n(w)|| -> the length of a round's mean delta.
-Deviates: 1. neither paper nor code was at hand: the rule is taken from descriptions of it.
-          2. the paper ends a stage at ||grad L_n(w)||^2 <= 2 mu c / (n s), whose constants are unknown. Here it ends
-             when a round's mean delta (which stands for the gradient) is shorter than half of that of the stage's
-             first, or after max_rounds_per_stage.
-          3. the solver is FedAvg, weighted by examples, not FedGATE: no gradient tracking.
-          4. speeds are measured (parts.profile): first jobs are one FedAvg round over everybody, before the first
-             stage. Later jobs are measured too.
-          5. a round's clients are the n fastest of those who are there when it opens, so that nobody who left is waited
-             for. A newcomer takes its place by its first job; where fewer than n_0 were measured, it comes in at once.
-          6. a round in which nobody answers counts towards max_rounds_per_stage. sample and deadline are additions.
+Follows:  The adaptive participation of FLANP: train with the n fastest clients to their statistical accuracy, double n,
+          continue from there.
+Notation: n -> state.n; n_0 -> n0; N -> clients measured so far; ||grad L_n(w)|| -> the norm of a round's mean delta.
+Deviates: 1. Neither text nor code of the paper was available; the rule is taken from descriptions by others.
+          2. The paper ends a stage at ||grad L_n(w)||^2 <= 2 mu c / (n s), with unknown constants. Here it ends when
+             the norm of a round's mean delta (in place of the gradient) is less than half of that in the first round
+             of the stage, or after max_rounds_per_stage.
+          3. The solver is FedAvg, weighted by examples, not FedGATE: no gradient tracking.
+          4. Speeds are measured (parts.speed_profile): first jobs form one FedAvg round over all clients, before the
+             first stage. Later jobs are measured too.
+          5. The clients of a round are the n fastest of those that are reachable when it opens, so the server does not
+             wait for clients that left. A newcomer gets its place with its first job, or immediately if fewer than n_0
+             clients were measured.
+          6. A round without reports counts towards max_rounds_per_stage. sample and deadline are additions.
 Checked:  tests/strategies/test_flanp.py (hand-worked), the laws, n0 = all reduces to FedAvg.
 """
 
@@ -52,7 +53,7 @@ class State(ServerState):
     bench: dict[int, None] = field(default_factory=dict)  # idle, but not among the n fastest
     n: int = 0
     stage: int = 0
-    done: int = 0  # rounds of this stage
+    done: int = 0  # rounds in this stage
     first: float | None = None  # ||mean delta|| of the stage's first round
 
 
@@ -60,9 +61,9 @@ class State(ServerState):
 class FLANP(Settings):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
-    n0: Annotated[int, WHOLE, least(1, "at least 1 client")] = 2  # clients of the first stage
-    max_rounds_per_stage: Annotated[int, WHOLE, least(1, "at least 1 round")] = 10  # then the stage ends anyway
-    sample: Sample = None  # clients a round: a number, a share of the stage, or all of it
+    n0: Annotated[int, WHOLE, least(1, "at least 1 client")] = 2  # clients in the first stage
+    max_rounds_per_stage: Annotated[int, WHOLE, least(1, "at least 1 round")] = 10  # limit of a stage
+    sample: Sample = None  # clients per round: a number, a share of the stage, or all (None)
     deadline: Seconds | None = None
     work: LocalWork = LocalWork()
 
@@ -93,8 +94,8 @@ class FLANP(Settings):
         return rounds.turn(state.rounds, event, state.profile.seconds, state.seed)
 
     def _line_up(self, state: State) -> None:
-        """The n fastest of those who are there take part; the others go on waiting."""
-        # fewer than n0 only while no more are measured
+        """Let the n fastest reachable clients take part; the others keep waiting."""
+        # fewer than n0 only if fewer clients were measured
         state.n = max(state.n, min(self.n0, len(state.profile.seconds)))
         order = sort_by_speed({client: state.profile.seconds[client] for client in (*state.bench, *state.rounds.idle)})
         state.rounds.idle, state.bench = dict.fromkeys(order[: state.n]), dict.fromkeys(order[state.n :])
@@ -102,7 +103,7 @@ class FLANP(Settings):
     def _average(self, state: State) -> list[Action]:
         answers, state.answers = state.answers, WeightedSum()
         mean = answers.mean(state.layout, state.model)  # w := sum_k n_k y_k / sum_k n_k
-        return [] if mean is None else [state.publish(mean)]  # nobody answered: keep w
+        return [] if mean is None else [state.publish(mean)]  # no reports: keep w
 
     def _close(self, state: State) -> list[Action]:
         before = state.model

@@ -1,15 +1,15 @@
 """
 Paper:    Chen et al., "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data", IEEE BigData 2020
           (its Local-S).
-Follows:  section V.B: every client trains a copy of its own on its own data, and nothing is sent.
-Notation: w_k -> the client's own model, kept here in its place.
-Deviates: 1. the paper's report is the mean over clients on each client's own test part: the experiment's `evaluate:
-             clients`. Without it each client's own model is measured on the test data of the experiment, as every other
-             method is, and the mean is taken.
-          2. there is no global model: nothing is ever committed, and what is exported is the initial model. With it
-             every job's version stays 0, so that training.lr_decay never acts.
-          3. bytes and server memory are counted as zero: there is no server. The simulation holds the models in its
-             place.
+Follows:  Section V.B: every client trains its own copy of the model on its own data, and nothing is sent.
+Notation: w_k -> the client's own model, stored in state.client_models.
+Deviates: 1. The paper reports the mean over clients, each on its own test part: set `evaluate: clients` in the
+             experiment. Otherwise each client's model is evaluated on the experiment's test data, as for every other
+             method, and the mean is reported.
+          2. There is no global model: nothing is committed, and the exported model is the initial one. The version of
+             all jobs stays 0, so training.lr_decay has no effect.
+          3. Bytes and server memory count as zero, because there is no server. The simulation stores the models for the
+             clients.
 Checked:  tests/strategies/test_local_and_global.py (hand-worked), the laws.
 """
 
@@ -27,9 +27,11 @@ from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, LocalWor
 
 @dataclass(slots=True)
 class State:
-    model: Tensor  # w_0, where everybody starts
+    """The initial model and the model of each client."""
+
+    model: Tensor  # w_0, the initial model of all clients
     version: int
-    client_models: MutableMapping[int, Tensor]  # w_k of those who have trained
+    client_models: MutableMapping[int, Tensor]  # w_k of the clients that have trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +47,10 @@ class Local:
         match event:
             case UpdateArrived():
                 state.client_models[event.client] = event.local
-            case ClientReady():  # it follows each update of a client that is still there
+            case ClientReady():  # follows each update if the client is still reachable
                 return [Dispatch(event.client, self.model_for(state, event.client), self.work)]
         return []
 
     def model_for(self, state: State, client: int) -> Tensor:
-        """The client's own model."""
-        own = state.client_models.get(client)
-        return state.model if own is None else own
+        """Return the client's own model."""
+        return state.client_models.get(client, state.model)

@@ -1,29 +1,29 @@
 """
 Paper:    Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS
           2021.
-Follows:  MIFA (memory-augmented impatient federated averaging), after the authors' code: the table of updates and both
-          its starts.
+Follows:  MIFA (memory-augmented impatient federated averaging), after the authors' code: the table of updates, and both
+          ways to start.
 Notation: eta_t -> lr, with decay lr / (1 + t); t -> state.version; G_i -> state.table; N -> all clients known so far;
-          A(t) -> who answers.
-Deviates: 1. the paper's text was not at hand, only its code. There eta_t falls like 1 / t; here it is constant unless
-             decay=True.
-          2. while it waits ("fdu"), the code trains nobody and then asks everybody at once, also those who are away.
-             Here rounds go on from w_0, and the step is taken at the end of the round in which the last first answer
-             came.
-          3. it waits for clients known at the start, until each has answered its first job. A job that was lost, or a
-             client that left, is not waited for: it has been available, and counts as 0. Who never came at all is
-             waited for `patience` rounds.
-          4. G_i of a lost client is kept, as is the point of the method, or given up after evict_after seconds: then
+          A(t) -> the clients that report.
+Deviates: 1. The text of the paper was not available, only its code. There eta_t decreases like 1 / t; here it is
+             constant unless decay=True.
+          2. While the code waits ("fdu"), it trains no client and then uses all clients at once, including unreachable
+             ones. Here rounds continue from w_0, and the step is taken at the end of the round in which the last first
+             report arrived.
+          3. The server waits for clients known at the start until each has finished its first job. It does not wait for
+             a client whose job was lost or that left: that client was available and counts as 0. It waits `patience`
+             rounds for a client that never appeared.
+          4. G_i of a lost client is kept, which is the idea of the method, or dropped after evict_after seconds: then
              G_i = 0 again.
-          5. a round is over when all who were available at its beginning are heard or lost (or at its deadline). One
-             that nobody answers takes no step. With `epoch`, steps are Fed-OGD's ticks (parts.epochs), and a tick
-             without answers repeats the last step.
-          6. average="heard" divides by the answers in the table, as FLGo and Fed-OGD's authors do.
-          7. statistics are the mean over the table, of those who have answered; counters take the maximum.
-          8. Fed-OGD's paper prints MIFA as minus the mean of the active plus the mean of the memory: that is not MIFA,
-             and not done here.
-          9. local training is the experiment's but for the rate; with momentum or Adam G_i is not a sum of gradients,
-             but still the way the client went.
+          5. A round ends when all clients that were available at its start have reported or were lost (or at its
+             deadline). A round without reports takes no step. With `epoch`, steps are the ticks of Fed-OGD
+             (parts.epochs), and a tick without reports repeats the last step.
+          6. average="heard" divides by the number of clients in the table, as FLGo and the authors of Fed-OGD do.
+          7. Statistics are the mean over the table, of clients that have reported; counters take the maximum.
+          8. The Fed-OGD paper prints MIFA as minus the mean of the active plus the mean of the memory; that is not MIFA
+             and is not used here.
+          9. Local training follows the experiment except for the rate. With momentum or Adam G_i is not a sum of
+             gradients, but still the direction in which the client moved.
 Checked:  tests/strategies/test_mifa.py (hand-worked), the laws, everybody available is FedAvg with equal weights, and
           with `epoch` Fed-OGD without anything to project on.
 """
@@ -65,15 +65,15 @@ from offbeat.core.settings import WHOLE, Rate, Seconds, Settings, least
 @dataclass(slots=True, kw_only=True)
 class State(ServerState):
     clients: Mapping[int, int]  # known at the start
-    table: MutableMapping[int, Tensor]  # G_i in the params, the client's own values in the statistics
+    table: MutableMapping[int, Tensor]  # G_i in the params, the client's values in the statistics
     epochs: Epochs
     rounds: Round = field(default_factory=Round)
     total: RunningSum = field(default_factory=RunningSum)  # sum_i G_i
     newcomers: dict[int, None] = field(default_factory=dict)
     heard: dict[int, None] = field(default_factory=dict)  # since the last step
-    waiting: bool = True  # for the table to be filled
-    waited: int = 0  # rounds
-    # clients known at the start that came -> is its first job over?
+    waiting: bool = True  # until the table is filled
+    waited: int = 0  # rounds so far
+    # client known at the start that appeared -> whether its first job is over
     first: dict[int, bool] = field(default_factory=dict)
     absences: Absences = field(default_factory=Absences)
 
@@ -82,24 +82,24 @@ class State(ServerState):
 class Mifa(Settings):
     about: ClassVar[About] = About("synchronous", keeps="its last gradient", uploads="model")
 
-    lr: Rate = 0.08  # eta: the rate clients train with, and that of the server's step
-    decay: bool = False  # eta / (1 + t)
-    # no step before everybody has been available once; or begin with a table of zeros
+    lr: Rate = 0.08  # eta: rate of the clients and of the server step
+    decay: bool = False  # use eta / (1 + t)
+    # "fdu": no step until every client has been available once; "no_wait": start with a table of zeros
     wait: Literal["fdu", "no_wait"] = "fdu"
-    # with "fdu", rounds that a client which never came is waited for
+    # with "fdu", rounds to wait for a client that never appeared
     patience: Annotated[int, WHOLE, least(0, "must be 0 or more rounds")] = 10
-    average: Literal["all", "heard"] = "all"  # divide by all clients known, or by those in the table
-    epoch: Seconds | None = None  # between steps, as Fed-OGD's; None: rounds
-    deadline: Seconds | None = None  # a round closes then with whoever answered
-    evict_after: EvictAfter = None  # seconds a lost client's gradient is kept; None: for ever
+    average: Literal["all", "heard"] = "all"  # divide by all known clients, or by those in the table
+    epoch: Seconds | None = None  # seconds between steps, as in Fed-OGD; None: rounds
+    deadline: Seconds | None = None  # seconds after which a round closes with the reports it has
+    evict_after: EvictAfter = None  # seconds for which the gradient of a lost client is kept; None: the whole run
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        neither = f"deadline = {self.deadline}: with epoch = {self.epoch} there are no rounds"
-        require(self.epoch is None or self.deadline is None, neither)
-        wrong = f"work.lr = {self.work.lr}: clients train with lr = {self.lr}, since G = (base - local) / lr"
-        require(self.work.lr in (None, self.lr), wrong)
+        message = f"deadline = {self.deadline}: with epoch = {self.epoch} there are no rounds"
+        require(self.epoch is None or self.deadline is None, message)
+        message = f"work.lr = {self.work.lr}: clients train with lr = {self.lr}, because G = (base - local) / lr"
+        require(self.work.lr in (None, self.lr), message)
 
     @cached_property
     def _rounds(self) -> Rounds:
@@ -113,7 +113,7 @@ class Mifa(Settings):
         return State.of(world, clients=world.clients, table=table, epochs=epochs, waiting=self.wait == "fdu")
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        self._meet(state, event)
+        self._note_presence(state, event)
         for client in state.absences.update(event, self.evict_after, unless=state.heard.__contains__):
             state.total.drop(state.table, client)  # G_i := 0
         if self.epoch is not None:
@@ -133,7 +133,7 @@ class Mifa(Settings):
         work = replace(self.work, lr=self._eta(state.version))
         return [Dispatch(client, state.model, work) for client in chosen]
 
-    def _meet(self, state: State, event: Event) -> None:
+    def _note_presence(self, state: State, event: Event) -> None:
         match event:
             case ClientReady() if event.client not in state.clients:
                 state.newcomers[event.client] = None
@@ -143,7 +143,7 @@ class Mifa(Settings):
                 state.first[event.client] = True
 
     def _remember(self, state: State, event: UpdateArrived) -> None:
-        eta = self._eta(event.base_version)  # what this client trained with; the step has the rate of its own time
+        eta = self._eta(event.base_version)  # rate of this client's training; the step uses the current rate
         G = torch.sub(event.base, event.local, out=reusable_memory(event.local)).div_(eta)  # G_i = (x - y) / eta_t
         buffer_statistics.copy_client_statistics(state.layout, G, event.local)
         state.total.put(state.table, event.client, G)
@@ -151,7 +151,7 @@ class Mifa(Settings):
 
     def _still_waits(self, state: State) -> bool:
         if state.waiting:
-            state.waited += state.total.count > 0  # a tick at which nobody can have answered is no round
+            state.waited += state.total.count > 0  # a tick before any possible report is not a round
             absent = len(state.first) < len(state.clients) and state.waited <= self.patience
             state.waiting = absent or not all(state.first.values())
         return state.waiting

@@ -1,14 +1,13 @@
 """
 Paper:    Chen et al., "Asynchronous Online Federated Learning for Edge Devices with Non-IID Data", IEEE BigData 2020
           (its Global).
-Follows:  section V.B: all training data in one place, one machine, mini-batches, the same architecture.
+Follows:  Section V.B: all training data in one place, one machine, mini-batches, the same architecture.
 Notation: w -> model.
-Deviates: 1. the paper does not say how fast that machine is: it takes the mean seconds per step of the clients, with
-             their jitter and without any network. The experiment builds that world of one client because of `pooled`.
-          2. given a world of several clients all the same, the model goes from one to the next, one at a time, drawn
-             uniformly.
-          3. one job is what the training section says, an epoch being one over all data; each one is committed.
-          4. all data is there from the start, also where it arrives over time at the clients.
+Deviates: 1. The paper does not state the speed of that machine: it takes the mean seconds per step of the clients, with
+             their jitter and without a network. The experiment builds this world of one client because of `pooled`.
+          2. If the world has several clients, the model is trained by one client at a time, drawn uniformly.
+          3. One job is defined by the training section, with an epoch over all data; each job is committed.
+          4. All data is available from the start, even where it arrives over time at the clients.
 Checked:  tests/strategies/test_local_and_global.py (hand-worked; equal to a plain loop over all data), the laws.
 """
 
@@ -27,7 +26,7 @@ from offbeat.core.protocol import Action, Event, LocalWork, UpdateArrived, World
 @dataclass(frozen=True, kw_only=True)
 class Global:
     about: ClassVar[About] = About("alone", keeps="all data, pooled", uploads="its data, once")
-    pooled: ClassVar[bool] = True  # the experiment gives it one client that holds everything
+    pooled: ClassVar[bool] = True  # the experiment builds one client that holds all data
 
     work: LocalWork = LocalWork()
 

@@ -1,30 +1,31 @@
 """
 Paper:    Wu, He, Lin, Mao, Maple, Jarvis, "SAFA: A Semi-Asynchronous Protocol for Fast Federated Learning with Low
           Overhead", IEEE Transactions on Computers 2021.
-Follows:  the authors' code: lag-tolerant distribution, CFCFM (compensatory first come, first merge) selection,
+Follows:  The authors' code: lag-tolerant distribution, CFCFM (compensatory first come, first merge) selection,
           three-step aggregation.
 Notation: tau -> lag; C -> sample; T_lim -> cap; r -> state.round; v_i -> state.versions; P(r) -> state.picks; Q(r) ->
           state.bypass; c_i -> state.caches; n_i / n -> the weights of state.total, the running sum of all c_i.
-Deviates: 1. the paper's text was not at hand, only its code, which computes rounds of known length. Here a round is a
-             stretch of time: who answers and was not picked last round is picked, everybody else goes to the bypass;
-             the round ends when the quota of picks is met, when nobody is at work, or cap seconds after it began.
-             Missing picks then come from the bypass, in order of arrival.
-          2. the first round is the code's "all-in" epoch: it waits for everybody (or cap), and all who answered are
-             cached before it is averaged. Its picks are the first to come.
-          3. a client that never answered has no c_i and is left out of the average, instead of counting as w_0;
-             newcomers too. So does one that was lost for evict_after seconds: its c_i is given up, and w is averaged
-             without it from the next round on.
-          4. who still trains when it becomes deprecated is told on arrival: its update is rejected, and it is sent w at
-             once. (The code knows it at the start of the round.) So a client that needs more than lag + 1 rounds for a
-             job is never heard.
-          5. work is handed out when a round begins; who comes, comes back or was lost in between waits for the next
-             one.
-          6. a tolerable client goes on from its c_i. In the code one that crashed goes on from what it was last sent.
-          7. lag=5 is said to be the paper's (the code's signature says 1). Statistics are averaged over the c_i,
-             counters take the maximum.
-          8. n_i is what the client said it trained on when c_i was sent.
-          9. a round in which no c_i changed commits nothing; one without picks may commit, because of what was bypassed
-             before or of c_i := w.
+Deviates: 1. The text of the paper was not available, only its code, which simulates rounds of known length. Here a
+             round is a period of time: a client that reports and was not picked in the last round is picked, all
+             others go to the bypass. The round ends when the quota of picks is met, when no client is at work, or cap
+             seconds after it began. Missing picks are then taken from the bypass, in order of arrival.
+          2. The first round is the "all-in" epoch of the code: it waits for all clients (or cap), and all reports are
+             cached before the average. Its picks are the first to arrive.
+          3. A client that never reported, such as a newcomer, has no c_i and is left out of the average, instead of
+             counting as w_0. So is a client that was lost for evict_after seconds: its c_i is dropped, and w is
+             averaged without it from the next round on.
+          4. A client that becomes deprecated while it trains finds out on arrival: its update is rejected, and it is
+             sent w at once. (The code knows this at the start of the round.) So a client that needs more than lag + 1
+             rounds per job never contributes.
+          5. Work is dispatched when a round begins; clients that join, come back or are lost in between wait for the
+             next one.
+          6. A tolerable client continues from its c_i. In the code, a client that crashed continues from the model it
+             was last sent.
+          7. lag=5 is reported to be the value of the paper (the code's signature has 1). Statistics are averaged over
+             the c_i; counters take the maximum.
+          8. n_i is the number of examples that the client reported with c_i.
+          9. A round in which no c_i changed commits nothing. A round without picks may commit, because of earlier
+             bypassed updates or c_i := w.
 Checked:  tests/strategies/test_safa.py (hand-worked), the laws, with everybody picked in every round it is FedAvg.
 """
 
@@ -60,27 +61,27 @@ from offbeat.core.protocol import (
 )
 from offbeat.core.settings import WHOLE, Seconds, Settings, least
 
-ROUND = "round"  # the timer at which a round ends and the next one begins: when an instant is over, or at the cap
+ROUND = "round"  # timer that ends a round and begins the next: at the end of an instant, or at the cap
 
 
 @dataclass(slots=True, kw_only=True)
 class State(ServerState):
     clients: Mapping[int, int]  # known at the start
-    caches: MutableMapping[int, Tensor]  # c_i, of those who have ever answered
-    bypassed: MutableMapping[int, Tensor]  # what the clients in the bypass sent
+    caches: MutableMapping[int, Tensor]  # c_i of all clients that have reported
+    bypassed: MutableMapping[int, Tensor]  # updates of the clients in the bypass
     total: RunningSum = field(default_factory=RunningSum)  # sum_i n_i c_i
     changed: bool = False  # since the last Commit
     round: int = -1
-    quota: int = 0  # picks that end the round
-    ending: bool = False  # when this instant is over
+    quota: int = 0  # number of picks that ends the round
+    ending: bool = False  # the round ends after this instant
     newcomers: dict[int, None] = field(default_factory=dict)
     idle: dict[int, None] = field(default_factory=dict)
     at_work: dict[int, None] = field(default_factory=dict)
-    # the last round a client answered in, or whose model before it was sent
+    # client -> last round in which it reported, or round of the model it was sent
     versions: dict[int, int] = field(default_factory=dict)
-    late: dict[int, None] = field(default_factory=dict)  # became deprecated at work: to be rejected, and to be sent w
+    late: dict[int, None] = field(default_factory=dict)  # deprecated while at work: reject, then send w
     picks: dict[int, None] = field(default_factory=dict)
-    picked: dict[int, None] = field(default_factory=dict)  # the picks of the last round
+    picked: dict[int, None] = field(default_factory=dict)  # picks of the last round
     bypass: dict[int, int] = field(default_factory=dict)  # client -> n_i, in order of arrival
     absences: Absences = field(default_factory=Absences)
 
@@ -88,12 +89,12 @@ class State(ServerState):
 @dataclass(frozen=True, kw_only=True)
 class Safa(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="its last model", uploads="model")
-    clients_keep: ClassVar[bool] = True  # a tolerable client goes on from what it sent: nothing has to travel
+    clients_keep: ClassVar[bool] = True  # a tolerable client continues from its own model without a download
 
-    lag: Annotated[int, WHOLE, least(0, "must be 0 or more rounds")] = 5  # rounds a client may be behind
-    sample: Sample = 0.3  # C, picks a round: a number, a share of all clients, or all of them
-    cap: Seconds | None = None  # a round lasts at most
-    evict_after: EvictAfter = None  # seconds a lost client's model is kept; None: for ever
+    lag: Annotated[int, WHOLE, least(0, "must be 0 or more rounds")] = 5  # number of rounds a client may be behind
+    sample: Sample = 0.3  # C, picks per round: a number, a share of all clients, or all (None)
+    cap: Seconds | None = None  # largest duration of a round in seconds
+    evict_after: EvictAfter = None  # seconds for which the model of a lost client is kept; None: the whole run
     work: LocalWork = LocalWork()
 
     def init(self, world: World) -> State:
@@ -102,8 +103,8 @@ class Safa(Settings):
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
-        to_be_used = {**state.picks, **state.bypass} if self.evict_after is not None else {}
-        for client in state.absences.update(event, self.evict_after, unless=to_be_used.__contains__):
+        pending = {**state.picks, **state.bypass} if self.evict_after is not None else {}
+        for client in state.absences.update(event, self.evict_after, unless=pending.__contains__):
             self._evict(state, client)
         match event:
             case ClientReady():
@@ -116,7 +117,7 @@ class Safa(Settings):
                 return [*self._end(state), *self._begin(state, event.now)]
         if self._is_over(state) and not state.ending:
             state.ending = True
-            actions.append(SetTimer(ROUND, event.now))  # who answers in this very instant is still of this round
+            actions.append(SetTimer(ROUND, event.now))  # updates of this instant still belong to the round
         return actions
 
     def _is_over(self, state: State) -> bool:
@@ -155,10 +156,10 @@ class Safa(Settings):
         state.changed = True
 
     def _evict(self, state: State, client: int) -> None:
-        """As if it had never answered."""
+        """Treat the client as if it had never reported."""
         if client in state.caches:
             state.total.drop(state.caches, client)
-            state.changed = bool(state.caches)  # the mean of none is no model: w stays
+            state.changed = bool(state.caches)  # without caches w stays
         state.versions.pop(client, None)
         state.late.pop(client, None)
 
@@ -170,8 +171,8 @@ class Safa(Settings):
         for client in list(state.bypass)[:missing]:
             state.picks[client] = None
             self._cache(state, client, state.bypassed.pop(client), state.bypass.pop(client))
-        told = {"picks": len(state.picks), "bypassed": len(state.bypass), "at_work": len(state.at_work)}
-        note = Note({"round": state.round, **told})
+        counts = {"picks": len(state.picks), "bypassed": len(state.bypass), "at_work": len(state.at_work)}
+        note = Note({"round": state.round, **counts})
         actions: list[Action] = [note] if state.round >= 0 else []
         if state.changed:
             assert state.total.total is not None
@@ -181,7 +182,7 @@ class Safa(Settings):
             state.changed = False
             actions.append(state.publish(model))
         for client, n in state.bypass.items():
-            # c_i := y_i of the others counts from the next round on
+            # c_i := y_i, used from the next round on
             self._cache(state, client, state.bypassed.pop(client), n)
         state.bypass.clear()
         state.picked, state.picks = state.picks, {}
@@ -189,7 +190,7 @@ class Safa(Settings):
 
     def _begin(self, state: State, now: float) -> list[Action]:
         if not state.idle and not state.at_work:
-            return []  # the next to come begins the round
+            return []  # the next client to appear begins the round
         state.round += 1
         state.quota = sample_size(self.sample, len(state.clients) + len(state.newcomers))
         deprecated = [client for client, v in state.versions.items() if state.round - 1 - v > self.lag]
@@ -205,12 +206,12 @@ class Safa(Settings):
         return [Note(values), *cap, *dispatches]
 
     def _dispatch(self, state: State, client: int) -> Dispatch:
-        """Deprecated: c_i := w, and w. Latest: w. Otherwise, tolerable: c_i."""
+        """Send w to a deprecated client (c_i := w) or an up-to-date one, and c_i to a tolerable one."""
         state.at_work[client] = None
         latest = state.versions.get(client) == state.round - 1
         if client in state.late:
             del state.late[client]
-            if not latest:  # w may have moved since it became deprecated
+            if not latest:  # w may have changed since
                 self._force(state, client)
         elif not latest and client in state.caches:
             return Dispatch(client, state.caches[client], self.work)

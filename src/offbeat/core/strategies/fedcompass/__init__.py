@@ -2,29 +2,30 @@
 Paper:    Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices Using a
           Computing Power-Aware Scheduler", ICLR 2024.
 Follows:  Algorithm 1 (server and client), Algorithm 3 (GROUPAGGREGATE); Algorithm 2 (ASSIGNGROUP) is in compass.py. +M
-          and +N (server momentum, normalised steps) are named in section 3 and follow the authors' code.
+          and +N (server momentum, normalized steps) are named in section 3 and follow the authors' code.
 Notation: Q_min, Q_max -> q_min, q_max; lambda -> latest; st(u) = alpha (u + 1)^-a -> alpha, a; p_i -> weights; mu ->
           mu; tau_g -> version; C[i].tau -> base_version; Delta_i -> -delta; G[g] -> schedule.groups; Delta-bar_g,
-          Delta-bar -> piles, general.
-Deviates: 1. a late client is not put among the arrived (Algorithm 1, line 14 does), or its group could dispatch it
-             twice.
-          2. a group is over before its members are assigned again (the paper deletes it after): nobody can join it any
-             more.
-          3. a timer that finds no update in its group changes nothing; the general buffer waits for the next group.
-          4. not in the paper: a lost member is waited for no longer; the update of one that leaves while it waits still
-             counts.
-          5. floor and the late test allow 1e-9 for rounding. S is the whole time of a job, transfers included, over the
-             steps assigned; live it is the training seconds that a site reports with its update, and the round trip
-             where it reports none.
-          6. statistics: the mean over group and general buffer, weighted like the deltas (st p), mixed in with omega =
-             the sum of those weights, at most 1, so that a group of one is FedAsync's delta form here too.
-             statistics="replace" is the authors': a first arrival's replace the server's, a group's and the general
-             buffer's are a plain mean (of counters still the maximum).
-          7. flush_on_stop (off by default) ends a run with one last group of all that waits. The authors' update_all is
-             that without the general buffer, which is lost there. concurrency and max_staleness are ours.
-          8. members of a group that is over are assigned together, when its last arriver is ready: fastest first, the
-             last included.
-          9. the authors' code differs from the paper: speed="average", weights="equal", create="latest",
+          Delta-bar -> group_buffers, general.
+Deviates: 1. A late client is not added to the arrived clients (Algorithm 1, line 14 does), because its group could
+             dispatch to it twice.
+          2. A group ends before its members are assigned again (the paper deletes it afterwards), so that no client can
+             join it any more.
+          3. A timer that finds no update in its group changes nothing; the general buffer waits for the next group.
+          4. Not in the paper: the group stops waiting for a lost member; the update of a client that leaves while it
+             waits still counts.
+          5. floor and the test for late updates allow 1e-9 for rounding. S is the duration of a job, including
+             transfers, divided by the steps assigned. Live it is the training time that a site reports with its update,
+             or the round trip if it reports none.
+          6. Statistics are the mean over group and general buffer, weighted like the deltas (st p) and mixed in with
+             omega = the sum of those weights, at most 1, so that a group of one is FedAsync's delta form here too.
+             statistics="replace" is the authors' way: those of a first arrival replace the server's, a group and the
+             general buffer use a plain mean (counters still take the maximum).
+          7. flush_on_stop (off by default) ends a run with one last group of all waiting updates. The authors'
+             update_all does the same without the general buffer, which is lost there. concurrency and max_staleness are
+             additions.
+          8. The members of a finished group are assigned together when the last one to arrive is ready: fastest first,
+             including the last.
+          9. The authors' code differs from the paper: speed="average", weights="equal", create="latest",
              discount="aggregation".
 Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/core/test_compass.py (properties of
           the schedule), the laws; q_min = q_max reduces to FedAsync's delta form. Appendix B's bound on groups is
@@ -52,16 +53,16 @@ from offbeat.core.parts.staleness import MaxStaleness, Polynomial, reject_if_too
 from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import BelowOne, Exponent, Settings, Share
-from offbeat.core.strategies.fedcompass.compass import Compass, Create, Move, Schedule, Speed, fastest_first
+from offbeat.core.strategies.fedcompass.compass import Compass, Create, Schedule, ScheduleTurn, Speed, fastest_first
 
 
 @dataclass(slots=True)
-class Pile:
-    """Updates that wait for their group: sums of st p delta (+N: st p delta / Q), and what Q_eff is made of."""
+class GroupBuffer:
+    """Updates that wait for aggregation: sums of st p delta (+N: st p delta / Q), and the sums for Q_eff."""
 
     sums: dict[int, WeightedSum] = field(
         default_factory=dict
-    )  # one; with discount="aggregation" one for each base version
+    )  # a single sum; with discount="aggregation" one per base version
     p: float = 0.0  # sum of p_i
     pq: float = 0.0  # sum of p_i Q_i
     count: int = 0
@@ -71,8 +72,8 @@ class Pile:
 class State(Seated):
     census: ExampleCounts
     schedule: Schedule = field(default_factory=Schedule)
-    piles: dict[int, Pile] = field(default_factory=dict)  # group -> its buffer
-    general: Pile = field(default_factory=Pile)  # late updates: they go with the next group
+    group_buffers: dict[int, GroupBuffer] = field(default_factory=dict)  # group -> its buffer
+    general: GroupBuffer = field(default_factory=GroupBuffer)  # late updates, aggregated with the next group
     momentum: Moments = field(default_factory=Moments)
 
 
@@ -80,32 +81,34 @@ class State(Seated):
 class FedCompass(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model")
 
-    q_min: int = 20  # fewest local steps; the first job of every client
+    q_min: int = 20  # fewest local steps, also those of every first job
     q_max: int = 100  # most local steps
-    latest: float = 1.2  # lambda: a group waits this many times as long as expected
+    latest: float = 1.2  # lambda: a group waits at most this many times as long as expected
     alpha: Share = 0.9  # weight of a fresh update
     a: Exponent = 0.5  # exponent of the staleness discount
-    mu: BelowOne = 0.9  # server momentum; counts only with momentum=True
+    mu: BelowOne = 0.9  # server momentum, with momentum=True
     momentum: bool = False  # +M
     normalized: bool = False  # +N
     weights: ClientWeight = "examples"  # p_i = n_i / n, or 1 / m
     speed: Speed = "replace"  # "average": 0.1 old + 0.9 new, as in the authors' code
-    # a new group follows the T_a of an open one; "latest": its T_max, as in the authors' code
+    # a new group is placed after the T_a of an open one; "latest": after its T_max, as in the authors' code
     create: Create = "expected"
-    # when st(u) is taken; the authors' newer code: at aggregation
+    # time at which st(u) is computed; the authors' newer code: at aggregation
     discount: Literal["arrival", "aggregation"] = "arrival"
-    # of BatchNorm: with the weights of the deltas; "replace": by the contributors' plain mean
+    # BatchNorm statistics are mixed with the weights of the deltas, or replaced by the plain mean of the contributors
     statistics: Statistics = "mix"
-    flush_on_stop: bool = False  # apply what waits in buffers when the run ends
+    flush_on_stop: bool = False  # apply waiting updates when the run ends
     max_staleness: MaxStaleness = None
-    concurrency: Concurrency = None  # without a seat a client is in no group
+    concurrency: Concurrency = None  # clients beyond the limit are in no group
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.work.steps or self.work.epochs
-        require(given is None, f"work: {given} steps or epochs: the scheduler sets the steps, between q_min and q_max")
-        _ = self._compass  # checks its own settings
+        amount = self.work.steps or self.work.epochs
+        require(
+            amount is None, f"work: {amount} steps or epochs: the scheduler sets the steps, between q_min and q_max"
+        )
+        _ = self._compass  # validates its settings
 
     @cached_property
     def _compass(self) -> Compass:
@@ -124,11 +127,11 @@ class FedCompass(Settings):
             actions += self._aggregate(state, turn.closed)
         return actions + self._serve(state, event, turn.ready)
 
-    def _absorb(self, state: State, event: UpdateArrived, turn: Move) -> list[Action]:
+    def _absorb(self, state: State, event: UpdateArrived, turn: ScheduleTurn) -> list[Action]:
         u = state.version - event.base_version
         if refused := reject_if_too_old(event, u, self.max_staleness):
             return refused
-        p = state.census.weight(event.client, self.weights)  # over all clients known, never renormalised in a group
+        p = state.census.weight(event.client, self.weights)  # over all known clients, not renormalized within a group
         st, speed = self._st(u), state.schedule.speeds[event.client]
         place = {"group": float(turn.group or 0), "late": float(turn.place == "late"), "steps": float(turn.steps)}
         note = Note({"staleness": float(u), "weight": st * p, "seconds_per_step": speed, **place}, event.ticket)
@@ -139,11 +142,11 @@ class FedCompass(Settings):
                 state.layout, model, state.model, event.local, st * p if self.statistics == "mix" else 1.0
             )
             return [note, state.publish(model)]
-        pile = state.general if turn.place == "late" else state.piles.setdefault(turn.group, Pile())
+        pile = state.general if turn.place == "late" else state.group_buffers.setdefault(turn.group, GroupBuffer())
         if self.normalized:
             delta.div_(turn.steps)
         key, weight = (0, st * p) if self.discount == "arrival" else (event.base_version, p)
-        # Delta-bar_g := Delta-bar_g + st(u) p_i Delta_i, or Delta-bar of those who are late
+        # Delta-bar_g := Delta-bar_g + st(u) p_i Delta_i; for late updates Delta-bar
         share = weight if self.statistics == "mix" else 1.0
         pile.sums.setdefault(key, WeightedSum()).add(state.layout, delta, weight, event.local, share)
         pile.p += p
@@ -155,30 +158,30 @@ class FedCompass(Settings):
         return self.alpha * Polynomial(a=self.a)(u)  # st(u) = alpha (u + 1)^-a
 
     def _aggregate(self, state: State, number: int) -> list[Action]:
-        """GROUPAGGREGATE, but for the new assignments."""
-        group = state.piles.pop(number, None)
+        """Run GROUPAGGREGATE without the new assignments."""
+        group = state.group_buffers.pop(number, None)
         if group is None:
-            return []  # nobody was in time: the general buffer waits for the next group
+            return []  # no update in time: the general buffer waits for the next group
         return self._apply(state, number, [group])
 
     def finish(self, state: State, now: float) -> list[Action]:
-        """The run is over: what waits is one last group, of number 0."""
-        if not self.flush_on_stop or not (state.piles or state.general.count):
+        """Apply all waiting updates as one last group with number 0, with `flush_on_stop`."""
+        if not self.flush_on_stop or not (state.group_buffers or state.general.count):
             return []
-        groups, state.piles = list(state.piles.values()), {}
+        groups, state.group_buffers = list(state.group_buffers.values()), {}
         return self._apply(state, 0, groups)
 
-    def _apply(self, state: State, number: int, groups: list[Pile]) -> list[Action]:
-        """w moves by these buffers and the general one."""
-        late, state.general = state.general, Pile()
+    def _apply(self, state: State, number: int, groups: list[GroupBuffer]) -> list[Action]:
+        """Apply these buffers and the general one to w."""
+        late, state.general = state.general, GroupBuffer()
         values, omega = Contributions(), 0.0
         d: Tensor | None = None
         for base_version, part in (entry for pile in (*groups, late) for entry in pile.sums.items()):
             assert part.total is not None
             st = 1.0 if self.discount == "arrival" else self._st(state.version - base_version)
-            # Delta-bar_g + Delta-bar, in the memory of the first: buffers that were applied are not used any more
+            # Delta-bar_g + Delta-bar, in the memory of the first buffer
             d = part.total.mul_(st) if d is None else d.add_(part.total, alpha=st)
-            omega += st * part.weight  # for a group of one, what FedAsync's delta form mixes with
+            omega += st * part.weight  # for a group of one, the weight of FedAsync's delta form
             if part.statistics.mean is not None:
                 share = st if self.statistics == "mix" else 1.0
                 values.add(state.layout, part.statistics.mean, share * part.statistics.weight)
@@ -191,17 +194,17 @@ class FedCompass(Settings):
         model = optimizer.step(state.momentum, state.model, d)  # w := w - (Delta-bar_g + Delta-bar); +M: w - m
         values.write(state.layout, model, state.model, omega if self.statistics == "mix" else 1.0)
         updates, still_open = sum(pile.count for pile in groups), len(state.schedule.groups)
-        told = {"group": number, "updates": updates, "late_updates": late.count, "omega": omega, "q_eff": q_eff}
-        note = Note({name: float(value) for name, value in {**told, "open_groups": still_open}.items()})
+        counts = {"group": number, "updates": updates, "late_updates": late.count, "omega": omega, "q_eff": q_eff}
+        note = Note({name: float(value) for name, value in {**counts, "open_groups": still_open}.items()})
         return [state.publish(model), note]
 
     def _serve(self, state: State, event: Event, ready: list[int]) -> list[Action]:
         chosen: list[int] = []
         actions: list[Action] = []
-        # to those who count seats, a client that waits for its group becomes ready when the group lets it go
+        # for the limit on clients in flight, a client that waits for its group becomes ready when the group releases it
         others = [ClientReady(event.now, client, 0) for client in ready]
-        for one in others if isinstance(event, ClientReady) else [event, *others]:
-            clients, timers = next_clients(state.seats, one, self.concurrency, state.seed)
+        for ready_event in others if isinstance(event, ClientReady) else [event, *others]:
+            clients, timers = next_clients(state.seats, ready_event, self.concurrency, state.seed)
             chosen += clients
             actions += timers
         for client in fastest_first(state.schedule, chosen):

@@ -1,27 +1,27 @@
 """
 Paper:    Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR
           2023.
-Follows:  the authors' code (JianXu95/FedPAC: methods/fedpac.py, running.py, tools.py); the paper's text was not at
-          hand.
+Follows:  The authors' code (JianXu95/FedPAC: methods/fedpac.py, running.py, tools.py); the text of the paper was not
+          available.
 Notation: theta, phi -> body, head of the model; f(x) -> features; c_y -> state.prototypes; mu_y, n_y ->
-          extras["means"], ["counts"]; h, V -> extras["h"], ["v"]; alpha_i -> a row of `weights`; lambda -> lam; E ->
-          work.epochs.
-Deviates: 1. momentum 0.5 and weight decay 5e-4 of the code are the experiment's training section; so is E (the code:
-             5).
-          2. the committed model, which is evaluated, is theta with the sample-weighted mean head; model_for gives a
+          extras["means"], ["counts"]; h, V -> extras["h"], ["v"]; alpha_i -> a row of `mixture_weights`; lambda -> lam;
+          E -> work.epochs.
+Deviates: 1. Momentum 0.5 and weight decay 5e-4 of the code belong to the experiment's training section; so does E (the
+             code: 5).
+          2. The committed model, which is evaluated, is theta with the sample-weighted mean head; model_for returns a
              client's own.
-          3. for a class without c_y the client gets its mean of its last upload back, if any; the code takes it at the
-             start of the job.
-          4. c_y is made anew in each round, as in the code: a class nobody brought this time has none.
-          5. a client without a head of its own (a newcomer) starts from the mean head; the code's from the initial one.
-             So does one that was lost for evict_after seconds: head and class means are given up.
-          6. the program over the simplex is solved exactly, as non-negative least squares. Its matrix is positive
-             semidefinite unless an uploaded V is negative: only then eigenvalues under 0.01 are dropped. No solution, a
-             zero matrix or no weight left: own head.
-          7. the loss is cross entropy, whatever the task's; features are taken in evaluation mode; passes for them take
-             no virtual time.
-          8. uploaded n_y are scaled down where they add up to more than the examples the client trained on.
-          9. deadline and over_select are ours, as in FedAvg: late answers are rejected and change no head.
+          3. For a class without c_y a client receives its own mean of its last upload, if any; the code uses the mean
+             at the start of the job.
+          4. c_y is computed anew in each round, as in the code: a class without examples in a round has none.
+          5. A client without its own head (a newcomer) starts from the mean head; in the code from the initial one. So
+             does a client that was lost for evict_after seconds, whose head and class means are dropped.
+          6. The program over the simplex is solved exactly, as non-negative least squares. Its matrix is positive
+             semidefinite unless an uploaded V is negative; only then eigenvalues under 0.01 are dropped. Without a
+             solution, with a zero matrix or without weights the client keeps its own head.
+          7. The loss is cross entropy, whatever the task's; features are computed in evaluation mode; the passes for
+             them take no virtual time.
+          8. Uploaded n_y are scaled down if their sum exceeds the number of examples the client trained on.
+          9. deadline and over_select are additions, as in FedAvg: late updates are rejected and change no head.
 Checked:  tests/strategies/test_fedpac.py (hand-worked, against SLSQP, reduces to FedAvg),
           tests/client/test_features.py, the laws.
 """
@@ -47,11 +47,13 @@ from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import Action, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Amount, NonNegative, Positive, Seconds, Settings, above, least
 from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody
-from offbeat.core.strategies.fedpac.simplex import weights
+from offbeat.core.strategies.fedpac.simplex import mixture_weights
 
 
 @dataclass(slots=True)
 class Answer:
+    """The upload of a client in the open round."""
+
     client: int
     ticket: int
     head: Tensor
@@ -63,8 +65,9 @@ class Answer:
 
 @dataclass(slots=True)
 class ClassSums:
-    """Of the answers of a round: they are added up as they come, in float32 at least. Half of that would stop growing
-    once a client's part is small beside the sum.
+    """Sums of class means over the updates of a round.
+
+    They are computed in float32 at least: in half precision small summands would be lost.
     """
 
     means: Tensor | None = None  # sum_k n_ky mu_ky: [classes, width]
@@ -75,11 +78,11 @@ class ClassSums:
 class State(ServerState):
     clients: Mapping[int, int]
     heads: MutableMapping[int, Tensor]
-    means: MutableMapping[int, Tensor]  # of each client's classes, at its last answer: [classes, width]
+    means: MutableMapping[int, Tensor]  # class means of each client's last upload: [classes, width]
     counts: MutableMapping[int, Tensor]
     halves: Halves
     prototypes: Tensor | None = None  # c_y of the last round: [classes, width]
-    known: Tensor | None = None  # has a class a prototype? [classes], 0 or 1
+    known: Tensor | None = None  # whether a class has a prototype: [classes], 0 or 1
     rounds: Round = field(default_factory=Round)
     average: WeightedSum = field(default_factory=WeightedSum)
     classes: ClassSums = field(default_factory=ClassSums)
@@ -96,23 +99,25 @@ class FedPAC(Settings):
         "synchronous", keeps="its head, its class means", uploads="model, class means and feature statistics"
     )
 
-    head: str | None = None  # name of the module that is personal; None: the last one with parameters
-    lam: NonNegative = 1.0  # how strongly features are pulled to prototypes; 0 leaves out the alignment
-    lr: BodyRate = 0.01  # of the body; None: the training section's
-    head_lr: Positive = 0.1  # of the phase that trains the head alone
-    head_epochs: Annotated[int, least(1, "must be at least 1")] = 1  # of that phase
-    combine: bool = True  # False: every client keeps the head it trained
-    sample: Sample = None  # clients a round: a number, a share of all, or everybody
-    deadline: Seconds | None = None  # a round closes then with whoever answered
-    over_select: Amount = 0.0  # ask (1 + this) times as many, close when `sample` have answered
-    evict_after: EvictAfter = None  # seconds a lost client's head and class means are kept; None: for ever
+    head: str | None = None  # name of the personal module; None: the last one with parameters
+    lam: NonNegative = 1.0  # weight of the feature alignment; 0 turns it off
+    lr: BodyRate = 0.01  # rate of the body; None: that of the training section
+    head_lr: Positive = 0.1  # rate of the phase that trains the head
+    head_epochs: Annotated[int, least(1, "must be at least 1")] = 1  # epochs of that phase
+    combine: bool = True  # False: each client keeps the head it trained
+    sample: Sample = None  # clients per round: a number, a share of all, or all (None)
+    deadline: Seconds | None = None  # seconds after which a round closes with the reports it has
+    over_select: Amount = 0.0  # sample (1 + over_select) times as many, close after `sample` reports
+    evict_after: EvictAfter = (
+        None  # seconds for which a lost client's head and class means are kept; None: the whole run
+    )
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.head != "", "head = '': the name of a module, or none for the last one with parameters")
-        wrong = f"work.lr = {self.work.lr}: the body is trained with lr = {self.lr}; give one of them"
-        require(self.lr is None or self.work.lr in (None, self.lr), wrong)
+        require(self.head != "", "head = '': give the name of a module, or none for the last one with parameters")
+        message = f"work.lr = {self.work.lr}: the body is trained with lr = {self.lr}; give one of them"
+        require(self.lr is None or self.work.lr in (None, self.lr), message)
         require(self.work.rule is None, f"fedpac has a client rule of its own: it cannot take {self.work.rule!r}")
 
     @cached_property
@@ -120,15 +125,15 @@ class FedPAC(Settings):
         return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
     def init(self, world: World) -> State:
-        halves = Halves.of(world.layout, self.head)  # a model without a body is refused before anything runs
+        halves = Halves.of(world.layout, self.head)  # raises an error for a model without a body
         stores = {name: world.store(name) for name in ("heads", "means", "counts")}
         return State.of(world, clients=world.clients, halves=halves, **stores)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        to_be_used = {answer.client for answer in state.answers} if self.evict_after is not None else set()
-        for client in state.absences.update(event, self.evict_after, unless=to_be_used.__contains__):
-            for kept in (state.heads, state.means, state.counts):
-                kept.pop(client, None)
+        pending = {answer.client for answer in state.answers} if self.evict_after is not None else set()
+        for client in state.absences.update(event, self.evict_after, unless=pending.__contains__):
+            for store in (state.heads, state.means, state.counts):
+                store.pop(client, None)
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
         if turn.counts and isinstance(event, UpdateArrived):
@@ -138,7 +143,7 @@ class FedPAC(Settings):
         return actions + self._dispatches(state, turn.chosen)
 
     def model_for(self, state: State, client: int) -> Tensor:
-        """theta with the client's own head."""
+        """Return theta with the client's own head."""
         if client not in state.heads:
             return state.model
         return state.halves.with_head(state.layout, state.model, state.heads[client])
@@ -153,7 +158,7 @@ class FedPAC(Settings):
         ]
 
     def _prototypes(self, state: State, client: int) -> dict[str, Tensor]:
-        """c_y; where there is none, the client's own old class mean."""
+        """Return c_y, or for classes without one the client's own last class mean."""
         if state.prototypes is None or state.known is None or self.lam == 0:
             return {}
         c, known = state.prototypes, state.known
@@ -166,9 +171,9 @@ class FedPAC(Settings):
         state.average.add(state.layout, event.local, float(event.num_examples), event.local)
         n_y = event.extras["counts"].to(state.model).clamp(min=0)
         n_k = n_y.new_tensor([event.num_examples])
-        # nobody counts for more examples than it trained on
+        # at most the number of examples the client trained on
         n_y = n_y * (n_k / torch.maximum(n_y.sum(-1, keepdim=True), n_k))
-        # kept, so a copy: memory of an event may be others' too
+        # copied, because the memory of an event may be shared
         mu = event.extras["means"].to(state.model, copy=True).view(len(n_y), -1)
         sums, wide = state.classes, torch.promote_types(mu.dtype, torch.float32)
         part = n_y.unsqueeze(-1).to(wide) * mu
@@ -181,7 +186,7 @@ class FedPAC(Settings):
         average, answers, state.average, state.answers = state.average, state.answers, WeightedSum(), []
         model = average.mean(state.layout, state.model)  # theta := sum_k n_k theta_k / sum_k n_k, and the mean head
         if model is None:
-            return []  # nobody answered: keep everything
+            return []  # no reports: keep everything
         commit = state.publish(model)
         self._align(state, answers)
         return [*self._collaborate(state, answers), commit]
@@ -198,12 +203,12 @@ class FedPAC(Settings):
             state.means[answer.client], state.counts[answer.client] = answer.means, answer.counts
 
     def _collaborate(self, state: State, answers: list[Answer]) -> list[Action]:
-        """phi_i := sum_j alpha_ij phi_j; without a solution, or without `combine`, the client's own."""
+        """Set phi_i := sum_j alpha_ij phi_j, or keep the client's head without a solution or without `combine`."""
         v, alpha, unsolved = [float(answer.v) for answer in answers], np.eye(len(answers)), 0
         if self.combine:
             # numpy has no bfloat16
             h = [a.h.to("cpu", torch.promote_types(a.h.dtype, torch.float32)).numpy() for a in answers]
-            for i, row in enumerate(weights(h, np.array(v))):
+            for i, row in enumerate(mixture_weights(h, np.array(v))):
                 alpha[i] = alpha[i] if row is None else row
                 unsolved += row is None
         phi = torch.stack([answer.head for answer in answers])

@@ -1,26 +1,27 @@
 """
 Paper:    Luo et al., "GradMA: A Gradient-Moments-based Accelerated Federated Learning with Alleviated Catastrophic
           Forgetting", CVPR 2023.
-Follows:  the authors' code (worker and server corrections); the paper's text was not at hand.
+Follows:  The authors' code (worker and server corrections); the text of the paper was not available.
 Notation: x -> job.start; w -> w; g' , g^x , e -> the first three rows of G; g~ -> what Corrected.direction returns;
           gamma_l, gamma_g -> lr_local, lr_global; beta_1, beta_2 -> beta1, beta2; D_i -> state.deltas[i]; m~ ->
           state.momentum; c(i) -> state.chosen[i].
-Deviates: 1. both programs are solved exactly, up to the rounding of Gram matrices (nnqp.py); the code has an
-             interior-point method. A row of zeros is left out, and so is one so short that its square underflows;
-             otherwise its length does not matter. Without a solution the vector is used as it is.
-          2. rho is a margin, <x~, row> >= rho ||x|| ||row||, as in the code; one rho for both halves, the code has two.
-          3. a round is those who answered: acc is normalised over them, and a round nobody answers changes nothing,
-             decay included.
-          4. a client enters the memory when its delta arrives; where everybody in it belongs to this round, it does not
-             (the code crashes). Whoever is lost stays in it, or leaves it after evict_after seconds; what it did to m~
-             stays.
-          5. weight decay and momentum of the training section act on g~; the code decays before the correction, and has
+Deviates: 1. Both programs are solved exactly, up to the rounding of Gram matrices (nnqp.py); the code uses an
+             interior-point method. Rows of zeros, and rows so short that their square underflows, are left out;
+             otherwise the length of a row does not matter. Without a solution the vector is not corrected.
+          2. rho is a margin, <x~, row> >= rho ||x|| ||row||, as in the code; both halves share one rho, the code has
+             two.
+          3. A round consists of the clients that reported: acc is normalized over them, and a round without reports
+             changes nothing, decay included.
+          4. A client enters the memory when its delta arrives, unless the memory is full of clients of this round (the
+             code crashes). Lost clients stay in it, or leave it after evict_after seconds; their effect on m~ stays.
+          5. Weight decay and momentum of the training section act on g~; the code decays before the correction and has
              no local momentum.
-          6. sample=None (everybody) by default; the code samples 10 of 100, takes 5 steps on batches of 64.
-          7. worker=False, server=False are the code's GradMA-S and GradMA-W, the latter without server momentum as
-             there; but there it keeps the previous iterate from job to job, here every job begins with none.
-          8. only the gradient at w moves the statistics of BatchNorm; they are averaged by examples, counters take the
-             maximum, and neither is in a program.
+          6. By default all clients take part (sample=None); the code samples 10 of 100 and takes 5 steps on batches of
+             64.
+          7. worker=False, server=False are the code's GradMA-S and GradMA-W, the latter without server momentum as in
+             the code. The code keeps the previous iterate between jobs; here every job starts without one.
+          8. Only the gradient at w updates the statistics of BatchNorm. They are averaged by examples, counters take
+             the maximum, and neither is part of a program.
 Checked:  tests/strategies/test_gradma.py (hand-worked, both halves; reduces to FedAvg and FedAvgM),
           tests/core/test_nnqp.py, the laws.
 """
@@ -58,7 +59,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, Settings, UpToOne, least
-from offbeat.core.strategies.gradma.nnqp import against, gram_of, solve_each, solve_three
+from offbeat.core.strategies.gradma.nnqp import compute_gram, find_conflicts, solve_each, solve_three
 from offbeat.core.vector import Layout
 
 LocalRate = Annotated[
@@ -68,12 +69,12 @@ LocalRate = Annotated[
 
 
 def _sizes(layout: Layout) -> list[int]:
-    """Of the tensors: each has a program of its own."""
+    """Return the sizes of the parameter tensors, each of which has its own program."""
     return [s.stop - s.start for s in layout.of_kind("param")]
 
 
 def _slices(layout: Layout) -> list[slice]:
-    """Where they are among the params."""
+    """Return the positions of the parameter tensors among the trainable entries."""
     ends = list(accumulate(_sizes(layout), initial=0))
     return [slice(start, stop) for start, stop in pairwise(ends)]
 
@@ -83,7 +84,7 @@ def _slices(layout: Layout) -> list[slice]:
 
 @dataclass(frozen=True)
 class Corrected(LocalRule):
-    """Steps that undo neither the last one nor the global model's own gradient, and lead no further from that model."""
+    """Correct gradients that conflict with the previous one, with that at the base, or lead away from the base."""
 
     cost: ClassVar[float] = 3.0
     rho: float = 0.0
@@ -93,7 +94,7 @@ class Corrected(LocalRule):
 
     def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Tensor) -> tuple[Tensor, Any]:
         previous = carry
-        g = grad(w)  # first: the one evaluation that moves the statistics of BatchNorm
+        g = grad(w)  # first: only this evaluation updates the statistics of BatchNorm
         rows = torch.stack([grad(previous), grad(job.start), w - job.start, g], dim=-2)  # g', g^x, e = w - x; and g
         tensors = rows.split_with_sizes(_sizes(job.layout), dim=-1)
         grams = torch.stack([G @ G.mT for G in tensors], dim=-3)
@@ -108,10 +109,10 @@ class Corrected(LocalRule):
 @dataclass(slots=True, kw_only=True)
 class State(ServerState):
     clients: Mapping[int, int]
-    deltas: MutableMapping[int, Tensor]  # D_i, params only; a client that is remembered but not here has D_i = 0
+    deltas: MutableMapping[int, Tensor]  # D_i, params only; missing ones are 0
     rounds: Round = field(default_factory=Round)
     members: dict[int, None] = field(default_factory=dict)  # of the last round opened
-    chosen: dict[int, int] = field(default_factory=dict)  # the memory: client -> in how many rounds since it was let in
+    chosen: dict[int, int] = field(default_factory=dict)  # the memory: client -> number of its rounds since it entered
     answers: WeightedSum = field(default_factory=WeightedSum)
     momentum: Tensor | None = None  # m~, params only; None: 0
     absences: Absences = field(default_factory=Absences)
@@ -122,14 +123,14 @@ class GradMA(Settings):
     about: ClassVar[About] = About("synchronous", keeps="a decayed sum of its deltas (beta2 > 0)", uploads="model")
 
     beta1: BelowOne = 0.9  # momentum
-    beta2: UpToOne = 0.0  # what is left of a remembered delta after a round
+    beta2: UpToOne = 0.0  # share of a remembered delta that is kept per round
     lr_global: Rate = 1.0  # gamma_g
     lr_local: LocalRate = 0.01  # gamma_l; None: the training section's
-    memory_num: Annotated[int, WHOLE, least(0, "must be 0 or more")] = 100  # clients remembered
-    rho: BelowOne = 0.0  # the least cosine with a row that a correction asks for, as a share of ||x|| / ||x~||
+    memory_num: Annotated[int, WHOLE, least(0, "must be 0 or more")] = 100  # number of clients in the memory
+    rho: BelowOne = 0.0  # least cosine with a row after a correction, as a share of ||x|| / ||x~||
     worker: bool = True  # False: GradMA-S, plain local steps
     server: bool = True  # False: GradMA-W, no momentum and no memory
-    evict_after: EvictAfter = None  # seconds a lost client is remembered; None: until others need its place
+    evict_after: EvictAfter = None  # seconds for which a lost client is remembered; None: until others need its place
     sample: Sample = None
     deadline: Seconds | None = None
     work: LocalWork = LocalWork()
@@ -137,8 +138,8 @@ class GradMA(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         lr = self.lr_local
-        wrong = f"work.lr = {self.work.lr}: clients train with lr_local = {lr}; give one of them"
-        require(lr is None or self.work.lr in (None, lr), wrong)
+        message = f"work.lr = {self.work.lr}: clients train with lr_local = {lr}; give one of them"
+        require(lr is None or self.work.lr in (None, lr), message)
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: gradma's clients have a rule of their own")
 
     @cached_property
@@ -174,19 +175,19 @@ class GradMA(Settings):
         delta = torch.sub(w, y_k, out=reusable_memory(w))  # descent: w - y_k
         state.answers.add(state.layout, delta, float(event.num_examples), event.local)
         if self.server and self._remembers(state, event.client):
-            held = state.deltas.get(event.client)
+            D_i = state.deltas.get(event.client)
             # D_i := D_i + (w - y_i)
-            state.deltas[event.client] = delta if held is None else torch.add(held, delta, out=reusable_memory(held))
+            state.deltas[event.client] = delta if D_i is None else torch.add(D_i, delta, out=reusable_memory(D_i))
 
     def _remembers(self, state: State, client: int) -> bool:
-        """Is it in the memory, or is there room for it?"""
+        """Return whether the client is in the memory, after adding it if possible."""
         if client in state.chosen:
             return True
         if len(state.chosen) >= self.memory_num:
             others = [other for other in state.chosen if other not in state.members]
             if not others:
                 return False
-            # the least often chosen, of several the one longest here
+            # evict the least often chosen client, the longest remembered among equals
             self._evict(state, min(others, key=state.chosen.__getitem__))
         state.chosen[client] = 1
         return True
@@ -198,7 +199,7 @@ class GradMA(Settings):
     def _close(self, state: State) -> list[Action]:
         answers, state.answers = state.answers, WeightedSum()
         if answers.total is None:
-            return []  # nobody answered: keep everything
+            return []  # no reports: keep everything
         actions: list[Action] = []
         step, carried = answers.total, [] if state.momentum is None else [state.momentum]
         for m, *m_tilde in split_together(step, *carried):
@@ -207,7 +208,7 @@ class GradMA(Settings):
                 m.add_(m_tilde[0], alpha=self.beta1)  # m := beta_1 m~ + acc
         if self.server:
             actions.append(self._correct(state, step))
-            state.momentum = step  # what is carried is the corrected one
+            state.momentum = step  # the corrected momentum is kept
             self._decay(state)
         w = state.layout.trainable(state.model)
         model = torch.sub(w, step, alpha=self.lr_global, out=reusable_memory(w))  # w := w - gamma_g m~
@@ -217,10 +218,10 @@ class GradMA(Settings):
         return [*actions, state.publish(model)]
 
     def _correct(self, state: State, m: Tensor) -> Note:
-        """m becomes m~: the nearest to m that goes, in no tensor, against what a remembered client did."""
+        """Replace m by m~, the nearest vector that conflicts in no tensor with the delta of a remembered client."""
         rows, length = [state.deltas[client] for client in state.deltas], float(torch.linalg.vector_norm(m))
-        tensors = against(rows, m, _slices(state.layout), self.rho) if rows else []
-        grams = [gram_of((*rows, m), here.start, here.stop) for here in tensors]
+        tensors = find_conflicts(rows, m, _slices(state.layout), self.rho) if rows else []
+        grams = [compute_gram((*rows, m), here.start, here.stop) for here in tensors]
         # min_{z >= 0} 1/2 z^T DD^T z + z^T D m, in every tensor; without a solution m as it is
         solved = solve_each(torch.stack(grams), self.rho) if tensors else []
         active = [
@@ -230,7 +231,7 @@ class GradMA(Settings):
             for D_i, z_i in zip(rows, z.tolist(), strict=True)
             if z_i > 0
         ]
-        pieces = torch.split(m, MIN_PIECE)  # how far m~ is from m is found where it differs
+        pieces = torch.split(m, MIN_PIECE)  # ||m~ - m|| is computed only where they differ
         touched = sorted({n for here, *_ in active for n in range(here.start // MIN_PIECE, -(-here.stop // MIN_PIECE))})
         before = [pieces[n].clone() for n in touched]
         for here, D_i, z_i in active:
@@ -242,7 +243,7 @@ class GradMA(Settings):
 
     def _decay(self, state: State) -> None:
         if self.beta2 == 0:
-            state.deltas.clear()  # a row of zeros asks for nothing
+            state.deltas.clear()  # rows of zeros have no effect
             return
         if self.beta2 < 1:
             for client in list(state.deltas):

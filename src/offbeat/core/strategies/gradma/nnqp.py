@@ -1,10 +1,9 @@
-"""The nearest vector to v that goes against none of the rows of G: min ||x - v|| with <x, G_i> >= rho ||v|| ||G_i||.
+"""Solvers for the nearest vector x to v with <x, G_i> >= rho ||v|| ||G_i|| for all rows G_i of G.
 
-With x = v + G^T z it is the non-negative quadratic program min_z 1/2 z^T GG^T z + z^T b, z >= 0, b_i = <v, G_i> - rho
-||v|| ||G_i||. Only inner products enter, so both solvers take the Gram matrix of the rows G_1 .. G_n, v (v last) and
-return z. How long a row is makes no difference to x, so rows are scaled to length one first. A row asks for nothing
-where its dtype cannot tell its squared length from zero (tiny / eps: a length of 3e-16 in float32, 1e-146 in float64),
-however small the others are.
+With x = v + G^T z this is the non-negative quadratic program min_z 1/2 z^T GG^T z + z^T b, z >= 0, b_i = <v, G_i> - rho
+||v|| ||G_i||. It depends only on inner products, so both solvers take the Gram matrix of the rows G_1 .. G_n, v (v
+last) and return z. The lengths of rows do not affect x, so rows are scaled to length one first. A row is ignored if
+its squared length underflows (below tiny / eps, that is a length of 3e-16 in float32 and 1e-146 in float64).
 """
 
 from __future__ import annotations
@@ -22,32 +21,35 @@ from offbeat.core.parts.large_vectors import MIN_PIECE, split_together
 
 Matrix = NDArray[np.float64]
 
-BLOCK = 1 << 18  # entries worked on at once, so that they stay in the caches
-FEW, LONG = 8, 1 << 12  # up to so many rows at least so long are multiplied pair by pair: a thin matrix is copied first
-MARGIN = 64  # of the rounding of a Gram matrix's entries: less than this is not a distance
-# the 8 active sets of three variables, none first: of equally good ones the smaller counts
+BLOCK = 1 << 18  # entries processed at once, to stay in the caches
+# at most this many rows, of at least this length, are multiplied pair by pair, without copying them into a matrix
+MAX_PAIRED_ROWS = 8
+MIN_PAIRED_LENGTH = 1 << 12
+MARGIN = 64  # distances below this multiple of the rounding of a Gram matrix count as zero
+# the 8 active sets of three variables, smaller ones first: among equally good ones the first counts
 SETS = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
 
 
-def against(rows: Sequence[Tensor], v: Tensor, tensors: list[slice], rho: float) -> list[slice]:
-    """The tensors whose program is to be solved. Without a margin z = 0 where v goes against no row, whatever else the
-    rows do: that takes one product a row. Vectors on a device, in half precision, and short ones are not looked at so
-    closely.
+def find_conflicts(rows: Sequence[Tensor], v: Tensor, tensors: list[slice], rho: float) -> list[slice]:
+    """Return the tensors whose program must be solved.
+
+    Without a margin, z = 0 where v conflicts with no row, which takes one product per row to check. All tensors are
+    returned for short vectors, half precision and vectors on a device.
     """
     if rho > 0 or len(v) < MIN_PIECE or not v.is_cpu or v.dtype not in (torch.float32, torch.float64):
         return tensors
-    x = v.numpy()  # tensors are many and small, and numpy's calls cost less than torch's
+    x = v.numpy()  # many small tensors: calls of numpy cost less than those of torch
     places = [(here, x[here]) for here in tensors]
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is for the program to say
+    with np.errstate(over="ignore", invalid="ignore"):  # the solver handles values that are not finite
         products = np.array([[row[here].dot(x_l) for here, x_l in places] for row in (row.numpy() for row in rows)])
-    fine = np.all((products >= 0) & (products < np.inf), axis=0)
-    return [here for here, stays in zip(tensors, fine, strict=True) if not stays]
+    unchanged = np.all((products >= 0) & (products < np.inf), axis=0)
+    return [here for here, skip in zip(tensors, unchanged, strict=True) if not skip]
 
 
-def gram_of(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
-    """The inner products of these entries of all rows: each row is read once, and nothing long is copied."""
-    if len(rows) <= FEW and stop - start >= LONG:
-        return _pairs(rows, start, stop)
+def compute_gram(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
+    """Return the inner products of these entries of all rows, reading each row once and without long copies."""
+    if len(rows) <= MAX_PAIRED_ROWS and stop - start >= MIN_PAIRED_LENGTH:
+        return _pairwise_gram(rows, start, stop)
     gram = rows[0].new_zeros(len(rows), len(rows))
     width = max(1, BLOCK // len(rows))
     for a in range(start, stop, width):
@@ -56,52 +58,52 @@ def gram_of(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
     return gram
 
 
-def _pairs(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
+def _pairwise_gram(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
     here, there = torch.tril_indices(len(rows), len(rows))
     pairs = list(zip(here.tolist(), there.tolist(), strict=True))
-    found = rows[0].new_zeros(len(pairs))
+    products = rows[0].new_zeros(len(pairs))
     for parts in split_together(*(row[start:stop] for row in rows)):
-        found += torch.stack([torch.dot(parts[i], parts[j]) for i, j in pairs])
-    gram = found.new_empty(len(rows), len(rows))
-    gram[here, there] = gram[there, here] = found
+        products += torch.stack([torch.dot(parts[i], parts[j]) for i, j in pairs])
+    gram = products.new_empty(len(rows), len(rows))
+    gram[here, there] = gram[there, here] = products
     return gram
 
 
-class _Scaled(NamedTuple):
-    """The same program with rows and v of length one; its solution u is z / scale."""
+class _ScaledProgram(NamedTuple):
+    """The program with rows and v scaled to length one; its solution u is z / scale."""
 
-    cosines: Tensor  # [..., n + 1, n + 1], a row and a column of zeros for a row of no length
-    scale: Tensor  # [..., n], ||v|| / ||G_i||; 0 where nothing is asked
+    cosines: Tensor  # [..., n + 1, n + 1], with zeros for an ignored row
+    scale: Tensor  # [..., n], ||v|| / ||G_i||; 0 for an ignored row
 
 
-def _scaled(gram: Tensor) -> _Scaled:
-    """In float64, whatever the vectors are: differences of products of cosines follow."""
-    nothing = torch.finfo(gram.dtype).tiny / torch.finfo(gram.dtype).eps
+def _scale_rows(gram: Tensor) -> _ScaledProgram:
+    """Scale the program in float64, since differences of products of cosines follow."""
+    negligible = torch.finfo(gram.dtype).tiny / torch.finfo(gram.dtype).eps
     gram = gram.double()
     squared = gram.diagonal(dim1=-2, dim2=-1)
-    long = squared > nothing
+    long = squared > negligible
     inverse = torch.where(long, squared, 1.0).rsqrt() * long
     cosines = gram * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
-    return _Scaled(cosines, inverse[..., :-1] * (squared * long)[..., -1:].sqrt())
+    return _ScaledProgram(cosines, inverse[..., :-1] * (squared * long)[..., -1:].sqrt())
 
 
 @cache
-def _sets(device: torch.device) -> tuple[Tensor, Tensor]:
-    """[8, 3]: which variables a set has, and which pairs 01, 02, 12."""
+def _support_masks(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return masks [8, 3] of the variables of each active set, and of the pairs 01, 02, 12."""
     members = torch.tensor(SETS, dtype=torch.float64, device=device)
     return members, members[:, (0, 0, 1)] * members[:, (1, 2, 2)]
 
 
 def solve_three(gram: Tensor, rho: float = 0.0) -> Tensor:
-    """z [..., 3] of Gram matrices [..., 4, 4]: exact, without a branch on values.
+    """Return z [..., 3] for Gram matrices [..., 4, 4], exactly and without branches on values.
 
-    A solution has a support whose rows are independent (along a dependence one could go on to a smaller one), and is
-    then the only stationary point there. So it is the best of the at most 8 such points that are not negative.
+    Some solution has a support of independent rows (along a dependence one can move to a smaller support) and is the
+    only stationary point of this support. So the solution is the best of the at most 8 non-negative stationary points.
     """
-    cosines, scale = _scaled(gram)
+    cosines, scale = _scale_rows(gram)
     A, b = cosines[..., :-1, :-1], (cosines[..., :-1, -1] - rho) * (scale > 0)
-    members, pairs = _sets(A.device)
-    # the program of each set [..., 8]; outside it a row of the identity, and nothing asked
+    members, pairs = _support_masks(A.device)
+    # the program of each set [..., 8]; outside the set rows of the identity with b = 0
     a01, a02, a12 = (torch.stack([A[..., 0, 1], A[..., 0, 2], A[..., 1, 2]], -1).unsqueeze(-2) * pairs).unbind(-1)
     b0, b1, b2 = (b.unsqueeze(-2) * members).unbind(-1)
     # A_S = L D L^T, D_0 = 1: a pivot is the squared distance of a row from the span of those before it
@@ -116,53 +118,53 @@ def solve_three(gram: Tensor, rho: float = 0.0) -> Tensor:
     u2 = (a02 * b0 - b2 - l21 * y1) / d2  # A_S u = -b_S
     u1 = y1 / d1 - l21 * u2
     u = torch.stack([-b0 - a01 * u1 - a02 * u2, u1, u2], dim=-1)
-    # a row of no length has A_ii = 0: along it u is -b_i = 0, and nothing changes. No matrix product: two supports may
-    # be equally good, and a library rounds products of many matrices otherwise than those of one
+    # an ignored row has A_ii = 0 and u_i = -b_i = 0. No matrix product: two supports may be equally good, and libraries
+    # round products of many matrices differently from those of one
     first, second, third = ((0.5 * u[..., i, None]) * A[..., None, i, :] for i in range(3))
     objective = (u * (first + second + third + b.unsqueeze(-2))).sum(-1)
     feasible = independent & (u >= 0).all(-1)
     best = torch.where(feasible, objective, torch.inf).argmin(-1)
     u = u.gather(-2, best[..., None, None].expand(*best.shape, 1, 3)).squeeze(-2)
-    if rho > 0:  # a margin that no vector keeps: then there is no solution, and v stays as it is
+    if rho > 0:  # if no vector keeps the margin there is no solution, and v stays unchanged
         left = (A @ u.unsqueeze(-1)).squeeze(-1) + b  # <x, G_i> - rho
         u = u * (left >= -2 * tau**0.5).all(-1, keepdim=True)
     return (u * scale).to(gram.dtype)
 
 
 def solve(gram: Tensor, rho: float = 0.0) -> Tensor | None:
-    """z [n] for any number of rows; None if the solver fails, or if no vector keeps the margin."""
+    """Return z [n] for any number of rows; None if the solver fails or no vector keeps the margin."""
     return solve_each(gram.unsqueeze(0), rho)[0]
 
 
 def solve_each(grams: Tensor, rho: float = 0.0) -> list[Tensor | None]:
-    """z [n] of each of several programs with equally many rows: most need no solver, and are looked at together."""
-    cosines, scales = (part.cpu().numpy() for part in _scaled(grams))
+    """Return z [n] of several programs with the same number of rows, checked together because most need no solver."""
+    cosines, scales = (part.cpu().numpy() for part in _scale_rows(grams))
     eps = torch.finfo(grams.dtype).eps
-    found = (_solution(*program, rho, eps) for program in zip(cosines, scales, strict=True))
-    return [None if z is None else torch.from_numpy(z).to(grams) for z in found]
+    solutions = (_solution(*program, rho, eps) for program in zip(cosines, scales, strict=True))
+    return [None if z is None else torch.from_numpy(z).to(grams) for z in solutions]
 
 
 def _solution(cosines: Matrix, scale: Matrix, rho: float, eps: float) -> Matrix | None:
-    """z [n], or None.
+    """Return z [n], or None without a solution.
 
-    The cosines of rows and v are F^T F, F = [B f]: vectors with the same inner products, in as many dimensions as they
-    span. Without a margin u >= 0 is the non-negative least-squares solution of B u = -f. With one it is Lawson and
-    Hanson's least-distance program: h = rho - B^T f, t >= 0 that of [B; h^T] t = (0, .., 0, 1), u = t / (1 - h^T t).
-    Nothing is inverted, so rows may depend on each other and outnumber their entries. Both need v in the same factor as
-    the rows: products with v read off the Gram matrix leave the range of B^T by their rounding, and then no z is the
-    best.
+    The cosines of rows and v are F^T F with F = [B f]: vectors with the same inner products, in the dimension of their
+    span. Without a margin u >= 0 is the non-negative least-squares solution of B u = -f. With a margin it follows from
+    Lawson and Hanson's least-distance program: h = rho - B^T f, t >= 0 solves [B; h^T] t = (0, .., 0, 1),
+    u = t / (1 - h^T t). No matrix is inverted, so rows may be dependent and outnumber their entries. v must be part of
+    the factorization: because of rounding, products with v taken from the Gram matrix leave the range of B^T, and then
+    no z is optimal.
     """
     if not np.isfinite(cosines).all():
-        return None  # squares that overflow
+        return None  # squares overflow
     long = scale > 0
     z = np.zeros(len(scale))
-    if (cosines[:-1, -1][long] < rho).any():  # otherwise v stays as it is, to the last bit
-        from scipy.optimize import nnls  # slow to import, and few methods need it
+    if (cosines[:-1, -1][long] < rho).any():  # otherwise v stays unchanged, bit for bit
+        from scipy.optimize import nnls  # slow import, needed by few methods
 
-        kept = np.append(long, True)
+        used = np.append(long, True)
         try:
-            values, vectors = np.linalg.eigh(cosines[np.ix_(kept, kept)])
-            spanned = values > len(values) * eps * values[-1]  # below that is the rounding of the Gram matrix
+            values, vectors = np.linalg.eigh(cosines[np.ix_(used, used)])
+            spanned = values > len(values) * eps * values[-1]  # smaller ones are rounding
             F = np.sqrt(values[spanned])[:, None] * vectors.T[spanned]
             B, f = F[:, :-1], F[:, -1]
             if rho == 0:
@@ -170,7 +172,7 @@ def _solution(cosines: Matrix, scale: Matrix, rho: float, eps: float) -> Matrix 
             else:
                 h = rho - f @ B
                 t, _ = nnls(np.vstack([B, h]), np.append(np.zeros(len(B)), 1.0))
-                rest = 1.0 - h @ t  # 1 / (1 + ||x - v||^2): 0 where no vector keeps the margin
+                rest = 1.0 - h @ t  # 1 / (1 + ||x - v||^2), or 0 if no vector keeps the margin
                 if not rest > MARGIN * eps:
                     return None
                 u = t / rest

@@ -1,7 +1,7 @@
-"""Orthogonal projection, layer by layer: a layer is one param slice. Statistics are never projected.
+"""Orthogonal projection layer by layer, where a layer is one param slice. Statistics are never projected.
 
-A vector of (almost) no length has no direction: the projection on it is zero. That is a squared norm of at most 1e-12
-an element, and in float64, where nothing smaller is lost, of exactly 0.
+The projection on a vector of almost no length is zero. This is a squared norm of at most 1e-12 per element, or exactly
+0 in float64.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from offbeat.core.parts.buffer_statistics import copy_client_statistics
 from offbeat.core.parts.large_vectors import new_vector
 from offbeat.core.vector import Layout
 
-BLOCK = 1 << 18  # entries worked on at once: short layers share the calls, and long vectors stay in the caches
-NEGLIGIBLE = 1e-12  # squared, an element
-DEPENDENT = 1e-6  # of a vector's length: what is left of it then is rounding, not a direction
+BLOCK = 1 << 18  # entries processed at once: short layers share calls, and long vectors stay in the caches
+NEGLIGIBLE = 1e-12  # per element of the squared norm
+DEPENDENT = 1e-6  # a remainder below this share of a vector's length is rounding
 
 
 class Overlap(NamedTuple):
-    """What a projection found, over all layers."""
+    """Result of a projection over all layers."""
 
-    share: float  # sum <D, d> / sum <d, d>: how far D goes along d, against it where negative
+    share: float  # sum <D, d> / sum <d, d>: the component of D along d
     removed: float  # ||D - D_perp||
 
 
 def add_orthogonal(layout: Layout, Y: Tensor, C: Tensor, now: Tensor, then: Tensor) -> tuple[Tensor, Overlap]:
-    """Y + D_perp: D = now - then without what lies, in each layer, along d = Y - C. Statistics are those of Y."""
+    """Return Y + D_perp, where D_perp is D = now - then without its component along d = Y - C in each layer.
+
+    Statistics are those of Y.
+    """
     new = new_vector(Y)
     blocks = list(_blocks(layout))
     scratch = new_vector(Y[: max(stop - start for start, stop, _ in blocks)])
@@ -46,21 +49,21 @@ def add_orthogonal(layout: Layout, Y: Tensor, C: Tensor, now: Tensor, then: Tens
 
 
 def _remove_along_(D: Tensor, d: Tensor, sizes: list[int]) -> list[tuple[float, float, float]]:
-    """In place, in layers of these sizes: D := D - c d, c = <D, d> / <d, d>. Returns c, <D, d>, <d, d> of each."""
+    """Set D := D - c d, c = <D, d> / <d, d>, in layers of these sizes; return (c, <D, d>, <d, d>) of each."""
     layers = list(zip(D.split_with_sizes(sizes), d.split_with_sizes(sizes), strict=True))
     dots = torch.stack([dot for D_l, d_l in layers for dot in (torch.dot(D_l, d_l), torch.dot(d_l, d_l))])
-    numbers = dots.tolist()  # one transfer for all
+    numbers = dots.tolist()  # one transfer for all layers
     negligible = _negligible(D.dtype)
-    found: list[tuple[float, float, float]] = []
+    results: list[tuple[float, float, float]] = []
     for (D_l, d_l), size, Dd, dd in zip(layers, sizes, numbers[::2], numbers[1::2], strict=True):
         c = Dd / dd if dd > negligible * size else 0.0
         D_l.sub_(d_l, alpha=c)
-        found.append((c, Dd, dd))
-    return found
+        results.append((c, Dd, dd))
+    return results
 
 
 def _blocks(layout: Layout) -> Iterator[tuple[int, int, list[int]]]:
-    """Neighbouring params up to BLOCK entries, or one that is longer: start, stop, sizes."""
+    """Group adjacent params into blocks of up to BLOCK entries, or a single longer one; yield (start, stop, sizes)."""
     start, stop, sizes = 0, 0, list[int]()
     for s in layout.of_kind("param"):
         if sizes and (s.start != stop or s.stop - start > BLOCK):
@@ -72,7 +75,7 @@ def _blocks(layout: Layout) -> Iterator[tuple[int, int, list[int]]]:
 
 
 def remove_span_(layout: Layout, d: Tensor, others: Sequence[Tensor]) -> None:
-    """In place, in every layer: d := d - sum_j <d, q_j> q_j, where the q_j span the same as the others."""
+    """Set d := d - sum_j <d, q_j> q_j in every layer, where the q_j are an orthonormal basis of the others."""
     for s in layout.of_kind("param"):
         d_l = d[s.start : s.stop]
         for q in orthonormal(u[s.start : s.stop] for u in others):
@@ -80,16 +83,16 @@ def remove_span_(layout: Layout, d: Tensor, others: Sequence[Tensor]) -> None:
 
 
 def orthonormal(vectors: Iterable[Tensor]) -> list[Tensor]:
-    """Modified Gram-Schmidt; a vector that (almost) lies in the span of those before it is dropped."""
+    """Orthonormalize by modified Gram-Schmidt; drop vectors that almost lie in the span of earlier ones."""
     basis: list[Tensor] = []
     for u in vectors:
         length = float(torch.linalg.vector_norm(u))
         rest = u.clone()
         for q in basis:
             rest.sub_(q, alpha=float(torch.dot(rest, q)))
-        left = float(torch.linalg.vector_norm(rest))
-        if left**2 > _negligible(u.dtype) * u.numel() and left >= DEPENDENT * length:
-            basis.append(rest.div_(left))
+        rest_length = float(torch.linalg.vector_norm(rest))
+        if rest_length**2 > _negligible(u.dtype) * u.numel() and rest_length >= DEPENDENT * length:
+            basis.append(rest.div_(rest_length))
     return basis
 
 
