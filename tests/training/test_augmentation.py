@@ -14,8 +14,8 @@ from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import flatten
 from offbeat.experiment.spec import experiment_files
 from offbeat.training import trainer as training
-from offbeat.training.augmentation import PADDING, CropFlip
 from offbeat.training.client_data import ClientData
+from offbeat.training.plan import MAX_SHIFT, CropFlip
 from offbeat.training.trainer import Trainer, Training
 
 # two channels of 2 × 3 pixels; black, the smallest value, is 1 in the first and -5 in the second
@@ -23,7 +23,7 @@ PICTURE = torch.tensor([[[1.0, 2, 3], [4, 5, 6]], [[-5.0, 0, 1], [2, 3, 4]]])
 
 
 def data_of(*pictures: torch.Tensor) -> ClientData:
-    return ClientData.own([(torch.stack(pictures), torch.zeros(len(pictures), dtype=torch.int64))])
+    return ClientData.separate([(torch.stack(pictures), torch.zeros(len(pictures), dtype=torch.int64))])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_picture_has_a_move_of_its_own_and_bytes_stay_bytes():
 def test_shifts_are_of_up_to_four_pixels_and_half_are_mirrored():
     moves = CropFlip(data_of(PICTURE)).draw(20_000, torch.Generator().manual_seed(0))
     for shift in (0, 1):
-        assert moves[:, shift].unique().tolist() == list(range(-PADDING, PADDING + 1))
+        assert moves[:, shift].unique().tolist() == list(range(-MAX_SHIFT, MAX_SHIFT + 1))
     # 20,000 fair coins: a deviation of sqrt(20,000) / 2 = 71, six of them are 0.0212
     assert float(moves[:, 2].double().mean()) == pytest.approx(0.5, abs=0.0212)
 
@@ -69,7 +69,7 @@ CROPPED = Training(batch=4, epochs=2, augment="crop-flip")
 
 
 def trainer(settings: Training) -> Trainer:
-    return Trainer(MODEL, ClientData.own([(PICTURES, torch.arange(12) % 2)] * 2), settings)
+    return Trainer(MODEL, ClientData.separate([(PICTURES, torch.arange(12) % 2)] * 2), settings)
 
 
 def job(index: int = 0, client: int = 0) -> Job:
@@ -92,7 +92,7 @@ def test_the_same_job_gives_the_same_bits_wherever_and_in_whatever_pieces(monkey
     other = trainer(CROPPED)
     other(job(index=5))  # what was computed before leaves no trace
     assert torch.equal(other(job()).local, expected)
-    monkeypatch.setattr(training, "_GATHERED", 1)  # one batch gathered at a time
+    monkeypatch.setattr(training, "_MAX_GATHERED_VALUES", 1)  # one batch gathered at a time
     assert torch.equal(trainer(CROPPED)(job()).local, expected)
 
 
@@ -124,9 +124,9 @@ def test_without_it_nothing_is_drawn_or_shown_differently(monkeypatch):
 
 
 def test_what_is_no_picture_is_refused():
-    flat = ClientData.own([(torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64))])
+    flat = ClientData.separate([(torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64))])
     with pytest.raises(
-        DataError, match=r"'crop-flip' needs pictures \(channels, height, width\), these are inputs of shape \(5,\)"
+        DataError, match=r"'crop-flip' needs images \(channels, height, width\), but the inputs have shape \(5,\)"
     ):
         Trainer(torch.nn.Linear(5, 2), flat, CROPPED)
     with pytest.raises(ConfigError, match="unknown augmentation 'crop_flip': did you mean 'crop-flip'"):
@@ -134,6 +134,6 @@ def test_what_is_no_picture_is_refused():
 
 
 def test_it_is_a_setting_of_an_experiment_file():
-    experiment = experiment_files.parse("training: {augment: crop-flip}")
+    experiment = experiment_files.parse_experiment("training: {augment: crop-flip}")
     assert experiment.training.augment == "crop-flip"
-    assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
+    assert experiment_files.parse_experiment(experiment_files.to_yaml(experiment)) == experiment

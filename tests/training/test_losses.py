@@ -15,8 +15,7 @@ from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.models import Linear
-from offbeat.training.losses import LOSSES, Focal, TaskLoss
-from offbeat.training.tasks import Classification, Regression
+from offbeat.training.tasks import LOSSES, Classification, Focal, Regression, TaskLoss
 
 # probabilities (3/4, 1/4) and (1/2, 1/2)
 OUTPUTS = torch.tensor([[log(3.0), 0.0], [0.0, 0.0]], dtype=torch.float64)
@@ -47,7 +46,7 @@ def test_it_becomes_the_loss_of_a_classification_and_of_nothing_else():
     assert TaskLoss().of(Regression(), None) == Regression()
     with pytest.raises(ConfigError, match="loss = focal is for classification, not for regression"):
         Focal().of(Regression(), None)
-    with pytest.raises(ConfigError, match="focal has 2 weights, the data 3 classes: one each is needed"):
+    with pytest.raises(ConfigError, match="focal has 2 weights, the data 3 classes: give one weight per class"):
         Focal(weights=(1.0, 2.0)).of(Classification(), 3)
 
 
@@ -60,13 +59,13 @@ def test_impossible_settings_are_refused(settings):
 
 
 def test_it_is_a_setting_of_an_experiment_and_is_what_is_descended():
-    experiment = experiment_files.parse(
+    experiment = experiment_files.parse_experiment(
         "{loss: {name: focal, gamma: 2, weights: [1, 1, 1, 1, 1, 1, 1, 1, 1, 9]}, model: linear, clients: 4}"
     )
     assert experiment.loss == Focal(gamma=2.0, weights=(1.0,) * 9 + (9.0,))
-    assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
-    assert experiment_files.parse("clients: 4").loss == TaskLoss()
+    assert experiment_files.parse_experiment(experiment_files.to_yaml(experiment)) == experiment
+    assert experiment_files.parse_experiment("clients: 4").loss == TaskLoss()
     short = replace(experiment, until=Until(updates=4))
     plain = Experiment(clients=4, model=Linear(), until=Until(updates=4))
-    first, second = (build.engine(build.setup(e), e).run() for e in (short, plain))
+    first, second = (build.build_engine(build.setup(e), e).run() for e in (short, plain))
     assert not torch.equal(first.model, second.model)

@@ -9,15 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.jobs import Optimizer
-from offbeat.training.optimizers import SGD, Adam, AdamW
+from offbeat.training.optimizers import LocalAdam, LocalAdamW, LocalSGD
 
 CASES: dict[str, tuple[Callable[[], Optimizer], Callable[[list[nn.Parameter], float], torch.optim.Optimizer]]] = {
-    "sgd": (lambda: SGD(), lambda p, lr: torch.optim.SGD(p, lr)),
-    "sgd with momentum": (lambda: SGD(0.9), lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)),
-    "sgd with both": (lambda: SGD(0.9, 0.01), lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, weight_decay=0.01)),
-    "adam": (lambda: Adam(), lambda p, lr: torch.optim.Adam(p, lr)),
-    "adam with decay": (lambda: Adam(0.01), lambda p, lr: torch.optim.Adam(p, lr, weight_decay=0.01)),
-    "adamw": (lambda: AdamW(0.01), lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.01)),
+    "sgd": (lambda: LocalSGD(), lambda p, lr: torch.optim.SGD(p, lr)),
+    "sgd with momentum": (lambda: LocalSGD(0.9), lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)),
+    "sgd with both": (
+        lambda: LocalSGD(0.9, 0.01),
+        lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, weight_decay=0.01),
+    ),
+    "adam": (lambda: LocalAdam(), lambda p, lr: torch.optim.Adam(p, lr)),
+    "adam with decay": (lambda: LocalAdam(0.01), lambda p, lr: torch.optim.Adam(p, lr, weight_decay=0.01)),
+    "adamw": (lambda: LocalAdamW(0.01), lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.01)),
 }
 
 

@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from ragged import agree, jobs_of, trainer_of
 from torch import Tensor, nn
+from uneven_clients import agree, jobs_of, trainer_of
 
 from offbeat.training import pooling
 from offbeat.training.client_data import ClientData
 from offbeat.training.evaluation import Evaluator
-from offbeat.training.pooling import quick
+from offbeat.training.pooling import use_fast_pooling
 from offbeat.training.stacked.stack_trainer import StackTrainer
 from offbeat.training.trainer import Trainer, Training
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
-largest, means = (quick(pool(2)) for pool in POOLS)
+largest, means = (use_fast_pooling(pool(2)) for pool in POOLS)
 
 
 @pytest.fixture(autouse=True)
 def however_few(monkeypatch: Any) -> None:
-    monkeypatch.setattr(pooling, "FEW", 0)
+    monkeypatch.setattr(pooling, "MIN_ENTRIES", 0)
 
 
 def through(pool: Any, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def test_what_is_not_plain_is_left_to_torch(x: Tensor, monkeypatch: Any) -> None
 
 def test_so_are_few_pixels(monkeypatch: Any) -> None:
     monkeypatch.setattr(pooling, "_pixels", None)
-    monkeypatch.setattr(pooling, "FEW", 17)
+    monkeypatch.setattr(pooling, "MIN_ENTRIES", 17)
     assert means(torch.ones(1, 1, 4, 4)).tolist() == [[[[1.0, 1.0], [1.0, 1.0]]]]
     with pytest.raises(TypeError):  # which would call it
         means(torch.ones(2, 1, 4, 4))
@@ -120,8 +120,8 @@ def test_so_are_other_windows(pool: Any, monkeypatch: Any) -> None:
     x = torch.randn(2, 3, 6, 6)
     expected = pool(x)
     monkeypatch.setattr(pooling, "_pixels", None)
-    assert torch.equal(quick(deepcopy(pool))(x), expected)
-    later = quick(type(pool)(2))  # a setting that is changed afterwards counts
+    assert torch.equal(use_fast_pooling(deepcopy(pool))(x), expected)
+    later = use_fast_pooling(type(pool)(2))  # a setting that is changed afterwards counts
     vars(later).update({name: value for name, value in vars(pool).items() if name in pool.__constants__})
     assert torch.equal(later(x), expected)
 
@@ -134,8 +134,8 @@ def test_who_has_a_forward_of_its_own_keeps_it() -> None:
     own, patched = Mine(2), nn.MaxPool2d(2)
     patched.forward = own.forward  # type: ignore[method-assign]
     x = torch.ones(1, 1, 2, 2)
-    assert quick(nn.Sequential(own, patched))(x) is x
-    values, places = quick(nn.MaxPool2d(2, return_indices=True))(x)
+    assert use_fast_pooling(nn.Sequential(own, patched))(x) is x
+    values, places = use_fast_pooling(nn.MaxPool2d(2, return_indices=True))(x)
     assert values.shape == places.shape
 
 
@@ -167,10 +167,10 @@ def test_training_and_evaluation_use_it_and_leave_the_users_module_alone(monkeyp
         called.append("asked")
         return False
 
-    monkeypatch.setattr(pooling, "_worth", worth)
+    monkeypatch.setattr(pooling, "_applies", worth)
     module = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2))
     x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 2
-    trainer, evaluator = Trainer(module, ClientData.own([(x, y)])), Evaluator(module, x, y)
+    trainer, evaluator = Trainer(module, ClientData.separate([(x, y)])), Evaluator(module, x, y)
     evaluator(torch.zeros(sum(p.numel() for p in module.parameters())))
     assert called == ["asked"]
     trainer.binding.module(x)

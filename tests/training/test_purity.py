@@ -42,7 +42,7 @@ def world(module: nn.Module | None = None, examples: int = 33) -> tuple[nn.Modul
         torch.manual_seed(3)
         module = module or Stateful()
         pairs = [(torch.randn(examples, 5), torch.randint(0, 3, (examples,))) for _ in range(3)]
-    return module, ClientData.own(pairs, num_classes=3), Training(batch=8, epochs=2, momentum=0.5)
+    return module, ClientData.separate(pairs, num_classes=3), Training(batch=8, epochs=2, momentum=0.5)
 
 
 def job(module: nn.Module, client: int = 0, index: int = 0, rule: LocalRule | None = None, seed: int = 5) -> Job:
@@ -186,7 +186,7 @@ def test_a_gradient_elsewhere_is_the_gradient_there() -> None:
             found.extend([grad(w).item(), grad(torch.full_like(w, 3.0)).item(), grad(w).item()])
             return grad(w), carry
 
-    data = ClientData.own([(torch.ones(1, 1), torch.zeros(1))])
+    data = ClientData.separate([(torch.ones(1, 1), torch.zeros(1))])
     trainer = Trainer(nn.Linear(1, 1, bias=False), data, Training(steps=1))
     trainer(Job(0, 0, 0, torch.ones(1), 0, LocalWork(rule=Ask()), 1, {}, 0))
     assert found == [2, 6, 2]

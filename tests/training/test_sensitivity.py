@@ -161,7 +161,7 @@ def test_what_vmap_cannot_follow_is_taken_one_by_one() -> None:
     plain, branching = Sensitivity(module, x, y), Sensitivity(Branches(), x, y)
     plain(flatten(module))
     branching(torch.ones(15))
-    assert (plain._one_by_one, branching._one_by_one) == (False, True)
+    assert (plain._vmap_failed, branching._vmap_failed) == (False, True)
 
 
 def test_the_statistics_are_those_of_the_model_that_is_measured() -> None:
@@ -176,7 +176,7 @@ def test_the_statistics_are_those_of_the_model_that_is_measured() -> None:
 def test_many_samples_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x, y = MODULES["convolution"]().double(), torch.randn(7, 4).double(), torch.randint(0, 3, (7,))
     whole = Sensitivity(module, x, y)(flatten(module))
-    monkeypatch.setattr(sensitivity, "_AT_ONCE", flatten(module).numel() * 3)  # three samples at once
+    monkeypatch.setattr(sensitivity, "_MAX_GRADIENT_ENTRIES", flatten(module).numel() * 3)  # three samples at once
     torch.testing.assert_close(Sensitivity(module, x, y)(flatten(module)), whole, rtol=1e-12, atol=1e-15)
 
 
@@ -193,7 +193,7 @@ def shards(labels: torch.dtype = torch.int64) -> ClientData:
     """Three clients; input (n, n) has label n mod 5."""
     n = torch.arange(30.0)
     x, y = torch.stack([n, n], 1), (n % 5).to(labels)
-    return ClientData.own([(x[:3], y[:3]), (x[3:20], y[3:20]), (x[20:], y[20:])])
+    return ClientData.separate([(x[:3], y[:3]), (x[3:20], y[3:20]), (x[20:], y[20:])])
 
 
 def test_noise_has_the_shape_of_the_data_and_labels_of_every_class() -> None:
@@ -216,7 +216,7 @@ def test_noise_for_real_targets_has_real_labels() -> None:
 
 def test_noise_cannot_stand_for_words() -> None:
     with pytest.raises(ConfigError, match="use calibration = 'real'"):
-        noise_batch(ClientData.own([(torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3))]), 8, seed=1)
+        noise_batch(ClientData.separate([(torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3))]), 8, seed=1)
 
 
 def test_real_examples_come_with_their_labels_each_at_most_once() -> None:
@@ -294,5 +294,5 @@ def test_a_job_uploads_the_sketch_of_its_model_and_trains_as_without_it() -> Non
 
 def test_without_a_probe_such_a_job_fails_with_a_reason() -> None:
     trainer = Trainer(nn.Linear(2, 5), shards(), Training())
-    with pytest.raises(ConfigError, match="given no probe"):
+    with pytest.raises(ConfigError, match="probe"):
         trainer(Job(0, 1, 0, torch.zeros(15), 0, LocalWork(rule=Sketched(k=3)), 17, {}, 1))

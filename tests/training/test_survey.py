@@ -8,8 +8,7 @@ from torch import nn
 
 from offbeat.core.errors import ConfigError
 from offbeat.training.client_data import ClientData
-from offbeat.training.evaluation import Evaluator
-from offbeat.training.survey import Survey, Surveyor
+from offbeat.training.evaluation import Evaluator, Survey, Surveyor
 
 
 def thresholds() -> tuple[Evaluator, ClientData]:
@@ -21,7 +20,7 @@ def thresholds() -> tuple[Evaluator, ClientData]:
         (torch.tensor([[1.0], [-1.0], [-2.0], [3.0]]), torch.tensor([1, 0, 0, 0])),
     ]
     x, y = pairs[0]
-    return Evaluator(nn.Linear(1, 2), x, y), ClientData.own(pairs)
+    return Evaluator(nn.Linear(1, 2), x, y), ClientData.separate(pairs)
 
 
 MODEL = torch.tensor([0.0, 1.0, 0.0, 0.0])

@@ -1,8 +1,7 @@
-"""The examples of each client: rows of tensors all clients share, or tensors of their own.
+"""The examples of each client: rows of tensors that all clients share, or separate tensors per client.
 
-Shared tensors are stored once and the row numbers of all clients in one vector, so a client costs its row numbers;
-where these are computed when asked for (`core.rows`) it costs its count. Everything that would fail late, or silently,
-is refused here.
+Shared tensors are stored once, with the row numbers of all clients in one vector or computed on request. Data that
+would fail late or silently is rejected on creation.
 """
 
 from __future__ import annotations
@@ -14,65 +13,67 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from offbeat.core.computed_rows import Rows, evenly
+from offbeat.core.computed_rows import ComputedRows, evenly_spaced
 from offbeat.core.errors import DataError
 
 Pair = tuple[Tensor, Tensor]
 T = TypeVar("T")
 
-_BLOCK = 4096  # inputs that pass a door together
+_TRANSFORM_BLOCK = 4096  # inputs transformed in one call
 
 
-class Placed(NamedTuple):
-    """One pair of tensors with everything, and where in it the examples of each client are."""
+class ExampleIndex(NamedTuple):
+    """A pair of tensors with all examples, and the rows of each client in it."""
 
     pair: Pair
-    of: Callable[[int], Tensor]  # the rows of a client, as the host counts
-    start: Callable[[int], int] | None = None  # where they begin in `rows`; None: rows are computed, and lie nowhere
-    rows: Tensor | None = None  # of all clients, beside the pair; None: those of the pair as it is
+    rows_of: Callable[[int], Tensor]  # client -> its rows, on the host
+    start_of: Callable[[int], int] | None = None  # client -> its first position in `rows`; None if rows are computed
+    rows: Tensor | None = None  # rows of all clients, on the device of the pair; None: rows 0, 1, 2, ...
 
 
 class ClientData:
-    """Clients are numbered from 0, or named by the keys of a mapping. Use `shared` or `own`."""
+    """The examples of all clients, numbered from 0 or by the keys of a mapping; made by `shared` or `separate`."""
 
     def __init__(
-        self, clients: Sequence[int], pairs: list[Pair], counts: Mapping[int, int], rows: Tensor | Rows | None
+        self, clients: Sequence[int], pairs: list[Pair], counts: Mapping[int, int], rows: Tensor | ComputedRows | None
     ) -> None:
         self._clients = clients
-        self._pairs = pairs  # one for all clients if there are rows, else one a client
+        self._pairs = pairs  # a single shared pair if there are rows, else one pair per client
         self._counts = counts
         self._rows = rows
         self._starts = list(accumulate(counts.values(), initial=0)) if isinstance(rows, Tensor) else []
-        self._place = None if isinstance(clients, range) else {client: i for i, client in enumerate(clients)}
+        self._positions = None if isinstance(clients, range) else {client: i for i, client in enumerate(clients)}
 
     @classmethod
     def shared(
         cls, x: Tensor, y: Tensor, rows: Sequence[Tensor] | Mapping[int, Tensor], num_classes: int | None = None
     ) -> ClientData:
-        """Client k holds x[rows[k]], y[rows[k]], in that order."""
-        x, y = checked(x, y, num_classes)
-        if isinstance(rows, Rows):
+        """Give client k the examples x[rows[k]], y[rows[k]], in this order."""
+        x, y = validate_examples(x, y, num_classes)
+        if isinstance(rows, ComputedRows):
             return cls(range(len(rows)), [(x, y)], rows.counts, rows)
-        clients, parts = _numbered(rows)
+        clients, parts = _enumerate_clients(rows)
         parts = [torch.as_tensor(p, dtype=torch.int64).reshape(-1) for p in parts]
-        _none_empty(clients, [len(p) for p in parts])
+        _reject_empty(clients, [len(p) for p in parts])
         flat = torch.cat(parts)
         if int(flat.min()) < 0 or int(flat.max()) >= len(x):
             bad = next(c for c, p in zip(clients, parts, strict=True) if int(p.min()) < 0 or int(p.max()) >= len(x))
             raise DataError(f"client {bad} names rows outside 0..{len(x) - 1}: there are {len(x)} examples")
-        return cls(clients, [(x, y)], _counted(clients, parts), flat.to(x.device))
+        return cls(clients, [(x, y)], _count_examples(clients, parts), flat.to(x.device))
 
     @classmethod
-    def own(cls, pairs: Sequence[Pair] | Mapping[int, Pair], num_classes: int | None = None) -> ClientData:
-        """Client k holds the pair (x, y) of its own."""
-        clients, given = _numbered(pairs)
-        _none_empty(clients, [len(x) for x, _ in given])
-        kept = [checked(x, y, num_classes, f"client {c}: ") for c, (x, y) in zip(clients, given, strict=True)]
-        first = _kind(kept[0])
-        for c, pair in zip(clients, kept, strict=True):
-            if _kind(pair) != first:
-                raise DataError(f"client {c} holds {_kind(pair)}, client {clients[0]} holds {first}: all must be alike")
-        return cls(clients, kept, _counted(clients, [x for x, _ in kept]), None)
+    def separate(cls, pairs: Sequence[Pair] | Mapping[int, Pair], num_classes: int | None = None) -> ClientData:
+        """Give each client its own pair of tensors (x, y)."""
+        clients, parts = _enumerate_clients(pairs)
+        _reject_empty(clients, [len(x) for x, _ in parts])
+        valid = [
+            validate_examples(x, y, num_classes, f"client {c}: ") for c, (x, y) in zip(clients, parts, strict=True)
+        ]
+        first = _describe_pair(valid[0])
+        for client, pair in zip(clients, valid, strict=True):
+            if (description := _describe_pair(pair)) != first:
+                raise DataError(f"client {client} has {description}, client {clients[0]} has {first}: they must match")
+        return cls(clients, valid, _count_examples(clients, [x for x, _ in valid]), None)
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -81,59 +82,59 @@ class ClientData:
     def num_examples(self) -> Mapping[int, int]:
         return self._counts
 
-    def some(self, at_most: int) -> list[int]:
-        """Clients, evenly spaced over all of them."""
-        return [self._clients[i] for i in evenly(len(self), at_most)]
+    def sample(self, at_most: int) -> list[int]:
+        """Return at most this many clients, evenly spaced over all of them."""
+        return [self._clients[i] for i in evenly_spaced(len(self), at_most)]
 
     @property
-    def inputs(self) -> torch.dtype:
+    def input_dtype(self) -> torch.dtype:
         return self._pairs[0][0].dtype
 
     @property
-    def labels(self) -> torch.dtype:
+    def label_dtype(self) -> torch.dtype:
         return self._pairs[0][1].dtype
 
     @property
-    def targets_shape(self) -> tuple[int, ...]:
-        """Of one label."""
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of one label."""
         return tuple(self._pairs[0][1].shape[1:])
 
     @property
     def num_classes(self) -> int | None:
-        """One more than the largest label; None for real targets."""
-        return None if self.labels.is_floating_point else 1 + max(int(y.max()) for _, y in self._pairs)
+        """The largest label plus one; None for real targets."""
+        return None if self.label_dtype.is_floating_point else 1 + max(int(y.max()) for _, y in self._pairs)
 
     @property
-    def width(self) -> int:
-        """How many values one input has."""
+    def input_size(self) -> int:
+        """The number of values in one input."""
         x = self._pairs[0][0]
         return x.numel() // len(x)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one input."""
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
         return tuple(self._pairs[0][0].shape[1:])
 
-    def words(self) -> tuple[int, int] | None:
-        """The smallest and the largest input, where inputs are whole numbers."""
-        if self.inputs.is_floating_point:
+    def integer_range(self) -> tuple[int, int] | None:
+        """Return the smallest and the largest input value if inputs are integers, else None."""
+        if self.input_dtype.is_floating_point:
             return None
         return min(int(x.min()) for x, _ in self._pairs), max(int(x.max()) for x, _ in self._pairs)
 
-    def least(self) -> Tensor:
-        """The smallest value of each channel, the first dimension of an input, over all there is."""
+    def channel_minima(self) -> Tensor:
+        """Return the smallest value of each channel (the first dimension of an input) over all examples."""
         return torch.stack([x.flatten(2).amin((0, 2)) for x, _ in self._pairs]).amin(0)
 
     def size(self, client: int) -> int:
         try:
             return self._counts[client]
         except (KeyError, IndexError):
-            self._at(client)  # says who there is
+            self._position(client)  # raises an error that lists the clients
             raise
 
     def take(self, client: int, positions: Tensor) -> Pair:
-        """The client's examples at these positions (0 is its first), as new tensors."""
-        at = self._at(client)
+        """Return the client's examples at these positions (0 is its first) as new tensors."""
+        at = self._position(client)
         x, y = self._pairs[at if self._rows is None else 0]
         positions = positions.to(x.device)
         if self._rows is not None:
@@ -141,93 +142,97 @@ class ClientData:
         return x.index_select(0, positions), y.index_select(0, positions)
 
     def tensors(self) -> list[Tensor]:
-        """All there are; nobody writes to them."""
+        """Return all stored tensors; they are never modified."""
         return [
             *(part for pair in self._pairs for part in pair),
             *([self._rows] if isinstance(self._rows, Tensor) else []),
         ]
 
-    def inputs_lying(self) -> list[Tensor]:
-        """The inputs of everybody, in the tensors they lie in."""
+    def input_tensors(self) -> list[Tensor]:
+        """Return the tensors that store the inputs of all clients."""
         return [x for x, _ in self._pairs]
 
-    def lying(self, client: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The tensors that a client's examples lie in, and which rows of them are its own; None: all of them."""
-        at = self._at(client)
+    def stored_examples(self, client: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the tensors that store a client's examples, and its rows in them (None: all rows)."""
+        at = self._position(client)
         return (
             (*self._pairs[at], None) if self._rows is None else (*self._pairs[0], self._rows_of(at).long().contiguous())
         )
 
-    def passed(self, door: Callable[[Tensor], Tensor]) -> ClientData:
-        """The same with inputs as they are beyond this door."""
-        return ClientData(self._clients, [(passed(door, x), y) for x, y in self._pairs], self._counts, self._rows)
+    def with_inputs(self, transform: Callable[[Tensor], Tensor]) -> ClientData:
+        """Return the same data with transformed inputs."""
+        pairs = [(transform_inputs(transform, x), y) for x, y in self._pairs]
+        return ClientData(self._clients, pairs, self._counts, self._rows)
 
-    def places(self, client: int, positions: Tensor) -> Tensor:
-        """Where these examples of the client lie, for `gather`."""
-        at = self._at(client)
+    def storage_rows(self, client: int, positions: Tensor) -> Tensor:
+        """Return the rows that store the client's examples at these positions, for `gather`."""
+        at = self._position(client)
         positions = positions.to(self._pairs[0][0].device)
         return positions if self._rows is None else self._rows_of(at).index_select(0, positions)
 
-    def gather(self, clients: Sequence[int], places: Sequence[Tensor], into: Pair | None = None) -> Pair:
-        """The examples of many clients, one client after the other, as new tensors, or in the place of older ones that
-        are as many. Of shared ones in one pass: there a place is the same for everybody, and places need not be told
-        apart by client.
+    def gather(self, clients: Sequence[int], rows: Sequence[Tensor], into: Pair | None = None) -> Pair:
+        """Return the examples of many clients, client by client, as new tensors or written into existing ones.
+
+        `rows` come from `storage_rows`. Shared examples are copied in one pass for all clients.
         """
         if self._rows is None:
-            counts = [p.shape[0] for p in places]
-            x, y = into or [held.new_empty(sum(counts), *held.shape[1:]) for held in self._pairs[0]]
-            for client, p, *parts in zip(
-                clients, places, torch.split_with_sizes(x, counts), torch.split_with_sizes(y, counts), strict=True
+            counts = [r.shape[0] for r in rows]
+            x, y = into or [source.new_empty(sum(counts), *source.shape[1:]) for source in self._pairs[0]]
+            for client, r, *parts in zip(
+                clients, rows, torch.split_with_sizes(x, counts), torch.split_with_sizes(y, counts), strict=True
             ):
-                for held, part in zip(self._pairs[self._at(client)], parts, strict=True):
-                    torch.index_select(held, 0, p, out=part)
+                for source, part in zip(self._pairs[self._position(client)], parts, strict=True):
+                    torch.index_select(source, 0, r, out=part)
             return x, y
-        index = places[0] if len(places) == 1 else torch.cat(list(places))
+        index = rows[0] if len(rows) == 1 else torch.cat(list(rows))
         if into is None:
             return self._pairs[0][0].index_select(0, index), self._pairs[0][1].index_select(0, index)
-        for held, part in zip(self._pairs[0], into, strict=True):
-            torch.index_select(held, 0, index, out=part)
+        for source, part in zip(self._pairs[0], into, strict=True):
+            torch.index_select(source, 0, index, out=part)
         return into
 
-    def targets(self, client: int) -> Tensor:
-        """All labels of the client."""
-        at = self._at(client)
+    def client_labels(self, client: int) -> Tensor:
+        """Return all labels of the client."""
+        at = self._position(client)
         if self._rows is None:
             return self._pairs[at][1]
         return self._pairs[0][1].index_select(0, self._rows_of(at))
 
-    def pooled(self) -> Pair:
-        """Everything, client after client."""
+    def all_examples(self) -> Pair:
+        """Return the examples of all clients, client by client."""
         if self._rows is None:
             return torch.cat([x for x, _ in self._pairs]), torch.cat([y for _, y in self._pairs])
         (x, y), rows = self._pairs[0], self._all_rows()
         return x.index_select(0, rows), y.index_select(0, rows)
 
-    def in_one_place(self) -> Placed:
+    def as_index(self) -> ExampleIndex:
+        """Return all examples in one pair of tensors, with the rows of each client."""
         if self._rows is None:
             starts = list(accumulate(self._counts.values(), initial=0))
-            return Placed(
-                self.pooled(),
-                lambda client: torch.arange(*starts[(at := self._at(client)) : at + 2]),
-                starts.__getitem__ if self._place is None else lambda client: starts[self._at(client)],
+            return ExampleIndex(
+                self.all_examples(),
+                lambda client: torch.arange(*starts[(at := self._position(client)) : at + 2]),
+                starts.__getitem__ if self._positions is None else lambda client: starts[self._position(client)],
             )
         if isinstance(self._rows, Tensor):
             flat = self._rows.cpu()
-            return Placed(
+            return ExampleIndex(
                 self._pairs[0],
-                lambda client: flat[self._starts[(at := self._at(client))] : self._starts[at + 1]],
-                self._starts.__getitem__ if self._place is None else lambda client: self._starts[self._at(client)],
+                lambda client: flat[self._starts[(at := self._position(client))] : self._starts[at + 1]],
+                self._starts.__getitem__
+                if self._positions is None
+                else lambda client: self._starts[self._position(client)],
                 self._rows,
             )
         rows = self._rows
-        return Placed(self._pairs[0], lambda client: rows[self._at(client)])
+        return ExampleIndex(self._pairs[0], lambda client: rows[self._position(client)])
 
-    def merged(self) -> ClientData:
-        """One client, 0, that holds everything, client after client."""
+    def as_one_client(self) -> ClientData:
+        """Return data of a single client, 0, that has the examples of all clients."""
         if self._rows is not None:
             rows = self._all_rows()
             return ClientData(range(1), self._pairs, {0: len(rows)}, rows)
-        return ClientData(range(1), [self.pooled()], {0: sum(self._counts.values())}, None)
+        return ClientData(range(1), [self.all_examples()], {0: sum(self._counts.values())}, None)
 
     def to(self, device: torch.device | str) -> ClientData:
         rows = self._rows.to(device) if isinstance(self._rows, Tensor) else self._rows
@@ -243,30 +248,32 @@ class ClientData:
         if isinstance(self._rows, Tensor):
             return self._rows
         flat, end = torch.empty(sum(self._counts.values()), dtype=torch.int64, device=self._pairs[0][0].device), 0
-        for client, count in self._counts.items():  # not gathered in a list first: there may be a million
+        for client, count in self._counts.items():  # written in place: a list of a million tensors would be large
             flat[end : end + count] = self._rows_of(client)
             end += count
         return flat
 
-    def _at(self, client: int) -> int:
-        at = client if self._place is None else self._place.get(client, -1)
+    def _position(self, client: int) -> int:
+        at = client if self._positions is None else self._positions.get(client, -1)
         if not 0 <= at < len(self._clients):
-            raise DataError(f"no data for client {client}: there are {len(self)} clients, {_few(self._clients)}")
+            raise DataError(
+                f"no data for client {client}: there are {len(self)} clients, {list_clients(self._clients)}"
+            )
         return at
 
 
-def checked(x: Tensor, y: Tensor, num_classes: int | None = None, where: str = "") -> Pair:
-    """The pair, fit for training: finite inputs, one label each, class labels as int64 from 0 up."""
+def validate_examples(x: Tensor, y: Tensor, num_classes: int | None = None, where: str = "") -> Pair:
+    """Return the pair ready for training: finite inputs, one label each, class labels as int64 from 0 up."""
     if len(x) != len(y):
         raise DataError(f"{where}{len(x)} inputs but {len(y)} labels")
     if len(x) == 0:
         raise DataError(f"{where}no examples")
     if x.is_floating_point():
-        _finite(x, "inputs", where)
+        _require_finite(x, "inputs", where)
     if y.is_floating_point():
-        _finite(y, "labels", where)
+        _require_finite(y, "labels", where)
         return x, y
-    y = y.to(torch.int64).contiguous()  # what cross entropy takes, and a loop that is told where they lie
+    y = y.to(torch.int64).contiguous()  # required by cross entropy, and by loops that read the memory directly
     low, high = int(y.min()), int(y.max())
     if low < 0 or (num_classes is not None and high >= num_classes):
         bad = low if low < 0 else high
@@ -276,44 +283,44 @@ def checked(x: Tensor, y: Tensor, num_classes: int | None = None, where: str = "
     return x, y
 
 
-def passed(door: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Inputs as they are beyond a door, which takes some at a time: they may be larger there."""
-    return torch.cat([door(some) for some in torch.split(x, _BLOCK)]).contiguous()
+def transform_inputs(transform: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Transform inputs block by block, because the results may be larger than the inputs."""
+    return torch.cat([transform(block) for block in torch.split(x, _TRANSFORM_BLOCK)]).contiguous()
 
 
-def _finite(values: Tensor, what: str, where: str) -> None:
-    fine = torch.isfinite(values)
-    if not bool(fine.all()):
-        bad = ~fine.reshape(len(values), -1).all(1)
+def _require_finite(values: Tensor, what: str, where: str) -> None:
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        bad = ~finite.reshape(len(values), -1).all(1)
         raise DataError(
             f"{where}{int(bad.sum())} of {len(values)} {what} are not finite, the first in example "
             f"{int(bad.nonzero()[0, 0])}"
         )
 
 
-def _numbered(given: Sequence[T] | Mapping[int, T]) -> tuple[Sequence[int], list[T]]:
-    if len(given) == 0:
-        raise DataError("no clients: data for at least one is needed")
-    if isinstance(given, Mapping):
-        return list(given.keys()), list(given.values())
-    return range(len(given)), list(given)
+def _enumerate_clients(parts: Sequence[T] | Mapping[int, T]) -> tuple[Sequence[int], list[T]]:
+    if len(parts) == 0:
+        raise DataError("no clients: data for at least one client is needed")
+    if isinstance(parts, Mapping):
+        return list(parts.keys()), list(parts.values())
+    return range(len(parts)), list(parts)
 
 
-def _counted(clients: Sequence[int], held: Sequence[Tensor]) -> dict[int, int]:
-    return {client: len(own) for client, own in zip(clients, held, strict=True)}
+def _count_examples(clients: Sequence[int], parts: Sequence[Tensor]) -> dict[int, int]:
+    return {client: len(part) for client, part in zip(clients, parts, strict=True)}
 
 
-def _none_empty(clients: Sequence[int], counts: Sequence[int]) -> None:
+def _reject_empty(clients: Sequence[int], counts: Sequence[int]) -> None:
     empty = [c for c, n in zip(clients, counts, strict=True) if n == 0]
     if empty:
-        who = f"client {empty[0]} has" if len(empty) == 1 else f"{len(empty)} clients have ({_few(empty)})"
-        raise DataError(f"{who} no examples: leave such clients out or partition differently")
+        who = f"client {empty[0]} has" if len(empty) == 1 else f"{len(empty)} clients have ({list_clients(empty)})"
+        raise DataError(f"{who} no examples: leave these clients out or partition differently")
 
 
-def _kind(pair: Pair) -> str:
+def _describe_pair(pair: Pair) -> str:
     x, y = pair
     return f"inputs {tuple(x.shape[1:])} {x.dtype} with labels {tuple(y.shape[1:])} {y.dtype}"
 
 
-def _few(clients: Sequence[int]) -> str:
+def list_clients(clients: Sequence[int]) -> str:
     return ", ".join(map(str, clients[:5])) + (", …" if len(clients) > 5 else "")

@@ -1,8 +1,8 @@
-"""The gradient of one batch as a function of the point: what a rule is handed at each step.
+"""The gradient of one batch as a function of the point, which rules call at each step.
 
-Parameters are views into one flat vector w. The step's own evaluation, the first at w, runs the module as it stands
-and moves its batch statistics. Every other evaluation borrows w, then puts w and the statistics back. All evaluations
-of a batch see the same dropout masks: otherwise gradients at two points would differ by the masks as well.
+Parameters are views into one flat vector w. The first evaluation at w runs the module directly and updates its batch
+statistics. Every other evaluation restores w and the statistics afterwards. All evaluations of a batch use the same
+dropout masks, so gradients at two points differ only by the point.
 """
 
 from __future__ import annotations
@@ -14,105 +14,111 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.errors import ProtocolError, unknown
+from offbeat.core.errors import ProtocolError, unknown_name
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.core.vector import Binding
-from offbeat.training.dense_gradient import Tape, watched
-from offbeat.training.dropout import Masks
+from offbeat.training.dense_gradient import DenseGradient
+from offbeat.training.dropout import DropoutMasks
 from offbeat.training.tasks import Task
-from offbeat.training.torch_generators import generators, restore, states
+from offbeat.training.torch_state import autograd_observed, device_generators, get_states, set_states
 
-TRIED = (1, 8, 31, 64, 128, 300)  # examples of the batches on which a tape is compared with autograd,
-FEW, WORK = 31, 2**26  # of large models only so many, or as many as make so many products
-_AGREED: dict[Any, bool] = {}  # of this process: forms of tapes that were tried, and whether they have autograd's bits
+CHECKED_BATCHES = (1, 8, 31, 64, 128, 300)  # sizes of the batches on which DenseGradient is compared with autograd;
+SMALL_BATCH, MAX_CHECK_PRODUCTS = 31, 2**26  # larger batches only if batch size times model size is at most this
+# (structure of a DenseGradient, number of threads) -> whether it gives the bits of autograd in this process
+_matches_autograd: dict[tuple[object, int], bool] = {}
 
 
 def overrides(rule: LocalRule, name: str) -> bool:
-    """Has the rule its own version of this method?"""
+    """Return whether the rule overrides this method."""
     return getattr(type(rule), name, None) is not getattr(LocalRule, name)
 
 
 class Gradients:
-    """Makes the gradients of one bound module. `serve` says for which rule and job."""
+    """The gradients of one bound module; `use_rule` sets the rule and the job they are for."""
 
     def __init__(self, binding: Binding, task: Task) -> None:
         self.w = binding.w
-        self.sources = generators(binding.vector.device)
-        self.masks = Masks(binding.module)
-        self.drops = bool(self.masks)
-        self.rewinds = False
+        self.sources = device_generators(binding.vector.device)
+        self.masks = DropoutMasks(binding.module)
+        self.has_dropout = bool(self.masks)
+        self.repeats_draws = False
         self._module = binding.module
         self._params = binding.params
         self._task_loss = task.loss
-        self._tape, self._tried = Tape.of(binding, task), False  # tried: did it give autograd's bits, once?
-        self._watched = False
-        self._rule: LocalRule | None = None  # only a rule with a loss of its own
+        self._dense, self._dense_checked = DenseGradient.for_model(binding, task), False
+        self._observed = False
+        self._rule: LocalRule | None = None  # set only if the rule has its own loss
         self._job: LocalJob | None = None
         self._features: Tensor | None = None
 
     @contextmanager
-    def serve(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
-        # only a rule with a direction of its own can ask for a second evaluation
-        self.rewinds = overrides(rule, "direction")
-        self._watched = watched(self._params)
-        with self.masks.serve():
-            yield from self._serve_loss(rule, job)
+    def use_rule(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
+        """Prepare the gradients for the steps of this job."""
+        # only a rule with its own direction() can evaluate a batch more than once
+        self.repeats_draws = overrides(rule, "direction")
+        self._observed = autograd_observed(self._params)
+        with self.masks.install():
+            yield from self._use_rule_loss(rule, job)
 
-    def _serve_loss(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
+    def _use_rule_loss(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
         if not overrides(rule, "loss"):
             yield
             return
         self._rule, self._job = rule, job
-        hook = head(self._module, rule.head).register_forward_pre_hook(self._remember)
+        hook = find_head(self._module, rule.head).register_forward_pre_hook(self._store_features)
         try:
             yield
         finally:
             hook.remove()
             self._rule = self._job = self._features = None
 
-    def here(self, x: Tensor, y: Tensor) -> Tensor:
-        """The gradient at w; batch statistics move."""
-        tape = self._tape
-        if tape is None or self._watched or self._rule is not None or not tape.reads(x, y):
-            return self._by_graph(x, y)
-        if not self._tried:
-            key = tape.form, torch.get_num_threads()
-            if key not in _AGREED:
-                _AGREED[key] = self._agrees(tape)
-            self._tape, self._tried = tape if _AGREED[key] else None, True
-            return self.here(x, y)
-        return tape(x, y)
+    def at_weights(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient at w and update the batch statistics."""
+        dense = self._dense
+        if dense is None or self._observed or self._rule is not None or not dense.supports(x, y):
+            return self._by_autograd(x, y)
+        if not self._dense_checked:
+            key = dense.structure, torch.get_num_threads()
+            if key not in _matches_autograd:
+                _matches_autograd[key] = self._is_exact(dense)
+            self._dense, self._dense_checked = dense if _matches_autograd[key] else None, True
+            return self.at_weights(x, y)
+        return dense(x, y)
 
-    def _agrees(self, tape: Tape) -> bool:
-        """Has it autograd's bits? Tried at a made-up point, on made-up batches: every process that trains has to come
-        to the same answer, whatever its first job is.
+    def _is_exact(self, dense: DenseGradient) -> bool:
+        """Return whether `dense` gives the bits of autograd.
+
+        Weights and batches are random but fixed, so all processes get the same answer, independent of their first job.
         """
-        draw, sizes = torch.Generator().manual_seed(0), [n for n in TRIED if n <= FEW or n * self.w.numel() <= WORK]
-        with torch.inference_mode(False), torch.enable_grad(), borrowed(self._module, self.w):
-            for p in self._params:  # biases above zero: a unit that gives nothing hides how it was summed
-                made = torch.randn(p.shape, generator=draw, dtype=p.dtype)
-                p.detach().copy_(made / 8 if p.dim() > 1 else made.abs())
-            batches = (tape.made_up(examples, draw) for examples in sizes)
+        draw, sizes = (
+            torch.Generator().manual_seed(0),
+            [n for n in CHECKED_BATCHES if n <= SMALL_BATCH or n * self.w.numel() <= MAX_CHECK_PRODUCTS],
+        )
+        with torch.inference_mode(False), torch.enable_grad(), preserved_state(self._module, self.w):
+            for p in self._params:  # positive biases, because an inactive unit would hide rounding differences
+                values = torch.randn(p.shape, generator=draw, dtype=p.dtype)
+                p.detach().copy_(values / 8 if p.dim() > 1 else values.abs())
+            batches = (dense.random_batch(examples, draw) for examples in sizes)
             try:
-                return all(torch.equal(self._by_graph(x, y), tape(x, y)) for x, y in batches)
-            except (RuntimeError, AttributeError):  # another version of torch may not have these operations
+                return all(torch.equal(self._by_autograd(x, y), dense(x, y)) for x, y in batches)
+            except (RuntimeError, AttributeError):  # operations that other versions of torch may lack
                 return False
 
-    def _by_graph(self, x: Tensor, y: Tensor) -> Tensor:
+    def _by_autograd(self, x: Tensor, y: Tensor) -> Tensor:
         outputs = self._module(x)
         loss = self._task_loss(outputs, y) if self._rule is None else self._rule_loss(outputs, y)
         grads = torch.autograd.grad(loss, self._params, allow_unused=True, materialize_grads=True)
         return torch.cat([g.flatten() for g in grads])
 
-    def elsewhere(self, point: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The gradient at any point; nothing moves."""
+    def at_point(self, point: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient at any point without changing w or the batch statistics."""
         if point.shape != self.w.shape:
             raise ProtocolError(
                 f"a rule asked for the gradient at shape {tuple(point.shape)}; w has {tuple(self.w.shape)}"
             )
-        with borrowed(self._module, self.w):
+        with preserved_state(self._module, self.w):
             self.w.copy_(point)
-            return self.here(x, y)
+            return self.at_weights(x, y)
 
     def _rule_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         assert self._rule is not None
@@ -124,18 +130,18 @@ class Gradients:
         loss = self._rule.loss(self._job, outputs, self._features, y)
         return self._task_loss(outputs, y) if loss is None else loss
 
-    def _remember(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _store_features(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._features = inputs[0] if inputs else None
 
 
 class BatchGradient:
-    """grad(point) for one batch."""
+    """The function `grad(point)` for one batch, which rules get in `direction()`."""
 
     __slots__ = ("_first", "_key", "_owner", "_states", "_x", "_y")
 
     def __init__(self, owner: Gradients, x: Tensor, y: Tensor, key: Tensor | None) -> None:
         self._owner = owner
-        self._key = key  # the noise of this step, where the model drops anything
+        self._key = key  # the dropout key of this step, if the model has dropout
         self._x = x
         self._y = y
         self._first = True
@@ -144,41 +150,41 @@ class BatchGradient:
     def __call__(self, point: Tensor) -> Tensor:
         owner = self._owner
         if self._key is not None:
-            owner.masks.turn(self._key)
-        if owner.rewinds:
+            owner.masks.set_key(self._key)
+        if owner.repeats_draws:
             if self._states is None:
-                self._states = states(owner.sources)
+                self._states = get_states(owner.sources)
             else:
-                restore(owner.sources, self._states)
-        if self._first and (point is owner.w or _same(point, owner.w)):
+                set_states(owner.sources, self._states)
+        if self._first and (point is owner.w or _same_memory(point, owner.w)):
             self._first = False
-            return owner.here(self._x, self._y)
-        return owner.elsewhere(point, self._x, self._y)
+            return owner.at_weights(self._x, self._y)
+        return owner.at_point(point, self._x, self._y)
 
 
 @contextmanager
-def borrowed(module: nn.Module, w: Tensor) -> Iterator[None]:
-    """Whatever is done meanwhile to w and to the module's buffers is undone."""
-    kept = w.clone()
+def preserved_state(module: nn.Module, w: Tensor) -> Iterator[None]:
+    """Restore w and the module's buffers at the end of the context."""
+    saved = w.clone()
     statistics = [(m, name, b, b.clone()) for m in module.modules() for name, b in m._buffers.items() if b is not None]
     try:
         yield
     finally:
-        w.copy_(kept)
+        w.copy_(saved)
         for m, name, b, value in statistics:
-            m._buffers[name] = b  # a module may have put another tensor there
+            m._buffers[name] = b  # a module may have replaced the tensor
             b.copy_(value)
 
 
-def head(module: nn.Module, name: str | None = None) -> nn.Module:
-    """The module of that name; without a name the last that has parameters of its own."""
+def find_head(module: nn.Module, name: str | None = None) -> nn.Module:
+    """Return the module of this name; without a name, the last module that has its own parameters."""
     if name is not None:
         known: dict[str, nn.Module] = dict(module.named_modules())
         if name not in known:
-            raise unknown("module", name, filter(None, known))
+            raise unknown_name("module", name, filter(None, known))
         return known[name]
     return [m for m in module.modules() if any(p is not None for p in m._parameters.values())][-1]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _same_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape

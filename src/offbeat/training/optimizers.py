@@ -1,8 +1,8 @@
-"""Local optimizers on flat vectors, equal to torch.optim's.
+"""Local optimizers on flat vectors, with the results of torch.optim.
 
-A flat vector needs two or three passes over memory a step, whatever the number of tensors, where torch.optim pays for
-each tensor. All arithmetic is elementwise, so leading client dimensions need no care. A direction is never changed in
-place: the rule that made it may keep it.
+A step on one flat vector takes two or three operations, independent of the number of parameters. All arithmetic is
+elementwise, so vectors may have leading client dimensions. Directions are never changed in place, because the rule
+that returned one may still use it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from offbeat.core.jobs import Rate
 
 
-class SGD:
+class LocalSGD:
     __slots__ = ("_momentum", "_velocity", "_weight_decay")
 
     def __init__(self, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
@@ -28,7 +28,7 @@ class SGD:
             d = d.add(w, alpha=self._weight_decay)
         if self._momentum:
             if self._velocity is None:
-                self._velocity = d.clone()  # as torch does: the first velocity is the whole direction
+                self._velocity = d.clone()  # as in torch: the first velocity is the direction itself
             else:
                 self._velocity.mul_(self._momentum).add_(d)
             d = self._velocity
@@ -38,9 +38,9 @@ class SGD:
             w.add_(d, alpha=-lr)
 
 
-class Adam:
+class LocalAdam:
     __slots__ = ("_beta1", "_beta2", "_eps", "_mean", "_square", "_step", "_weight_decay")
-    decoupled: ClassVar[bool] = False  # does weight decay act on w itself, past the moments?
+    decoupled: ClassVar[bool] = False  # whether weight decay changes w directly instead of the gradient
 
     def __init__(
         self, weight_decay: float = 0.0, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
@@ -70,6 +70,6 @@ class Adam:
             w.addcdiv_(self._mean, deviation, value=-lr / unbias)
 
 
-class AdamW(Adam):
+class LocalAdamW(LocalAdam):
     __slots__ = ()
     decoupled: ClassVar[bool] = True

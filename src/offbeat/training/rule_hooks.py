@@ -1,5 +1,6 @@
-"""What a rule is asked once a job, before the first step and after the last, by whoever takes the steps of many jobs
-together. What it draws there comes from the job's own key.
+"""Call a rule's `begin()` and `end()` once per job when jobs are trained as a stack.
+
+Random numbers that a rule draws there come from the job's own key.
 """
 
 from __future__ import annotations
@@ -10,57 +11,57 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from offbeat.core.jobs import PLAIN, Job, Result
+from offbeat.core.jobs import PLAIN_RULE, Job, Result
 from offbeat.core.protocol import LocalRule
 from offbeat.training.gradient import overrides
 from offbeat.training.plan import Plan
-from offbeat.training.torch_generators import restore, seeded, states
+from offbeat.training.torch_state import get_states, seeded, set_states
 from offbeat.training.trainer import Trainer
 
 T = TypeVar("T")
 
 
-def is_asked(rule: LocalRule | None) -> bool:
+def has_hooks(rule: LocalRule | None) -> bool:
+    """Return whether a rule has its own `begin()` or `end()`."""
     return rule is not None and (overrides(rule, "begin") or overrides(rule, "end"))
 
 
-def attempted(work: Callable[..., T], *given: Any) -> T | Exception:
-    """What comes of it, or how it failed."""
+def try_call(work: Callable[..., T], *arguments: Any) -> T | Exception:
+    """Return the result of a call, or the exception it raised; lack of memory is raised."""
     try:
-        return work(*given)
+        return work(*arguments)
     except (MemoryError, torch.OutOfMemoryError):
-        raise  # the machine's trouble, not this client's
+        raise  # a problem of this machine, not of the client's job
     except Exception as error:
         return error
 
 
-class Asked:
-    """One job: its rule was asked at the beginning when this is made."""
+class RuleHooks:
+    """The hooks of one job's rule; `begin()` is called on creation."""
 
     def __init__(
         self, trainer: Trainer, sent: Job, sources: Sequence[torch.Generator], plan: Plan | None = None
     ) -> None:
-        self.plan = trainer.plan(trainer.own(sent)) if plan is None else plan
-        self.local = trainer.local_job(sent, self.plan.job, self.plan)
-        self._rule, self._sources = sent.work.rule or PLAIN, sources
-        self._drawn: list[Tensor] = []  # where its draws are then
+        self.plan = trainer.make_plan(trainer.prepare_job(sent)) if plan is None else plan
+        self.local_job = trainer.make_local_job(sent, self.plan.job, self.plan)
+        self._rule, self._sources = sent.work.rule or PLAIN_RULE, sources
+        self._drawn: list[Tensor] = []  # states of the generators after begin()
         if not overrides(self._rule, "begin"):
-            self.carry: Any = self._rule.begin(self.local)
+            self.carry: Any = self._rule.begin(self.local_job)
             return
-        with seeded(sources, self.plan.noise):
-            self.carry = self._rule.begin(self.local)
-            self._drawn = states(sources)
+        with seeded(sources, self.plan.noise_seed):
+            self.carry = self._rule.begin(self.local_job)
+            self._drawn = get_states(sources)
 
     def result(self, local: Tensor, carry: Any) -> Result:
-        """Of steps that ended there, with that carry."""
+        """Call `end()` and return the result of the job, whose steps ended at `local` with this carry."""
         extras, memory = self._end(local, carry)
         return Result(self.plan.job.ticket, local, self.plan.job.num_examples, self.plan.steps, extras, memory)
 
     def _end(self, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """The extras to upload, and the new memory."""
         if not overrides(self._rule, "end"):
-            return self._rule.end(self.local, local, carry)
-        with seeded(self._sources, self.plan.noise):
+            return self._rule.end(self.local_job, local, carry)
+        with seeded(self._sources, self.plan.noise_seed):
             if self._drawn:
-                restore(self._sources, self._drawn)
-            return self._rule.end(self.local, local, carry)
+                set_states(self._sources, self._drawn)
+            return self._rule.end(self.local_job, local, carry)

@@ -1,8 +1,8 @@
-"""How sensitive a model is to each of its parameters, on a calibration batch that all models share: FedPSA's probe.
+"""FedPSA's probe: the sensitivity of a model to each parameter, on a calibration batch that all models share.
 
-The module is a copy in eval mode and is only called through `functional_call`, with parameters and buffers handed in:
-neither it nor the vector keeps a trace. Per-sample gradients come from torch.func; a module it cannot handle (one that
-branches on values, say) is taken sample by sample. A chain of fully connected layers needs none of them.
+The module is a copy in eval mode, called only through `functional_call` with parameters and buffers as arguments, so
+neither the module nor the vector changes. Per-sample gradients come from torch.func, or from one backward pass per
+sample if a module does not support vmap. Chains of dense layers have a closed form.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from offbeat.core import draws
 from offbeat.core.errors import ConfigError
 from offbeat.core.strategies.fedpsa.sketch import Fisher, GaussianSketch
 from offbeat.core.vector import Layout
-from offbeat.training.client_data import ClientData, Pair, checked
-from offbeat.training.stacked.dense_chain import Chain
+from offbeat.training.client_data import ClientData, Pair, validate_examples
+from offbeat.training.stacked.dense_chain import DenseChain
 from offbeat.training.tasks import Loss, Task, as_task
-from offbeat.training.torch_generators import generators, seeded
+from offbeat.training.torch_state import device_generators, seeded
 
 Tensors = dict[str, Tensor]
 
-_AT_ONCE = 2**24  # entries of per-sample gradients held together
+_MAX_GRADIENT_ENTRIES = 2**24  # entries of per-sample gradients in memory at once
 
 
 class Sensitivity:
-    """sensitivity(vector) -> |g∘θ - ½F∘θ²| of a model's trainable entries (eq. 8 of the paper), in layout order."""
+    """Compute |g∘θ - ½F∘θ²| of a model's trainable entries (eq. 8 of the paper), in layout order."""
 
     def __init__(
         self, module: nn.Module, x: Tensor, y: Tensor, task: Task | Loss | None = None, fisher: Fisher = "sample"
     ) -> None:
-        self._x, self._y = checked(x, y, where="calibration data: ")
+        self._x, self._y = validate_examples(x, y, where="calibration data: ")
         self._task = as_task(task, self._y.dtype)
         self._fisher = fisher
         self._module = deepcopy(module).eval()
         self.layout = Layout.of(self._module)
-        self._sources = generators(self._x.device)
-        self._one_by_one = False  # this module is beyond vmap
-        self._chain = Chain.of(self._module, self.layout, self._task, ClientData.own([(self._x, self._y)]))
+        self._sources = device_generators(self._x.device)
+        self._vmap_failed = False
+        self._chain = DenseChain.for_module(
+            self._module, self.layout, self._task, ClientData.separate([(self._x, self._y)])
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sensitivity, (self._module, self._x, self._y, self._task, self._fisher)
@@ -59,12 +61,14 @@ class Sensitivity:
         return (g * theta - fisher * theta.square() / 2).abs()  # s = |∇F θ - ½ F_ii θ²|
 
     def gradient(self, vector: Tensor) -> Tensor:
-        """The gradient of the mean loss of the whole batch."""
+        """Return the gradient of the mean loss of the whole batch."""
         with torch.enable_grad(), seeded(self._sources, 0):
-            return torch.cat([part.flatten() for part in self._one(*self._split(vector.detach()), self._x, self._y)])
+            return torch.cat(
+                [part.flatten() for part in self._mean_gradient(*self._split(vector.detach()), self._x, self._y)]
+            )
 
     def _moments(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean over the samples of their gradients, and of the squares of those."""
+        """Return the means of the per-sample gradients and of their squares."""
         if self._chain is not None:
             total, squares = self._chain.moments(vector, self._x, self._y)
             return total / len(self._x), squares / len(self._x)
@@ -76,33 +80,32 @@ class Sensitivity:
         return total / len(self._x), squares / len(self._x)  # g = 1/m Σ ∇F_k, F = 1/m Σ (∇F_k)²
 
     def _per_sample(self, vector: Tensor) -> Iterator[list[Tensor]]:
-        """Gradients sample by sample, some samples at once: one tensor a parameter, samples first."""
+        """Yield per-sample gradients, block by block: one tensor per parameter, samples first."""
         params, buffers = self._split(vector)
-        chunk = max(1, _AT_ONCE // self.layout.num_params)
+        chunk = max(1, _MAX_GRADIENT_ENTRIES // self.layout.num_params)
         for x, y in zip(torch.split(self._x, chunk), torch.split(self._y, chunk), strict=True):
-            yield self._together(params, buffers, x, y) or self._apart(params, buffers, x, y)
+            yield self._vectorized(params, buffers, x, y) or self._sample_by_sample(params, buffers, x, y)
 
-    def _together(self, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> list[Tensor] | None:
-        if self._one_by_one:
+    def _vectorized(self, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> list[Tensor] | None:
+        if self._vmap_failed:
             return None
         try:
             each = vmap(grad(self._loss), in_dims=(None, None, 0, 0))
             gradients = each(params, buffers, x.unsqueeze(1), y.unsqueeze(1))
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        # whatever vmap does not like; what is wrong with the module itself shows when it is called plainly
-        except Exception:
-            self._one_by_one = True
+        except Exception:  # not supported by vmap; errors of the module itself show in the sample-by-sample path
+            self._vmap_failed = True
             return None
         return [gradients[name] for name in params]
 
-    def _apart(self, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> list[Tensor]:
+    def _sample_by_sample(self, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> list[Tensor]:
         with torch.enable_grad():
-            samples = [self._one(params, buffers, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+            samples = [self._mean_gradient(params, buffers, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
         return [torch.stack(parts) for parts in zip(*samples, strict=True)]
 
-    def _one(self, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of these examples' mean loss."""
+    def _mean_gradient(self, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient of the mean loss of these examples."""
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         loss = self._loss(leaves, buffers, x, y)
         return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -111,7 +114,7 @@ class Sensitivity:
         return self._task.loss(functional_call(self._module, (params, buffers), (x,)), y)
 
     def _split(self, vector: Tensor) -> tuple[Tensors, Tensors]:
-        """The vector as the module names it. All buffers are copies: a module may write into them."""
+        """Split the vector into parameters and buffers by name; buffers are copied, as modules may change them."""
         params = {s.name: vector[s.start : s.stop].view(s.shape) for s in self.layout.of_kind("param")}
         buffers = {name: b.detach().clone() for name, b in self._module.named_buffers()}
         for s in self.layout.slices:
@@ -121,51 +124,51 @@ class Sensitivity:
 
 
 class Probe:
-    """probe(model) -> its sketch. Clients and server hold the same one, so their sketches can be compared."""
+    """Compute the sketch of a model; clients and server use the same probe, so their sketches are comparable."""
 
     def __init__(
         self, layout: Layout, sketcher: GaussianSketch, seed: int, signal: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self._layout, self._sketcher, self._seed = layout, sketcher, seed
-        self._signal = signal or layout.trainable  # without a signal the parameters themselves are sketched
-        self._record: Callable[[Tensor], Tensor] | None = None  # on a GPU
+        self._signal = signal or layout.trainable  # default: sketch the parameters themselves
+        self._captured: Callable[[Tensor], Tensor] | None = None  # the same function as a CUDA graph
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = self._signal if isinstance(self._signal, Sensitivity) else None
-        return Probe, (self._layout, self._sketcher, self._seed, own)
+        signal = self._signal if isinstance(self._signal, Sensitivity) else None
+        return Probe, (self._layout, self._sketcher, self._seed, signal)
 
     def __call__(self, vector: Tensor) -> Tensor:
         if vector.dim() > 1:  # a stack of clients
-            return torch.stack([self(one) for one in vector])
-        if self._record is None and vector.device.type == "cuda":
-            held = self._sketcher.kept(self._layout.num_params, self._seed, vector.device)
-            self._record = Recorded(self._of, vector, held) if held is not None else self._of
-        return self._of(vector) if self._record is None else self._record(vector)
+            return torch.stack([self(row) for row in vector])
+        if self._captured is None and vector.device.type == "cuda":
+            blocks = self._sketcher.cached_blocks(self._layout.num_params, self._seed, vector.device)
+            self._captured = CapturedGraph(self._sketch, vector, blocks) if blocks is not None else self._sketch
+        return self._sketch(vector) if self._captured is None else self._captured(vector)
 
-    def _of(self, vector: Tensor) -> Tensor:
+    def _sketch(self, vector: Tensor) -> Tensor:
         return self._sketcher.sketch(self._signal(vector), self._seed)
 
 
-class Recorded:
-    """A function of one vector, captured as a CUDA graph: many small operations cost what one does."""
+class CapturedGraph:
+    """A function of one vector captured as a CUDA graph, which launches its many small operations at once."""
 
-    def __init__(self, work: Callable[[Tensor], Tensor], like: Tensor, held: list[Tensor]) -> None:
-        self._held = held  # what it reads must stay where it is
+    def __init__(self, work: Callable[[Tensor], Tensor], like: Tensor, constants: list[Tensor]) -> None:
+        self._constants = constants  # the graph reads their memory, so they must not be freed
         self._graph = torch.cuda.CUDAGraph()
-        self._given = like.clone()
+        self._input = like.clone()
         for _ in range(2):
-            work(self._given)  # whatever is made once is made before
+            work(self._input)  # warm up: create everything that is created once
         with torch.cuda.graph(self._graph):
-            self._found = work(self._given)
+            self._output = work(self._input)
 
     def __call__(self, vector: Tensor) -> Tensor:
-        self._given.copy_(vector)
+        self._input.copy_(vector)
         self._graph.replay()
-        return self._found.clone()
+        return self._output.clone()
 
 
 def make_probe(sketcher: GaussianSketch, module: nn.Module, data: ClientData, task: Task, seed: int) -> Probe:
-    """The probe a strategy's sketcher asks for, on this module and data of this kind."""
+    """Return the probe for a strategy's sketcher, this module and this kind of data."""
     layout = Layout.of(module)
     if sketcher.signal == "parameters":
         return Probe(layout, sketcher, seed)
@@ -175,11 +178,11 @@ def make_probe(sketcher: GaussianSketch, module: nn.Module, data: ClientData, ta
 
 
 def noise_batch(data: ClientData, size: int, seed: int) -> Pair:
-    """Nobody's data: inputs N(0, 1), the normalised input space; labels uniform over the classes, or N(0, 1)."""
-    x, y = data.take(next(iter(data.num_examples)), torch.tensor([0]))  # what an example looks like
+    """Return a random batch that belongs to no client: inputs N(0, 1), labels uniform over the classes or N(0, 1)."""
+    x, y = data.take(next(iter(data.num_examples)), torch.tensor([0]))  # for shape and dtype
     if not x.is_floating_point():
-        given = f"calibration = 'gaussian' makes real inputs, and this data has {x.dtype}"
-        raise ConfigError(f"{given}: use calibration = 'real'")
+        problem = f"calibration = 'gaussian' makes real inputs, but the data has {x.dtype}"
+        raise ConfigError(f"{problem}: use calibration = 'real'")
     g = draws.generator(seed, "calibration")
     inputs = torch.randn((size, *x.shape[1:]), generator=g, dtype=x.dtype)
     if data.num_classes is None:
@@ -190,9 +193,9 @@ def noise_batch(data: ClientData, size: int, seed: int) -> Pair:
 
 
 def real_batch(data: ClientData, size: int, seed: int) -> Pair:
-    """Training examples with their labels, drawn uniformly over all clients' without replacement."""
+    """Return training examples drawn uniformly from all clients without replacement."""
     clients, ends = list(data.num_examples), list(accumulate(data.num_examples.values()))
     drawn = torch.randperm(ends[-1], generator=draws.generator(seed, "calibration"))[:size].tolist()
-    places = [(bisect_right(ends, n), n) for n in drawn]  # whose n-th example of all it is
-    pairs = [data.take(clients[i], torch.tensor([n - ends[i] + data.size(clients[i])])) for i, n in places]
+    owners = [(bisect_right(ends, n), n) for n in drawn]  # index of the client that has example n
+    pairs = [data.take(clients[i], torch.tensor([n - ends[i] + data.size(clients[i])])) for i, n in owners]
     return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])

@@ -1,24 +1,33 @@
-"""What is learned: the loss that is descended and the metrics that are reported.
+"""Learning tasks: their losses and metrics, and the losses an experiment can choose.
 
-A batch gives rows of numbers, the rows of several batches (or clients) are put one below the other, and the scores
-are read off all of them: so the batch size changes nothing but rounding, and a score that is no mean over examples
-(balanced accuracy, concordance) can be had of any group of clients. docs/metrics.md has each formula.
+A task turns each batch into rows of numbers, and computes its metrics from the rows of all batches (or clients). So the
+batch size changes results by rounding only, and metrics that are not means over examples (balanced accuracy,
+concordance) can be computed for any group of clients. docs/metrics.md lists the formulas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import nan
+from math import isfinite, nan
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax, mse_loss, one_hot
 
-from offbeat.core.errors import DataError
-from offbeat.training import metric_formulas
-from offbeat.training.metric_formulas import Confusion
+from offbeat.core.errors import ConfigError, DataError, require
+from offbeat.training.metric_formulas import (
+    Confusion,
+    balanced_accuracy,
+    concordance,
+    cox_loss,
+    dice,
+    macro_f1,
+    macro_precision,
+    ratio,
+    smape,
+)
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, y) -> the mean loss of the batch, a scalar
 
@@ -29,33 +38,35 @@ class Metric:
     higher_is_better: bool
 
 
-LOSS, BALANCED = Metric("loss", False), Metric("balanced_acc", True)
+LOSS, BALANCED_ACCURACY = Metric("loss", False), Metric("balanced_acc", True)
 F1, PRECISION = Metric("f1", True), Metric("precision", True)
 
 
 @runtime_checkable
 class Task(Protocol):
-    metrics: ClassVar[tuple[Metric, ...]]  # the one a table shows comes after the loss
+    """A loss and metrics; `metrics` starts with the loss, followed by the main metric of tables."""
+
+    metrics: ClassVar[tuple[Metric, ...]]
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         ...
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """What `scores` needs of a batch: some rows of float64 numbers."""
+        """Return the float64 rows of a batch from which `scores` computes the metrics."""
         ...
 
     def scores(self, rows: Tensor) -> list[float]:
-        """The value of each metric, from the rows of all batches."""
+        """Return the value of each metric, from the rows of all batches."""
         ...
 
 
 @dataclass(frozen=True)
 class Classification:
-    """One label of several: cross entropy (or `criterion`) and accuracy. Outputs are logits (n, classes, ...)."""
+    """Classification: cross entropy (or `criterion`) and accuracy; outputs are logits (n, classes, ...)."""
 
     criterion: Loss | None = None
-    metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("acc", True), BALANCED, F1, PRECISION)
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("acc", True), BALANCED_ACCURACY, F1, PRECISION)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(outputs, y) if self.criterion is None else self.criterion(outputs, y)
@@ -64,16 +75,11 @@ class Classification:
         predicted, classes = outputs.argmax(1), outputs.shape[1]
         hit = predicted == y
         means = torch.stack([self.loss(outputs, y).double(), hit.double().mean()])
-        return _row(y, means, *(_count(labels, classes) for labels in (predicted[hit], predicted, y)))
+        return _make_row(y, means, *(_count_labels(labels, classes) for labels in (predicted[hit], predicted, y)))
 
     def scores(self, rows: Tensor) -> list[float]:
         counts = self.counts(rows)
-        balanced, f1, precision = (
-            metric_formulas.balanced_accuracy,
-            metric_formulas.macro_f1,
-            metric_formulas.macro_precision,
-        )
-        return [*_means(rows, 2), balanced(counts), f1(counts), precision(counts)]
+        return [*_means(rows, 2), balanced_accuracy(counts), macro_f1(counts), macro_precision(counts)]
 
     def counts(self, rows: Tensor) -> Confusion:
         return Confusion(*rows[:, 3:].sum(0).chunk(3))
@@ -87,13 +93,13 @@ class Regression:
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("mae", False), Metric("smape", False))
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        outputs = _like(outputs, y)
+        outputs = _match_shape(outputs, y)
         return mse_loss(outputs, y) if self.criterion is None else self.criterion(outputs, y)
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
-        outputs = _like(outputs, y)
+        outputs = _match_shape(outputs, y)
         error = (outputs - y).double().abs().mean()
-        return _row(y, torch.stack([self.loss(outputs, y).double(), error, metric_formulas.smape(outputs, y).mean()]))
+        return _make_row(y, torch.stack([self.loss(outputs, y).double(), error, smape(outputs, y).mean()]))
 
     def scores(self, rows: Tensor) -> list[float]:
         return [*_means(rows[:, :3], 2), *_means(rows[:, [0, 3]], 1)]
@@ -101,32 +107,32 @@ class Regression:
 
 @dataclass(frozen=True)
 class MultiLabel:
-    """Several labels at once: binary cross entropy (or `criterion`) and F1. Outputs: logits (n, labels); y: 0 or 1."""
+    """Several binary labels: binary cross entropy (or `criterion`) and F1; outputs are logits (n, labels), y 0 or 1."""
 
     criterion: Loss | None = None
-    metrics: ClassVar[tuple[Metric, ...]] = (LOSS, F1, PRECISION, Metric("recall", True), BALANCED)
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS, F1, PRECISION, Metric("recall", True), BALANCED_ACCURACY)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        outputs, y = _like(outputs, y), y.to(outputs.dtype)
+        outputs, y = _match_shape(outputs, y), y.to(outputs.dtype)
         return binary_cross_entropy_with_logits(outputs, y) if self.criterion is None else self.criterion(outputs, y)
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
-        predicted = (_like(outputs, y) > 0).long()  # a probability of more than one half
-        counts = (_count(labels.flatten(), 2) for labels in (predicted[predicted == y], predicted, y.long()))
-        return _row(y, self.loss(outputs, y).double().reshape(1), *counts)
+        predicted = (_match_shape(outputs, y) > 0).long()  # a probability above 0.5
+        counts = (_count_labels(labels.flatten(), 2) for labels in (predicted[predicted == y], predicted, y.long()))
+        return _make_row(y, self.loss(outputs, y).double().reshape(1), *counts)
 
     def scores(self, rows: Tensor) -> list[float]:
-        """All decisions of all labels in one pot (micro averages), as ASO-Fed's numbers are."""
-        counts = Confusion(*rows[:, 2:].sum(0).chunk(3))  # of no and yes
+        """Return micro averages, over all decisions of all labels, as in the ASO-Fed paper."""
+        counts = Confusion(*rows[:, 2:].sum(0).chunk(3))  # of the decisions 0 and 1
         yes = Confusion(*(count[1:] for count in counts))
-        precision, recall = metric_formulas.ratio(yes.hits, yes.predicted), metric_formulas.ratio(yes.hits, yes.actual)
-        f1 = metric_formulas.ratio(2 * yes.hits, yes.predicted + yes.actual)
-        return [*_means(rows, 1), float(f1), float(precision), float(recall), metric_formulas.balanced_accuracy(counts)]
+        precision, recall = ratio(yes.hits, yes.predicted), ratio(yes.hits, yes.actual)
+        f1 = ratio(2 * yes.hits, yes.predicted + yes.actual)
+        return [*_means(rows, 1), float(f1), float(precision), float(recall), balanced_accuracy(counts)]
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """A class a place: 1 - soft DICE (or `criterion`) and DICE. Outputs: logits (n, classes, ...), y (n, ...)."""
+    """Segmentation: 1 - soft DICE (or `criterion`) and DICE; outputs are logits (n, classes, ...), y (n, ...)."""
 
     criterion: Loss | None = None
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("dice", True))
@@ -134,13 +140,13 @@ class Segmentation:
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.criterion is not None:
             return self.criterion(outputs, y)
-        return 1 - metric_formulas.dice(outputs.softmax(1), _places(y, outputs.shape[1]).to(outputs.dtype)).mean()
+        return 1 - dice(outputs.softmax(1), _one_hot(y, outputs.shape[1]).to(outputs.dtype)).mean()
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
         predicted, classes = outputs.argmax(1), outputs.shape[1]
-        overlap = metric_formulas.dice(_places(predicted, classes).double(), _places(y, classes).double()).mean()
-        overlap = overlap.masked_fill(outputs.isnan().any(), nan)  # the largest of nan is whatever comes first
-        return _row(y, torch.stack([self.loss(outputs, y).double(), overlap]))
+        overlap = dice(_one_hot(predicted, classes).double(), _one_hot(y, classes).double()).mean()
+        overlap = overlap.masked_fill(outputs.isnan().any(), nan)  # argmax of nan would be an arbitrary class
+        return _make_row(y, torch.stack([self.loss(outputs, y).double(), overlap]))
 
     def scores(self, rows: Tensor) -> list[float]:
         return _means(rows, 2)
@@ -148,24 +154,24 @@ class Segmentation:
 
 @dataclass(frozen=True)
 class Survival:
-    """Who has the event earlier: Cox's partial likelihood and concordance. Outputs: log risks; y: (time, event)."""
+    """Survival analysis: Cox's partial likelihood and concordance; outputs are log risks, y is (time, event)."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("c_index", True))
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Only those in the batch are known to be at risk: a batch of one teaches nothing."""
-        return metric_formulas.cox(_like(outputs, y[:, 0]), y[:, 0], y[:, 1])
+        """Return the loss of a batch; the risk set is the batch, so a batch of one example has no gradient."""
+        return cox_loss(_match_shape(outputs, y[:, 0]), y[:, 0], y[:, 1])
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Everyone is compared with everyone, so everyone is kept."""
-        return torch.column_stack([_like(outputs, y[:, 0]), y]).double()
+        """Return all examples, because concordance compares all pairs."""
+        return torch.column_stack([_match_shape(outputs, y[:, 0]), y]).double()
 
     def scores(self, rows: Tensor) -> list[float]:
         risk, time, event = rows.unbind(1)
-        return [float(metric_formulas.cox(risk, time, event)), metric_formulas.concordance(risk, time, event)]
+        return [float(cox_loss(risk, time, event)), concordance(risk, time, event)]
 
 
-# what a data set says it is for -> the task
+# the `task` of a data set -> its class
 TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "regression": Regression,
@@ -175,15 +181,15 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def as_task(given: Task | Loss | None, labels: torch.dtype) -> Task:
-    """The task meant: a task as it is; of a bare loss, or nothing, the task that goes with the labels' dtype."""
-    if isinstance(given, Task):
-        return given
-    return Regression(given) if labels.is_floating_point else Classification(given)
+def as_task(task: Task | Loss | None, labels: torch.dtype) -> Task:
+    """Return a task unchanged; for a loss or None, return the task for the dtype of the labels."""
+    if isinstance(task, Task):
+        return task
+    return Regression(task) if labels.is_floating_point else Classification(task)
 
 
-def _row(y: Tensor, means: Tensor, *counts: Tensor) -> Tensor:
-    """(examples, the sum of each mean over them, counts): sums can be added up."""
+def _make_row(y: Tensor, means: Tensor, *counts: Tensor) -> Tensor:
+    """Return one row (examples, sums, counts), which can be added to the rows of other batches."""
     examples = torch.tensor([len(y)], dtype=torch.float64, device=means.device)
     return torch.cat([examples, means * len(y), *(c.double() for c in counts)])[None]
 
@@ -193,19 +199,72 @@ def _means(rows: Tensor, count: int) -> list[float]:
     return [value / examples for value in rows[:, 1 : 1 + count].contiguous().sum(0).tolist()]
 
 
-def _count(labels: Tensor, classes: int) -> Tensor:
+def _count_labels(labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(labels.flatten(), minlength=classes)[:classes]
 
 
-def _places(y: Tensor, classes: int) -> Tensor:
-    """(n, ...) of class numbers -> (n, classes, ...) of 0 and 1."""
+def _one_hot(y: Tensor, classes: int) -> Tensor:
+    """Convert class numbers (n, ...) to zeros and ones (n, classes, ...)."""
     return one_hot(y, classes).movedim(-1, 1)
 
 
-def _like(outputs: Tensor, y: Tensor) -> Tensor:
-    # (n, 1) against (n,) would broadcast to (n, n): every output compared with every target
+def _match_shape(outputs: Tensor, y: Tensor) -> Tensor:
+    # (n, 1) against (n,) would broadcast to (n, n), which compares every output with every target
     if outputs.shape == y.shape:
         return outputs
     if len(outputs) == len(y) and outputs.numel() == y.numel():
         return outputs.reshape(y.shape)
     raise DataError(f"outputs of shape {tuple(outputs.shape)} do not fit targets of shape {tuple(y.shape)}")
+
+
+class LossChoice(Protocol):
+    """The `loss` section of an experiment."""
+
+    def of(self, task: Task, num_classes: int | None) -> Task:
+        """Return the task with this loss."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskLoss:
+    """The default loss of the task, such as cross entropy or the squared error."""
+
+    def of(self, task: Task, num_classes: int | None) -> Task:
+        return task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Focal:
+    """Focal loss, which weights hard examples and rare classes: the mean of -w_y (1 - p_y)^gamma log p_y.
+
+    With gamma 0 and without weights this is cross entropy.
+    """
+
+    gamma: float = 2.0
+    weights: tuple[float, ...] = ()  # weight w of each class, in order; default: all 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", tuple(self.weights))  # experiment files give a list
+        # with gamma between 0 and 1 the gradient at p_y = 1 is infinity times zero
+        valid = isfinite(self.gamma) and (self.gamma == 0 or self.gamma >= 1)
+        require(valid, f"focal gamma = {self.gamma}: must be 0, or 1 or more")
+        valid = all(w >= 0 and isfinite(w) for w in self.weights) and (not self.weights or any(self.weights))
+        require(valid, f"focal weights = {self.weights}: 0 or more each, and not all 0")
+
+    def of(self, task: Task, num_classes: int | None) -> Task:
+        if not isinstance(task, Classification):
+            raise ConfigError(f"loss = focal is for classification, not for {type(task).__name__.lower()}: use task")
+        if self.weights and len(self.weights) != num_classes:
+            sizes = f"focal has {len(self.weights)} weights, the data {num_classes} classes"
+            raise ConfigError(f"{sizes}: give one weight per class")
+        return Classification(self)
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        log_p = log_softmax(outputs, 1).gather(1, y[:, None]).squeeze(1)
+        each = -((1 - log_p.exp()) ** self.gamma) * log_p
+        if self.weights:
+            each = each * torch.tensor(self.weights, dtype=each.dtype, device=each.device)[y]
+        return each.mean()
+
+
+LOSSES: dict[str, type[LossChoice]] = {"task": TaskLoss, "focal": Focal}

@@ -1,9 +1,7 @@
-"""Convolutions of a stack on a GPU without patches in memory: each product gathers them as it goes (Triton).
+"""Convolutions of a stack on a GPU without patches in memory: each product gathers its inputs (Triton).
 
-Patches of many channels are as many times the pictures as a kernel has places, and writing and reading them takes
-longer than the products. Products are of float32, each as three or six products of the parts that a GPU's matrix units
-take: as near to float64 as plain ones, at a multiple of their rate; with TF32 allowed, as one. `training/stacked/convolution.py`
-has the same with patches, for everything else; bench/gpu.py compares the two.
+Float32 products are computed as three or six products of parts that fit the GPU's matrix units, nearly as exact as
+float32; with TF32 allowed, as one. `training/stacked/convolution.py` is the general version with patches.
 """
 
 from __future__ import annotations
@@ -18,24 +16,24 @@ from triton.backends.nvidia.compiler import CUDAOptions
 
 # mypy: ignore-errors
 
-MANY = 1024  # programs that keep a GPU busy
-LEAST = 1024  # places at least in a part of the gradient's sum
-_KNOWN = getattr(CUDAOptions, "allowed_dot_input_precisions", ())  # to this version of Triton
+BUSY_PROGRAMS = 1024  # programs that keep a GPU busy
+MIN_POSITIONS_PER_PART = 1024  # places at least in a part of the gradient's sum
+_PRECISIONS = getattr(CUDAOptions, "allowed_dot_input_precisions", ())  # to this version of Triton
 
 
 _SIDES = ["rows", "HIGH", "WIDE", "HEIGHT", "WIDTH", "TAPS", "KW", "PH", "PW", "DH", "DW", "length"]  # one code for all
 
 
 @triton.jit(do_not_specialize=_SIDES[:-1])
-def _gathered(
+def _convolution_kernel(
     x, weight, bias, out, rows, HIGH, WIDE, HEIGHT, WIDTH, FROM, TO, TAPS, KW, PH, PW, DH, DW, of_client, of_tap,
     SH: tl.constexpr, SW: tl.constexpr, BACK: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[row, to] = sum over taps and channels of x[where the tap of this row lies, from] * weight[to, tap, from].
+    """Compute out[row, to] = sum over taps and channels of x[position of the tap, from] * weight[to, tap, from].
 
-    Rows are places of pictures of HIGH x WIDE, x is of HEIGHT x WIDTH. BACK: from where outputs lie to where inputs do,
-    for strides of one.
+    Rows are positions of images of HIGH x WIDE, x is of HEIGHT x WIDTH. BACK computes the gradient of the inputs, for
+    strides of one.
     """
     client = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(TO, BN)
@@ -69,12 +67,12 @@ def _gathered(
 
 
 @triton.jit(do_not_specialize=_SIDES)
-def _summed(
+def _weight_gradient_kernel(
     grad, x, out, rows, length, HIGH, WIDE, HEIGHT, WIDTH, FROM, TO, TAPS, KW, PH, PW, DH, DW,
     SH: tl.constexpr, SW: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[part, to, tap, from] = sum over the rows of this part of grad[row, to] * x[where the tap of it lies, from]"""
+    """Compute out[part, to, tap, from], the sum over a part's rows of grad[row, to] * x[position of the tap, from]."""
     client, part, parts = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.num_programs(2)
     blocks = tl.cdiv(FROM, BN)
     across = TAPS * blocks
@@ -103,15 +101,15 @@ def _summed(
     tl.store(out + at, total, mask=(to < TO)[:, None] & (c < FROM)[None, :])
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
-    """Do channels fill whole blocks, and do 32 bits say where an entry is?"""
+def is_supported(x: Tensor, weight: Tensor) -> bool:
+    """Return whether the channels fill whole blocks and positions fit into 32 bits."""
     _, to, channels = weight.shape[:3]
     largest = x[0].numel() // channels * max(to, channels)
     return x.dtype == torch.float32 and to % 64 == 0 and channels % 64 == 0 and largest < 2**31 - 2**20
 
 
-def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, g: Any) -> Tensor:
-    """x (clients, n, height, width, channels), weight (clients, out, channels, *kernel)."""
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, g: Any) -> Tensor:
+    """Convolve x (clients, n, height, width, channels) with weight (clients, out, channels, *kernel)."""
     clients, n, height, width, _ = x.shape
     out = x.new_empty((clients, n, g.out(height, 0), g.out(width, 1), weight.shape[1]))
     flat = weight.flatten(3).transpose(2, 3).contiguous()  # (clients, out, kernel, channels): summed over what is near
@@ -119,8 +117,8 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, g: Any) -> Tensor:
     return out
 
 
-def put_back(grad: Tensor, weight: Tensor, shape: torch.Size, g: Any) -> Tensor:
-    """The gradient of the inputs, for strides of one."""
+def input_gradient(grad: Tensor, weight: Tensor, shape: torch.Size, g: Any) -> Tensor:
+    """Return the gradient of the inputs, for strides of one."""
     out = grad.new_empty(shape)
     _launch(grad, weight.flatten(3).permute(0, 2, 3, 1).contiguous(), None, out, g, back=True)
     return out
@@ -129,50 +127,51 @@ def put_back(grad: Tensor, weight: Tensor, shape: torch.Size, g: Any) -> Tensor:
 def _launch(x: Tensor, flat: Tensor, bias: Tensor | None, out: Tensor, g: Any, back: bool) -> None:
     clients, n, high, wide, to = out.shape
     rows = n * high * wide
-    bm, bn, bk, warps, stages = tiles(to)
-    _gathered[(triton.cdiv(rows, bm) * triton.cdiv(to, bn), clients)](
+    bm, bn, bk, warps, stages = block_sizes(to)
+    _convolution_kernel[(triton.cdiv(rows, bm) * triton.cdiv(to, bn), clients)](
         x, flat, x if bias is None else bias, out, rows, high, wide, *x.shape[2:], to,
         g.kernel[0] * g.kernel[1], g.kernel[1], *g.padding, *g.dilation, flat.stride(0), flat.stride(1),
-        *g.stride, back, bias is not None, precision(), bm, bn, bk, num_warps=warps, num_stages=stages,
+        *g.stride, back, bias is not None, input_precision(), bm, bn, bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
-def weights(grad: Tensor, x: Tensor, g: Any) -> Tensor:
-    """The gradient of the weights, (clients, out, kernel x channels)."""
+def weight_gradient(grad: Tensor, x: Tensor, g: Any) -> Tensor:
+    """Return the gradient of the weights, (clients, out, kernel x channels)."""
     clients, n, high, wide, to = grad.shape
     rows, channels, taps = n * high * wide, x.shape[-1], g.kernel[0] * g.kernel[1]
-    exactly = precision_of_sums()
-    bm, bn, bk, warps, stages = tiles_of_sums(to, exactly)
+    exactly = gradient_precision()
+    bm, bn, bk, warps, stages = gradient_block_sizes(to, exactly)
     tiles = triton.cdiv(to, bm) * taps * triton.cdiv(channels, bn)
-    parts = max(1, min(rows // LEAST, -(-MANY // (tiles * clients))))
+    parts = max(1, min(rows // MIN_POSITIONS_PER_PART, -(-BUSY_PROGRAMS // (tiles * clients))))
     length = -(-rows // parts)
     length = -(-length // bk) * bk
     parts = -(-rows // length)
     out = x.new_empty((clients, parts, to, taps * channels))
-    _summed[(tiles, clients, parts)](
+    _weight_gradient_kernel[(tiles, clients, parts)](
         grad, x, out, rows, length, high, wide, *x.shape[2:], to, taps, g.kernel[1], *g.padding, *g.dilation,
         *g.stride, exactly, bm, bn, bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out[:, 0] if parts == 1 else out.sum(1)
 
 
-def tiles(to: int) -> tuple[int, int, int, int, int]:
-    """(rows, columns, depth of a block, warps, stages)"""
+def block_sizes(to: int) -> tuple[int, int, int, int, int]:
+    """Return rows, columns and depth of a block, warps and stages."""
     return (128, 128, 32, 8, 3) if to > 64 else (256, 64, 32, 8, 3)
 
 
-def tiles_of_sums(to: int, exactly: str) -> tuple[int, int, int, int, int]:
+def gradient_block_sizes(to: int, exactly: str) -> tuple[int, int, int, int, int]:
     if exactly == "bf16x6":
         return (128, 64, 32, 8, 3) if to > 64 else (64, 64, 32, 4, 3)
     return (128, 64, 32, 4, 3) if to > 64 else (64, 64, 32, 2, 3)
 
 
-def precision() -> str:
+def input_precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
-def precision_of_sums() -> str:
-    """Here the first matrix lies across: matrix units take it so in 16 bits, and in 32 only after it was turned. Six
-    products of three parts each are then quicker than three of two (by a fifth), and no less exact.
+def gradient_precision() -> str:
+    """Return the precision of products whose first matrix is transposed.
+
+    Matrix units transpose only 16-bit operands: six products of three 16-bit parts are 20 % faster than three of two.
     """
-    return "bf16x6" if precision() == "tf32x3" and "bf16x6" in _KNOWN else precision()
+    return "bf16x6" if input_precision() == "tf32x3" and "bf16x6" in _PRECISIONS else input_precision()

@@ -1,10 +1,9 @@
-"""Training of a stack as one program on a device: memory that stays, one step that is recorded and played again.
+"""Train a stack as one program with fixed memory: a step is captured as a CUDA graph and replayed.
 
-What a step needs (which examples, how many, rates, the noise of dropout) is put into fixed places for many steps at
-once; the step finds its own by a counter on the device, so that playing it again takes nothing from the host. On a
-GPU the step is captured as a CUDA graph, elsewhere it is called. Batches shorter than the longest are filled up, and
-what fills them has no weight: this needs a loss that is a mean over examples, and a model in which these meet nowhere
-but in BatchNorm, which counts those of the batch. Clients that are done move no further: their rate is zero.
+The inputs of many steps (examples, sizes, rates, dropout keys) are copied to the device at once, and a counter on the
+device selects the step, so a replay needs nothing from the host. Shorter batches are padded with weight zero. This
+requires a loss that is a mean over examples, and a model in which only BatchNorm combines examples. Finished clients
+have rate zero. On other devices the step is called directly.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from offbeat.core.jobs import column
+from offbeat.core.jobs import to_column
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.core.vector import Layout
 from offbeat.training.dropout import step_keys
-from offbeat.training.stacked.batch_order import Orders
+from offbeat.training.stacked.batch_order import BatchOrder
 from offbeat.training.stacked.layers import Forward
-from offbeat.training.stacked.masked_batch_norm import Batch
-from offbeat.training.torch_generators import generators, restore, states
+from offbeat.training.stacked.masked_batch_norm import BatchMask
+from offbeat.training.torch_state import device_generators, get_states, set_states
 from offbeat.training.trainer import Training
 
 SEGMENT = 64  # steps whose examples are put in place at once
@@ -32,8 +31,8 @@ SEGMENT = 64  # steps whose examples are put in place at once
 Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of single examples -> the loss of each
 
 
-class Program:
-    """One form of stack: so many clients, batches of so many examples, one rule. `run` trains up to so many jobs."""
+class GraphProgram:
+    """A recorded program for one number of clients, batch size and rule; `run` trains up to that many jobs."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Program:
         self._job: LocalJob | None = None  # stacked, in fixed places
         self._carry: Any = None
         self.w = torch.zeros((clients, layout.num_params), dtype=dtype, device=device)
-        self._moments = [torch.zeros_like(self.w) for _ in range(_moments(training))]
+        self._moments = [torch.zeros_like(self.w) for _ in range(_count_moments(training))]
         self._statistics = {  # of BatchNorm
             # a server's mean of counters need not be whole; a module's counter is
             s.name: self.w.new_zeros((clients, *s.shape), dtype=torch.int64 if s.kind == "counter" else None)
@@ -75,17 +74,15 @@ class Program:
         }
 
     def run(
-        self, job: LocalJob, carry: Any, rates: Sequence[float], noise: Sequence[int], orders: Orders
+        self, job: LocalJob, carry: Any, rates: Sequence[float], noise: Sequence[int], orders: BatchOrder
     ) -> tuple[Tensor, Any]:
-        """Where the jobs end, a whole vector each, and the carry of the stack. Everything given is of as many clients
-        as this has; those who have no steps stand still.
-        """
-        self._enter(job, carry, rates)
+        """Return final vectors and carry; inputs are padded to `self.clients`, and padded rows take no steps."""
+        self._load_inputs(job, carry, rates)
         if noise:
             self._noise.copy_(torch.tensor(noise), non_blocking=True)
         for first in range(0, orders.most, SEGMENT):
             some = min(SEGMENT, orders.most - first)
-            chosen, sizes = orders.at(first, some, self.batch)
+            chosen, sizes = orders.batch_rows(first, some, self.batch)
             self._rows[:some].copy_(chosen)
             self._sizes[:some].copy_(sizes)
             self._at.zero_()
@@ -93,9 +90,9 @@ class Program:
                 self._record()
             for _ in range(some):
                 self._graph()
-        return self._ends(), self._carry
+        return self._final_vectors(), self._carry
 
-    def _ends(self) -> Tensor:
+    def _final_vectors(self) -> Tensor:
         if not self._statistics:
             return self.w
         assert self._job is not None
@@ -105,26 +102,26 @@ class Program:
                 ends[:, s.start : s.stop] = self._statistics[s.name].view(self.clients, -1)
         return ends
 
-    def _enter(self, job: LocalJob, carry: Any, rates: Sequence[float]) -> None:
+    def _load_inputs(self, job: LocalJob, carry: Any, rates: Sequence[float]) -> None:
         if self._job is None:
             self._job, self._carry = job, carry
         else:
-            held, given = _tensors(self._job), _tensors(job)
-            for place, value in zip(held, given, strict=True):
+            places, new = _tensors(self._job), _tensors(job)
+            for place, value in zip(places, new, strict=True):
                 place.copy_(value)
-            self._carry = _copied(self._carry, carry)
+            self._carry = _copy_values(self._carry, carry)
         self.w.copy_(self._job.start)
         for s in self._layout.slices:
             if s.kind != "param":
                 self._statistics[s.name].copy_(self._job.base[:, s.start : s.stop].view(-1, *s.shape))
-        self._lr.copy_(column(rates, self.w))
+        self._lr.copy_(to_column(rates, self.w))
         self._step.zero_()
         for moment in self._moments:
             moment.zero_()
 
     # ------------------------------------------------------------ one step
 
-    def _once(self) -> None:
+    def _run_step(self) -> None:
         assert self._job is not None
         job, rule = self._job, self._rule
         chosen = self._rows.index_select(0, self._at).view(-1)
@@ -137,7 +134,7 @@ class Program:
 
         def gradient(point: Tensor) -> Tensor:
             nonlocal seen
-            batch = Batch(sizes, self.batch, self._statistics)
+            batch = BatchMask(sizes, self.batch, self._statistics)
             # a leaf for each: the gradient of a part of one vector would be as long as the whole
             params = {
                 s.name: point[:, s.start : s.stop].detach().view(-1, *s.shape).requires_grad_()
@@ -149,17 +146,19 @@ class Program:
                 grads = torch.autograd.grad((each * weights).sum(), list(params.values()), materialize_grads=True)
             if not seen and point.data_ptr() == self.w.data_ptr() and point.shape == self.w.shape:
                 seen = True  # the step's own: statistics move, as in training/gradient.py
-                _copied(self._statistics, batch.statistics, active)
+                _copy_values(self._statistics, batch.statistics, active)
             return torch.cat([grad.flatten(1) for grad in grads], 1)
 
         d, after = rule.direction(job, self.w, gradient, self._carry)
-        self._move(torch.where(active > 0, d, 0.0), self._lr * active)  # nothing, where a rule divides it by nothing
-        self._carry = _copied(self._carry, after, active)
+        self._apply_direction(
+            torch.where(active > 0, d, 0.0), self._lr * active
+        )  # nothing, where a rule divides it by nothing
+        self._carry = _copy_values(self._carry, after, active)
         self._at.add_(1)
         self._step.add_(1)
 
-    def _move(self, d: Tensor, lr: Tensor) -> None:
-        """The optimizers of training/optimizers.py, for a rate that is zero for those who are done."""
+    def _apply_direction(self, d: Tensor, lr: Tensor) -> None:
+        """Apply the optimizers of training/optimizers.py, with rate zero for finished clients."""
         training, w = self._training, self.w
         decay = training.weight_decay
         if training.optimizer == "sgd":
@@ -182,44 +181,42 @@ class Program:
         w.addcdiv_(mean * (lr / unbias.to(w.dtype)), deviation, value=-1)
 
     def _record(self) -> None:
-        """Capture the step, where the device can; it is tried before, which must leave no trace."""
-        kept, sources = [tensor.clone() for tensor in self._moving()], generators(self.w.device)
-        before = states(sources)
+        """Capture the step if the device supports it, after a warm-up run whose effects are undone."""
+        saved, sources = [tensor.clone() for tensor in self._changed_tensors()], device_generators(self.w.device)
+        before = get_states(sources)
         if self.w.device.type != "cuda":
-            self._once()
-            self._put_back(kept)
+            self._run_step()
+            self._restore(saved)
             self._same(sources, before)
-            self._graph = self._once
+            self._graph = self._run_step
             return
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._once()  # whatever is made once is made
-            self._unwatched()
+            self._run_step()  # whatever is made once is made
+            self._unrecorded()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
-                self._once()
+                self._run_step()
         except Exception as error:
-            _closed()
-            if short_of_memory(error):
+            _end_failed_capture()
+            if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(str(error)) from None
             raise CannotRecord(f"its step cannot be captured ({str(error).splitlines()[0]})") from None
-        self._put_back(kept)
+        self._restore(saved)
         self._same(sources, before)
         self._graph = graph.replay
 
-    def _unwatched(self) -> None:
-        """A step in which the host looks at no value: a graph could not be captured, and a capture that breaks off
-        leaves torch's generators in disorder.
-        """
+    def _unrecorded(self) -> None:
+        """Check that a step does not synchronize with the host: a failed capture would break torch's generators."""
         before = torch.cuda.get_sync_debug_mode()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that it does not notice everything
                 torch.cuda.set_sync_debug_mode("error")
-            self._once()
+            self._run_step()
         except RuntimeError as error:
             if "synchronizing" not in str(error):
                 raise
@@ -228,16 +225,16 @@ class Program:
             torch.cuda.set_sync_debug_mode(before)
 
     def _same(self, sources: list[torch.Generator], before: list[Tensor]) -> None:
-        if not all(map(torch.equal, before, states(sources))):
-            restore(sources, before)
+        if not all(map(torch.equal, before, get_states(sources))):
+            set_states(sources, before)
             raise CannotRecord("its rule draws at every step")
 
-    def _put_back(self, kept: list[Tensor]) -> None:
-        for tensor, value in zip(self._moving(), kept, strict=True):
+    def _restore(self, saved: list[Tensor]) -> None:
+        for tensor, value in zip(self._changed_tensors(), saved, strict=True):
             tensor.copy_(value)
 
-    def _moving(self) -> list[Tensor]:
-        """What a step changes."""
+    def _changed_tensors(self) -> list[Tensor]:
+        """Return the tensors that a step changes."""
         carried = [leaf for leaf in tree_flatten(self._carry)[0] if isinstance(leaf, Tensor)]
         return [self.w, self._at, self._step, *self._moments, *self._statistics.values(), *carried]
 
@@ -245,7 +242,7 @@ class Program:
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
-def _moments(training: Training) -> int:
+def _count_moments(training: Training) -> int:
     if training.optimizer == "sgd":
         return 1 if training.momentum else 0
     return 2
@@ -256,14 +253,14 @@ def _tensors(job: LocalJob) -> list[Tensor]:
     return [job.base, job.start, *lr, *job.extras.values(), *job.memory.values()]
 
 
-def _copied(into: Any, values: Any, active: Tensor | None = None) -> Any:
-    """The places of `into`, with these values (of those who are active); what is no tensor has to stay what it is."""
+def _copy_values(into: Any, values: Any, active: Tensor | None = None) -> Any:
+    """Copy values into existing tensors, for active rows only; other values must stay equal."""
     places, shape = tree_flatten(into)
-    given, other = tree_flatten(values)
+    new, other = tree_flatten(values)
     if shape != other:
         raise CannotRecord("its rule's carry changes its form")
     moved = []  # all of it before any place is written: a value may be what stands in another
-    for place, value in zip(places, given, strict=True):
+    for place, value in zip(places, new, strict=True):
         if not isinstance(place, Tensor):
             if place != value:
                 raise CannotRecord("its rule counts in plain numbers")
@@ -276,15 +273,15 @@ def _copied(into: Any, values: Any, active: Tensor | None = None) -> Any:
     return tree_unflatten(places, shape)
 
 
-def _closed() -> None:
-    """After a capture that broke off: another one, of nothing much, puts torch's generators in order again."""
+def _end_failed_capture() -> None:
+    """Repair torch's generators after a failed capture with another, empty capture."""
     torch.cuda.synchronize()
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")
 
 
-def short_of_memory(error: BaseException | None) -> bool:
-    """Was that the trouble, or what began it? A capture that breaks off complains of that."""
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether lack of memory caused the error; a failed capture reports it as a cause."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True
@@ -293,4 +290,4 @@ def short_of_memory(error: BaseException | None) -> bool:
 
 
 class CannotRecord(Exception):
-    """Why a step cannot be played again."""
+    """Raised with the reason if a step cannot be captured."""

@@ -1,8 +1,7 @@
-"""GroupNorm and BatchNorm of a stack on a GPU, every client its own scale and shift: two passes over memory forward,
-three backward, and what often follows them (something added, nothing below zero) in the same passes.
+"""GroupNorm and BatchNorm of a stack on a GPU with separate scale and shift per client (Triton).
 
-For pictures (clients, examples, height, width, channels), as convolutions of stacks give and take them; torch's own
-wants channels first, and scale and shift would be passes of their own. Compared with torch's by bench/gpu.py.
+Two passes over memory forward and three backward, including an optional addition and ReLU. Images have the shape
+(clients, examples, height, width, channels).
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ def _forward(
     ADDED: tl.constexpr, RELU: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     group, n = tl.program_id(0) % groups, tl.program_id(0) // groups
-    c, own = tl.arange(0, WIDTH), tl.arange(0, WIDTH) < EACH
+    c, inside = tl.arange(0, WIDTH), tl.arange(0, WIDTH) < EACH
     base = n.to(tl.int64) * places * channels + group * EACH
     zero = tl.zeros((ROWS, WIDTH), dtype=x.dtype.element_ty)
     total = zero
     for first in range(0, places, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < places)[:, None] & own[None, :]
+        mask = (row < places)[:, None] & inside[None, :]
         total += tl.load(x + base + row[:, None] * channels + c[None, :], mask=mask, other=0.0)
     mean = tl.sum(tl.sum(total, 1), 0) / (places * EACH)
     total = zero
     for first in range(0, places, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < places)[:, None] & own[None, :]
+        mask = (row < places)[:, None] & inside[None, :]
         apart = tl.load(x + base + row[:, None] * channels + c[None, :], mask=mask, other=0.0) - mean
         total += tl.where(mask, apart * apart, 0.0)
     scale = 1 / tl.sqrt(tl.sum(tl.sum(total, 1), 0) / (places * EACH) + eps)
     tl.store(means + tl.program_id(0), mean)
     tl.store(scales + tl.program_id(0), scale)
     at = n // examples * channels + group * EACH + c
-    w, b = tl.load(weight + at, mask=own, other=0.0), tl.load(bias + at, mask=own, other=0.0)
+    w, b = tl.load(weight + at, mask=inside, other=0.0), tl.load(bias + at, mask=inside, other=0.0)
     for first in range(0, places, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < places)[:, None] & own[None, :]
+        mask = (row < places)[:, None] & inside[None, :]
         where = base + row[:, None] * channels + c[None, :]
         value = (tl.load(x + where, mask=mask, other=0.0) - mean) * scale * w[None, :] + b[None, :]
         if ADDED:
@@ -59,46 +58,47 @@ def _forward(
 
 @triton.jit
 def _backward(
-    grad, x, made, weight, means, scales, out, of_added, of_weight, of_bias, examples, places, channels, groups,
+    grad, x, output, weight, means, scales, out, of_added, of_weight, of_bias, examples, places, channels, groups,
     ADDED: tl.constexpr, RELU: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     group, n = tl.program_id(0) % groups, tl.program_id(0) // groups
-    c, own = tl.arange(0, WIDTH), tl.arange(0, WIDTH) < EACH
+    c, inside = tl.arange(0, WIDTH), tl.arange(0, WIDTH) < EACH
     base = n.to(tl.int64) * places * channels + group * EACH
     mean, scale = tl.load(means + tl.program_id(0)), tl.load(scales + tl.program_id(0))
     plain = tl.zeros((ROWS, WIDTH), dtype=x.dtype.element_ty)
     along = tl.zeros((ROWS, WIDTH), dtype=x.dtype.element_ty)
     for first in range(0, places, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < places)[:, None] & own[None, :]
+        mask = (row < places)[:, None] & inside[None, :]
         where = base + row[:, None] * channels + c[None, :]
         g = tl.load(grad + where, mask=mask, other=0.0)
         if RELU:
-            g = tl.where(tl.load(made + where, mask=mask, other=0.0) <= 0, 0.0, g)
+            g = tl.where(tl.load(output + where, mask=mask, other=0.0) <= 0, 0.0, g)
         if ADDED:
             tl.store(of_added + where, g, mask=mask)
         plain += g
         along += g * (tl.load(x + where, mask=mask, other=0.0) - mean) * scale
     shift, slope = tl.sum(plain, 0), tl.sum(along, 0)  # of each channel
     at = n.to(tl.int64) * channels + group * EACH + c
-    tl.store(of_bias + at, shift, mask=own)
-    tl.store(of_weight + at, slope, mask=own)
-    w = tl.load(weight + n // examples * channels + group * EACH + c, mask=own, other=0.0)
+    tl.store(of_bias + at, shift, mask=inside)
+    tl.store(of_weight + at, slope, mask=inside)
+    w = tl.load(weight + n // examples * channels + group * EACH + c, mask=inside, other=0.0)
     shift_all, slope_all = tl.sum(shift * w, 0) / (places * EACH), tl.sum(slope * w, 0) / (places * EACH)
     for first in range(0, places, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < places)[:, None] & own[None, :]
+        mask = (row < places)[:, None] & inside[None, :]
         where = base + row[:, None] * channels + c[None, :]
         g = tl.load(grad + where, mask=mask, other=0.0)
         if RELU:
-            g = tl.where(tl.load(made + where, mask=mask, other=0.0) <= 0, 0.0, g)
+            g = tl.where(tl.load(output + where, mask=mask, other=0.0) <= 0, 0.0, g)
         value = (tl.load(x + where, mask=mask, other=0.0) - mean) * scale
         tl.store(out + where, scale * (g * w[None, :] - shift_all - value * slope_all), mask=mask)
 
 
 class GroupNorm(torch.autograd.Function):
-    """x (clients, examples, height, width, channels), weight and bias (clients, channels); to what comes out, something
-    of the shape of x may be added, and what is then below zero cut off.
+    """Normalize x (clients, examples, height, width, channels) with weight and bias (clients, channels).
+
+    Optionally adds a tensor of the shape of x to the result and applies ReLU.
     """
 
     @staticmethod
@@ -122,13 +122,13 @@ class GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, means, scales, *made = ctx.saved_tensors
+        x, weight, means, scales, *output = ctx.saved_tensors
         clients, examples, *_, channels = x.shape
         out, of_weight = torch.empty_like(x), x.new_empty((clients, examples, channels))
         of_bias = torch.empty_like(of_weight)
         of_added = torch.empty_like(x) if ctx.ways[0] else None
         _backward[(len(means),)](
-            grads[0].contiguous(), x, made[0] if made else x, weight, means, scales, out,
+            grads[0].contiguous(), x, output[0] if output else x, weight, means, scales, out,
             out if of_added is None else of_added, of_weight, of_bias, *ctx.sides, *ctx.ways,
         )  # fmt: skip
         return out, of_weight.sum(1), of_bias.sum(1), of_added, None, None, None
@@ -141,8 +141,8 @@ def _blocks(each: int) -> tuple[int, int, int]:
 
 # ---------------------------------------------------------------- over a batch
 
-MANY = 8192  # entries that are looked at together, where there are fewer programs than a GPU has room for
-ACROSS = 16  # channels of a program
+LARGE_BLOCK = 8192  # entries that are looked at together, where there are fewer programs than a GPU has room for
+CHANNELS_PER_PROGRAM = 16  # channels of a program
 
 
 @triton.jit
@@ -150,33 +150,33 @@ def _batch_forward(
     x, weight, bias, added, out, means, variances, sizes, rows, places, channels, eps,
     ADDED: tl.constexpr, RELU: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Of the rows of a client, (examples x places), those of the examples that count make up mean and variance."""
+    """Compute mean and variance over the examples that count, from each client's rows (examples x positions)."""
     client = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    own, base = c < channels, client * rows * channels
+    inside, base = c < channels, client * rows * channels
     counted = (tl.load(sizes + client) * places).to(tl.int32)
     zero = tl.zeros((ROWS, WIDTH), dtype=x.dtype.element_ty)
     total = zero
     for first in range(0, counted, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < counted)[:, None] & own[None, :]
+        mask = (row < counted)[:, None] & inside[None, :]
         total += tl.load(x + base + row[:, None] * channels + c[None, :], mask=mask, other=0.0)
     mean = tl.sum(total, 0) / counted
     total = zero
     for first in range(0, counted, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < counted)[:, None] & own[None, :]
+        mask = (row < counted)[:, None] & inside[None, :]
         apart = tl.load(x + base + row[:, None] * channels + c[None, :], mask=mask, other=0.0) - mean[None, :]
         total += tl.where(mask, apart * apart, 0.0)
     variance = tl.sum(total, 0) / counted
     at = client * channels + c
-    tl.store(means + at, mean, mask=own)
-    tl.store(variances + at, variance, mask=own)
-    slope = tl.load(weight + at, mask=own, other=0.0) / tl.sqrt(variance + eps)
-    shift = tl.load(bias + at, mask=own, other=0.0)
+    tl.store(means + at, mean, mask=inside)
+    tl.store(variances + at, variance, mask=inside)
+    slope = tl.load(weight + at, mask=inside, other=0.0) / tl.sqrt(variance + eps)
+    shift = tl.load(bias + at, mask=inside, other=0.0)
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < rows)[:, None] & own[None, :]
+        mask = (row < rows)[:, None] & inside[None, :]
         where = base + row[:, None] * channels + c[None, :]
         value = (tl.load(x + where, mask=mask, other=0.0) - mean[None, :]) * slope[None, :] + shift[None, :]
         if ADDED:
@@ -188,48 +188,49 @@ def _batch_forward(
 
 @triton.jit
 def _batch_backward(
-    grad, x, made, weight, means, variances, sizes, out, of_added, of_weight, of_bias, rows, places, channels, eps,
+    grad, x, output, weight, means, variances, sizes, out, of_added, of_weight, of_bias, rows, places, channels, eps,
     ADDED: tl.constexpr, RELU: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    own, base = c < channels, client * rows * channels
+    inside, base = c < channels, client * rows * channels
     counted = (tl.load(sizes + client) * places).to(tl.int32)
     at = client * channels + c
-    mean = tl.load(means + at, mask=own, other=0.0)
-    scale = 1 / tl.sqrt(tl.load(variances + at, mask=own, other=1.0) + eps)
+    mean = tl.load(means + at, mask=inside, other=0.0)
+    scale = 1 / tl.sqrt(tl.load(variances + at, mask=inside, other=1.0) + eps)
     plain = tl.zeros((ROWS, WIDTH), dtype=x.dtype.element_ty)
     along = tl.zeros((ROWS, WIDTH), dtype=x.dtype.element_ty)
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < rows)[:, None] & own[None, :]
+        mask = (row < rows)[:, None] & inside[None, :]
         where = base + row[:, None] * channels + c[None, :]
         g = tl.load(grad + where, mask=mask, other=0.0)
         if RELU:
-            g = tl.where(tl.load(made + where, mask=mask, other=0.0) <= 0, 0.0, g)
+            g = tl.where(tl.load(output + where, mask=mask, other=0.0) <= 0, 0.0, g)
         if ADDED:
             tl.store(of_added + where, g, mask=mask)
         plain += g
         along += g * (tl.load(x + where, mask=mask, other=0.0) - mean[None, :])
     shift, slope = tl.sum(plain, 0), tl.sum(along, 0) * scale
-    tl.store(of_bias + at, shift, mask=own)
-    tl.store(of_weight + at, slope, mask=own)
-    w = tl.load(weight + at, mask=own, other=0.0) * scale
+    tl.store(of_bias + at, shift, mask=inside)
+    tl.store(of_weight + at, slope, mask=inside)
+    w = tl.load(weight + at, mask=inside, other=0.0) * scale
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)
-        mask = (row < rows)[:, None] & own[None, :]
+        mask = (row < rows)[:, None] & inside[None, :]
         where = base + row[:, None] * channels + c[None, :]
         g = tl.load(grad + where, mask=mask, other=0.0)
         if RELU:
-            g = tl.where(tl.load(made + where, mask=mask, other=0.0) <= 0, 0.0, g)
+            g = tl.where(tl.load(output + where, mask=mask, other=0.0) <= 0, 0.0, g)
         normal = (tl.load(x + where, mask=mask, other=0.0) - mean[None, :]) * scale[None, :]
         through = (shift[None, :] + normal * slope[None, :]) / counted
         tl.store(out + where, (g - tl.where((row < counted)[:, None], through, 0.0)) * w[None, :], mask=mask)
 
 
 class BatchNorm(torch.autograd.Function):
-    """As GroupNorm, over the first examples of each client, as many as `sizes` (clients, 1) says; mean and variance of
-    each channel (clients, channels) come out too.
+    """Normalize as GroupNorm, over the first `sizes` (clients, 1) examples of each client.
+
+    Also returns mean and variance of each channel (clients, channels).
     """
 
     @staticmethod
@@ -242,9 +243,14 @@ class BatchNorm(torch.autograd.Function):
         out, means = torch.empty_like(x), x.new_empty((clients, channels))
         variances = torch.empty_like(means)
         rows = examples * height * width
-        ctx.ways = (added is not None, relu, ACROSS, min(MANY // ACROSS, triton.next_power_of_2(rows)))
+        ctx.ways = (
+            added is not None,
+            relu,
+            CHANNELS_PER_PROGRAM,
+            min(LARGE_BLOCK // CHANNELS_PER_PROGRAM, triton.next_power_of_2(rows)),
+        )
         ctx.sides = (rows, height * width, channels, eps)
-        _batch_forward[(triton.cdiv(channels, ACROSS), clients)](
+        _batch_forward[(triton.cdiv(channels, CHANNELS_PER_PROGRAM), clients)](
             x, weight, bias, x if added is None else added, out, means, variances, sizes, *ctx.sides, *ctx.ways,
             num_warps=8,
         )  # fmt: skip
@@ -255,13 +261,13 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, means, variances, sizes, *made = ctx.saved_tensors
+        x, weight, means, variances, sizes, *output = ctx.saved_tensors
         clients, *_, channels = x.shape
         out, of_weight = torch.empty_like(x), torch.empty_like(means)
         of_bias = torch.empty_like(of_weight)
         of_added = torch.empty_like(x) if ctx.ways[0] else None
-        _batch_backward[(triton.cdiv(channels, ACROSS), clients)](
-            grads[0].contiguous(), x, made[0] if made else x, weight, means, variances, sizes, out,
+        _batch_backward[(triton.cdiv(channels, CHANNELS_PER_PROGRAM), clients)](
+            grads[0].contiguous(), x, output[0] if output else x, weight, means, variances, sizes, out,
             out if of_added is None else of_added, of_weight, of_bias, *ctx.sides, *ctx.ways, num_warps=8,
         )  # fmt: skip
         return out, of_weight, of_bias, of_added, None, None, None

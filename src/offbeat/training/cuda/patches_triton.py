@@ -1,7 +1,6 @@
-"""The passes over memory of training/stacked/convolution.py as Triton kernels, for GPUs: each reads and writes once.
+"""The functions of training/stacked/convolution.py as Triton kernels that read and write memory once.
 
-They compute what the functions of the same names there compute, entry by entry; bench/gpu.py compares them on a GPU.
-Imported only where tensors lie on a GPU: Triton comes with the builds of torch that can use one.
+They compute the same values entry by entry. This module is imported only for tensors on a GPU, where Triton exists.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def _patches(
+def _patches_kernel(
     x, out, total, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr,
     WIDE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr,
     PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, SIZE: tl.constexpr, LONG: tl.constexpr,
@@ -40,7 +39,7 @@ def _patches(
 
 
 @triton.jit
-def _put_back(
+def _fold_kernel(
     columns, out, total, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr,
     WIDE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr,
     PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, SIZE: tl.constexpr, LONG: tl.constexpr,
@@ -65,7 +64,7 @@ def _put_back(
 
 
 @triton.jit
-def _largest(
+def _max_kernel(
     x, out, total, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr,
     WIDE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SIZE: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
@@ -79,13 +78,13 @@ def _largest(
     for a in tl.static_range(KH):
         for b in tl.static_range(KW):
             place = (n * HEIGHT + i * KH + a) * WIDTH + j * KW + b
-            one = tl.load(x + place * CHANNELS + c, mask=at < total, other=float("-inf"))
-            value = tl.where((one > value) | (one != one), one, value)
+            other = tl.load(x + place * CHANNELS + c, mask=at < total, other=float("-inf"))
+            value = tl.where((other > value) | (other != other), other, value)
     tl.store(out + at, value, mask=at < total)
 
 
 @triton.jit
-def _to_the_first(
+def _max_gradient_kernel(
     x, best, grad, out, total, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, HIGH: tl.constexpr,
     WIDE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SIZE: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
@@ -104,11 +103,11 @@ def _to_the_first(
         for b in tl.static_range(KW):
             before = (a * KW + b) < ((row % KH) * KW + column % KW)
             place = (n * HEIGHT + i * KH + a) * WIDTH + j * KW + b
-            one = tl.load(x + place * CHANNELS + c, mask=inside, other=0.0)
-            first = first & ~(before & (one == largest))
-    own = tl.load(x + at, mask=inside, other=0.0)
+            other = tl.load(x + place * CHANNELS + c, mask=inside, other=0.0)
+            first = first & ~(before & (other == largest))
+    current = tl.load(x + at, mask=inside, other=0.0)
     value = tl.load(grad + window, mask=inside, other=0.0)
-    tl.store(out + at, tl.where(first & (own == largest), value, 0.0), mask=at < total)
+    tl.store(out + at, tl.where(first & (current == largest), value, 0.0), mask=at < total)
 
 
 def patches(x: Tensor, g: Any) -> Tensor:
@@ -116,32 +115,32 @@ def patches(x: Tensor, g: Any) -> Tensor:
     high, wide = g.out(height, 0), g.out(width, 1)
     out = x.new_empty((clients, examples * high * wide, g.kernel[0] * g.kernel[1] * channels))
     sides = (height, width, channels, high, wide, *g.kernel, *g.stride, *g.padding, *g.dilation)
-    _patches[_grid(out)](x.contiguous(), out, out.numel(), *sides, BLOCK, _long(out))
+    _patches_kernel[_grid(out)](x.contiguous(), out, out.numel(), *sides, BLOCK, _needs_int64(out))
     return out
 
 
-def put_back(columns: Tensor, shape: torch.Size, g: Any) -> Tensor:
+def fold_patches(columns: Tensor, shape: torch.Size, g: Any) -> Tensor:
     _, _, height, width, channels = shape
     out = columns.new_empty(shape)
     sides = (height, width, channels, g.out(height, 0), g.out(width, 1), *g.kernel, *g.stride, *g.padding, *g.dilation)
-    _put_back[_grid(out)](columns.contiguous(), out, out.numel(), *sides, BLOCK, _long(columns))
+    _fold_kernel[_grid(out)](columns.contiguous(), out, out.numel(), *sides, BLOCK, _needs_int64(columns))
     return out
 
 
-def largest(x: Tensor, side: tuple[int, int]) -> Tensor:
+def max_of_windows(x: Tensor, side: tuple[int, int]) -> Tensor:
     clients, examples, height, width, channels = x.shape
     high, wide = height // side[0], width // side[1]
     out = x.new_empty((clients, examples, high, wide, channels))
-    sides = (height, width, channels, high, wide, *side, BLOCK, _long(x))
-    _largest[_grid(out)](x.contiguous(), out, out.numel(), *sides)
+    sides = (height, width, channels, high, wide, *side, BLOCK, _needs_int64(x))
+    _max_kernel[_grid(out)](x.contiguous(), out, out.numel(), *sides)
     return out
 
 
-def to_the_first(x: Tensor, best: Tensor, grad: Tensor, side: tuple[int, int]) -> Tensor:
+def max_pool_gradient(x: Tensor, best: Tensor, grad: Tensor, side: tuple[int, int]) -> Tensor:
     _, _, height, width, channels = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    sides = (height, width, channels, height // side[0], width // side[1], *side, BLOCK, _long(x))
-    _to_the_first[_grid(out)](x.contiguous(), best, grad.contiguous(), out, out.numel(), *sides)
+    sides = (height, width, channels, height // side[0], width // side[1], *side, BLOCK, _needs_int64(x))
+    _max_gradient_kernel[_grid(out)](x.contiguous(), best, grad.contiguous(), out, out.numel(), *sides)
     return out
 
 
@@ -149,6 +148,6 @@ def _grid(out: Tensor) -> tuple[int]:
     return (triton.cdiv(out.numel(), BLOCK),)
 
 
-def _long(tensor: Tensor) -> bool:
-    """Does it take 64 bits to say where an entry is? 32 are quicker."""
+def _needs_int64(tensor: Tensor) -> bool:
+    """Return whether positions need 64 bits; 32 are faster."""
     return tensor.numel() >= 2**31 - BLOCK

@@ -1,7 +1,7 @@
-"""Clients of one fully connected layer, each trained by a compiled loop (`linear_loops`), on several cores at once.
+"""Train single-layer models with a compiled loop (`linear_loops`), in several threads.
 
-It takes Numba (the extra `fast`); without it such clients are stacked as all chains are. Threads do for several cores,
-since a loop holds no lock of Python's: nothing is sent anywhere. What a client comes to depends on its own job alone.
+This needs Numba (the extra `fast`). The loop releases Python's global lock, so threads use several cores. The result
+of a client depends on its own job only.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.core.jobs import PLAIN, Job, Result
+from offbeat.core.jobs import PLAIN_RULE, Job, Result
 from offbeat.core.protocol import LocalRule
 from offbeat.training.client_data import ClientData
-from offbeat.training.cuda.linear_softmax import Layer, lying_plainly, one_layer, pull_of
+from offbeat.training.cuda.linear_softmax import Layer, contiguous_base, find_single_layer, pull_strength
 from offbeat.training.plan import order_seeds
-from offbeat.training.stacked.dense_chain import Chain
+from offbeat.training.stacked.dense_chain import DenseChain
 from offbeat.training.trainer import Trainer
 
 log = logging.getLogger("offbeat")
 
-ENOUGH = 2**22  # products of a weight and an example that are worth a thread: a tenth of a millisecond
-PASSED = 2**30  # bytes of examples that are kept as they are beyond the model's door
+MIN_PRODUCTS_PER_THREAD = 2**22  # products of a weight and an example that are worth a thread: a tenth of a millisecond
+MAX_TRANSFORMED_BYTES = 2**30  # bytes of examples that are kept as they are after the input transform
 
 Table = np.ndarray[Any, Any]
 
 
-class Unusable(Exception):
-    """The loop cannot be had here."""
+class CompiledLoopUnavailable(Exception):
+    """Raised if the compiled loop cannot be used on this machine."""
 
 
-class Compiled:
+class CompiledLinear:
     def __init__(self, trainer: Trainer, data: ClientData, layer: Layer, loops: ModuleType) -> None:
         weight, bias, outputs, inputs = layer
         self._trainer, self._data, self._loops = trainer, data, loops
@@ -47,24 +47,24 @@ class Compiled:
         self._cores, self._threads = 1, None  # type: int, ThreadPoolExecutor | None
 
     @staticmethod
-    def of(trainer: Trainer, chain: Chain | None) -> Compiled | None:
-        """None for any other model or training, data that lies in another way, and where there is no compiler."""
-        layer = None if trainer.binding.vector.device.type != "cpu" else one_layer(trainer, chain)
-        if layer is None or chain is None or (loops := _loops()) is None:
+    def for_trainer(trainer: Trainer, chain: DenseChain | None) -> CompiledLinear | None:
+        """Return None for other models, training settings or memory layouts, and without Numba."""
+        layer = None if trainer.binding.vector.device.type != "cpu" else find_single_layer(trainer, chain)
+        if layer is None or chain is None or (loops := _load_loops()) is None:
             return None
         data, dtype, inputs = trainer.data, trainer.binding.w.dtype, layer[3]
-        if chain.door is not None:
-            if sum(map(len, data.inputs_lying())) * inputs * dtype.itemsize > PASSED:
+        if chain.transform is not None:
+            if sum(map(len, data.input_tensors())) * inputs * dtype.itemsize > MAX_TRANSFORMED_BYTES:
                 return None
-            data = data.passed(chain.door)
-        for x in data.inputs_lying():
+            data = data.with_inputs(chain.transform)
+        for x in data.input_tensors():
             plain = x.is_contiguous() and not x.is_neg() and x.device.type == "cpu" and x.dtype == dtype
             if not plain or x.numel() != len(x) * inputs:
                 return None
-        return Compiled(trainer, data, layer, loops)
+        return CompiledLinear(trainer, data, layer, loops)
 
-    def spread(self, cores: int) -> None:
-        """Over so many cores at most from now on."""
+    def use_threads(self, cores: int) -> None:
+        """Set the maximum number of threads."""
         self.close()
         self._cores = cores
 
@@ -74,14 +74,14 @@ class Compiled:
         self._threads = None
 
     def train(self, jobs: Sequence[Job]) -> list[Result]:
-        """Of jobs without a rule."""
+        """Train jobs without a rule."""
         first, trainer = jobs[0].work, self._trainer
         if all(job.work is first for job in jobs):  # as a rule
-            paces = trainer.paces(jobs)
+            paces = trainer.rates_and_steps(jobs)
         else:
-            paces = [trainer.paces([job])[0] for job in jobs]
+            paces = [trainer.rates_and_steps([job])[0] for job in jobs]
         ends = [torch.empty_like(job.base, memory_format=torch.contiguous_format).copy_(job.base) for job in jobs]
-        self.descend(jobs, paces, ends, PLAIN)
+        self.descend(jobs, paces, ends, PLAIN_RULE)
         return [
             Result(job.ticket, end, job.num_examples, steps)
             for job, end, (_, steps) in zip(jobs, ends, paces, strict=True)
@@ -90,50 +90,51 @@ class Compiled:
     def descend(
         self, jobs: Sequence[Job], paces: Sequence[tuple[float, int]], vectors: Sequence[Tensor], rule: LocalRule
     ) -> None:
-        """Move each vector in place, from the base that it holds to where its job ends; `paces`: rates and steps."""
+        """Replace each vector, which contains its base, by the result of its job; `paces` has rates and steps."""
         like = self._trainer.binding.vector
         bases = {
-            key: lying_plainly(base, like, like.numel())
+            key: contiguous_base(base, like, like.numel())
             for key, base in {id(job.base): job.base for job in jobs}.items()
         }
-        told = np.empty((len(jobs), 9), np.int64)
-        kept = [self._data.lying(job.client) for job in jobs]  # rows may be computed: nobody else holds those
-        rates, told[:, 5] = zip(*paces, strict=True)
-        told[:, 6] = order_seeds(jobs).view(np.int64)
-        told[:, :5] = [
+        table = np.empty((len(jobs), 9), np.int64)
+        # keeps computed rows alive, which the table refers to by address
+        stored = [self._data.stored_examples(job.client) for job in jobs]
+        rates, table[:, 5] = zip(*paces, strict=True)
+        table[:, 6] = order_seeds(jobs).view(np.int64)
+        table[:, :5] = [
             (x.data_ptr(), y.data_ptr(), 0 if rows is None else rows.data_ptr(), min(len(x), len(y)), job.num_examples)
-            for job, (x, y, rows) in zip(jobs, kept, strict=True)
+            for job, (x, y, rows) in zip(jobs, stored, strict=True)
         ]
-        told[:, 7] = [vector.data_ptr() for vector in vectors]
-        told[:, 8] = [bases[id(job.base)].data_ptr() for job in jobs]
-        self._spread_out(told, np.array(rates, np.float64), pull_of(rule), jobs)
+        table[:, 7] = [vector.data_ptr() for vector in vectors]
+        table[:, 8] = [bases[id(job.base)].data_ptr() for job in jobs]
+        self._run_in_threads(table, np.array(rates, np.float64), pull_strength(rule), jobs)
 
-    def _spread_out(self, told: Table, rates: Table, pull: float, jobs: Sequence[Job]) -> None:
-        """Whoever calls holds what the table tells the addresses of: no thread may be at it when this ends."""
-        batch = min(self._trainer.training.batch, int(told[:, 4].max()))  # no more room than somebody needs
-        work = int(told[:, 5].sum()) * batch * self._trainer.binding.layout.size
-        hands = max(1, min(self._cores, len(jobs), work // ENOUGH))
+    def _run_in_threads(self, table: Table, rates: Table, pull: float, jobs: Sequence[Job]) -> None:
+        """Run the jobs in threads and wait for all of them, because the loops access memory by address."""
+        batch = min(self._trainer.training.batch, int(table[:, 4].max()))  # at most the largest batch that is needed
+        work = int(table[:, 5].sum()) * batch * self._trainer.binding.layout.size
+        hands = max(1, min(self._cores, len(jobs), work // MIN_PRODUCTS_PER_THREAD))
         parts = [np.arange(first, len(jobs), hands) for first in range(hands)]
-        cut: list[Any] = [(told[some], rates[some], pull, batch, self._layer, self._like) for some in parts]
+        cut: list[Any] = [(table[some], rates[some], pull, batch, self._layer, self._like) for some in parts]
         if hands > 1 and self._threads is None:
             self._threads = ThreadPoolExecutor(self._cores - 1, "offbeat-clients")
-        others = [self._threads.submit(self._loops.descend, *part) for part in cut[1:] if self._threads is not None]
+        others = [self._threads.submit(self._loops.train_jobs, *part) for part in cut[1:] if self._threads is not None]
         try:
-            found = [self._loops.descend(*cut[0]), *(other.result() for other in others)]
+            codes = [self._loops.train_jobs(*cut[0]), *(other.result() for other in others)]
         except MemoryError:
             raise
         except Exception as error:  # of the compiler, or of where it keeps what it made: a loop itself raises none
-            raise Unusable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+            raise CompiledLoopUnavailable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
         finally:
             wait(others)
-        for part, wrong in zip(parts, found, strict=True):
+        for part, wrong in zip(parts, codes, strict=True):
             if wrong >= 0:
                 raise IndexError(f"examples or labels of client {jobs[part[wrong]].client} are not there")
 
 
 @cache
-def _loops() -> ModuleType | None:
-    """None where there is no Numba, or none that can be used here, which is said."""
+def _load_loops() -> ModuleType | None:
+    """Return the compiled loops, or None with a warning if Numba is missing or unusable."""
     if find_spec("numba") is None:
         return None
     try:
@@ -145,15 +146,15 @@ def _loops() -> ModuleType | None:
 
         seeds = (1, 2**62 + 12345)
         torchs = [torch.Generator().manual_seed(seed) for seed in seeds]
-        own = [linear_loops.permutations(seed, 777, 3) for seed in seeds]
+        permutations = [linear_loops.permutations(seed, 777, 3) for seed in seeds]
         drawn = [torch.cat([torch.randperm(777, generator=g) for _ in range(3)]) for g in torchs]
-        if not all(np.array_equal(a, b.numpy()) for a, b in zip(own, drawn, strict=True)):
+        if not all(np.array_equal(a, b.numpy()) for a, b in zip(permutations, drawn, strict=True)):
             raise RuntimeError("this version of torch shuffles in another way")
         return linear_loops
     except Exception as error:
-        say_stacked(f"{type(error).__name__}: {error}")
+        warn_stacked(f"{type(error).__name__}: {error}")
         return None
 
 
-def say_stacked(why: str) -> None:
+def warn_stacked(why: str) -> None:
     log.warning("loops are not compiled, clients are stacked instead (%s)", why)

@@ -1,11 +1,10 @@
-"""Convolution and pooling of a stack of clients, each with weights of its own, as batched matrix products.
+"""Convolution and pooling of a stack of clients with separate weights, as batched matrix products.
 
-A grouped convolution would be one call too, but libraries are slow at as many groups as there are clients. Patches of
-all examples of a client make one matrix, and its product with the client's weights is the convolution: on one H200 in
-exact float32 two to four times as fast, above all in the gradients. The gradient of the weights sums over very many
-patches and few entries, so that sum is split into parts which are computed side by side.
+Grouped convolutions are slow with as many groups as clients. Here the patches of all examples of a client form one
+matrix that is multiplied by the client's weights: two to four times as fast on an H200 in float32. The gradient of the
+weights sums over many patches, so the sum is split into parts that are computed in parallel.
 
-Pictures are (clients, examples, height, width, channels) here: what a matrix product gives and takes.
+Images have the shape (clients, examples, height, width, channels).
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from torch.nn.functional import pad
 
 log = logging.getLogger("offbeat")
 
-PART = 512  # patches at least in a part of the gradient's sum
-WIDE = 1 << 15  # entries of the weights from which on one product keeps the device busy
+MIN_PATCHES_PER_PART = 512  # patches at least in a part of the gradient's sum
+WIDE_WEIGHTS = 1 << 15  # entries of the weights from which on one product keeps the device busy
 
 
 class Geometry(NamedTuple):
-    """Of a convolution over two dimensions."""
+    """Kernel size, stride, padding and dilation of a 2D convolution."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -40,13 +39,13 @@ class Geometry(NamedTuple):
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """x (clients, n, height, width, channels), weight (clients, out, channels, *kernel), bias (clients, out)."""
-    out: Tensor = _way(x, weight).apply(x, weight, bias, geometry)
+    """Convolve x (clients, n, height, width, channels) with weight (clients, out, channels, *kernel)."""
+    out: Tensor = _choose_convolution(x, weight).apply(x, weight, bias, geometry)
     return out
 
 
 def max_pool(x: Tensor, side: tuple[int, int]) -> Tensor:
-    """The largest of each window; windows do not overlap, what is left over at the edges is dropped."""
+    """Return the maximum of each window; windows do not overlap, and incomplete windows are dropped."""
     out: Tensor = _MaxPool.apply(x, side)  # type: ignore[no-untyped-call]
     return out
 
@@ -59,8 +58,8 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         clients, examples, height, width, _ = x.shape
-        columns = _kernels(x.device.type).patches(x, geometry)
-        flat = _flat(weight)
+        columns = _pooling_functions(x.device.type).patches(x, geometry)
+        flat = _flatten_weight(weight)
         if bias is None:
             out = torch.bmm(columns, flat.transpose(1, 2))
         else:
@@ -76,17 +75,17 @@ class _Convolution(torch.autograd.Function):
         grad = grads[0].reshape(inputs[0], -1, weights[1])  # (clients, patches, out)
         gx = gw = gb = None
         if ctx.needs_input_grad[1]:
-            product = _summed(grad, columns, inputs[1])
+            product = _weight_gradient(grad, columns, inputs[1])
             gw = product.view(*weights[:2], -1, weights[2]).transpose(2, 3).reshape(weights)
         if ctx.needs_input_grad[2]:
             gb = grad.sum(1)
         if ctx.needs_input_grad[0]:
-            gx = _kernels(grad.device.type).put_back(torch.bmm(grad, flat), inputs, ctx.geometry)
+            gx = _pooling_functions(grad.device.type).fold_patches(torch.bmm(grad, flat), inputs, ctx.geometry)
         return gx, gw, gb, None
 
 
-class _Direct(torch.autograd.Function):
-    """The same without patches in memory, where a GPU has a compiler and channels fill its blocks."""
+class _TritonConvolution(torch.autograd.Function):
+    """The same convolution without patches in memory, on GPUs with Triton whose blocks the channels fill."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -95,7 +94,7 @@ class _Direct(torch.autograd.Function):
         x = x.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.geometry = geometry
-        out: Tensor = conv_triton.convolved(x, weight, bias, geometry)
+        out: Tensor = conv_triton.convolve(x, weight, bias, geometry)
         return out
 
     @staticmethod
@@ -106,38 +105,40 @@ class _Direct(torch.autograd.Function):
         grad, shape, geometry = grads[0].contiguous(), weight.shape, ctx.geometry
         gx = gw = gb = None
         if ctx.needs_input_grad[1]:
-            product = conv_triton.weights(grad, x, geometry)
+            product = conv_triton.weight_gradient(grad, x, geometry)
             gw = product.view(*shape[:2], -1, shape[2]).transpose(2, 3).reshape(shape)
         if ctx.needs_input_grad[2]:
             gb = grad.flatten(1, 3).sum(1)
         if ctx.needs_input_grad[0] and geometry.stride == (1, 1):
-            gx = conv_triton.put_back(grad, weight, x.shape, geometry)
+            gx = conv_triton.input_gradient(grad, weight, x.shape, geometry)
         elif ctx.needs_input_grad[0]:  # most of what would be gathered is between the outputs
-            columns = torch.bmm(grad.view(shape[0], -1, shape[1]), _flat(weight))
-            gx = _kernels("cuda").put_back(columns, x.shape, geometry)
+            columns = torch.bmm(grad.view(shape[0], -1, shape[1]), _flatten_weight(weight))
+            gx = _pooling_functions("cuda").fold_patches(columns, x.shape, geometry)
         return gx, gw, gb, None
 
 
-def _flat(weight: Tensor) -> Tensor:
-    """(clients, out, kernel x channels)"""
+def _flatten_weight(weight: Tensor) -> Tensor:
+    """Reshape weights to (clients, out, kernel x channels)."""
     return weight.flatten(3).transpose(2, 3).flatten(2)
 
 
-def _way(x: Tensor, weight: Tensor) -> Any:
+def _choose_convolution(x: Tensor, weight: Tensor) -> Any:
     if not has_kernels(x.device.type):
         return _Convolution
     from offbeat.training.cuda import conv_triton
 
-    return _Direct if conv_triton.fits(x, weight) else _Convolution
+    return _TritonConvolution if conv_triton.is_supported(x, weight) else _Convolution
 
 
-def _summed(grad: Tensor, columns: Tensor, examples: int) -> Tensor:
-    """grad^T columns of each client, in parts where the result is small and the sum long."""
+def _weight_gradient(grad: Tensor, columns: Tensor, examples: int) -> Tensor:
+    """Compute grad^T columns of each client, in parts if the result is small and the sum is long."""
     clients, rows, out = grad.shape
     wide = out * columns.shape[2]
     parts = 1
-    if wide < WIDE and grad.device.type != "cpu":
-        parts = max((n for n in range(1, examples + 1) if examples % n == 0 and rows // n >= PART), default=1)
+    if wide < WIDE_WEIGHTS and grad.device.type != "cpu":
+        parts = max(
+            (n for n in range(1, examples + 1) if examples % n == 0 and rows // n >= MIN_PATCHES_PER_PART), default=1
+        )
     product = torch.bmm(
         grad.reshape(clients * parts, -1, out).transpose(1, 2), columns.view(clients * parts, -1, columns.shape[2])
     )
@@ -145,7 +146,7 @@ def _summed(grad: Tensor, columns: Tensor, examples: int) -> Tensor:
 
 
 def patches(x: Tensor, g: Geometry) -> Tensor:
-    """(clients, examples x places, kernel x channels): one row for each place the kernel is put."""
+    """Return the patches, (clients, examples x positions, kernel x channels)."""
     clients, examples, height, width, channels = x.shape
     x = pad(x, (0, 0, g.padding[1], g.padding[1], g.padding[0], g.padding[0])).contiguous()
     down, right = x.stride(2), x.stride(3)
@@ -164,8 +165,8 @@ def patches(x: Tensor, g: Geometry) -> Tensor:
     return view.reshape(clients, -1, prod(g.kernel) * channels)
 
 
-def put_back(columns: Tensor, shape: torch.Size, g: Geometry) -> Tensor:
-    """The other way: each entry of the patches added to where it came from."""
+def fold_patches(columns: Tensor, shape: torch.Size, g: Geometry) -> Tensor:
+    """Add each entry of the patches to its position in the image, the inverse of `patches`."""
     clients, examples, height, width, channels = shape
     high, wide = g.out(height, 0), g.out(width, 1)
     columns = columns.view(clients, examples, high, wide, *g.kernel, channels)
@@ -181,11 +182,11 @@ def put_back(columns: Tensor, shape: torch.Size, g: Geometry) -> Tensor:
 
 
 class _MaxPool(torch.autograd.Function):
-    """The gradient goes to the first of equal largest entries, as torch's does."""
+    """Max pooling whose gradient goes to the first of equal maxima, as in torch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, side: tuple[int, int]) -> Tensor:
-        out: Tensor = _kernels(x.device.type).largest(x, side)
+        out: Tensor = _pooling_functions(x.device.type).max_of_windows(x, side)
         ctx.save_for_backward(x, out)
         ctx.side = side
         return out
@@ -193,14 +194,14 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         x, out = ctx.saved_tensors
-        return _kernels(x.device.type).to_the_first(x, out, grads[0], ctx.side), None
+        return _pooling_functions(x.device.type).max_pool_gradient(x, out, grads[0], ctx.side), None
 
 
-def largest(x: Tensor, side: tuple[int, int]) -> Tensor:
+def max_of_windows(x: Tensor, side: tuple[int, int]) -> Tensor:
     return _windows(x, side).amax((3, 5))
 
 
-def to_the_first(x: Tensor, out: Tensor, grad: Tensor, side: tuple[int, int]) -> Tensor:
+def max_pool_gradient(x: Tensor, out: Tensor, grad: Tensor, side: tuple[int, int]) -> Tensor:
     windows = _windows(x, side)
     free = torch.ones_like(out, dtype=torch.bool)
     rows = []
@@ -216,7 +217,7 @@ def to_the_first(x: Tensor, out: Tensor, grad: Tensor, side: tuple[int, int]) ->
 
 
 def _windows(x: Tensor, side: tuple[int, int]) -> Tensor:
-    """(clients, examples, rows, side, columns, side, channels)"""
+    """View images as windows, (clients, examples, rows, side, columns, side, channels)."""
     clients, examples, height, width, channels = x.shape
     high, wide = height // side[0], width // side[1]
     whole = x[:, :, : high * side[0], : wide * side[1]]
@@ -224,13 +225,13 @@ def _windows(x: Tensor, side: tuple[int, int]) -> Tensor:
 
 
 def has_kernels(device: str) -> bool:
-    """Is there a GPU, and a compiler for it?"""
-    return _kernels(device) is not sys.modules[__name__]
+    """Return whether the device is a GPU that Triton can compile for."""
+    return _pooling_functions(device) is not sys.modules[__name__]
 
 
 @cache
-def _kernels(device: str) -> Any:
-    """Whose functions to call: this file's, or the same in one pass over memory each where a GPU has a compiler."""
+def _pooling_functions(device: str) -> Any:
+    """Return the module with the pooling functions: Triton kernels on a GPU, otherwise this module."""
     if device == "cuda":
         try:
             from offbeat.training.cuda import patches_triton

@@ -1,7 +1,7 @@
-"""One stack of jobs: each row is one client, all of them take their steps together.
+"""Train one stack of jobs: each row is a client, and all rows take their steps together.
 
-`gather` has the examples of a step, `kernel` its gradient, `core.jobs.stretch` the descent. Clients that are done stay
-as they are. What a rule does once a job (`begin`, `end`) is done client by client: it may look at the client's data.
+Finished clients stay unchanged. A rule's `begin()` and `end()` are called client by client, because they may access the
+client's data.
 """
 
 from __future__ import annotations
@@ -11,91 +11,104 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.jobs import PLAIN, Job, Result, carry_of, column, handed_back, stacked_carry, stacked_job, stretch
+from offbeat.core.jobs import (
+    PLAIN_RULE,
+    Job,
+    Result,
+    extract_client_statistics,
+    run_phase,
+    select_carry,
+    stack_carries,
+    stack_jobs,
+    to_column,
+)
 from offbeat.core.protocol import LocalRule
 from offbeat.training.dropout import step_keys
-from offbeat.training.rule_hooks import Asked
-from offbeat.training.stacked.compiled_linear import Compiled
-from offbeat.training.stacked.dense_chain import Chain
-from offbeat.training.stacked.stack_batches import Group, Room, steps
-from offbeat.training.stacked.stack_gradient import ClosedForm, Kernel, Mapped
-from offbeat.training.torch_generators import generators
+from offbeat.training.rule_hooks import RuleHooks
+from offbeat.training.stacked.compiled_linear import CompiledLinear
+from offbeat.training.stacked.dense_chain import DenseChain
+from offbeat.training.stacked.stack_batches import BatchGroup, ReusableBuffer, stack_steps
+from offbeat.training.stacked.stack_gradient import DenseKernel, GradientKernel, VmapKernel
+from offbeat.training.torch_state import device_generators
 from offbeat.training.trainer import Trainer
 
 
-class Stack:
-    """One stack of jobs. Its rule is asked job by job and may draw then: when this is made, and for the `results`;
-    between them `descend` is all of them at once, and draws nothing.
+class JobStack:
+    """A stack of jobs with the same rule.
+
+    The rule's hooks, which may draw random numbers, are called on creation and in `results`; `descend` draws none.
     """
 
     def __init__(
         self,
         trainer: Trainer,
         jobs: list[Job],
-        model: Chain | nn.Module,
-        rooms: list[Room],
-        loop: Compiled | None = None,  # that takes all steps of this rule
+        model: DenseChain | nn.Module,
+        buffers: list[ReusableBuffer],
+        loop: CompiledLinear | None = None,  # that takes all steps of this rule
     ) -> None:
-        self._trainer, self._layout, self._rooms = trainer, trainer.binding.layout, rooms
-        sources = generators(trainer.binding.vector.device)
-        self._sent, self._asked = jobs, [Asked(trainer, job, sources) for job in jobs]
-        self._rule: LocalRule = jobs[0].work.rule or PLAIN
+        self._trainer, self._layout, self._buffers = trainer, trainer.binding.layout, buffers
+        sources = device_generators(trainer.binding.vector.device)
+        self._sent, self._hooks = jobs, [RuleHooks(trainer, job, sources) for job in jobs]
+        self._rule: LocalRule = jobs[0].work.rule or PLAIN_RULE
         self._loop = loop
-        self._plans = [one.plan for one in self._asked]
-        self._job = stacked_job([one.local for one in self._asked])
-        self._carry = stacked_carry([one.carry for one in self._asked])
-        for one in self._asked:
-            one.carry = None  # it may be as large as a model, and is in the stack's now
+        self._plans = [hooks.plan for hooks in self._hooks]
+        self._job = stack_jobs([hooks.local_job for hooks in self._hooks])
+        self._carry = stack_carries([hooks.carry for hooks in self._hooks])
+        for hooks in self._hooks:
+            hooks.carry = None  # freed: it may be as large as a model, and the stack has a copy
         self._vectors = self._job.base.clone()
         self.w = self._layout.trainable(self._vectors)  # a view: params come first
-        self.kernel: Kernel
-        if isinstance(model, Chain):
-            self.kernel, self._mapped = ClosedForm(model), None
+        self.kernel: GradientKernel
+        if isinstance(model, DenseChain):
+            self.kernel, self._mapped = DenseKernel(model), None
         else:
-            self.kernel = self._mapped = Mapped(model, self._layout, trainer.task, self._rule, self._job)
-            self._mapped.buffers = trainer.buffers(self._vectors)
+            self.kernel = self._mapped = VmapKernel(model, self._layout, trainer.task, self._rule, self._job)
+            self._mapped.buffers = trainer.stack_buffers(self._vectors)
 
     def descend(self) -> None:
         if self._loop is not None:
-            paces = [(plan.rate(0), plan.steps) for plan in self._plans]
+            paces = [(plan.learning_rate(0), plan.steps) for plan in self._plans]
             self._loop.descend([plan.job for plan in self._plans], paces, self._vectors.unbind(0), self._rule)
             return
-        with torch.enable_grad(), self.kernel.serve():
+        with torch.enable_grad(), self.kernel.install():
             for number, phase in enumerate(self._plans[0].phases):
-                lr = column([plan.rate(number) for plan in self._plans], self.w)
-                taken, optimizer = self._steps(number), self._trainer.training.fresh()
-                _, self._carry = stretch(self._rule, self._job, phase, lr, self.w, taken, optimizer, self._carry)
+                lr = to_column([plan.learning_rate(number) for plan in self._plans], self.w)
+                taken, optimizer = self._steps(number), self._trainer.training.make_optimizer()
+                _, self._carry = run_phase(self._rule, self._job, phase, lr, self.w, taken, optimizer, self._carry)
         if self._mapped is not None:
-            self._trainer.write_buffers(self._vectors, self._mapped.buffers)
+            self._trainer.write_stack_buffers(self._vectors, self._mapped.buffers)
 
     def results(self) -> list[Result]:
-        return [self._result(i) for i in range(len(self._asked))]
+        return [self._result(i) for i in range(len(self._hooks))]
 
     def _result(self, i: int) -> Result:
-        sent, one, local = self._sent[i], self._asked[i], self._vectors[i].clone()  # a row would keep the whole stack
-        result = one.result(local, carry_of(self._carry, i))
-        return handed_back(sent, result, self._layout) if self._trainer.training.bn == "local" else result
+        sent, hooks, local = self._sent[i], self._hooks[i], self._vectors[i].clone()  # a row would keep the whole stack
+        result = hooks.result(local, select_carry(self._carry, i))
+        return extract_client_statistics(sent, result, self._layout) if self._trainer.training.bn == "local" else result
 
     # ------------------------------------------------------------ steps
 
-    def _steps(self, phase: int) -> Iterator[tuple[StackGradient, Tensor | None]]:
-        """The gradient of each step, and which clients it moves; None: all of them."""
+    def _steps(self, phase: int) -> Iterator[tuple[StackBatchGradient, Tensor | None]]:
+        """Yield the gradient of each step and the mask of the clients that take it; None: all clients."""
         device = self.w.device
-        noise = torch.tensor([plan.noise for plan in self._plans], device=device)
-        done = torch.tensor([sum(plan.counts[:phase]) for plan in self._plans], device=device)
-        counts = [plan.counts[phase] for plan in self._plans]
-        for step, groups in enumerate(steps(self._trainer.data, self._plans, phase, self.kernel.pads, self._rooms)):
+        noise = torch.tensor([plan.noise_seed for plan in self._plans], device=device)
+        done = torch.tensor([sum(plan.phase_steps[:phase]) for plan in self._plans], device=device)
+        counts = [plan.phase_steps[phase] for plan in self._plans]
+        for step, groups in enumerate(
+            stack_steps(self._trainer.data, self._plans, phase, self.kernel.pads, self._buffers)
+        ):
             keys = step_keys(noise, done + step) if self.kernel.draws else noise
             active = None
             if step >= min(counts):
                 active = torch.tensor([count > step for count in counts], device=device)[:, None]
-            yield StackGradient(self, groups, keys), active
+            yield StackBatchGradient(self, groups, keys), active
 
 
-class StackGradient:
-    """grad(points) of one step of a stack; rows that are done have no gradient."""
+class StackBatchGradient:
+    """The function `grad(points)` for one step of a stack; the gradient of finished rows is zero."""
 
-    def __init__(self, stack: Stack, groups: list[Group], keys: Tensor) -> None:
+    def __init__(self, stack: JobStack, groups: list[BatchGroup], keys: Tensor) -> None:
         self._stack, self._groups, self._keys = stack, groups, keys
         self._first = True
 

@@ -1,10 +1,8 @@
-"""Plain descent of one fully connected layer under cross entropy, on a CPU: all steps of a job in one loop (Numba).
+"""Compiled SGD of one linear layer with cross entropy on a CPU: all steps of a job in one loop (Numba).
 
-A step of such a model is some hundred thousand products, and a call of a library for each part of it takes as long
-as they do; gathering a batch so that it lies together takes longer still. Here examples are read where they are, four
-at a time, and the weights of a client stay in a core's nearest memory from its first step to its last. A client's
-numbers depend on its own job alone, never on what it is stacked with, and no lock of Python's is held meanwhile.
-`training/stacked/compiled_linear.py` says when it may be used; `training/cuda/linear_softmax_triton.py` is the same for a GPU.
+For this model, library calls take as long as their arithmetic, and copying batches takes longer. The loop reads
+examples in place, four at a time, and the weights stay in the core's cache for all steps. A client's result depends on
+its own job only. `training/stacked/compiled_linear.py` decides when to use it.
 """
 
 from __future__ import annotations
@@ -18,29 +16,29 @@ from numba.extending import intrinsic
 # mypy: ignore-errors
 
 # sums may be taken in any order, which is what makes them quick; what is not a number stays none
-LOOSE = {"reassoc", "contract", "arcp", "nsz"}
-compiled = partial(njit, fastmath=LOOSE, nogil=True, error_model="numpy")
+FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
+compiled = partial(njit, fastmath=FAST_MATH, nogil=True, error_model="numpy")
 # Within each other, always: a part that is called is another one in the process that compiles than in one that finds
 # all of it compiled already, and so are its last bits.
 part = compiled(forceinline=True)
 
-LINE = 64  # bytes that a core reads and writes together
+CACHE_LINE = 64  # bytes that a core reads and writes together
 M32 = np.uint64(0xFFFFFFFF)
 
 
 @intrinsic
 def _pointer(_, address, like):
-    """To numbers of the kind that `like` holds."""
+    """Return a pointer to numbers of the dtype of `like`."""
 
-    def made(context, builder, signature, given):
-        return builder.inttoptr(given[0], context.get_value_type(types.CPointer(like.dtype)))
+    def cast(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(like.dtype)))
 
-    return types.CPointer(like.dtype)(address, like), made
+    return types.CPointer(like.dtype)(address, like), cast
 
 
 @part
-def seeded(state, seed):
-    """torch's generator on the host: MT19937, seeded with 32 bits."""
+def seed_generator(state, seed):
+    """Seed torch's generator on the host, MT19937, with 32 bits."""
     s = np.uint64(seed) & M32
     state[0] = s
     for i in range(1, 624):
@@ -49,8 +47,8 @@ def seeded(state, seed):
 
 
 @part
-def twisted(state):
-    """The next 624 numbers."""
+def twist(state):
+    """Compute the next 624 numbers of the generator."""
     for k in range(624):
         y = (np.uint64(state[k]) & np.uint64(0x80000000)) | (np.uint64(state[(k + 1) % 624]) & np.uint64(0x7FFFFFFF))
         odd = np.uint64(0x9908B0DF) if y & np.uint64(1) else np.uint64(0)
@@ -58,13 +56,13 @@ def twisted(state):
 
 
 @part
-def shuffled(state, used, order, n):
-    """As torch.randperm(n) with a generator of which so many numbers are used; how many are now."""
+def shuffle(state, used, order, n):
+    """Draw torch.randperm(n) with a generator of which `used` numbers are used; return the new count."""
     for i in range(n):
         order[i] = i
     for i in range(n - 1):
         if used == 624:
-            twisted(state)
+            twist(state)
             used = 0
         y = np.uint64(state[used])
         used += 1
@@ -79,18 +77,18 @@ def shuffled(state, used, order, n):
 
 @compiled(cache=True)
 def permutations(seed, n, epochs):
-    """As many as there are epochs, one after the other."""
+    """Return one permutation per epoch, one after the other."""
     state, used = np.empty(624, np.uint32), 624
     order = np.empty(n * epochs, np.int64)
-    seeded(state, seed)
+    seed_generator(state, seed)
     for epoch in range(epochs):
-        used = shuffled(state, used, order[epoch * n : (epoch + 1) * n], n)
+        used = shuffle(state, used, order[epoch * n : (epoch + 1) * n], n)
     return order
 
 
 @part
-def outputs(x, chosen, size, w, out):
-    """out[i, c] = x[chosen[i]] · w[c], four examples and five classes at a time: twenty sums in a core's registers."""
+def linear_outputs(x, chosen, size, w, out):
+    """Compute out[i, c] = x[chosen[i]] · w[c] for four examples and five classes at a time (twenty registers)."""
     classes, features = w.shape
     zero = w.dtype.type(0)
     for i in range(0, size, 4):
@@ -135,10 +133,10 @@ def outputs(x, chosen, size, w, out):
                 a30, a31, a32, a33, a34,
             )  # fmt: skip
         for c in range(fives, classes):
-            own = w[c]
+            row = w[c]
             a0 = a1 = a2 = a3 = zero
             for k in range(features):
-                u = own[k]
+                u = row[k]
                 a0 += x0[k] * u
                 a1 += x1[k] * u
                 a2 += x2[k] * u
@@ -147,35 +145,36 @@ def outputs(x, chosen, size, w, out):
 
 
 @part
-def errors(out, bias, y, chosen, size, rate):
-    """In place of outputs without biases: what cross entropy has for their gradient, times the rate, over the size.
-    False if there is a label that is no class.
+def softmax_errors(out, bias, y, chosen, size, rate):
+    """Replace outputs without biases by their cross-entropy gradient, times the rate, over the batch size.
+
+    Returns False for a label that is no class.
     """
     classes = len(bias)
     share = rate / out.dtype.type(size)
     for i in range(size):
-        own = out[i]
-        most = own[0] + bias[0]
+        row = out[i]
+        most = row[0] + bias[0]
         for c in range(classes):
-            own[c] += bias[c]
-            most = max(most, own[c])
+            row[c] += bias[c]
+            most = max(most, row[c])
         total = most - most
         for c in range(classes):
-            own[c] = np.exp(own[c] - most)
-            total += own[c]
+            row[c] = np.exp(row[c] - most)
+            total += row[c]
         for c in range(classes):
-            own[c] *= share / total
+            row[c] *= share / total
         label = y[chosen[i]]
         if not 0 <= label < classes:
             return False
-        own[label] -= share
+        row[label] -= share
     out[size : size + 3] = 0  # what fills the last four up
     return True
 
 
 @part
-def summed(x, chosen, size, g, w):
-    """w[c] = sum_i g[i, c] x[chosen[i]], by the same four and five."""
+def weight_gradient(x, chosen, size, g, w):
+    """Compute w[c] = sum_i g[i, c] x[chosen[i]] for four examples and five classes at a time."""
     classes, features = w.shape
     w[:] = 0
     for i in range(0, size, 4):
@@ -197,16 +196,17 @@ def summed(x, chosen, size, g, w):
                 w3[k] += g03 * v0 + g13 * v1 + g23 * v2 + g33 * v3
                 w4[k] += g04 * v0 + g14 * v1 + g24 * v2 + g34 * v3
         for c in range(fives, classes):
-            own, p0, p1, p2, p3 = w[c], g0[c], g1[c], g2[c], g3[c]
+            row, p0, p1, p2, p3 = w[c], g0[c], g1[c], g2[c], g3[c]
             for k in range(features):
-                own[k] += p0 * x0[k] + p1 * x1[k] + p2 * x2[k] + p3 * x3[k]
+                row[k] += p0 * x0[k] + p1 * x1[k] + p2 * x2[k] + p3 * x3[k]
 
 
 @part
-def trained(x, y, rows, n, steps, batch, seed, vector, base, layer, rate, pull, out, grad):
-    """All steps of one client, in place. `rows`: where its examples lie; none: one after the other. `pull` draws the
-    vector back to its base. `grad` is as long as the vector: a step is summed there and taken at once, as what is
-    added to a weight in many parts is rounded as often. False if an example, a row or a label is not there.
+def train_job(x, y, rows, n, steps, batch, seed, vector, base, layer, rate, pull, out, grad):
+    """Take all steps of one client in place; return False if an example, row or label does not exist.
+
+    `rows` are the rows of its examples (none: consecutive). `pull` draws the vector back to its base. Steps are summed
+    in `grad`, which is as long as the vector, and applied at once: repeated small additions would round more often.
     """
     weight, biased, classes, features = layer
     end, after = weight + classes * features, biased + classes
@@ -217,11 +217,11 @@ def trained(x, y, rows, n, steps, batch, seed, vector, base, layer, rate, pull, 
     state, used = np.empty(624, np.uint32), 624
     order = np.empty(n, np.int64)
     each = (n + batch - 1) // batch  # steps of an epoch
-    seeded(state, seed)
+    seed_generator(state, seed)
     for step in range(steps):
         at = step % each * batch
         if at == 0:
-            used = shuffled(state, used, order, n)
+            used = shuffle(state, used, order, n)
             if len(rows):
                 for i in range(n):
                     order[i] = rows[order[i]]
@@ -229,10 +229,10 @@ def trained(x, y, rows, n, steps, batch, seed, vector, base, layer, rate, pull, 
                         return False
         size = min(batch, n - at)
         chosen = order[at : at + size]
-        outputs(x, chosen, size, w, out)
-        if not errors(out, bias, y, chosen, size, rate):
+        linear_outputs(x, chosen, size, w, out)
+        if not softmax_errors(out, bias, y, chosen, size, rate):
             return False
-        summed(x, chosen, size, out, step_of_w)
+        weight_gradient(x, chosen, size, out, step_of_w)
         if biased >= 0:
             grad[biased:after] = 0
             for i in range(size):
@@ -247,27 +247,27 @@ def trained(x, y, rows, n, steps, batch, seed, vector, base, layer, rate, pull, 
 
 
 @compiled(cache=True)
-def descend(told, rates, pull, batch, layer, like):
-    """Every job of a table, a row each: the addresses of its examples, labels and rows (or 0), how many examples lie
-    there and how many are its own, its steps, its seed, and the addresses of its vector and of its base. Returns -1, or
-    the first job whose examples, rows or labels are not there.
+def train_jobs(table, rates, pull, batch, layer, like):
+    """Train every job of a table; return -1, or the first job whose examples, rows or labels do not exist.
 
-    `layer`: where weights and biases (-1: none) begin in a vector, outputs, inputs; `like`: of the kind of the vectors.
+    A row has the addresses of examples, labels and rows (or 0), the number of stored and of own examples, steps, seed,
+    and the addresses of vector and base. `layer`: start of weights and biases (-1: none) in a vector, outputs, inputs;
+    `like` has the dtype of the vectors.
     """
     _, biased, classes, features = layer
     length = classes * features + (classes if biased >= 0 else 0)
-    out, grad = np.empty((batch + 3, classes), like.dtype), np.empty(length + LINE // like.itemsize, like.dtype)
-    grad = grad[-grad.ctypes.data % LINE // like.itemsize :][:length]  # as vectors lie: within lines of memory
+    out, grad = np.empty((batch + 3, classes), like.dtype), np.empty(length + CACHE_LINE // like.itemsize, like.dtype)
+    grad = grad[-grad.ctypes.data % CACHE_LINE // like.itemsize :][:length]  # as vectors lie: within lines of memory
     none = np.empty(0, np.int64)
-    for i in range(len(told)):
-        there, n = told[i, 3], told[i, 4]
-        x = carray(_pointer(told[i, 0], like), (there, features))
-        y = carray(_pointer(told[i, 1], none), (there,))
-        rows = carray(_pointer(told[i, 2], none), (n,)) if told[i, 2] else none
-        vector = carray(_pointer(told[i, 7], like), (length,))
-        base = carray(_pointer(told[i, 8], like), (length,))
-        sound = trained(
-            x, y, rows, n, told[i, 5], batch, told[i, 6], vector, base, layer,
+    for i in range(len(table)):
+        there, n = table[i, 3], table[i, 4]
+        x = carray(_pointer(table[i, 0], like), (there, features))
+        y = carray(_pointer(table[i, 1], none), (there,))
+        rows = carray(_pointer(table[i, 2], none), (n,)) if table[i, 2] else none
+        vector = carray(_pointer(table[i, 7], like), (length,))
+        base = carray(_pointer(table[i, 8], like), (length,))
+        sound = train_job(
+            x, y, rows, n, table[i, 5], batch, table[i, 6], vector, base, layer,
             like.dtype.type(rates[i]), like.dtype.type(pull), out, grad,
         )  # fmt: skip
         if not sound:

@@ -1,7 +1,7 @@
-"""LSTM layers of many clients at once: torch's own cannot be mapped over clients.
+"""LSTM layers of many clients at once, because torch's own LSTM does not support vmap.
 
-While a stack is trained its LSTM layers take their forward pass from here. Forward and backward pass are written out:
-each step in time is one batched matrix product and a few passes over gates that a core keeps near.
+Inside a context the LSTM layers of a module use these forward and backward passes, with one batched matrix product per
+time step.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from offbeat.core.errors import ConfigError
 
 State = tuple[Tensor, Tensor]
 # On a CPU torch's own layer, one client at a time, is faster on longer series: there its kernel outweighs its calls.
-LONG = 16
+LONG_SERIES = 16
 _through_sigmoid: Any = torch.ops.aten.sigmoid_backward.grad_input  # (error, out) -> error * out * (1 - out)
 _through_tanh: Any = torch.ops.aten.tanh_backward.grad_input  # (error, out) -> error * (1 - out * out)
 
 
-class Series:
-    """One layer, one direction, from zero states: any other is left as it is, and cannot be stacked."""
+class StackedLstms:
+    """The single-layer, unidirectional LSTMs with zero initial states of a module; others cannot be stacked."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._sites = [m for m in module.modules() if type(m) is nn.LSTM and _plain(m)]
+        self._sites = [m for m in module.modules() if type(m) is nn.LSTM and _is_supported(m)]
 
     @contextmanager
-    def serve(self) -> Iterator[None]:
+    def install(self) -> Iterator[None]:
         for site in self._sites:
             site.forward = partial(_forward, site, site.forward)  # type: ignore[method-assign]
         try:
@@ -41,7 +41,7 @@ class Series:
                 del site.forward
 
 
-def _plain(site: nn.LSTM) -> bool:
+def _is_supported(site: nn.LSTM) -> bool:
     return site.num_layers == 1 and not site.bidirectional and site.proj_size == 0
 
 
@@ -49,7 +49,7 @@ def _forward(site: Any, otherwise: Any, x: Any, hx: State | None = None) -> Any:
     if hx is not None or not isinstance(x, Tensor) or x.dim() != 3:
         return otherwise(x, hx)
     length = x.shape[1 if site.batch_first else 0]
-    if length > LONG and not x.is_cuda:
+    if length > LONG_SERIES and not x.is_cuda:
         raise ConfigError(f"on series of {length} steps an LSTM is faster one by one")
     bias = site.bias_ih_l0 + site.bias_hh_l0 if site.bias else site.weight_ih_l0.new_zeros(4 * site.hidden_size)
     weight = torch.cat([site.weight_ih_l0, site.weight_hh_l0], 1)  # of inputs and states, as one
@@ -58,7 +58,7 @@ def _forward(site: Any, otherwise: Any, x: Any, hx: State | None = None) -> Any:
 
 
 class _Lstm(Function):
-    """(time, examples, features) of one client -> its states, and the cells at the end; mapped over a stack."""
+    """The LSTM of one client: (time, examples, features) -> states and last cells, mapped over a stack."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> State:
@@ -67,19 +67,19 @@ class _Lstm(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: mapped, another function is differentiated."""
+        """Save nothing: under vmap, the stacked function is differentiated."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor) -> tuple[State, tuple[int, int]]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[State, tuple[int, int]]:
         x, weight, bias = (
             t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(given, in_dims, strict=True)
+            for t, dim in zip(tensors, in_dims, strict=True)
         )
         return _StackedLstm.apply(x.transpose(0, 1), weight, bias), (1, 0)  # type: ignore[no-untyped-call]
 
 
 class _StackedLstm(Function):
-    """Of K clients: x (T, K, B, F), T steps of B examples, and weight (K, 4H, F + H) -> states and last cells."""
+    """The LSTMs of K clients: x (T, K, B, F) and weight (K, 4H, F + H) -> states and last cells."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> State:

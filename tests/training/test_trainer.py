@@ -21,7 +21,7 @@ from offbeat.training.trainer import Trainer, Training
 
 # Two examples, (1, 2) and (2, 2). With the model w x + b and the mean squared error the gradient is
 #   d/dw = mean(2 x (w x + b - y)) = 5 w + 3 b - 6,     d/db = mean(2 (w x + b - y)) = 3 w + 2 b - 4.
-LINE = ClientData.own(
+LINE = ClientData.separate(
     [(torch.tensor([[1.0], [2.0]], dtype=torch.float64), torch.tensor([2.0, 2.0], dtype=torch.float64))]
 )
 
@@ -102,7 +102,7 @@ def test_phases_move_their_own_slices_at_their_own_rate() -> None:
     result = trainer(job(vector(0, 0), work))
     # (weight, bias): d/db = -4, b = 0.4;   then d/dw = 3*0.4 - 6 = -4.8, w = 0.96
     torch.testing.assert_close(result.local, vector(0.96, 0.4), rtol=1e-14, atol=0)
-    assert result.steps == trainer.steps(0, work, 2) == 2
+    assert result.steps == trainer.count_steps(0, work, 2) == 2
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def test_only_what_has_arrived_is_seen() -> None:
     later[6:] += 100
     module, training = nn.Linear(3, 1), Training(batch=4, epochs=2)
     locals_ = [
-        Trainer(module, ClientData.own([(inputs, y)]), training)(job(flatten(module), num_examples=6)).local
+        Trainer(module, ClientData.separate([(inputs, y)]), training)(job(flatten(module), num_examples=6)).local
         for inputs in (x, later)
     ]
     assert torch.equal(*locals_)
@@ -146,10 +146,10 @@ def test_only_what_has_arrived_is_seen() -> None:
 @pytest.mark.parametrize("examples", [0, 3])
 def test_more_examples_than_a_client_holds_are_an_error(examples: int) -> None:
     trainer = Trainer(slope(), LINE)
-    with pytest.raises(DataError, match=f"client 0 cannot train on {examples} examples: it holds 2"):
+    with pytest.raises(DataError, match=f"client 0 cannot train on {examples} examples: it has 2"):
         trainer(job(vector(0), num_examples=examples))
     with pytest.raises(DataError, match="no data for client 4"):
-        trainer.steps(4, LocalWork(), 1)
+        trainer.count_steps(4, LocalWork(), 1)
 
 
 def test_a_module_is_copied_and_a_binding_taken_over() -> None:
@@ -180,10 +180,10 @@ def test_steps_told_before_are_the_steps_taken(
 
     module = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2) if norm else nn.Identity(), nn.Linear(2, 1))
     x = torch.arange(float(examples)).unsqueeze(1)
-    trainer = Trainer(module, ClientData.own([(x, x.squeeze(1))]), Training(lr=1e-9, batch=batch, steps=steps))
+    trainer = Trainer(module, ClientData.separate([(x, x.squeeze(1))]), Training(lr=1e-9, batch=batch, steps=steps))
     work = LocalWork(rule=Twice() if phased else None, epochs=epochs if steps is None else None)
     result = trainer(job(flatten(module), work, num_examples=examples))
-    assert result.steps == trainer.steps(0, work, examples)
+    assert result.steps == trainer.count_steps(0, work, examples)
     if norm:
         assert result.local[-1].item() == result.steps  # num_batches_tracked
 
@@ -195,18 +195,18 @@ def test_clients_of_one_example_are_named_where_the_model_needs_two() -> None:
     with pytest.raises(
         DataError, match=r"2 clients have \(0, 3\) one example, on which a model with BatchNorm cannot train"
     ):
-        Trainer(module, ClientData.own(pairs))
+        Trainer(module, ClientData.separate(pairs))
     with pytest.raises(DataError, match="client 3 has one example"):
-        Trainer(module, ClientData.own(dict(enumerate(pairs[1:], start=1))))
-    Trainer(module, ClientData.own(pairs[1:3]))
-    Trainer(plain, ClientData.own(pairs))
+        Trainer(module, ClientData.separate(dict(enumerate(pairs[1:], start=1))))
+    Trainer(module, ClientData.separate(pairs[1:3]))
+    Trainer(plain, ClientData.separate(pairs))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_one_picture_has_batch_statistics_and_trying_it_leaves_no_trace() -> None:
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
-    trainer = Trainer(module, ClientData.own([(torch.randn(1, 1, 4, 4), torch.tensor([1]))]))
-    assert torch.equal(trainer.binding.take(), flatten(module))
+    trainer = Trainer(module, ClientData.separate([(torch.randn(1, 1, 4, 4), torch.tensor([1]))]))
+    assert torch.equal(trainer.binding.copy(), flatten(module))
     assert trainer(job(flatten(module), num_examples=1)).steps == 1
 
 
@@ -219,7 +219,7 @@ def test_one_picture_has_batch_statistics_and_trying_it_leaves_no_trace() -> Non
         ({"lr_decay": 0.0}, "training.lr_decay = 0.0"),
         ({"lr_decay": 1.5}, r"training.lr_decay = 1.5: must lie in \(0, 1\]"),
         ({"momentum": 1.0}, r"training.momentum = 1.0: must lie in \[0, 1\)"),
-        ({"momentum": 0.9, "optimizer": "adam"}, "training.momentum = 0.9 means nothing to adam"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "training.momentum = 0.9: adam has no momentum"),
         ({"weight_decay": -1.0}, "training.weight_decay = -1.0"),
         ({"batch": 0}, "training.batch = 0"),
         ({"steps": 0}, "training.steps = 0"),

@@ -13,9 +13,9 @@ from offbeat.core import draws
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork
 from offbeat.core.vector import flatten
-from offbeat.training import batches
+from offbeat.training import plan as batches
 from offbeat.training.client_data import ClientData
-from offbeat.training.gradient import head
+from offbeat.training.gradient import find_head
 from offbeat.training.trainer import Trainer, Training
 
 
@@ -45,11 +45,11 @@ def job(base: Tensor, examples: int, rule: LocalRule | None = None) -> Job:
     ],
 )
 def test_only_a_last_batch_of_one_is_merged(examples: int, batch: int, merge: bool, expected: list[int]) -> None:
-    assert batches.sizes(examples, batch, merge) == expected
+    assert batches.batch_sizes(examples, batch, merge) == expected
 
 
 def test_steps_cycle_through_reshuffled_epochs() -> None:
-    plan = list(batches.epochs(5, 2, False, 7, draws.generator(1, "batches", 0, 0)))
+    plan = list(batches.shuffled_epochs(5, 2, False, 7, draws.generator(1, "batches", 0, 0)))
     assert [sizes for _, sizes in plan] == [[2, 2, 1], [2, 2, 1], [2]]
     assert sorted(plan[0][0].tolist()) == sorted(plan[1][0].tolist()) == [0, 1, 2, 3, 4]
     assert plan[0][0].tolist() != plan[1][0].tolist()
@@ -60,7 +60,7 @@ def test_a_trained_job_equals_a_plain_torch_loop_over_the_same_batches() -> None
     x, y = torch.randn(21, 4, dtype=torch.float64), torch.randint(0, 3, (21,))
     base = flatten(module)
     training = Training(lr=0.1, momentum=0.9, weight_decay=0.01, batch=5, epochs=3)
-    local = Trainer(module, ClientData.own([(x, y)]), training)(job(base, 21)).local
+    local = Trainer(module, ClientData.separate([(x, y)]), training)(job(base, 21)).local
     order = draws.generator(1, "batches", 0, 0)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     for _ in range(3):
@@ -73,16 +73,16 @@ def test_a_trained_job_equals_a_plain_torch_loop_over_the_same_batches() -> None
 
 def test_training_runs_in_train_mode_even_if_the_module_came_in_eval_mode() -> None:
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Dropout(1.0)).eval()
-    data = ClientData.own([(torch.ones(1, 1), torch.zeros(1))])
+    data = ClientData.separate([(torch.ones(1, 1), torch.zeros(1))])
     # dropout of everything leaves no gradient; in eval mode w = 1 would move to 1 - 0.1 * 2
     assert Trainer(module, data, Training(lr=0.1, steps=1))(job(torch.ones(1), 1)).local.item() == 1
 
 
 def test_gathering_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Linear(4, 3)
-    data = ClientData.own([(torch.randn(50, 4), torch.randint(0, 3, (50,)))])
+    data = ClientData.separate([(torch.randn(50, 4), torch.randint(0, 3, (50,)))])
     whole = Trainer(module, data, Training(batch=7))(job(flatten(module), 50)).local
-    monkeypatch.setattr("offbeat.training.trainer._GATHERED", 1)
+    monkeypatch.setattr("offbeat.training.trainer._MAX_GATHERED_VALUES", 1)
     assert torch.equal(Trainer(module, data, Training(batch=7))(job(flatten(module), 50)).local, whole)
 
 
@@ -100,7 +100,7 @@ class Squared(nn.Module):
 
 
 def test_tied_parameters_travel_once_and_feel_both_gradients() -> None:
-    data = ClientData.own([(torch.ones(1, 1), torch.zeros(1))])
+    data = ClientData.separate([(torch.ones(1, 1), torch.zeros(1))])
     # loss w**4 at w = 1: gradient 4, w = 1 - 0.1 * 4
     local = Trainer(Squared(), data, Training(lr=0.1, steps=1))(job(torch.ones(1), 1)).local
     torch.testing.assert_close(local, torch.tensor([0.6]))
@@ -117,7 +117,7 @@ def test_frozen_parameters_stay_and_unused_ones_do_not_move() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.used(x) * self.frozen
 
-    data = ClientData.own([(torch.ones(1, 1), torch.zeros(1))])
+    data = ClientData.separate([(torch.ones(1, 1), torch.zeros(1))])
     trainer = Trainer(Odd(), data, Training(lr=0.1, steps=1))
     assert [s.name for s in trainer.binding.layout.slices] == ["unused", "used.weight"]
     # loss (2 w)**2 at w = 1: gradient 8, w = 1 - 0.8
@@ -139,7 +139,7 @@ class NoLoss(LocalRule):
 
 def two_slopes() -> tuple[nn.Module, ClientData]:
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False), nn.Identity())
-    return module, ClientData.own([(torch.tensor([[1.0], [2.0]]), torch.tensor([2.0, 2.0]))])
+    return module, ClientData.separate([(torch.tensor([[1.0], [2.0]]), torch.tensor([2.0, 2.0]))])
 
 
 def test_a_rules_own_loss_sees_what_enters_the_head() -> None:
@@ -160,4 +160,4 @@ def test_a_rule_whose_loss_is_none_keeps_the_tasks() -> None:
 
 def test_the_head_is_the_last_module_with_parameters_of_its_own() -> None:
     module, _ = two_slopes()
-    assert head(module) is module[1]
+    assert find_head(module) is module[1]

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.dataset import Pixels
 from offbeat.training.client_data import ClientData
-from offbeat.training.evaluation import Evaluator
-from offbeat.training.model_check import rehearse
+from offbeat.training.evaluation import Evaluator, check_model
 from offbeat.training.tasks import Classification, Loss, Survival, Task, as_task
 
 X, Y = torch.linspace(-1, 1, 24).reshape(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
@@ -28,8 +27,8 @@ def tried(
     test: tuple[Tensor, Tensor] | None = None,
     task: Task | Loss | None = None,
 ) -> None:
-    data = ClientData.own([(x[:3], y[:3]), (x[3:], y[3:])])
-    rehearse(module, data, Evaluator(module, *(test or (x, y)), task), as_task(task, data.labels))
+    data = ClientData.separate([(x[:3], y[:3]), (x[3:], y[3:])])
+    check_model(module, data, Evaluator(module, *(test or (x, y)), task), as_task(task, data.label_dtype))
 
 
 @pytest.mark.parametrize(
@@ -91,11 +90,11 @@ class Restless(nn.Module):
 
 def test_trying_moves_neither_the_module_nor_any_random_state():
     module = Restless().train()
-    data, task = ClientData.own([(X, Y)]), Classification()
+    data, task = ClientData.separate([(X, Y)]), Classification()
     evaluator = Evaluator(module, X, Y)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    rehearse(module, data, evaluator, task)
+    check_model(module, data, evaluator, task)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert (module.training, module.norm.training, module.seen, evaluator._binding.module.seen) == (True, True, 0, 0)
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -105,7 +104,9 @@ def test_trying_moves_neither_the_module_nor_any_random_state():
 
 def test_a_client_with_one_example_and_batch_statistics_can_be_tried():
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-    rehearse(module, ClientData.own([(X[:1], Y[:1]), (X, Y)]), Evaluator(module, X[:1], Y[:1]), Classification())
+    check_model(
+        module, ClientData.separate([(X[:1], Y[:1]), (X, Y)]), Evaluator(module, X[:1], Y[:1]), Classification()
+    )
 
 
 def test_images_that_stay_bytes_pass_the_door_of_the_model():

@@ -15,8 +15,7 @@ from offbeat.core.jobs import Job
 from offbeat.core.protocol import Layout, LocalJob, LocalRule, LocalWork
 from offbeat.core.vector import Binding, flatten
 from offbeat.training.client_data import ClientData
-from offbeat.training.features import features
-from offbeat.training.trainer import Trainer, Training
+from offbeat.training.trainer import Trainer, Training, head_inputs
 
 
 class Restless(nn.Module):
@@ -71,7 +70,7 @@ def job(module: nn.Module, rule: LocalRule, examples: int = 20) -> Job:
 
 def data(examples: int = 20) -> ClientData:
     g = torch.Generator().manual_seed(0)
-    return ClientData.own([(torch.randn(examples, 5, generator=g), torch.arange(examples) % 3)], num_classes=3)
+    return ClientData.separate([(torch.randn(examples, 5, generator=g), torch.arange(examples) % 3)], num_classes=3)
 
 
 def test_they_are_the_inputs_of_the_head_worked_by_hand() -> None:
@@ -79,7 +78,7 @@ def test_they_are_the_inputs_of_the_head_worked_by_hand() -> None:
     x, y = torch.tensor([[1.0], [2.0], [5.0]], dtype=torch.float64), torch.tensor([1, 0, 1])
     binding = Binding(module)
     model = torch.tensor([3.0, -1, *[0] * 6], dtype=torch.float64)
-    seen, labels = features(binding, None, model, [(x[:2], y[:2]), (x[2:], y[2:])])
+    seen, labels = head_inputs(binding, None, model, [(x[:2], y[:2]), (x[2:], y[2:])])
     assert seen.tolist() == [[3, -1], [6, -2], [15, -5]]
     assert labels.tolist() == [1, 0, 1]
     assert not seen.requires_grad
@@ -103,7 +102,7 @@ def test_they_are_taken_in_evaluation_mode_at_the_model_asked_for() -> None:
     for name, model in (("before", flatten(module)), ("after", result.local)):
         other = Restless()
         binding = Binding(other)
-        binding.put(model)
+        binding.load(model)
         other.eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -125,10 +124,10 @@ def test_a_large_client_is_looked_at_in_pieces() -> None:
 
 def test_what_goes_wrong_meanwhile_leaves_the_module_as_it_was() -> None:
     binding = Binding(Restless())
-    kept = binding.take()
+    kept = binding.copy()
     with pytest.raises(RuntimeError):
-        features(binding, None, kept * 2, [(torch.zeros(2, 7), torch.zeros(2))])
-    assert torch.equal(binding.take(), kept)
+        head_inputs(binding, None, kept * 2, [(torch.zeros(2, 7), torch.zeros(2))])
+    assert torch.equal(binding.copy(), kept)
     assert all(m.training for m in binding.module.modules())
     assert not binding.module.head._forward_pre_hooks
 
@@ -145,9 +144,9 @@ def test_a_head_that_is_never_called_or_not_there_is_an_error() -> None:
 
     binding = Binding(Skips())
     with pytest.raises(ProtocolError, match="1 batches went through the model, and 0 entered its head"):
-        features(binding, None, binding.take(), [(torch.zeros(2, 5), torch.zeros(2))])
+        head_inputs(binding, None, binding.copy(), [(torch.zeros(2, 5), torch.zeros(2))])
     with pytest.raises(ConfigError, match="unknown module 'hed': did you mean 'head'"):
-        features(binding, "hed", binding.take(), [])
+        head_inputs(binding, "hed", binding.copy(), [])
 
 
 def test_a_rule_names_the_head_whose_input_its_loss_is_told() -> None:

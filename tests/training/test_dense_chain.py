@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_stack import agree
+from test_stack_trainer import agree
 from torch import Tensor, nn
 
 from offbeat.core.jobs import Job
@@ -16,7 +16,7 @@ from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.core.vector import Layout, flatten
 from offbeat.training.client_data import ClientData
-from offbeat.training.stacked.dense_chain import Chain
+from offbeat.training.stacked.dense_chain import DenseChain
 from offbeat.training.stacked.stack_trainer import StackTrainer
 from offbeat.training.tasks import Classification, MultiLabel, Regression
 from offbeat.training.trainer import Trainer, Training
@@ -39,7 +39,7 @@ def trainer_of(module: nn.Module, y: Any, task: Any = None, training: Training |
         x, labels = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
         data = ClientData.shared(x, labels, torch.randperm(len(x)).split(SIZES))
     else:
-        data = ClientData.own(pairs)
+        data = ClientData.separate(pairs)
     for p in module.parameters():  # as large as what they are added to
         nn.init.normal_(p, std=0.5)
     return Trainer(module.double(), data, training or Training(batch=8), task)
@@ -125,10 +125,10 @@ def test_bytes_become_numbers_at_the_door(caplog):
     module = mlp().double()
     pairs = [(torch.randint(0, 256, (n, 3, 4), dtype=torch.uint8), classes(n)) for n in SIZES]
     module.register_forward_pre_hook(Standardised())
-    check(Trainer(module, ClientData.own(pairs), Training(batch=8)), caplog)
+    check(Trainer(module, ClientData.separate(pairs), Training(batch=8)), caplog)
     Standardised.by_example = False
     try:
-        assert StackTrainer(Trainer(module, ClientData.own(pairs), Training(batch=8)))._chain is None
+        assert StackTrainer(Trainer(module, ClientData.separate(pairs), Training(batch=8)))._chain is None
     finally:
         Standardised.by_example = True
 
@@ -171,16 +171,16 @@ class Doubled(nn.Linear):
 def test_what_is_no_chain_is_not_taken_for_one(module):
     trainer = trainer_of(nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), classes)
     double = module.double()
-    assert Chain.of(double, Layout.of(double), trainer.task, trainer.data) is None
+    assert DenseChain.for_module(double, Layout.of(double), trainer.task, trainer.data) is None
 
 
 def test_nor_is_another_loss_or_a_label_that_no_output_stands_for():
     trainer = trainer_of(mlp(4), classes)
     module, layout = trainer.binding.module, trainer.binding.layout
     own = Classification(nn.CrossEntropyLoss(label_smoothing=0.1))
-    assert Chain.of(module, layout, own, trainer.data) is None
+    assert DenseChain.for_module(module, layout, own, trainer.data) is None
     few = trainer_of(mlp(3), classes)  # four classes: cross entropy says what is wrong, and so must a stack
-    assert Chain.of(few.binding.module, few.binding.layout, few.task, few.data) is None
+    assert DenseChain.for_module(few.binding.module, few.binding.layout, few.task, few.data) is None
 
 
 def test_a_client_that_diverges_spoils_nobody_else(caplog):

@@ -52,7 +52,7 @@ def trainer_of(training: Training, module: nn.Module | None = None) -> Trainer:
     pairs = [(torch.randn(n, 1, 6, 6, dtype=torch.float64), torch.randint(0, 4, (n,))) for n in SIZES]
     layout = Layout.of(module)
     matrix = torch.randn(5, layout.num_params, dtype=torch.float64)
-    return Trainer(module, ClientData.own(pairs), training, probe=lambda vector: matrix @ layout.trainable(vector))
+    return Trainer(module, ClientData.separate(pairs), training, probe=lambda vector: matrix @ layout.trainable(vector))
 
 
 def jobs_of(trainer: Trainer, rule: LocalRule | None, sent: Any = None, kept: Any = None) -> list[Job]:

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 import torch
-from ragged import RULES, SIZES, agree, jobs_of
 from torch import Tensor, nn
+from uneven_clients import RULES, SIZES, agree, jobs_of
 
-import offbeat.training
-from offbeat.core.computed_rows import Rows
+import offbeat.training.stacked
+from offbeat.core.computed_rows import ComputedRows
 from offbeat.core.jobs import Job, Result
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import flatten
 from offbeat.training.client_data import ClientData
 from offbeat.training.stacked import compiled_linear
-from offbeat.training.stacked.compiled_linear import Compiled
+from offbeat.training.stacked.compiled_linear import CompiledLinear
 from offbeat.training.stacked.stack_trainer import StackTrainer
 from offbeat.training.trainer import Trainer, Training
 from offbeat.workers import registry
@@ -40,7 +40,7 @@ def trainer_of(
     bias: bool = True,
     dtype: torch.dtype = torch.float64,
     training: Training | None = None,
-    data: Callable[[list[tuple[Tensor, Tensor]]], ClientData] = ClientData.own,
+    data: Callable[[list[tuple[Tensor, Tensor]]], ClientData] = ClientData.separate,
 ) -> Trainer:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, classes, bias=bias)).to(dtype)
@@ -49,14 +49,14 @@ def trainer_of(
     return Trainer(module, data(pairs), training or Training(batch=8, epochs=2), probe=lambda vector: matrix @ vector)
 
 
-def loop_of(trainer: Trainer) -> Compiled | None:
+def loop_of(trainer: Trainer) -> CompiledLinear | None:
     return StackTrainer(trainer)._compiled
 
 
 def looped(trainer: Trainer, jobs: list[Job]) -> list[Result]:
     stack = StackTrainer(trainer)
     assert stack._compiled is not None
-    assert all(stack._loop_for(job) is not None for job in jobs)
+    assert all(stack._compiled_for(job) is not None for job in jobs)
     return stack(jobs)
 
 
@@ -68,7 +68,7 @@ def test_one_step_by_hand() -> None:
     with torch.no_grad():
         module.weight.zero_()
         module.bias.zero_()
-    data = ClientData.own([(torch.tensor([[2.0, 4.0]]), torch.tensor([1]))], num_classes=2)
+    data = ClientData.separate([(torch.tensor([[2.0, 4.0]]), torch.tensor([1]))], num_classes=2)
     trainer = Trainer(module, data, Training(lr=0.1, batch=3, steps=1))
     (end,) = looped(trainer, [Job(0, 0, 0, torch.zeros(6), 0, LocalWork(), 1, {}, seed=0)])
     torch.testing.assert_close(end.local, torch.tensor([-0.1, -0.2, 0.1, 0.2, -0.05, 0.05]))
@@ -87,7 +87,7 @@ def test_another_rule_has_steps_of_its_own(rule: str) -> None:
     trainer = trainer_of()
     jobs = jobs_of(trainer, *RULES[rule])
     stack = StackTrainer(trainer)
-    assert stack._loop_for(jobs[0]) is None
+    assert stack._compiled_for(jobs[0]) is None
     agree(stack(jobs), [trainer(job) for job in jobs])
 
 
@@ -118,7 +118,7 @@ def drawn(pairs: list[tuple[Tensor, Tensor]]) -> ClientData:
     """Rows that nobody keeps: they are computed when asked for."""
 
     x, y = (torch.cat(part) for part in zip(*pairs, strict=True))
-    rows = Rows(dict(enumerate(SIZES)), lambda client: torch.arange(SIZES[client]) * 3 % sum(SIZES))
+    rows = ComputedRows(dict(enumerate(SIZES)), lambda client: torch.arange(SIZES[client]) * 3 % sum(SIZES))
     return ClientData.shared(x, y, rows)
 
 
@@ -141,22 +141,22 @@ def test_bytes_pass_the_door_once(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).double()
     module.register_forward_pre_hook(Standardised())
     pairs = [(torch.randint(0, 256, (n, 3, 4), dtype=torch.uint8), torch.randint(0, 3, (n,))) for n in SIZES]
-    trainer = Trainer(module, ClientData.own(pairs), Training(batch=8))
+    trainer = Trainer(module, ClientData.separate(pairs), Training(batch=8))
     jobs = jobs_of(trainer, None)
     agree(looped(trainer, jobs), [trainer(job) for job in jobs])
-    monkeypatch.setattr(compiled_linear, "PASSED", 8 * 12 * sum(SIZES) - 1)
+    monkeypatch.setattr(compiled_linear, "MAX_TRANSFORMED_BYTES", 8 * 12 * sum(SIZES) - 1)
     assert loop_of(trainer) is None  # more than may be kept: they pass it at every step
 
 
 def test_what_a_client_comes_to_depends_neither_on_its_stack_nor_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_linear, "ENOUGH", 1)
+    monkeypatch.setattr(compiled_linear, "MIN_PRODUCTS_PER_THREAD", 1)
     trainer = trainer_of(10, dtype=torch.float32)
     jobs = jobs_of(trainer, None)
     alone = [looped(trainer, [job])[0].local for job in jobs]
     for cores in (1, 2, 3, 8):
         stack = StackTrainer(trainer)
-        assert stack.spread(cores)
-        assert stack.hands(cores) == cores
+        assert stack.use_threads(cores)
+        assert stack.useful_cores(cores) == cores
         for result, other in zip(stack(jobs), alone, strict=True):
             assert torch.equal(result.local, other)
         stack.close()
@@ -164,9 +164,9 @@ def test_what_a_client_comes_to_depends_neither_on_its_stack_nor_on_cores(monkey
 
 
 def test_the_worker_spreads_over_threads_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_linear, "ENOUGH", 1)  # jobs as small as these are not worth a thread
+    monkeypatch.setattr(compiled_linear, "MIN_PRODUCTS_PER_THREAD", 1)  # jobs as small as these are not worth a thread
     trainer = trainer_of()
-    worker = registry.make(registry.parse("batched:2"), trainer)
+    worker = registry.make_worker(registry.parse_worker("batched:2"), trainer)
     jobs = jobs_of(trainer, None)
     for job in jobs:
         worker.submit(job, 1.0)
@@ -197,7 +197,7 @@ def test_what_is_not_finite_stays_so() -> None:
 def test_a_base_that_does_not_fit_is_refused_before_a_loop_sees_it() -> None:
     trainer = trainer_of()
     job = jobs_of(trainer, None)[0]
-    (answer,) = StackTrainer(trainer).attempt([replace(job, base=job.base[:-1])])
+    (answer,) = StackTrainer(trainer).train_many([replace(job, base=job.base[:-1])])
     assert isinstance(answer, Exception)
     loop = loop_of(trainer)
     assert loop is not None
@@ -217,10 +217,12 @@ def test_rows_and_labels_that_are_not_there_are_noticed() -> None:
     base = flatten(module)
     jobs = [Job(i, i, 0, base, 0, LocalWork(), 5, {}, seed=0) for i in range(3)]
     rows = [torch.arange(5), torch.arange(16, 21), torch.arange(-1, 4)]
-    wrong = Trainer(module, ClientData.shared(x, y, Rows({0: 5, 1: 5, 2: 5}, rows.__getitem__)), Training(batch=2))
-    answers = StackTrainer(wrong).attempt(jobs)
+    wrong = Trainer(
+        module, ClientData.shared(x, y, ComputedRows({0: 5, 1: 5, 2: 5}, rows.__getitem__)), Training(batch=2)
+    )
+    answers = StackTrainer(wrong).train_many(jobs)
     assert [isinstance(answer, IndexError) for answer in answers] == [False, True, True]
-    trainer = Trainer(module, ClientData.own([(x, y)]), Training(batch=2))
+    trainer = Trainer(module, ClientData.separate([(x, y)]), Training(batch=2))
     loop = loop_of(trainer)
     assert loop is not None
     y[7] = 4
@@ -233,7 +235,7 @@ def test_labels_need_not_lie_together() -> None:
     table = torch.randint(0, 4, (40, 3))
     x, module = torch.randn(40, 36).double(), nn.Linear(36, 4).double()
     for y in (table[:, -1], torch.tensor([1]).expand(40)):
-        trainer = Trainer(module, ClientData.own([(x, y)], num_classes=4), Training(batch=8))
+        trainer = Trainer(module, ClientData.separate([(x, y)], num_classes=4), Training(batch=8))
         job = Job(0, 0, 0, flatten(module), 0, LocalWork(), 40, {}, seed=0)
         agree(looped(trainer, [job]), [trainer(job)])
 
@@ -245,7 +247,7 @@ def test_inputs_that_lie_in_another_way_are_stacked() -> None:
         torch.randn(40, 72).double()[:, ::2],
         torch.randn(1, 36).double().expand(40, 36),
     ):
-        trainer = Trainer(module, ClientData.own([(x, torch.arange(40) % 4)]), Training(batch=8))
+        trainer = Trainer(module, ClientData.separate([(x, torch.arange(40) % 4)]), Training(batch=8))
         job = Job(0, 0, 0, flatten(module), 0, LocalWork(), 40, {}, seed=0)
         assert loop_of(trainer) is None
         agree(StackTrainer(trainer)([job]), [trainer(job)])
@@ -253,7 +255,7 @@ def test_inputs_that_lie_in_another_way_are_stacked() -> None:
 
 def test_examples_that_went_away_are_noticed() -> None:
     x, y, module = torch.randn(40, 36).double(), torch.arange(40) % 4, nn.Linear(36, 4).double()
-    trainer = Trainer(module, ClientData.own([(x, y)]), Training(batch=8))
+    trainer = Trainer(module, ClientData.separate([(x, y)]), Training(batch=8))
     loop = loop_of(trainer)
     assert loop is not None
     x.resize_(30, 36)
@@ -272,7 +274,7 @@ def test_a_large_batch_is_rounded_once_a_step(batch: int) -> None:
     base, ends = torch.randn(510), []
     for dtype in (torch.float64, torch.float32):
         trainer = Trainer(
-            module.to(dtype), ClientData.own([(x.to(dtype), y)]), Training(lr=0.01, batch=batch, steps=10)
+            module.to(dtype), ClientData.separate([(x.to(dtype), y)]), Training(lr=0.01, batch=batch, steps=10)
         )
         job = Job(0, 0, 0, base.to(dtype), 0, LocalWork(), 4096, {}, seed=0)
         ends += [looped(trainer, [job])[0].local.double(), trainer(job).local.double()]
@@ -299,23 +301,23 @@ def test_rates_and_steps_of_many_are_those_of_each() -> None:
     trainer = trainer_of(training=Training(batch=8, lr=0.3, lr_decay=0.9, epochs=2))
     for work in (LocalWork(), LocalWork(steps=5), LocalWork(epochs=3, lr=0.7)):
         jobs = [replace(job, work=work) for job in jobs_of(trainer, None)]
-        plans = [trainer.plan(job) for job in jobs]
-        assert trainer.paces(jobs) == [(plan.rate(0), plan.steps) for plan in plans]
+        plans = [trainer.make_plan(job) for job in jobs]
+        assert trainer.rates_and_steps(jobs) == [(plan.learning_rate(0), plan.steps) for plan in plans]
 
 
 def test_no_thread_is_at_it_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are told addresses: what lies there goes with the call that was interrupted."""
-    monkeypatch.setattr(compiled_linear, "ENOUGH", 1)
+    monkeypatch.setattr(compiled_linear, "MIN_PRODUCTS_PER_THREAD", 1)
     trainer = trainer_of()
     loop = loop_of(trainer)
     assert loop is not None
-    loop.spread(2)
+    loop.use_threads(2)
     ended: list[int] = []
 
     class Slow:
         calls = 0
 
-        def descend(self, *told: Any) -> int:
+        def train_jobs(self, *told: Any) -> int:
             self.calls += 1
             if self.calls == 1:
                 time.sleep(0.05)  # in the other thread: it was begun first
@@ -333,7 +335,7 @@ def test_a_loop_that_cannot_be_had_is_a_stack(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full:
-        def descend(self, *told: Any) -> int:
+        def train_jobs(self, *told: Any) -> int:
             raise OSError("No space left on device")
 
     trainer = trainer_of()
@@ -349,7 +351,7 @@ def test_a_loop_that_cannot_be_had_is_a_stack(
 def test_other_rules_are_stacked_in_stacks_of_their_size() -> None:
     trainer = trainer_of()
     stack = StackTrainer(trainer)
-    assert stack.most > stack._stack > 0
+    assert stack.max_jobs > stack._stack > 0
     jobs = jobs_of(trainer, *RULES["decayed gradients"])
     stack._stack = 2
     agree(stack(jobs), [trainer(job) for job in jobs])
@@ -358,7 +360,7 @@ def test_other_rules_are_stacked_in_stacks_of_their_size() -> None:
 def test_more_examples_than_a_client_has_are_refused() -> None:
     trainer = trainer_of()
     job = jobs_of(trainer, None)[0]
-    (answer,) = StackTrainer(trainer).attempt([replace(job, num_examples=SIZES[0] + 1)])
+    (answer,) = StackTrainer(trainer).train_many([replace(job, num_examples=SIZES[0] + 1)])
     assert "cannot train on" in str(answer)
 
 
@@ -383,16 +385,16 @@ def test_other_models_are_stacked_as_before() -> None:
 
 def test_without_numba_clients_are_stacked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(compiled_linear, "find_spec", lambda name: None)
-    compiled_linear._loops.cache_clear()
+    compiled_linear._load_loops.cache_clear()
     try:
         trainer = trainer_of()
         jobs = jobs_of(trainer, None)
         stack = StackTrainer(trainer)
-        assert not stack.spread(2)
+        assert not stack.use_threads(2)
         agree(stack(jobs), [trainer(job) for job in jobs])
         assert not caplog.records
     finally:
-        compiled_linear._loops.cache_clear()
+        compiled_linear._load_loops.cache_clear()
 
 
 def test_a_numba_that_cannot_be_used_is_told_of_once(
@@ -401,15 +403,15 @@ def test_a_numba_that_cannot_be_used_is_told_of_once(
     monkeypatch.setitem(
         sys.modules, "offbeat.training.stacked.linear_loops", None
     )  # an import fails, as with a numpy it does not know
-    monkeypatch.delattr(offbeat.training, "loops", raising=False)
-    compiled_linear._loops.cache_clear()
+    monkeypatch.delattr(offbeat.training.stacked, "linear_loops", raising=False)
+    compiled_linear._load_loops.cache_clear()
     try:
         for _ in range(2):
             assert loop_of(trainer_of()) is None
         (record,) = caplog.records
         assert "loops are not compiled" in record.getMessage()
     finally:
-        compiled_linear._loops.cache_clear()
+        compiled_linear._load_loops.cache_clear()
 
 
 TWICE = """
@@ -423,7 +425,7 @@ from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import flatten
 torch.manual_seed(0)
 module = nn.Linear(300, 10)
-trainer = Trainer(module, ClientData.own([(torch.randn(70, 300), torch.arange(70) % 10)]), Training(batch=16))
+trainer = Trainer(module, ClientData.separate([(torch.randn(70, 300), torch.arange(70) % 10)]), Training(batch=16))
 (end,) = StackTrainer(trainer)([Job(0, 0, 0, flatten(module), 0, LocalWork(), 70, {}, seed=0)])
 print(hashlib.sha256(end.local.numpy().tobytes()).hexdigest())
 """

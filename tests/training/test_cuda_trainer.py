@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from ragged import RULES, SIZES, Net, agree, extras_of, jobs_of, trainer_of
 from torch import Tensor, fx, nn
+from uneven_clients import RULES, SIZES, Net, agree, extras_of, jobs_of, trainer_of
 
 from offbeat.core.errors import DataError
-from offbeat.core.jobs import STATISTICS, Job, Result
+from offbeat.core.jobs import CLIENT_STATISTICS, Job, Result
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork
 from offbeat.core.strategies.fed_ogd import Orthogonal
 from offbeat.core.strategies.fedpsa.sketch import Sketched
 from offbeat.core.vector import flatten
 from offbeat.training.client_data import ClientData
-from offbeat.training.cuda.cuda_trainer import DeviceTrainer, rounded
-from offbeat.training.cuda.graph_step import SEGMENT, CannotRecord, Program, short_of_memory
-from offbeat.training.cuda.linear_softmax import Straight, copies, descend
-from offbeat.training.cuda.norm_relu import followed
+from offbeat.training.cuda.cuda_trainer import CudaTrainer, round_up_clients
+from offbeat.training.cuda.graph_step import SEGMENT, CannotRecord, GraphProgram, is_out_of_memory
+from offbeat.training.cuda.linear_softmax import LinearSoftmax, copy_vectors, descend
+from offbeat.training.cuda.norm_relu import find_fused_norms
 from offbeat.training.gradient import overrides
-from offbeat.training.stacked.batch_order import Orders
+from offbeat.training.stacked.batch_order import BatchOrder
 from offbeat.training.stacked.convolution import Geometry, avg_pool, convolve, max_pool
-from offbeat.training.stacked.layers import FOLLOWED, NotStacked, stacked
+from offbeat.training.stacked.layers import FUSED_NORMS, NotStackable, stack_module
 from offbeat.training.trainer import Trainer, Training
 
 
@@ -95,15 +95,15 @@ MODELS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Recorded(DeviceTrainer):
+class Recorded(CudaTrainer):
     """Trains by programs or not at all: a stack that fails would else be trained in another way, unnoticed."""
 
     def _otherwise(self, i: int, jobs: list[Job]) -> Any:
         raise AssertionError("it is not trained by a program")
 
 
-def train(trainer: DeviceTrainer, jobs: list[Job]) -> list[Result]:
-    answers = trainer.attempt(jobs)
+def train(trainer: CudaTrainer, jobs: list[Job]) -> list[Result]:
+    answers = trainer.train_many(jobs)
     assert not any(isinstance(answer, Exception) for answer in answers), answers
     return [answer for answer in answers if isinstance(answer, Result)]
 
@@ -134,18 +134,18 @@ def test_every_layer_and_optimizer_trains_as_alone(model: str, training: Trainin
 def test_every_rule_trains_as_alone(name: str, model: str, caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS[model]())
     jobs = jobs_of(trainer, *RULES[name])
-    kind = DeviceTrainer if jobs[0].work.rule and overrides(jobs[0].work.rule, "loss") else Recorded
+    kind = CudaTrainer if jobs[0].work.rule and overrides(jobs[0].work.rule, "loss") else Recorded
     agree(train(kind([trainer]), jobs), [trainer(job) for job in jobs], 1e-11)
 
 
 @pytest.mark.parametrize("rule", [None, Sketched(k=5)], ids=["plain", "sketched"])
 def test_statistics_that_stay_at_the_clients_do(rule: LocalRule | None, caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2, bn="local"))
-    own = {i: {STATISTICS: torch.full((7,), 0.5 + i, dtype=torch.float64)} for i in range(1, 5)}
+    own = {i: {CLIENT_STATISTICS: torch.full((7,), 0.5 + i, dtype=torch.float64)} for i in range(1, 5)}
     jobs = jobs_of(trainer, rule, kept=lambda i: own.get(i, {}))
     found = train(Recorded([trainer]), jobs)
     agree(found, [trainer(job) for job in jobs])
-    assert all(result.memory[STATISTICS].shape == (7,) for result in found)
+    assert all(result.memory[CLIENT_STATISTICS].shape == (7,) for result in found)
     assert not caplog.records, caplog.text
 
 
@@ -177,7 +177,7 @@ def test_one_example_alone_has_no_statistics_which_torch_says() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4))
     trainer = trainer_of(Training(batch=8, epochs=1), module)
     jobs = jobs_of(trainer, None)
-    answers = DeviceTrainer([trainer]).attempt([replace(jobs[0], num_examples=1), *jobs[1:]])
+    answers = CudaTrainer([trainer]).train_many([replace(jobs[0], num_examples=1), *jobs[1:]])
     assert "more than 1 value per channel" in str(answers[0])
     agree([answer for answer in answers if isinstance(answer, Result)], [trainer(job) for job in jobs[1:]])
 
@@ -194,20 +194,20 @@ def test_a_last_batch_of_one_is_part_of_the_one_before(caplog: Any) -> None:
 def test_long_jobs_are_put_in_place_segment_by_segment(caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, steps=2 * SEGMENT + 3), MODELS["linear"]())
     jobs = jobs_of(trainer, None)
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    agree(train(CudaTrainer([trainer]), jobs), [trainer(job) for job in jobs])
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_stacks_are_no_larger_than_they_may_be(most: int) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["pooled"]())
     jobs = jobs_of(trainer, None)
-    agree(train(DeviceTrainer([trainer], most=most), jobs), [trainer(job) for job in jobs])
+    agree(train(CudaTrainer([trainer], max_jobs=most), jobs), [trainer(job) for job in jobs])
 
 
 def test_too_little_memory_makes_smaller_stacks_which_is_said(monkeypatch: Any, caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
     jobs = jobs_of(trainer, None)
-    found = DeviceTrainer([trainer])
+    found = CudaTrainer([trainer])
     whole = found._train
 
     def poor(rule: LocalRule, some: Any) -> Any:
@@ -225,10 +225,10 @@ def test_too_little_memory_makes_smaller_stacks_which_is_said(monkeypatch: Any, 
 
 
 def test_sizes_of_stacks_are_few() -> None:
-    assert [rounded(n) for n in (1, 7, 8, 15, 16, 17, 50, 64, 65, 500, 1000)] == [
+    assert [round_up_clients(n) for n in (1, 7, 8, 15, 16, 17, 50, 64, 65, 500, 1000)] == [
         1, 7, 8, 15, 16, 18, 52, 64, 72, 512, 1024,
     ]  # fmt: skip
-    assert len({rounded(n) for n in range(1, 1025)}) == 8 + 7 * 8
+    assert len({round_up_clients(n) for n in range(1, 1025)}) == 8 + 7 * 8
 
 
 @pytest.mark.parametrize(
@@ -246,14 +246,14 @@ def test_sizes_of_stacks_are_few() -> None:
 def test_what_has_no_stacked_form_is_trained_otherwise_and_said(module: Any, why: str, caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), module())
     jobs = jobs_of(trainer, None)
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    agree(train(CudaTrainer([trainer]), jobs), [trainer(job) for job in jobs])
     assert [record.getMessage() for record in caplog.records] == [f"steps are not recorded as one program: {why}"]
 
 
 def test_batches_of_one_are_not_recorded_where_they_meet(caplog: Any) -> None:
     trainer = trainer_of(Training(batch=1, steps=3))
     jobs = jobs_of(trainer, None)
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    agree(train(CudaTrainer([trainer]), jobs), [trainer(job) for job in jobs])
     assert "a batch of one example may have no statistics" in caplog.text
 
 
@@ -261,8 +261,8 @@ def test_what_fills_a_batch_up_is_of_the_same_batch() -> None:
     """BatchNorm may make of another example anything: 20 = 8 + 8 + 4, in an order that is known."""
     order = torch.arange(20).flip(0)[None].int()
     ones = torch.tensor([1])
-    orders = Orders(order, 20 * ones, 3 * ones, 0 * ones, None, 3 * ones, 8, 3)
-    chosen, sizes = orders.at(0, 4, 8)
+    orders = BatchOrder(order, 20 * ones, 3 * ones, 0 * ones, None, 3 * ones, 8, 3)
+    chosen, sizes = orders.batch_rows(0, 4, 8)
     assert sizes.flatten().tolist() == [8, 8, 4, 0]
     assert chosen[2, 0].tolist() == [3, 2, 1, 0, 3, 3, 3, 3]
     assert chosen[3, 0].tolist() == [19] * 8  # of who is done, any
@@ -281,7 +281,7 @@ class Counting(LocalRule):
 def test_a_rule_that_cannot_be_recorded_is_trained_otherwise_and_said(caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
     jobs = jobs_of(trainer, Counting())
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    agree(train(CudaTrainer([trainer]), jobs), [trainer(job) for job in jobs])
     assert "steps of Counting are not recorded: its rule counts in plain numbers" in caplog.text
 
 
@@ -295,18 +295,18 @@ def test_a_rule_that_cannot_be_recorded_is_trained_otherwise_and_said(caplog: An
     ],
 )
 def test_other_layers_have_no_stacked_form(module: nn.Module, why: str) -> None:
-    with pytest.raises(NotStacked, match=why):
-        stacked(module)
+    with pytest.raises(NotStackable, match=why):
+        stack_module(module)
 
 
 def test_clients_without_a_common_table_of_examples_train_too() -> None:
     trainer = trainer_of(Training(batch=8, epochs=1), MODELS["linear"]())
-    x, y = trainer.data.pooled()
+    x, y = trainer.data.all_examples()
     starts = [sum(SIZES[:i]) for i in range(len(SIZES))]
     rows = [torch.arange(start, start + size).flip(0) for start, size in zip(starts, SIZES, strict=True)]
     shared = Trainer(trainer.binding, ClientData.shared(x, y, rows), trainer.training)
     jobs = jobs_of(shared, None)
-    agree(train(DeviceTrainer([shared]), jobs), [shared(job) for job in jobs])
+    agree(train(CudaTrainer([shared]), jobs), [shared(job) for job in jobs])
 
 
 def test_a_convolution_by_hand() -> None:
@@ -329,12 +329,12 @@ def test_pooling_by_hand() -> None:
 def test_work_with_phases_is_trained_otherwise() -> None:
     trainer = trainer_of(Training(batch=8, epochs=1))
     jobs = jobs_of(trainer, *RULES["head, then body"])
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs], 1e-11)
+    agree(train(CudaTrainer([trainer]), jobs), [trainer(job) for job in jobs], 1e-11)
 
 
 def test_runs_of_one_kind_share_a_program_and_keep_their_own_rates_and_examples() -> None:
     first = trainer_of(Training(batch=8, epochs=1), MODELS["pooled"]())
-    x, y = first.data.pooled()
+    x, y = first.data.all_examples()
     rows = [torch.arange(60).flip(0), torch.arange(20, 70), torch.arange(100, 140), torch.arange(33), torch.arange(12)]
     runs = [
         Trainer(first.binding.module, ClientData.shared(x, y, rows), Training(batch=8, epochs=1)),
@@ -342,7 +342,7 @@ def test_runs_of_one_kind_share_a_program_and_keep_their_own_rates_and_examples(
     ]
     jobs = [replace(job, num_examples=12) for trainer in runs for job in jobs_of(trainer, None)]
     jobs = [replace(job, ticket=i) for i, job in enumerate(jobs)]
-    shared = DeviceTrainer(runs, lambda job: job.ticket // 5)
+    shared = CudaTrainer(runs, lambda job: job.ticket // 5)
     agree(train(shared, jobs), [runs[job.ticket // 5](job) for job in jobs])
     assert len(shared._programs) == 1
 
@@ -351,7 +351,7 @@ def test_a_job_that_fails_fails_alone() -> None:
     trainer = trainer_of(Training(batch=8, epochs=1), MODELS["linear"]())
     jobs = jobs_of(trainer, None)
     jobs[1] = replace(jobs[1], num_examples=10_000)
-    answers = DeviceTrainer([trainer]).attempt(jobs)
+    answers = CudaTrainer([trainer]).train_many(jobs)
     assert isinstance(answers[1], DataError)
     assert [isinstance(answer, Result) for answer in answers] == [True, False, True, True, True]
 
@@ -394,7 +394,7 @@ class Shaken(LocalRule):
 def test_rules_that_divide_remember_or_draw(rule: LocalRule) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
     jobs = jobs_of(trainer, rule)
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    agree(train(CudaTrainer([trainer]), jobs), [trainer(job) for job in jobs])
 
 
 class Again(nn.Module):
@@ -444,17 +444,17 @@ UNUSUAL: dict[str, Any] = {
 def test_what_is_unusual_is_right_one_way_or_the_other(name: str) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), UNUSUAL[name]())
     jobs = jobs_of(trainer, None)
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    agree(train(CudaTrainer([trainer]), jobs), [trainer(job) for job in jobs])
 
 
 def test_a_word_that_an_embedding_does_not_know_is_that_clients_failure() -> None:
     module = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2)).double()
     pairs = [(torch.randint(0, 5, (10, 4)), torch.randint(0, 2, (10,))) for _ in range(3)]
     pairs[0][0][0, 0] = 7
-    trainer = Trainer(module, ClientData.own(pairs), Training(batch=4))
+    trainer = Trainer(module, ClientData.separate(pairs), Training(batch=4))
     base = flatten(module)
     jobs = [Job(i, i, 0, base, 0, LocalWork(), 10, {}, seed=1) for i in range(3)]
-    answers = DeviceTrainer([trainer]).attempt(jobs)
+    answers = CudaTrainer([trainer]).train_many(jobs)
     assert isinstance(answers[0], IndexError)
     agree([answer for answer in answers if isinstance(answer, Result)], [trainer(job) for job in jobs[1:]])
 
@@ -482,14 +482,14 @@ class Blocks(nn.Module):
 def test_what_follows_a_norm_is_computed_with_it(norm: Callable[[], nn.Module], caplog: Any) -> None:
     module = Blocks(norm)
     nodes = tuple(fx.symbolic_trace(module).graph.nodes)
-    whole = {name: one for name, one in followed(module, nodes, FOLLOWED).items() if one is not None}
+    whole = {name: one for name, one in find_fused_norms(module, nodes, FUSED_NORMS).items() if one is not None}
     assert {one.norm.name: None if one.added is None else one.added.name for one in whole.values()} == {
         "first": None,
         "third": "second",
     }
     trainer = trainer_of(Training(batch=8, epochs=2), module)
     jobs = jobs_of(trainer, None)
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    agree(train(CudaTrainer([trainer]), jobs), [trainer(job) for job in jobs])
     assert not caplog.records, caplog.text
 
 
@@ -515,21 +515,23 @@ class Twice(nn.Module):
 def test_a_norm_that_is_called_twice_moves_its_statistics_call_by_call() -> None:
     module = Twice()
     nodes = tuple(fx.symbolic_trace(module).graph.nodes)
-    assert {one.norm.name for one in followed(module, nodes, FOLLOWED).values() if one is not None} == {"other"}
+    assert {one.norm.name for one in find_fused_norms(module, nodes, FUSED_NORMS).values() if one is not None} == {
+        "other"
+    }
     trainer = trainer_of(Training(batch=8, epochs=2), module)
     jobs = jobs_of(trainer, None)
-    agree(train(DeviceTrainer([trainer]), jobs), [trainer(job) for job in jobs])
+    agree(train(CudaTrainer([trainer]), jobs), [trainer(job) for job in jobs])
 
 
 def test_one_linear_layer_descended_plainly_needs_no_record(caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, steps=SEGMENT + 3), MODELS["linear"]())
     jobs = jobs_of(trainer, None)
-    found = DeviceTrainer([trainer])
+    found = CudaTrainer([trainer])
     agree(train(found, jobs), [trainer(job) for job in jobs])
     assert not found._programs
     for other in (Training(momentum=0.9), Training(optimizer="adam"), Training(batch=256)):
-        assert Straight.of(trainer_of(other, MODELS["linear"]()), trainer.data.pooled()) is None
-    assert Straight.of(trainer_of(Training(), MODELS["pooled"]()), trainer.data.pooled()) is None
+        assert LinearSoftmax.for_trainer(trainer_of(other, MODELS["linear"]()), trainer.data.all_examples()) is None
+    assert LinearSoftmax.for_trainer(trainer_of(Training(), MODELS["pooled"]()), trainer.data.all_examples()) is None
 
 
 @dataclass(frozen=True)
@@ -546,13 +548,13 @@ class Drawn(LocalRule):
 
 def test_one_layer_is_one_descent_whatever_its_clients_are_asked_before_and_after(monkeypatch: Any) -> None:
     together: list[int] = []
-    descent = Straight.train
+    descent = LinearSoftmax.train
 
-    def counted(self: Straight, bases: list[Tensor], *rest: Any) -> list[Tensor]:
+    def counted(self: LinearSoftmax, bases: list[Tensor], *rest: Any) -> list[Tensor]:
         together.append(len(bases))
         return descent(self, bases, *rest)
 
-    monkeypatch.setattr(Straight, "train", counted)
+    monkeypatch.setattr(LinearSoftmax, "train", counted)
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
     rules = (None, Proximal(mu=0.3), Sketched(k=5), Drawn(), Orthogonal())
     sent = extras_of(trainer, "basis")
@@ -598,7 +600,7 @@ class Failing(LocalRule):
 def test_a_rule_that_fails_for_one_client_fails_alone(when: str, caplog: Any) -> None:
     trainer = trainer_of(Training(batch=8, epochs=2), MODELS["linear"]())
     jobs = jobs_of(trainer, Failing(when))
-    answers = Recorded([trainer]).attempt(jobs)
+    answers = Recorded([trainer]).train_many(jobs)
     (wrong,) = (i for i, answer in enumerate(answers) if isinstance(answer, Exception))
     assert jobs[wrong].work.lr == 0.1
     with pytest.raises(ValueError, match="at the"):
@@ -612,7 +614,7 @@ def test_a_pull_back_is_part_of_a_step() -> None:
     # one weight, two classes, a step of rate 1/2 after one of rate 1/2, mu = 1, x = 0: no gradient but of the biases
     w, x, y = torch.zeros(2, 4, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), torch.tensor([0])
     ones = torch.ones(2, dtype=torch.int64)
-    orders = Orders(torch.zeros(2, 2, dtype=torch.int32), ones, 2 * ones, 0 * ones, None, ones, 1, 2)
+    orders = BatchOrder(torch.zeros(2, 2, dtype=torch.int32), ones, 2 * ones, 0 * ones, None, ones, 1, 2)
     rates, pulls = torch.tensor([0.5, 0.5]).double(), torch.tensor([1.0, 0.0]).double()
     descend(w, (0, 2, 2, 1), x, y, orders, rates, pulls)
     # b goes from 0 by 1/2 (1 - p) = 1/4; p is then 1 / (1 + e^(-1/2)) = 0.62246, so by 0.18877 more, and half of the
@@ -623,12 +625,12 @@ def test_a_pull_back_is_part_of_a_step() -> None:
 
 
 def test_a_stack_that_fails_though_its_jobs_do_not_is_told_once(monkeypatch: Any, caplog: Any) -> None:
-    def fails(self: Straight, bases: list[Tensor], *rest: Any) -> list[Tensor]:
+    def fails(self: LinearSoftmax, bases: list[Tensor], *rest: Any) -> list[Tensor]:
         raise RuntimeError(f"no compiler for {bases[0].data_ptr()}\nand more of it")
 
-    monkeypatch.setattr(Straight, "train", fails)
+    monkeypatch.setattr(LinearSoftmax, "train", fails)
     trainer = trainer_of(Training(batch=8, steps=5), MODELS["linear"]())
-    jobs, found = jobs_of(trainer, None), DeviceTrainer([trainer])
+    jobs, found = jobs_of(trainer, None), CudaTrainer([trainer])
     agree(train(found, jobs), [trainer(job) for job in jobs])
     train(found, [replace(job, base=job.base.clone()) for job in jobs])
     (said,) = caplog.messages
@@ -649,7 +651,7 @@ def test_examples_pass_the_door_once_on_the_straight_way() -> None:
     module.register_forward_pre_hook(door)
     trainer = trainer_of(Training(batch=8, epochs=2), module)
     jobs = jobs_of(trainer, None)
-    found = DeviceTrainer([trainer])
+    found = CudaTrainer([trainer])
     before = door.passed
     results = train(found, jobs)
     assert door.passed == before
@@ -658,7 +660,7 @@ def test_examples_pass_the_door_once_on_the_straight_way() -> None:
 
 def test_rows_of_a_stack_become_tensors_of_their_own() -> None:
     w = torch.tensor([[1.0, -0.0], [float("nan"), float("inf")], [5.0, 6.0]])
-    ends = copies(w[:2].unbind(0))
+    ends = copy_vectors(w[:2].unbind(0))
     w.zero_()
     assert [repr(end.tolist()) for end in ends] == ["[1.0, -0.0]", "[nan, inf]"]
     assert all(end.untyped_storage().nbytes() == 8 for end in ends)
@@ -667,21 +669,21 @@ def test_rows_of_a_stack_become_tensors_of_their_own() -> None:
 def test_a_broken_capture_is_told_from_a_lack_of_memory() -> None:
     broken = RuntimeError("capture failed")  # what ending a capture says
     broken.__context__ = torch.OutOfMemoryError("no memory")
-    assert short_of_memory(broken)
-    assert not short_of_memory(RuntimeError("capture failed"))
+    assert is_out_of_memory(broken)
+    assert not is_out_of_memory(RuntimeError("capture failed"))
 
 
 def test_a_model_whose_step_cannot_be_recorded_is_not_tried_again(monkeypatch: Any, caplog: Any) -> None:
     tried = []
 
-    def refused(program: Program) -> None:
+    def refused(program: GraphProgram) -> None:
         tried.append(program)
         raise CannotRecord("the host looks at its values")
 
-    monkeypatch.setattr(Program, "_record", refused)
+    monkeypatch.setattr(GraphProgram, "_record", refused)
     trainer = trainer_of(Training(batch=8, epochs=1), MODELS["pooled"]())
     jobs = jobs_of(trainer, None)
-    found = DeviceTrainer([trainer])
+    found = CudaTrainer([trainer])
     for _ in range(2):
         agree(train(found, jobs), [trainer(job) for job in jobs])
     assert len(tried) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_chain import Doubled, classes, jobs_of, mlp, trainer_of
+from test_dense_chain import Doubled, classes, jobs_of, mlp, trainer_of
 from torch import Tensor, nn
 
 from offbeat.core.jobs import Job
@@ -15,7 +15,7 @@ from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.core.vector import Binding, flatten
 from offbeat.training.client_data import ClientData
-from offbeat.training.dense_gradient import Tape
+from offbeat.training.dense_gradient import DenseGradient
 from offbeat.training.gradient import Gradients
 from offbeat.training.tasks import Classification, Regression
 from offbeat.training.trainer import Trainer, Training
@@ -31,7 +31,7 @@ CHAINS = {
 
 @pytest.fixture(autouse=True)
 def nothing_tried_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.training.gradient._AGREED", {})
+    monkeypatch.setattr("offbeat.training.gradient._matches_autograd", {})
 
 
 def gradients_of(module: nn.Module, task: Any = None) -> Gradients:
@@ -39,7 +39,7 @@ def gradients_of(module: nn.Module, task: Any = None) -> Gradients:
 
 
 def with_graph(trainer: Trainer) -> Trainer:
-    trainer._gradients._tape = None
+    trainer._gradients._dense = None
     return trainer
 
 
@@ -52,8 +52,8 @@ def test_a_gradient_has_the_bits_of_autograd(name: str, dtype: torch.dtype) -> N
         x, y = torch.randn(examples, 12, dtype=dtype), torch.randint(0, 4, (examples,))
         loss = nn.functional.cross_entropy(module(x), y)
         expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
-        assert torch.equal(gradients.here(x, y), expected)
-    assert gradients._tape is not None
+        assert torch.equal(gradients.at_weights(x, y), expected)
+    assert gradients._dense is not None
 
 
 def test_so_it_is_for_sure_answers_and_for_labels_that_count_for_nothing() -> None:
@@ -64,8 +64,8 @@ def test_so_it_is_for_sure_answers_and_for_labels_that_count_for_nothing() -> No
         x = large * torch.randn(5, 3, 4)
         loss = nn.functional.cross_entropy(module(x), y)
         expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
-        assert torch.equal(gradients.here(x, y), expected)
-    assert gradients._tape is not None
+        assert torch.equal(gradients.at_weights(x, y), expected)
+    assert gradients._dense is not None
 
 
 @pytest.mark.parametrize("rule", [None, Proximal(mu=0.1), DecayedGradients(beta=0.4, lam=0.5)])
@@ -81,15 +81,15 @@ def test_whole_jobs_have_the_bits_of_autograd(rule: LocalRule | None, training: 
         assert torch.equal(mine.local, other.local)
         assert mine.memory.keys() == other.memory.keys()
         assert all(torch.equal(mine.memory[name], other.memory[name]) for name in mine.memory)
-    assert ours._gradients._tape is not None
+    assert ours._gradients._dense is not None
 
 
 def test_a_gradient_is_its_own() -> None:
     gradients = gradients_of(CHAINS["a linear layer"]())
     x, y = torch.randn(8, 12), torch.randint(0, 4, (8,))
-    first = gradients.here(x, y)  # tried here, against autograd
-    kept = gradients.here(x, y)
-    gradients.here(torch.randn(8, 12), y)
+    first = gradients.at_weights(x, y)  # tried here, against autograd
+    kept = gradients.at_weights(x, y)
+    gradients.at_weights(torch.randn(8, 12), y)
     assert torch.equal(kept, first)
 
 
@@ -135,16 +135,16 @@ def own_forward() -> nn.Module:
     ids=["frozen", "hooked", "before", "own forward", "a class of its own", "dropout", "of width one"],
 )
 def test_any_other_module_is_left_to_autograd(module: nn.Module) -> None:
-    assert Tape.of(Binding(module), Classification()) is None
+    assert DenseGradient.for_model(Binding(module), Classification()) is None
 
 
 def test_any_other_loss_and_precision_is_left_to_autograd() -> None:
     def focal(outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.sum()
 
-    assert Tape.of(Binding(linear()), Classification(focal)) is None
-    assert Tape.of(Binding(linear()), Regression()) is None
-    assert Tape.of(Binding(linear().bfloat16()), Classification()) is None
+    assert DenseGradient.for_model(Binding(linear()), Classification(focal)) is None
+    assert DenseGradient.for_model(Binding(linear()), Regression()) is None
+    assert DenseGradient.for_model(Binding(linear().bfloat16()), Classification()) is None
 
 
 def test_examples_it_does_not_know_are_left_to_autograd() -> None:
@@ -153,38 +153,38 @@ def test_examples_it_does_not_know_are_left_to_autograd() -> None:
     x, y = torch.randn(5, 12, 12).movedim(2, 1), torch.randint(0, 12, (5, 4))
     loss = nn.functional.cross_entropy(module(x), y)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
-    assert torch.equal(gradients.here(x, y), expected)
+    assert torch.equal(gradients.at_weights(x, y), expected)
     learned = torch.randn(5, 12, requires_grad=True)  # examples somebody learns
-    assert torch.isfinite(gradients.here(learned, torch.zeros(5, dtype=torch.int64))).all()
+    assert torch.isfinite(gradients.at_weights(learned, torch.zeros(5, dtype=torch.int64))).all()
     with pytest.raises(RuntimeError):  # as torch has it
-        gradients.here(torch.randn(5, 12, dtype=torch.float64), torch.zeros(5, dtype=torch.int64))
+        gradients.at_weights(torch.randn(5, 12, dtype=torch.float64), torch.zeros(5, dtype=torch.int64))
     with pytest.raises(IndexError):
-        gradients.here(torch.randn(5, 12), torch.full((5,), 4))
+        gradients.at_weights(torch.randn(5, 12), torch.full((5,), 4))
 
 
 def test_where_its_bits_are_others_autograd_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = gradients_of(linear())
-    right = Tape._error
-    monkeypatch.setattr(Tape, "_error", lambda self, out, y: right(self, out, y).nextafter(torch.tensor(1.0)))
+    right = DenseGradient._error
+    monkeypatch.setattr(DenseGradient, "_error", lambda self, out, y: right(self, out, y).nextafter(torch.tensor(1.0)))
     x, y = torch.randn(8, 12), torch.randint(0, 4, (8,))
-    first = gradients.here(x, y)
-    assert gradients._tape is None
-    assert torch.equal(gradients.here(x, y), first)
+    first = gradients.at_weights(x, y)
+    assert gradients._dense is None
+    assert torch.equal(gradients.at_weights(x, y), first)
 
 
 def test_the_answer_is_the_same_whatever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes of one run, of which one begins with a batch that hides the difference."""
-    right = Tape._error
+    right = DenseGradient._error
 
-    def of_many(self: Tape, out: Tensor, y: Tensor) -> Tensor:
+    def of_many(self: DenseGradient, out: Tensor, y: Tensor) -> Tensor:
         return right(self, out, y) * (1 if len(out) < 8 else 1 + 2**-20)
 
-    monkeypatch.setattr(Tape, "_error", of_many)
+    monkeypatch.setattr(DenseGradient, "_error", of_many)
     for first in (2, 64):
         gradients = gradients_of(linear())
         before = gradients.w.clone()
-        gradients.here(torch.randn(first, 12), torch.randint(0, 4, (first,)))
-        assert gradients._tape is None
+        gradients.at_weights(torch.randn(first, 12), torch.randint(0, 4, (first,)))
+        assert gradients._dense is None
         assert torch.equal(gradients.w, before)
 
 
@@ -192,13 +192,13 @@ def test_the_answer_is_the_same_without_gradients_and_is_kept(monkeypatch: pytes
     """A rule may ask for its gradient where torch keeps no graph, in one process before anything else."""
     x, y = torch.randn(8, 12), torch.randint(0, 4, (8,))
     gradients = gradients_of(mlp())
-    expected = gradients._by_graph(x, y)
+    expected = gradients._by_autograd(x, y)
     with torch.no_grad():
-        assert torch.equal(gradients.here(x, y), expected)
-    assert gradients._tape is not None
+        assert torch.equal(gradients.at_weights(x, y), expected)
+    assert gradients._dense is not None
     tried: list[int] = []
-    monkeypatch.setattr(Gradients, "_agrees", lambda self, tape: tried.append(1))
-    gradients_of(mlp()).here(x, y)
+    monkeypatch.setattr(Gradients, "_is_exact", lambda self, tape: tried.append(1))
+    gradients_of(mlp()).at_weights(x, y)
     assert not tried  # one of its form was
 
 
@@ -206,29 +206,29 @@ def test_a_product_is_never_put_where_a_processor_might_sum_it_otherwise() -> No
     """Behind 12 x 7 weights and 7 biases the next begin at an odd place; torch's own tensors begin at multiples of
     64 bytes.
     """
-    tape = Tape.of(Binding(mlp()), Classification())
+    tape = DenseGradient.for_model(Binding(mlp()), Classification())
     assert tape is not None
     assert all(grad.data_ptr() % 64 == 0 for grad in tape._grads)
 
 
 def test_it_is_not_taken_for_tried_where_the_first_batch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = gradients_of(linear())
-    monkeypatch.setattr(Tape, "_error", lambda self, out, y: torch.zeros_like(out))
+    monkeypatch.setattr(DenseGradient, "_error", lambda self, out, y: torch.zeros_like(out))
     with pytest.raises(IndexError):
-        gradients.here(torch.randn(5, 12), torch.full((5,), 4))
+        gradients.at_weights(torch.randn(5, 12), torch.full((5,), 4))
     x, y = torch.randn(8, 12), torch.randint(0, 4, (8,))
-    assert gradients.here(x, y).any()
-    assert gradients._tape is None
+    assert gradients.at_weights(x, y).any()
+    assert gradients._dense is None
 
 
 def test_where_it_fails_itself_autograd_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Tape, out: Tensor, y: Tensor) -> Tensor:
+    def fails(self: DenseGradient, out: Tensor, y: Tensor) -> Tensor:
         raise RuntimeError
 
     gradients = gradients_of(linear())
-    monkeypatch.setattr(Tape, "_error", fails)
+    monkeypatch.setattr(DenseGradient, "_error", fails)
     x, y = torch.randn(8, 12), torch.randint(0, 4, (8,))
-    assert torch.equal(gradients.here(x, y), gradients.here(x, y))
+    assert torch.equal(gradients.at_weights(x, y), gradients.at_weights(x, y))
 
 
 def test_a_hook_on_all_modules_is_called_at_every_step() -> None:
@@ -255,7 +255,7 @@ def test_a_hook_on_a_parameter_is_called_at_every_step() -> None:
 
 def test_autocast_is_left_to_autograd() -> None:
     x, y = torch.randn(20, 12), torch.randint(0, 4, (20,))
-    ours = Trainer(linear(), ClientData.own([(x, y)]), Training(batch=8))
+    ours = Trainer(linear(), ClientData.separate([(x, y)]), Training(batch=8))
     job = Job(0, 0, 0, flatten(ours.binding.module), 0, LocalWork(), 20, {}, seed=3)
     exact = ours(job).local
     with torch.autocast("cpu", torch.bfloat16):

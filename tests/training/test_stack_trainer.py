@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from ragged import RULES, Net, agree, jobs_of, trainer_of, vectors
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from uneven_clients import RULES, Net, agree, jobs_of, trainer_of, vectors
 
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.core.jobs import STATISTICS, Job, Result
+from offbeat.core.jobs import CLIENT_STATISTICS, Job, Result
 from offbeat.core.parts.proximal import Proximal
 from offbeat.core.protocol import Gradient, LocalJob, LocalRule, LocalWork
 from offbeat.core.strategies.fedpsa.sketch import Sketched
 from offbeat.core.vector import flatten
 from offbeat.training.client_data import ClientData
-from offbeat.training.dropout import Masks, step_keys, uniform
+from offbeat.training.dropout import DropoutMasks, hashed_uniform, step_keys
 from offbeat.training.stacked import lstm, stack_batches
-from offbeat.training.stacked.job_stack import Stack
+from offbeat.training.stacked.job_stack import JobStack
 from offbeat.training.stacked.stack_trainer import StackTrainer
 from offbeat.training.trainer import Trainer, Training
 
@@ -63,11 +63,13 @@ def test_so_it_is_with_every_optimizer_and_with_pictures_shown_differently(train
 def test_so_it_is_where_clients_keep_their_statistics(caplog):
     trainer = trainer_of(Training(batch=8, bn="local"))
     jobs = jobs_of(
-        trainer, Sketched(k=5), kept=lambda i: {STATISTICS: torch.full((7,), 0.5 + i, dtype=torch.float64)} if i else {}
+        trainer,
+        Sketched(k=5),
+        kept=lambda i: {CLIENT_STATISTICS: torch.full((7,), 0.5 + i, dtype=torch.float64)} if i else {},
     )
     alone = [trainer(job) for job in jobs]
     agree(stacked(trainer, jobs, caplog), alone)
-    assert all(result.memory[STATISTICS].shape == (7,) for result in alone)
+    assert all(result.memory[CLIENT_STATISTICS].shape == (7,) for result in alone)
 
 
 def test_jobs_of_different_rules_are_stacked_apart_and_answered_in_order(trainer, caplog):
@@ -120,7 +122,7 @@ def test_series_of_a_stack_are_read_as_torch_reads_them(batch_first, bias, caplo
 
 @pytest.mark.parametrize("why", ["layers", "long"])
 def test_series_that_cannot_be_stacked_or_are_too_long_to_pay_are_read_one_by_one(why, caplog, monkeypatch):
-    monkeypatch.setattr(lstm, "LONG", 16 if why == "layers" else 5)
+    monkeypatch.setattr(lstm, "LONG_SERIES", 16 if why == "layers" else 5)
     trainer = trainer_of(Training(batch=8), Reading(True, layers=2 if why == "layers" else 1))
     jobs = jobs_of(trainer, None)
     agree(StackTrainer(trainer)(jobs), [trainer(job) for job in jobs], tolerance=0)
@@ -132,7 +134,7 @@ def test_a_job_that_fails_fails_alone(trainer, caplog):
     jobs[3] = replace(jobs[3], num_examples=999)
     train = StackTrainer(trainer)
     for _ in range(2):
-        answers = train.attempt(jobs)
+        answers = train.train_many(jobs)
         assert [isinstance(answer, DataError) for answer in answers] == [False, False, False, True, False]
     assert not caplog.records  # it says nothing about stacking
     agree(train(jobs[:3]), [trainer(job) for job in jobs[:3]])
@@ -141,7 +143,7 @@ def test_a_job_that_fails_fails_alone(trainer, caplog):
 def test_a_stack_is_as_large_as_its_memory_allows(trainer):
     size = trainer.binding.layout.size
     one = 8 * (10 * size + 16 * 8 * 36)  # bytes of a double, vectors of a model, copies of a batch of 8 by 36
-    assert [StackTrainer(trainer, memory=memory).most for memory in (0, one, 5 * one + 1)] == [1, 1, 5]
+    assert [StackTrainer(trainer, memory=memory).max_jobs for memory in (0, one, 5 * one + 1)] == [1, 1, 5]
 
 
 def test_the_next_stack_finds_other_examples_where_the_last_had_its_own(trainer):
@@ -158,13 +160,13 @@ def test_the_next_stack_finds_other_examples_where_the_last_had_its_own(trainer)
     ],
 )
 def test_a_chain_goes_to_other_cores_only_where_its_jobs_are_worth_the_way(outputs, hands):
-    data = ClientData.own([(torch.zeros(n, 10), torch.zeros(n, dtype=torch.int64)) for n in (17, 31)])
+    data = ClientData.separate([(torch.zeros(n, 10), torch.zeros(n, dtype=torch.int64)) for n in (17, 31)])
     training = Training(batch=8, momentum=0.5)  # which no loop is compiled for
-    assert StackTrainer(Trainer(nn.Linear(10, outputs), data, training)).hands(7) == hands
+    assert StackTrainer(Trainer(nn.Linear(10, outputs), data, training)).useful_cores(7) == hands
 
 
 def test_models_that_are_mapped_go_to_all_cores(trainer):
-    assert StackTrainer(trainer).hands(7) == 7
+    assert StackTrainer(trainer).useful_cores(7) == 7
 
 
 @pytest.mark.parametrize("training", [Training(batch=8, epochs=2, augment="crop-flip"), Training(batch=8, steps=6)])
@@ -172,12 +174,12 @@ def test_models_that_are_mapped_go_to_all_cores(trainer):
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("near", [1, 2 * 3 * 8 * 36, 2**20])  # one step at a time, two, or the whole epoch
 def test_clients_in_step_are_gathered_together_and_trained_the_same(near, own, chain, training, caplog, monkeypatch):
-    monkeypatch.setattr(stack_batches, "GATHERED", near)
+    monkeypatch.setattr(stack_batches, "MAX_GATHERED_VALUES", near)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 4)) if chain else Net()
     x, y = torch.randn(60, 1, 6, 6, dtype=torch.float64), torch.randint(0, 4, (60,))
     rows = torch.randperm(60).split(17)  # the last one has fewer
-    data = ClientData.own([(x[r], y[r]) for r in rows]) if own else ClientData.shared(x, y, rows)
+    data = ClientData.separate([(x[r], y[r]) for r in rows]) if own else ClientData.shared(x, y, rows)
     trainer = Trainer(module.double(), data, training)
     base = flatten(trainer.binding.module)
     jobs = [Job(i, i, i, base * (1 + 0.1 * i), i, LocalWork(lr=0.1 / (1 + i)), 17, {}, seed=3) for i in range(3)]
@@ -296,7 +298,7 @@ def test_what_a_rule_draws_comes_from_its_jobs_key(trainer, always, caplog):
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(1))  # nobody else's draws were moved
     agree(results, [trainer(job) for job in jobs])
-    assert ("draws at every step" in caplog.text) == always
+    assert ("draws random numbers at every step" in caplog.text) == always
 
 
 @dataclass(frozen=True)
@@ -336,16 +338,16 @@ def test_a_rule_that_cannot_be_hashed_is_stacked_with_itself(trainer, caplog):
 
 
 def test_where_memory_is_short_the_stack_is_halved(trainer, monkeypatch, caplog):
-    whole, sizes = Stack.descend, list[int]()
+    whole, sizes = JobStack.descend, list[int]()
 
-    def cramped(self: Stack) -> None:
-        sizes.append(len(self._asked))
-        if len(self._asked) > 2:
+    def cramped(self: JobStack) -> None:
+        sizes.append(len(self._hooks))
+        if len(self._hooks) > 2:
             raise torch.OutOfMemoryError("no")
         whole(self)
 
-    monkeypatch.setattr(Stack, "descend", cramped)
-    monkeypatch.setattr("offbeat.training.stacked.stack_trainer.FEW", 2)
+    monkeypatch.setattr(JobStack, "descend", cramped)
+    monkeypatch.setattr("offbeat.training.stacked.stack_trainer.MIN_STACKED_JOBS", 2)
     jobs = jobs_of(trainer, None)
     agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
     assert sizes == [5, 2, 3, 2]  # 5 = 2 + 3, 3 = 1 + 2, and one alone is no stack
@@ -371,12 +373,12 @@ def test_numbers_are_those_of_splitmix64():
 
     golden, key = 0x9E3779B97F4A7C15, 12345678901234567
     expected = [(mixed(i * golden + mixed(key)) >> 40) / 2**24 for i in range(6)]
-    assert uniform(torch.tensor(key), (2, 3)).flatten().tolist() == expected
+    assert hashed_uniform(torch.tensor(key), (2, 3)).flatten().tolist() == expected
 
 
 def test_masks_differ_from_step_to_step_and_are_not_each_other_moved_along():
     noise = torch.tensor(7)
-    first, second = (uniform(step_keys(noise, step), (10_000,)) for step in (0, 1))
+    first, second = (hashed_uniform(step_keys(noise, step), (10_000,)) for step in (0, 1))
     for move in (0, 1, 2):
         near = torch.corrcoef(
             torch.stack([first[move:-2] if move else first[:-2], second[: 10_000 - 2 - move if move else -2]])
@@ -387,12 +389,12 @@ def test_masks_differ_from_step_to_step_and_are_not_each_other_moved_along():
 
 def test_dropped_are_as_many_as_asked_for_and_the_rest_makes_up_for_it():
     layer = nn.Dropout(0.25)
-    masks = Masks(layer)
-    with masks.serve():
-        masks.turn(torch.tensor(3))
+    masks = DropoutMasks(layer)
+    with masks.install():
+        masks.set_key(torch.tensor(3))
         out = layer(torch.ones(40, 250))
         again = layer(torch.ones(40, 250))  # called twice in one pass: another mask
-        masks.turn(torch.tensor(3))
+        masks.set_key(torch.tensor(3))
         assert torch.equal(layer(torch.ones(40, 250)), out)
     assert not torch.equal(out, again)
     assert out.unique().tolist() == [0.0, pytest.approx(4 / 3)]
@@ -402,9 +404,9 @@ def test_dropped_are_as_many_as_asked_for_and_the_rest_makes_up_for_it():
 
 def test_whole_channels_are_dropped_where_the_layer_drops_channels():
     layer = nn.Dropout2d(0.5)
-    masks = Masks(layer)
-    with masks.serve():
-        masks.turn(torch.tensor(1))
+    masks = DropoutMasks(layer)
+    with masks.install():
+        masks.set_key(torch.tensor(1))
         out = layer(torch.ones(8, 16, 3, 3)).flatten(2)
     assert bool(((out == 0).all(-1) | (out == 2).all(-1)).all())
     assert 0 < float((out == 0).float().mean()) < 1
@@ -450,4 +452,4 @@ def test_a_layer_of_ones_own_is_left_alone():
         def forward(self, x: Tensor) -> Tensor:
             return x * 2
 
-    assert not Masks(nn.Sequential(Other(0.5)))
+    assert not DropoutMasks(nn.Sequential(Other(0.5)))
