@@ -12,10 +12,9 @@ from offbeat.core.errors import ConfigError
 from offbeat.core.strategies import CA2FL, Mifa
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.virtual_engine import INTERRUPTED
-from offbeat.experiment import checksummed_json
-from offbeat.experiment.run import client_memory
+from offbeat.experiment.run import checksums, client_memory
 from offbeat.experiment.run import execution as runs
-from offbeat.experiment.run.client_memory import Choice, parse
+from offbeat.experiment.run.client_memory import MemoryLimit, parse_memory_limit
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.models import Linear
 from offbeat.training.trainer import Training
@@ -29,91 +28,91 @@ TWO = "5200B"  # two rows of 650 float32
 @pytest.mark.parametrize(
     ("text", "chosen", "written"),
     [
-        ("8GB", Choice(8 * 10**9), "8GB"),
-        ("500MB", Choice(500 * 10**6), "500MB"),
-        ("1.5gb", Choice(1_500_000_000), "1500MB"),
-        ("2 GiB", Choice(2**31), "2147483648B"),
-        ("8GB:half", Choice(8 * 10**9, half=True), "8GB:half"),
-        ("1B", Choice(1), "1B"),
+        ("8GB", MemoryLimit(8 * 10**9), "8GB"),
+        ("500MB", MemoryLimit(500 * 10**6), "500MB"),
+        ("1.5gb", MemoryLimit(1_500_000_000), "1500MB"),
+        ("2 GiB", MemoryLimit(2**31), "2147483648B"),
+        ("8GB:half", MemoryLimit(8 * 10**9, half=True), "8GB:half"),
+        ("1B", MemoryLimit(1), "1B"),
     ],
 )
 def test_a_size_has_a_number_and_a_unit(text, chosen, written):
-    assert parse(text) == chosen
+    assert parse_memory_limit(text) == chosen
     assert str(chosen) == written
-    assert parse(written) == chosen
+    assert parse_memory_limit(written) == chosen
 
 
 @pytest.mark.parametrize("text", ["", "8", "GB", "8XB", "-8GB", "8GB 9GB", "1e9B", "٣GB", "nanGB", "8GB:", "8GB:hlaf"])
 def test_what_is_no_size_is_told_with_one_that_is(text):
     with pytest.raises(ConfigError, match=r"client memory '.*': (write a size with its unit, such as 8GB|.*:half)"):
-        parse(text)
+        parse_memory_limit(text)
 
 
 def test_nothing_is_not_enough():
     with pytest.raises(ConfigError, match="must be more than nothing"):
-        parse("0GB")
+        parse_memory_limit("0GB")
 
 
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory):
-    whole = runs.create(tmp_path_factory.mktemp("memory") / "whole", SMALL)
-    runs.execute(whole)
+    whole = runs.create_run(tmp_path_factory.mktemp("memory") / "whole", SMALL)
+    runs.execute_run(whole)
     return whole.digest()
 
 
 def test_a_run_with_little_memory_has_the_same_digest(tmp_path, digest):
-    run = runs.create(tmp_path / "x", SMALL, memory=TWO)
-    runs.execute(run, checkpoint_every=0.0)
+    run = runs.create_run(tmp_path / "x", SMALL, memory=TWO)
+    runs.execute_run(run, checkpoint_every=0.0)
     assert run.digest() == digest
     assert run.summary().client_memory == TWO
-    assert checksummed_json.read(run.folder / "environment.json")["client_memory"] == TWO
+    assert checksums.read_checksummed(run.folder / "environment.json")["client_memory"] == TWO
     assert "client_memory" not in (run.folder / "world.json").read_text()
     assert not list((run.folder / "checkpoint").glob("*.slots"))  # a finished run needs none
 
 
 @pytest.mark.parametrize("later", [None, "1GB", "1B"])
 def test_a_stopped_run_goes_on_with_what_it_was_begun_with_or_with_another_size(tmp_path, digest, later):
-    run = runs.create(tmp_path / "x", SMALL, memory=TWO)
-    outcome = runs.execute(run, watch=lambda status: status.updates > 15)
+    run = runs.create_run(tmp_path / "x", SMALL, memory=TWO)
+    outcome = runs.execute_run(run, watch=lambda status: status.updates > 15)
     assert outcome is not None
     assert outcome.reason == INTERRUPTED
     assert list((run.folder / "checkpoint").glob("rows-*.slots"))
-    runs.execute(run, memory=later)
+    runs.execute_run(run, memory=later)
     assert run.digest() == digest
 
 
 def test_so_does_one_that_was_begun_without(tmp_path, digest):
-    run = runs.create(tmp_path / "x", SMALL)
-    runs.execute(run, watch=lambda status: status.updates > 10)
-    runs.execute(run, watch=lambda status: status.updates > 20, memory="1B")
+    run = runs.create_run(tmp_path / "x", SMALL)
+    runs.execute_run(run, watch=lambda status: status.updates > 10)
+    runs.execute_run(run, watch=lambda status: status.updates > 20, memory="1B")
     assert list((run.folder / "checkpoint").glob("rows-*.slots"))
-    runs.execute(run)  # the checkpoint lies partly in files: they are used, limit or not
+    runs.execute_run(run)  # the checkpoint lies partly in files: they are used, limit or not
     assert run.digest() == digest
 
 
 def test_what_an_attempt_left_that_nothing_can_be_gone_on_from_is_removed(tmp_path, digest):
-    run = runs.create(tmp_path / "x", SMALL, memory=TWO)
+    run = runs.create_run(tmp_path / "x", SMALL, memory=TWO)
     (run.folder / "checkpoint").mkdir()
     (run.folder / "checkpoint" / "rows-2624.slots").write_bytes(b"x" * 100_000)
-    runs.execute(run, watch=lambda status: status.updates > 15)
+    runs.execute_run(run, watch=lambda status: status.updates > 15)
     # six clients and two checkpoints: fewer than 18 rows of 2,624 bytes
     assert (run.folder / "checkpoint" / "rows-2624.slots").stat().st_size < 18 * 2624
-    runs.execute(run)
+    runs.execute_run(run)
     assert run.digest() == digest
 
 
 def test_half_is_another_result_and_is_settled_at_the_beginning(tmp_path, digest):
-    half = runs.create(tmp_path / "half", SMALL, memory="1GB:half")
-    spilled = runs.create(tmp_path / "spilled", SMALL, memory="1B:half")
+    half = runs.create_run(tmp_path / "half", SMALL, memory="1GB:half")
+    spilled = runs.create_run(tmp_path / "spilled", SMALL, memory="1B:half")
     for run in (half, spilled):
-        runs.execute(run, watch=lambda status: status.updates > 15)
+        runs.execute_run(run, watch=lambda status: status.updates > 15)
         with pytest.raises(ConfigError, match="begun with half precision"):
-            runs.execute(run, memory="1GB")
-        runs.execute(run)
+            runs.execute_run(run, memory="1GB")
+        runs.execute_run(run)
     assert half.digest() == spilled.digest() != digest
-    plain = runs.create(tmp_path / "plain", SMALL)
+    plain = runs.create_run(tmp_path / "plain", SMALL)
     with pytest.raises(ConfigError, match="begun with full precision"):
-        runs.execute(plain, memory="1GB:half")
+        runs.execute_run(plain, memory="1GB:half")
 
 
 @pytest.mark.parametrize("strategy", [CA2FL(k=3), Mifa(lr=0.1)])
@@ -135,5 +134,5 @@ def test_simulate_spills_into_a_temporary_file(strategy):
 
 
 def test_a_fact_is_a_choice_in_words():
-    assert client_memory.facts(None) == {}
-    assert json.dumps(str(client_memory.facts(parse("8GB"))["client_memory"])) == '"8GB"'
+    assert client_memory.memory_facts(None) == {}
+    assert json.dumps(str(client_memory.memory_facts(parse_memory_limit("8GB"))["client_memory"])) == '"8GB"'

@@ -141,7 +141,7 @@ def test_side_by_side_on_one_device_they_agree(made, monkeypatch):
     def together(one: Any, jobs: Any, watch: Any, worker: Any, memory: Any) -> bool:
         return pooled_runs.execute([one.run(entry) for entry in one.layout()], watch, worker, memory)
 
-    monkeypatch.setattr("offbeat.experiment.comparison.execute", together)
+    monkeypatch.setattr("offbeat.experiment.comparison.execute_comparison", together)
     other = compare()
     for name in METHODS:
         for seed in (0, 1):

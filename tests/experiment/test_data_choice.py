@@ -15,13 +15,12 @@ from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data import DATASETS
-from offbeat.scenario.data.digits import Digits
+from offbeat.scenario.data.built_in import Digits, Synthetic
+from offbeat.scenario.data.images import TinyImageNet
 from offbeat.scenario.data.mnist import Mnist
-from offbeat.scenario.data.newsgroups import TwentyNews
-from offbeat.scenario.data.synthetic import Synthetic
-from offbeat.scenario.data.tiny_imagenet import TinyImageNet
+from offbeat.scenario.data.texts import TwentyNews
 from offbeat.scenario.data.user_data import Npz
-from offbeat.scenario.delays import Constant
+from offbeat.scenario.delays import ConstantDelays
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Iid, Natural
 
@@ -32,18 +31,22 @@ def test_a_name_stands_for_the_data_set_with_its_defaults():
 
 
 def test_old_files_and_changes_by_name_still_read():
-    assert experiment_files.parse("data: mnist").data == Mnist()
-    assert experiment_files.changed(Experiment(), ["data=mnist"]).data == Mnist()
-    assert experiment_files.changed(Experiment(), ["data=synthetic", "data.alpha=0.5"]).data == Synthetic(alpha=0.5)
-    assert experiment_files.changed(Experiment(), ["data.name=20news", "data.length=50"]).data == TwentyNews(length=50)
-    assert experiment_files.changed(Experiment(), ["data={name: npz, folder: mine}"]).data == Npz(folder="mine")
+    assert experiment_files.parse_experiment("data: mnist").data == Mnist()
+    assert experiment_files.with_changes(Experiment(), ["data=mnist"]).data == Mnist()
+    assert experiment_files.with_changes(Experiment(), ["data=synthetic", "data.alpha=0.5"]).data == Synthetic(
+        alpha=0.5
+    )
+    assert experiment_files.with_changes(Experiment(), ["data.name=20news", "data.length=50"]).data == TwentyNews(
+        length=50
+    )
+    assert experiment_files.with_changes(Experiment(), ["data={name: npz, folder: mine}"]).data == Npz(folder="mine")
 
 
 @pytest.mark.parametrize("name", [name for name in DATASETS if name != "npz"])
 def test_every_data_set_reads_back_from_a_file_as_itself(name, tmp_path):
     experiment = Experiment(data=name)
-    experiment_files.write(tmp_path / "experiment.yaml", experiment)
-    assert experiment_files.read(tmp_path / "experiment.yaml") == experiment
+    experiment_files.write_experiment(tmp_path / "experiment.yaml", experiment)
+    assert experiment_files.read_experiment(tmp_path / "experiment.yaml") == experiment
 
 
 @pytest.mark.parametrize(
@@ -58,17 +61,17 @@ def test_every_data_set_reads_back_from_a_file_as_itself(name, tmp_path):
 )
 def test_a_mistake_says_where_it_is(change, message):
     with pytest.raises(ConfigError, match=message):
-        experiment_files.changed(Experiment(), [change])
+        experiment_files.with_changes(Experiment(), [change])
 
 
-WORLD = Experiment(model=Linear(), delays=Constant(mean=10.0), until=Until(updates=8))
+WORLD = Experiment(model=Linear(), delays=ConstantDelays(mean=10.0), until=Until(updates=8))
 
 
 def test_natural_owners_are_the_clients():
     experiment = replace(WORLD, data=Synthetic(users=5), clients=5, partition=Natural())
     made = build.setup(experiment)
     assert dict(made.world.clients) == dict(enumerate(experiment.data.load().groups.bincount().tolist()))
-    engine = build.engine(made, experiment)
+    engine = build.build_engine(made, experiment)
     engine.run()
 
 
@@ -77,7 +80,7 @@ def test_a_data_set_made_in_python_is_taken_where_a_name_is():
     experiment = replace(WORLD, data=data, clients=3, partition=Natural())
     assert dict(build.setup(experiment).world.clients) == {k: len(x) for k, (x, _) in enumerate(data.by_owner())}
     with pytest.raises(ConfigError, match="holds what a file cannot"):
-        experiment_files.write(Path("never.yaml"), experiment)
+        experiment_files.write_experiment(Path("never.yaml"), experiment)
     with pytest.raises(DataError, match="names no owners"):
         Digits().load().by_owner()
 
@@ -104,7 +107,7 @@ def test_images_stay_bytes_until_a_model_sees_them(tmp_path, monkeypatch):
         Image.new("RGB", (64, 64), (colour,) * 3).save(home / "val/images" / f"{name}.JPEG")
     (home / "val/val_annotations.txt").write_text("n1.JPEG\tn1\t0\t0\t9\t9\nn2.JPEG\tn2\t0\t0\t9\t9\n")
     experiment = replace(WORLD, data=TinyImageNet(), clients=2, partition=Iid())
-    engine = build.engine(build.setup(experiment), experiment)
+    engine = build.build_engine(build.setup(experiment), experiment)
     engine.run()
     # black and white have mean 1/2 and deviation 1/2: they reach the model as -1 and 1, and one step tells them apart
     last = engine.trace.db.execute("SELECT value FROM metrics WHERE key = 'acc' ORDER BY seq DESC LIMIT 1").fetchone()

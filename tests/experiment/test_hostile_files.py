@@ -44,7 +44,7 @@ lines = st.tuples(st.sampled_from(fields), values).map(lambda pair: f"{pair[0]}:
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_any_file_is_an_experiment_or_one_line(text):
     with suppress(ConfigError):
-        assert isinstance(experiment_files.parse(text, "given.yaml"), Experiment)
+        assert isinstance(experiment_files.parse_experiment(text, "given.yaml"), Experiment)
 
 
 @given(st.lists(st.tuples(keys, values).map("=".join), max_size=3))
@@ -52,7 +52,7 @@ def test_any_file_is_an_experiment_or_one_line(text):
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_any_change_is_made_or_refused(changes):
     with suppress(OffbeatError):
-        assert isinstance(experiment_files.changed(Experiment(), changes), Experiment)
+        assert isinstance(experiment_files.with_changes(Experiment(), changes), Experiment)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_any_change_is_made_or_refused(changes):
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_line(text, told):
     with pytest.raises(ConfigError) as error:
-        experiment_files.parse(text, "given.yaml")
+        experiment_files.parse_experiment(text, "given.yaml")
     assert str(error.value) == told
 
 
@@ -77,5 +77,5 @@ def test_a_nest_of_aliases_costs_no_more_than_its_text():
     nest = "name: &a0 [x, x]\n" + "".join(f"k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 16))
     began = time.process_time()
     with pytest.raises(ConfigError, match="line 2: not YAML"):
-        experiment_files.parse(nest)
+        experiment_files.parse_experiment(nest)
     assert time.process_time() - began < 1.0

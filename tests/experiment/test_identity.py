@@ -20,7 +20,7 @@ from offbeat.presets import load
 from offbeat.scenario import availability, network
 from offbeat.scenario.data import _load
 from offbeat.scenario.data.user_data import Npz
-from offbeat.scenario.delays import Constant, RecordedDelays
+from offbeat.scenario.delays import ConstantDelays, RecordedDelays
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Natural
 
@@ -59,7 +59,7 @@ def save(x: float = 1.0, last: int = 1) -> None:
 
 def plugged() -> Experiment:
     data = Npz(folder=str(Path.cwd() / "data"))
-    return traced(clients=2, data=data, partition=Natural(), delays=Constant(mean=1.0), until=Until(seconds=20.0))
+    return traced(clients=2, data=data, partition=Natural(), delays=ConstantDelays(mean=1.0), until=Until(seconds=20.0))
 
 
 def stop(status) -> bool:
@@ -68,17 +68,17 @@ def stop(status) -> bool:
 
 def test_a_trace_that_changed_is_noticed_and_nothing_is_touched():
     record(1, 2, 3, 4)
-    run, whole = runs.create(Path("x"), traced()), runs.create(Path("y"), traced())
-    runs.execute(whole)
-    runs.execute(run, stop, checkpoint_every=0.0)
+    run, whole = runs.create_run(Path("x"), traced()), runs.create_run(Path("y"), traced())
+    runs.execute_run(whole)
+    runs.execute_run(run, stop, checkpoint_every=0.0)
     before = {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()}
     record(1, 2, 3, 5)
     for _ in range(2):  # asking again does not help
         with pytest.raises(RunError, match=r"^x: the recording speeds.csv changed since the run was made: put back"):
-            runs.execute(run)
+            runs.execute_run(run)
     assert {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()} == before
     record(1, 2, 3, 4)
-    runs.execute(run)
+    runs.execute_run(run)
     assert run.digest() == whole.digest()
 
 
@@ -90,64 +90,64 @@ def test_every_kind_of_trace_is_one():
         network=network.RecordedBandwidth(path="links.csv"),
         availability=availability.RecordedAvailability(path="shifts.csv"),
     )
-    found = identity.of(experiment)
+    found = identity.compute_identity(experiment)
     assert list(found.traces) == ["speeds.csv", "links.csv", "shifts.csv"]
     Path("shifts.csv").write_text(
         "client,t,available\n" + "".join(f"{client},0,1\n{client},9,0\n" for client in range(4))
     )
-    assert found.differences(identity.of(experiment)) == ["the recording shifts.csv"]
+    assert found.differences(identity.compute_identity(experiment)) == ["the recording shifts.csv"]
 
 
 def test_a_run_that_has_not_begun_is_held_to_it_as_well():
     record(1, 2, 3, 4)
-    run = runs.create(Path("x"), traced())
+    run = runs.create_run(Path("x"), traced())
     record(4, 3, 2, 1)
     with pytest.raises(RunError, match=r"the recording speeds.csv changed"):
-        runs.execute(run)
+        runs.execute_run(run)
     assert not run.trace_file.exists()
 
 
 def test_runs_of_one_comparison_are_of_one_world(request):
     """One is done, the other not begun: it is not run in another world, and the comparison can still be finished."""
     record(1, 2, 3, 4)
-    comparison = compare.create(
+    comparison = compare.create_comparison(
         Path("x"), {"fedavg": traced(strategy=FedAvg()), "fedasync": traced(strategy=FedAsync())}, [0]
     )
-    runs.execute(comparison.runs("fedavg")[0])
+    runs.execute_run(comparison.runs("fedavg")[0])
     record(1, 2, 3, 5)
     # also tells it across processes
     with pytest.raises(RunError, match=r"^x/fedasync-seed0: the recording speeds.csv changed"):
-        compare.execute(comparison, jobs=1)
+        compare.execute_comparison(comparison, jobs=1)
     record(1, 2, 3, 4)
     request.getfixturevalue("one_by_one")
-    assert compare.execute(comparison)
+    assert compare.execute_comparison(comparison)
     assert comparison.runs("fedasync")[0].complete
 
 
 @pytest.mark.parametrize("changed", [{"last": 0}, {"x": 1.01}])
 def test_data_that_was_swapped_is_noticed(changed):
     save()
-    run = runs.create(Path("x"), plugged())
+    run = runs.create_run(Path("x"), plugged())
     save(**changed)
     with pytest.raises(RunError, match=r"^x: the data, or who holds what of it, changed"):
-        runs.execute(run)
+        runs.execute_run(run)
     save()
-    runs.execute(run)
+    runs.execute_run(run)
     assert run.complete
 
 
 def test_a_last_bit_is_no_other_world():
     """A mean over many values, summed in another order on another machine."""
     save()
-    run = runs.create(Path("x"), plugged())
+    run = runs.create_run(Path("x"), plugged())
     save(x=float(np.nextafter(np.float32(1), np.float32(2))))
-    runs.execute(run)
+    runs.execute_run(run)
     assert run.complete
 
 
 def test_a_run_from_before_is_not_asked_and_a_damaged_file_is_one_line():
     record(1, 2, 3, 4)
-    run = runs.create(Path("x"), traced())
+    run = runs.create_run(Path("x"), traced())
     kept = run.world_file.read_text()
     for damage in (
         "{",
@@ -158,13 +158,13 @@ def test_a_run_from_before_is_not_asked_and_a_damaged_file_is_one_line():
     ):
         run.world_file.write_text(damage)
         with pytest.raises(RunError, match=r"x/world.json is damaged"):
-            runs.execute(run)
+            runs.execute_run(run)
     run.world_file.unlink()
-    runs.execute(run)
+    runs.execute_run(run)
     assert run.complete
 
 
 def test_without_its_trace_no_folder_is_made():
     with pytest.raises(DataError, match=r"cannot read the recording speeds.csv: No such file"):
-        runs.create(Path("x"), traced())
+        runs.create_run(Path("x"), traced())
     assert not Path("x").exists()

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.experiment.method_labels import LONGEST, distinct, folders
 from offbeat.experiment.spec.config import Experiment
+from offbeat.experiment.spec.methods import MAX_FOLDER_NAME, distinct_methods, folder_names
 
 
 def test_a_folder_says_what_its_method_is() -> None:
-    assert folders(["fedavg", "fedbuff(k=2,lr=0.5)", "mine.py:CosBuff(k=3)", "fedcompass+M"]) == {
+    assert folder_names(["fedavg", "fedbuff(k=2,lr=0.5)", "mine.py:CosBuff(k=3)", "fedcompass+M"]) == {
         "fedavg": "fedavg",
         "fedbuff(k=2,lr=0.5)": "fedbuff-k-2-lr-0.5",
         "mine.py:CosBuff(k=3)": "mine.py-CosBuff-k-3",
@@ -22,7 +22,7 @@ def test_a_folder_says_what_its_method_is() -> None:
 
 
 def test_those_that_would_be_the_same_get_a_number() -> None:
-    assert folders(["a(b)", "a[b]", "A-B", "a-b-2", "«»", "…"]) == {
+    assert folder_names(["a(b)", "a[b]", "A-B", "a-b-2", "«»", "…"]) == {
         "a(b)": "a-b",
         "a[b]": "a-b-2",
         "A-B": "A-B-3",  # where capitals do not count, this would be the first
@@ -34,19 +34,21 @@ def test_those_that_would_be_the_same_get_a_number() -> None:
 
 @given(st.lists(st.text(max_size=200), unique=True, max_size=8))
 def test_folders_are_distinct_and_every_file_system_can_hold_them(labels: list[str]) -> None:
-    made = folders(labels)
+    made = folder_names(labels)
     assert list(made) == labels
     assert len({name.casefold() for name in made.values()}) == len(labels)
     for name in made.values():
         assert re.fullmatch(r"[A-Za-z0-9._+-]+", name)
         assert name[0] not in "-."
         assert name[-1] not in "-."
-        assert len(name) <= LONGEST + 2  # and a number below ten
+        assert len(name) <= MAX_FOLDER_NAME + 2  # and a number below ten
 
 
 def test_the_same_with_another_label_is_run_once() -> None:
     five, two = Experiment(strategy=FedBuff(k=5)), Experiment(strategy=FedBuff(k=2))
-    kept, lines = distinct([("fedbuff", five), ("fedbuff(k=2)", two), ("fedbuff(k=5)", five), ("fedbuff", five)])
+    kept, lines = distinct_methods(
+        [("fedbuff", five), ("fedbuff(k=2)", two), ("fedbuff(k=5)", five), ("fedbuff", five)]
+    )
     assert kept == {"fedbuff": five, "fedbuff(k=2)": two}
     assert lines == [
         "fedbuff(k=5) is fedbuff, setting by setting: it is run once, as fedbuff",

@@ -24,7 +24,7 @@ from offbeat.scenario.data import load
 from offbeat.scenario.models import Linear, Mlp
 from offbeat.scenario.partition import Draws, Split
 from offbeat.scenario.streaming import Growing
-from offbeat.training.survey import Survey
+from offbeat.training.evaluation import Survey
 
 CLIENTS = 20_000
 MANY = Experiment(
@@ -62,10 +62,10 @@ def test_what_is_built_holds_a_few_bytes_a_client(changes: dict[str, object]) ->
 
 
 def test_a_run_holds_what_its_strategy_does_for_idle_clients() -> None:
-    build.engine(build.setup(FEW), FEW).run()
+    build.build_engine(build.setup(FEW), FEW).run()
 
     def begun() -> object:
-        engine = build.engine(build.setup(MANY), MANY)
+        engine = build.build_engine(build.setup(MANY), MANY)
         engine.advance()  # everyone is known to the strategy now, and the first answer is waited for
         return engine
 
@@ -75,7 +75,7 @@ def test_a_run_holds_what_its_strategy_does_for_idle_clients() -> None:
 
 def test_the_survey_asks_some_evenly_spaced() -> None:
     made = build.setup(MANY)
-    engine = build.engine(made, MANY)
+    engine = build.build_engine(made, MANY)
     outcome = engine.run()
     assert outcome.reason == "updates"
     summary = trace_summary.summarize(engine.trace.db, MANY.population)
@@ -96,36 +96,36 @@ def test_fewer_clients_than_the_survey_may_ask_are_all_asked() -> None:
 def test_the_mean_over_clients_is_over_those_asked() -> None:
     experiment = replace(MANY, split=Split(train=0.6, validation=0.2), evaluate="clients")
     made = build.setup(experiment)
-    assert made.own is not None
+    assert made.client_tests is not None
     asked: list[int] = []
-    made.own(lambda client: asked.append(client) or made.world.model)  # type: ignore[func-returns-value]
+    made.client_tests(lambda client: asked.append(client) or made.world.model)  # type: ignore[func-returns-value]
     assert asked == list(range(0, CLIENTS, CLIENTS // 20))
 
 
 def test_a_guessed_grid_does_not_take_a_million_for_being_at_work_at_once() -> None:
     # 20 updates of 55 s or so, 1000 clients at once, 50 points: 22 ms, not 1.1
-    assert 0.015 < build.setup(MANY).every < 0.03
+    assert 0.015 < build.setup(MANY).evaluate_every < 0.03
 
 
 def test_the_picture_shows_some_of_them_under_their_numbers() -> None:
-    held = data_assignment.held(MANY)
-    assert held.clients == list(range(0, CLIENTS, CLIENTS // data_assignment.SHOWN))
-    assert held.counts.shape == (data_assignment.SHOWN, 10)
-    counts = build.setup(MANY).surroundings.counts
+    held = data_assignment.count_classes(MANY)
+    assert held.clients == list(range(0, CLIENTS, CLIENTS // data_assignment.MAX_SHOWN_CLIENTS))
+    assert held.counts.shape == (data_assignment.MAX_SHOWN_CLIENTS, 10)
+    counts = build.setup(MANY).simulated_world.counts
     assert held.counts.sum(1).tolist() == [counts[client] for client in held.clients]
 
 
 def test_who_draws_what_is_part_of_the_world_a_run_was_made_for() -> None:
-    known = identity.of(MANY)
-    assert known == identity.of(MANY)
+    known = identity.compute_identity(MANY)
+    assert known == identity.compute_identity(MANY)
     others = [replace(MANY, clients=CLIENTS + 1), replace(MANY, seed=1), replace(MANY, partition=Draws(size=(10, 30)))]
-    assert all(identity.of(other).data != known.data for other in others)
+    assert all(identity.compute_identity(other).data != known.data for other in others)
 
 
 @pytest.mark.parametrize("strategy", ["fedasync", "fedavg", "fedpac", "fedpsa", "local"])
 def test_clients_that_draw_are_trained_as_any_others(strategy: str) -> None:
     experiment = replace(FEW, model=Mlp(hidden=(8,)), strategy=REGISTRY[strategy](), until=Until(updates=5))
-    outcome = build.engine(build.setup(experiment), experiment).run()
+    outcome = build.build_engine(build.setup(experiment), experiment).run()
     assert outcome.updates > 0
     assert torch.isfinite(outcome.model).all()
 
@@ -133,19 +133,19 @@ def test_clients_that_draw_are_trained_as_any_others(strategy: str) -> None:
 def test_pooled_data_is_everything_that_was_drawn() -> None:
     experiment = replace(FEW, strategy=REGISTRY["global"]())
     made = build.setup(experiment)
-    drawn = data_assignment.split(experiment, load(experiment.data))
+    drawn = data_assignment.training_rows(experiment, load(experiment.data))
     assert made.world.clients == {0: sum(len(rows) for rows in drawn)}
 
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path) -> None:
     experiment = replace(MANY, clients=2_000)
-    whole, stopped = (runs.create(tmp_path / name, experiment) for name in ("whole", "stopped"))
-    runs.execute(whole)
+    whole, stopped = (runs.create_run(tmp_path / name, experiment) for name in ("whole", "stopped"))
+    runs.execute_run(whole)
     # at the first point of the grid, with a checkpoint
-    begun = runs.execute(stopped, watch=lambda status: status.now > 0.0)
+    begun = runs.execute_run(stopped, watch=lambda status: status.now > 0.0)
     assert begun is not None
     assert begun.reason == "interrupted"
-    runs.execute(stopped)
+    runs.execute_run(stopped)
     assert stopped.digest() == whole.digest()
 
 
@@ -154,18 +154,18 @@ def test_the_preset_of_a_million_is_one_of_a_few_thousand_but_for_a_number(metho
     preset = presets.load("scale-1m")
     assert preset.experiment.clients == 1_000_000
     experiment = replace(preset.with_strategy(method), clients=3_000, until=Until(updates=1_500))
-    engine = build.engine(build.setup(experiment), experiment)
+    engine = build.build_engine(build.setup(experiment), experiment)
     engine.advance()
-    assert len(engine.coordinator.ledger.open) == preset.methods[method].concurrency  # enough are there by day
+    assert len(engine.coordinator.ledger.open_jobs) == preset.methods[method].concurrency  # enough are there by day
     away = len(engine.coordinator.ledger.absent)
     assert 1_700 < away < 2_300  # a third is there: 8 hours of 24 on average, so 2,000 of 3,000 are away
     assert engine.run().updates == 1_500
 
 
 def test_a_file_says_it_in_a_line(tmp_path) -> None:
-    experiment_files.write(tmp_path / "many.yaml", MANY)
-    assert experiment_files.read(tmp_path / "many.yaml") == MANY
+    experiment_files.write_experiment(tmp_path / "many.yaml", MANY)
+    assert experiment_files.read_experiment(tmp_path / "many.yaml") == MANY
     (tmp_path / "mine.yaml").write_text("clients: 1000000\npartition: {name: draws, size: [5, 9], alpha: 0.1}\n")
-    read = experiment_files.read(tmp_path / "mine.yaml")
+    read = experiment_files.read_experiment(tmp_path / "mine.yaml")
     assert (read.clients, read.partition) == (1_000_000, Draws(size=(5, 9), alpha=0.1))
-    assert "draws" in json.dumps(identity.to_plain(read))
+    assert "draws" in json.dumps(identity.to_values(read))

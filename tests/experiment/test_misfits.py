@@ -10,7 +10,7 @@ from offbeat.core.strategies.ca2fl import CA2FL
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedpsa import FedPSA
-from offbeat.experiment.spec import setting_warnings
+from offbeat.experiment.spec import config
 from offbeat.experiment.spec.config import Experiment
 
 
@@ -25,7 +25,7 @@ from offbeat.experiment.spec.config import Experiment
     ],
 )
 def test_a_buffer_larger_than_all_who_can_be_at_work_does_not_fit(strategy, clients, words):
-    [line] = setting_warnings.of(Experiment(strategy=strategy, clients=clients))
+    [line] = config.setting_warnings(Experiment(strategy=strategy, clients=clients))
     assert words in line
 
 
@@ -33,12 +33,12 @@ def test_a_buffer_larger_than_all_who_can_be_at_work_does_not_fit(strategy, clie
     ("strategy", "clients"), [(FedBuff(), 10), (FedBuff(k=4), 4), (FedBuff(k=3, concurrency=3), 20), (FedAsync(), 1)]
 )
 def test_what_makes_sense_is_not(strategy, clients):
-    assert setting_warnings.of(Experiment(strategy=strategy, clients=clients)) == []
+    assert config.setting_warnings(Experiment(strategy=strategy, clients=clients)) == []
 
 
 def test_a_simulation_says_so_too(caplog):
     pairs = [(torch.randn(8, 3), torch.arange(8) % 2) for _ in range(2)]
     simulate(torch.nn.Linear(3, 2), pairs, "fedbuff", delays=10.0, until="30s")
     assert [record.getMessage() for record in caplog.records] == [
-        "FedBuff: " + setting_warnings.of(Experiment(strategy=FedBuff(), clients=2))[0]
+        "FedBuff: " + config.setting_warnings(Experiment(strategy=FedBuff(), clients=2))[0]
     ]

@@ -8,7 +8,7 @@ import torch
 
 from offbeat.experiment import build
 from offbeat.experiment.spec.config import Experiment
-from offbeat.training.torch_generators import generators, seeded
+from offbeat.training.torch_state import device_generators, seeded
 
 
 def test_a_model_is_not_made_while_another_thread_draws() -> None:
@@ -16,7 +16,7 @@ def test_a_model_is_not_made_while_another_thread_draws() -> None:
     wanted = build.setup(experiment).trainer.binding.vector.clone()
     thread = threading.Thread(target=lambda: made.append(build.setup(experiment)))
     expected = torch.rand(3, generator=torch.Generator().manual_seed(1)).tolist()
-    with seeded(generators(torch.device("cpu")), 1):
+    with seeded(device_generators(torch.device("cpu")), 1):
         thread.start()
         thread.join(0.5)
         assert not made

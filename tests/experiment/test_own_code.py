@@ -14,9 +14,9 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.experiment import build
 from offbeat.experiment.spec import choices, experiment_files, user_code
 from offbeat.experiment.spec.config import Experiment, strategy_name
-from offbeat.experiment.spec.serialization import Home, from_plain, to_plain
+from offbeat.experiment.spec.serialization import FileContext, experiment_from_values, to_values
 from offbeat.scenario.data import DATASETS
-from offbeat.scenario.delays import Constant
+from offbeat.scenario.delays import ConstantDelays
 
 STRATEGY = '''
 """A strategy of one's own."""
@@ -109,7 +109,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(**settings: Any) -> Experiment:
-    return from_plain(settings)
+    return experiment_from_values(settings)
 
 
 # ---------------------------------------------------------------- from a name to a class
@@ -118,24 +118,24 @@ def made(**settings: Any) -> Experiment:
 def test_a_strategy_of_ones_own_is_made_with_its_settings() -> None:
     strategy = made(strategy={"name": "mine.py:Mine", "rate": 0.25}).strategy
     assert (type(strategy).__name__, strategy.rate) == ("Mine", 0.25)  # type: ignore[attr-defined]
-    assert type(strategy) is choices.find("strategy", "mine.py:Mine")  # loaded once, however it is written
-    assert type(strategy) is choices.find("strategy", str(Path("mine.py").resolve()) + ":Mine")
-    assert type(strategy) is choices.find("strategy", "../mine.py:Mine", Path("sub"))
+    assert type(strategy) is choices.find_choice("strategy", "mine.py:Mine")  # loaded once, however it is written
+    assert type(strategy) is choices.find_choice("strategy", str(Path("mine.py").resolve()) + ":Mine")
+    assert type(strategy) is choices.find_choice("strategy", "../mine.py:Mine", Path("sub"))
 
 
 def test_built_in_names_are_as_ever() -> None:
-    assert choices.find("strategy", "fedbuff") is FedBuff
-    assert choices.find("data", "digits") is DATASETS["digits"]
-    assert choices.name_of("delays", Constant(mean=1.0)) == "constant"
+    assert choices.find_choice("strategy", "fedbuff") is FedBuff
+    assert choices.find_choice("data", "digits") is DATASETS["digits"]
+    assert choices.name_of("delays", ConstantDelays(mean=1.0)) == "constant"
 
 
 def test_it_is_stored_with_its_whole_path_and_called_by_its_short_name() -> None:
     experiment = made(strategy={"name": "mine.py:Mine", "rate": 0.25, "staleness": {"name": "hinge", "a": 1, "b": 2}})
-    plain = to_plain(experiment)
+    plain = to_values(experiment)
     assert plain["strategy"]["name"] == f"{Path('mine.py').resolve()}:Mine"
     assert strategy_name(experiment) == "Mine"
-    assert from_plain(plain) == experiment
-    assert hash(from_plain(plain).strategy) == hash(experiment.strategy)
+    assert experiment_from_values(plain) == experiment
+    assert hash(experiment_from_values(plain).strategy) == hash(experiment.strategy)
     assert experiment != made(strategy="mine.py:Mine")
     assert repr(made(strategy="mine.py:Mine").strategy) == "Mine(rate=0.5, staleness=Polynomial(a=0.5))"
 
@@ -144,15 +144,15 @@ def test_a_path_is_meant_from_the_file_it_stands_in_and_changes_from_here() -> N
     Path("sub").mkdir()
     Path("sub/near.py").write_text(STRATEGY)
     Path("sub/it.yaml").write_text("strategy: {name: near.py:Mine, rate: 0.1}\n")
-    experiment = experiment_files.read(Path("sub/it.yaml"))
-    assert to_plain(experiment)["strategy"]["name"] == f"{Path('sub/near.py').resolve()}:Mine"
-    changed = experiment_files.changed(
+    experiment = experiment_files.read_experiment(Path("sub/it.yaml"))
+    assert to_values(experiment)["strategy"]["name"] == f"{Path('sub/near.py').resolve()}:Mine"
+    changed = experiment_files.with_changes(
         experiment, ["strategy=mine.py:Mine", "strategy.rate=0.3", "strategy.staleness.a=2"]
     )
-    assert to_plain(changed)["strategy"] == {
+    assert to_values(changed)["strategy"] == {
         "name": f"{Path('mine.py').resolve()}:Mine", "rate": 0.3, "staleness": {"name": "polynomial", "a": 2.0},
     }  # fmt: skip
-    assert experiment_files.changed(experiment, ["strategy.rate=0.3"]).strategy.rate == 0.3  # type: ignore[attr-defined]
+    assert experiment_files.with_changes(experiment, ["strategy.rate=0.3"]).strategy.rate == 0.3  # type: ignore[attr-defined]
 
 
 def test_an_experiment_with_code_of_ones_own_can_be_written_and_read_from_anywhere(
@@ -160,23 +160,23 @@ def test_an_experiment_with_code_of_ones_own_can_be_written_and_read_from_anywhe
 ) -> None:
     experiment = made(strategy="mine.py:Mine", model="others.py:Net", data={"name": "others.py:sites", "count": 2})
     Path("deep/er").mkdir(parents=True)
-    experiment_files.write(Path("deep/er/experiment.yaml"), experiment)
+    experiment_files.write_experiment(Path("deep/er/experiment.yaml"), experiment)
     monkeypatch.chdir("deep")
-    assert experiment_files.read(Path("er/experiment.yaml")) == experiment
+    assert experiment_files.read_experiment(Path("er/experiment.yaml")) == experiment
 
 
 def test_two_files_of_one_name_do_not_clash() -> None:
     Path("sub").mkdir()
     Path("sub/mine.py").write_text(STRATEGY.replace("0.5\n", "0.125\n", 1))
-    first, second = (choices.default("strategy", f"{folder}mine.py:Mine") for folder in ("", "sub/"))
+    first, second = (choices.default_choice("strategy", f"{folder}mine.py:Mine") for folder in ("", "sub/"))
     assert (first.rate, second.rate) == (0.5, 0.125)
     assert first != second
 
 
 def test_a_file_that_was_edited_is_loaded_again() -> None:
-    before = choices.default("strategy", "mine.py:Mine")
+    before = choices.default_choice("strategy", "mine.py:Mine")
     Path("mine.py").write_text(STRATEGY.replace("0.5\n", "0.7\n", 1))  # as long as before, within the same second
-    assert (before.rate, choices.default("strategy", "mine.py:Mine").rate) == (0.5, 0.7)
+    assert (before.rate, choices.default_choice("strategy", "mine.py:Mine").rate) == (0.5, 0.7)
 
 
 def test_a_neighbour_of_a_neighbour_that_was_edited_is_loaded_again() -> None:
@@ -185,15 +185,15 @@ def test_a_neighbour_of_a_neighbour_that_was_edited_is_loaded_again() -> None:
     )
     Path("nearby.py").write_text("from farther import rate\n")
     Path("farther.py").write_text("rate = 0.5\n")
-    assert choices.default("strategy", "stable.py:Mine").rate == 0.5
+    assert choices.default_choice("strategy", "stable.py:Mine").rate == 0.5
     Path("farther.py").write_text("rate = 0.125\n")  # of another length: Python's own cache goes by seconds
-    assert choices.default("strategy", "stable.py:Mine").rate == 0.125
+    assert choices.default_choice("strategy", "stable.py:Mine").rate == 0.125
 
 
 def test_a_file_may_import_its_neighbours_and_be_called_like_a_library() -> None:
     Path("rates_of_mine.py").write_text("RATE = 0.9\n")
     Path("random.py").write_text("from rates_of_mine import RATE\n" + STRATEGY.replace("0.5\n", "RATE\n", 1))
-    assert choices.default("strategy", "random.py:Mine").rate == 0.9
+    assert choices.default_choice("strategy", "random.py:Mine").rate == 0.9
     import random
 
     assert hasattr(random, "Random")  # still Python's own
@@ -204,24 +204,24 @@ def test_neighbours_of_one_name_from_two_folders_are_refused() -> None:
         Path(folder).mkdir()
         Path(folder, "twin_of_mine.py").write_text(f"RATE = 0.{len(folder)}  # {folder}\n")
         Path(folder, "it.py").write_text("import twin_of_mine\n" + STRATEGY)
-    choices.find("strategy", "a/it.py:Mine")
+    choices.find_choice("strategy", "a/it.py:Mine")
     with pytest.raises(ConfigError, match=r"^b/it.py imports twin_of_mine, and another twin_of_mine is loaded from a/"):
-        choices.find("strategy", "b/it.py:Mine")
+        choices.find_choice("strategy", "b/it.py:Mine")
 
 
 # ---------------------------------------------------------------- what else there can be
 
 
 def test_a_module_class_is_a_model_whose_settings_are_its_arguments() -> None:
-    cls = choices.find("model", "others.py:Net")
-    net = choices.make(cls, hidden=5).build((1, 8, 8), 10, 0)
+    cls = choices.find_choice("model", "others.py:Net")
+    net = choices.make_choice(cls, hidden=5).build((1, 8, 8), 10, 0)
     assert [tuple(p.shape) for p in net.parameters()] == [(5, 64), (5,), (10, 5), (10,)]
-    again, other = (choices.make(cls, hidden=5).build((1, 8, 8), 10, seed) for seed in (0, 1))
+    again, other = (choices.make_choice(cls, hidden=5).build((1, 8, 8), 10, seed) for seed in (0, 1))
     weights = [next(iter(m.parameters())) for m in (net, again, other)]
     assert torch.equal(weights[0], weights[1])  # of the seed, and of nothing else
     assert not torch.equal(weights[0], weights[2])
     # act has a default that no file can hold: it is no setting
-    assert to_plain(made(model="others.py:Net").model, "model") == {
+    assert to_values(made(model="others.py:Net").model, "model") == {
         "name": f"{Path('others.py').resolve()}:Net", "hidden": 8, "sizes": [1, 2],
     }  # fmt: skip
 
@@ -250,8 +250,8 @@ def test_functions_are_losses_and_stalenesses() -> None:
     wanted = torch.nn.functional.cross_entropy(outputs, labels, weight=torch.tensor([3.0, 1.0, 1.0]))
     assert torch.equal(weighted.loss(outputs, labels), wanted)
     plain = {"strategy": {"name": "fedbuff", "staleness": {"name": "others.py:halving", "base": 4}}}
-    assert from_plain(plain).strategy.staleness(2) == 1 / 16  # type: ignore[attr-defined]
-    assert strategy_name(from_plain(plain, Home(runs_code=False))) == "fedbuff"
+    assert experiment_from_values(plain).strategy.staleness(2) == 1 / 16  # type: ignore[attr-defined]
+    assert strategy_name(experiment_from_values(plain, FileContext(runs_code=False))) == "fedbuff"
 
 
 @pytest.mark.ray
@@ -294,7 +294,7 @@ def test_a_function_may_return_examples_in_any_natural_way(value: str, train: in
     start = "import torch\nfrom offbeat.scenario.data import from_dataset\n"
     body = f"def load():\n    x, y = torch.randn(10, 3), torch.zeros(10, dtype=torch.int64)\n    return {value}\n"
     Path("data_of_mine.py").write_text(start + body)
-    data = choices.default("data", "data_of_mine.py:load").load()
+    data = choices.default_choice("data", "data_of_mine.py:load").load()
     assert (len(data.x_train), len(data.x_test)) == (train, test)
 
 
@@ -319,7 +319,7 @@ def test_a_function_may_return_examples_in_any_natural_way(value: str, train: in
 )
 def test_what_cannot_be_meant_is_one_line(setting: str, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        choices.find(setting, name)
+        choices.find_choice(setting, name)
 
 
 @pytest.mark.parametrize(
@@ -357,17 +357,17 @@ def test_a_list_for_an_argument_that_says_nothing_of_itself_is_a_setting_like_ot
     Path("loose.py").write_text("def sites(sizes):\n    return [1.0]\n")
     chosen = made(data={"name": "loose.py:sites", "sizes": [1, [2, 3]]}).data
     assert hash(chosen) == hash(made(data={"name": "loose.py:sites", "sizes": [1, [2, 3]]}).data)
-    assert to_plain(chosen, "data")["sizes"] == [1, [2, 3]]
+    assert to_values(chosen, "data")["sizes"] == [1, [2, 3]]
 
 
 def test_what_a_function_raises_is_one_line_that_says_where() -> None:
     with pytest.raises(ConfigError, match=r"^others.py line \d+: KeyError: 'x'"):
-        choices.default("data", "others.py:broken").load()
+        choices.default_choice("data", "others.py:broken").load()
     with pytest.raises(ConfigError, match=r"^others.py line \d+: KeyError: 'x'"):
-        choices.default("model", "others.py:broken").build((1,), 2, 0)
+        choices.default_choice("model", "others.py:broken").build((1,), 2, 0)
     Path("others.py").write_text("def load():\n    return 3\n")
     with pytest.raises(DataError, match=r"^others.py:load gave a int: \(x, y\), \(x_train"):
-        choices.default("data", "others.py:load").load()
+        choices.default_choice("data", "others.py:load").load()
 
 
 def test_a_loss_is_one_number() -> None:
@@ -387,7 +387,7 @@ def test_whatever_is_written_there_is_one_line(name: str) -> None:
     Path("loop.py").symlink_to("loop.py")
     for runs_code in (True, False):
         try:
-            from_plain({"strategy": name}, Home(runs_code=runs_code))
+            experiment_from_values({"strategy": name}, FileContext(runs_code=runs_code))
         except ConfigError as error:
             assert "\n" not in str(error)  # noqa: PT017
         else:
@@ -399,21 +399,21 @@ def test_whatever_is_written_there_is_one_line(name: str) -> None:
 
 def test_whoever_only_reads_runs_nobodys_code() -> None:
     experiment = made(strategy={"name": "mine.py:Mine", "rate": 0.25}, model="others.py:Net", data="others.py:sites")
-    plain = to_plain(experiment)
+    plain = to_values(experiment)
     Path("mine.py").write_text("raise SystemExit('it was run')\n")
     Path("others.py").unlink()
-    looked = from_plain(plain, Home(runs_code=False))
-    assert to_plain(looked) == plain
+    looked = experiment_from_values(plain, FileContext(runs_code=False))
+    assert to_values(looked) == plain
     assert strategy_name(looked) == "Mine"
-    assert looked == from_plain(plain, Home(runs_code=False))
-    assert hash(looked.strategy) == hash(from_plain(plain, Home(runs_code=False)).strategy)
+    assert looked == experiment_from_values(plain, FileContext(runs_code=False))
+    assert hash(looked.strategy) == hash(experiment_from_values(plain, FileContext(runs_code=False)).strategy)
 
 
 @pytest.mark.parametrize("name", ["evil.py", "evil.py:", "evil.py:no name"])
 def test_a_file_with_no_name_in_it_is_not_run_to_tell_what_it_has(name: str) -> None:
     Path("evil.py").write_text("from pathlib import Path\nPath('it was run').touch()\n")
     with pytest.raises(ConfigError, match="names a file and nothing in it"):
-        from_plain({"strategy": name}, Home(runs_code=False))
+        experiment_from_values({"strategy": name}, FileContext(runs_code=False))
     assert not Path("it was run").exists()
 
 
@@ -429,7 +429,7 @@ def test_a_file_and_the_neighbours_it_imports_belong_together() -> None:
     Path("far/deeper.py").touch()
     Path("far/deepest.py").touch()
     Path("it.py").write_text("import torch\nfrom near import x\ndef later():\n    import math, near\n")
-    found = [path.relative_to(Path.cwd()).as_posix() for path in user_code.files_of(Path("it.py").resolve())]
+    found = [path.relative_to(Path.cwd()).as_posix() for path in user_code.files_with_imports(Path("it.py").resolve())]
     assert found == [
         "it.py", "far/__init__.py", "far/deep.py", "far/deeper.py", "far/deepest.py", "near.py",
     ]  # fmt: skip

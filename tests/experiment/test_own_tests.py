@@ -23,8 +23,7 @@ from offbeat.scenario.delays import PerClient
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Disjoint, Iid, Split
 from offbeat.training.client_data import ClientData
-from offbeat.training.evaluation import Evaluator
-from offbeat.training.survey import OwnTests, Survey
+from offbeat.training.evaluation import ClientTests, Evaluator, Survey
 from offbeat.training.trainer import Training
 
 
@@ -36,12 +35,12 @@ def sign(weight: float) -> torch.Tensor:
     return flatten(module)
 
 
-def two_clients() -> OwnTests:
+def two_clients() -> ClientTests:
     """Client 0 has x = 1, -1, -1, -1 of classes 1, 1, 1, 0; client 1 has x = 2 of class 1."""
     first = (torch.tensor([[1.0], [-1.0], [-1.0], [-1.0]]), torch.tensor([1, 1, 1, 0]))
     second = (torch.tensor([[2.0]]), torch.tensor([1]))
     module = torch.nn.Linear(1, 2, bias=False)
-    return OwnTests(Evaluator(module, *first), ClientData.own([first, second]))
+    return ClientTests(Evaluator(module, *first), ClientData.separate([first, second]))
 
 
 def test_clients_count_alike_however_many_examples_they_have():
@@ -125,7 +124,7 @@ TWO = Experiment(
 
 
 def run(experiment: Experiment) -> trace_summary.Summary:
-    engine = build.engine(made := build.setup(experiment), experiment)
+    engine = build.build_engine(made := build.setup(experiment), experiment)
     engine.trace.set_facts(made.facts)
     engine.run()
     engine.trace.flush()
@@ -178,28 +177,28 @@ def test_without_test_examples_of_their_own_clients_cannot_be_judged_by_them():
 def test_a_split_is_left_alone_by_the_data_sets_own_test_examples():
     made = build.setup(replace(TWO, evaluate="test", partition=Iid()))
     assert made.evaluator.examples[0].shape == (8, 1)
-    assert made.own is None
+    assert made.client_tests is None
 
 
 def test_both_are_settings_of_an_experiment_file():
     text = "split: {train: 0.6, validation: 0.2}\nevaluate: clients\n"
-    experiment = experiment_files.parse(text)
+    experiment = experiment_files.parse_experiment(text)
     assert (experiment.split, experiment.evaluate) == (Split(train=0.6, validation=0.2), "clients")
-    assert experiment_files.parse(experiment_files.dump(experiment)) == experiment
-    assert experiment_files.parse("clients: 3").evaluate == "test"
+    assert experiment_files.parse_experiment(experiment_files.to_yaml(experiment)) == experiment
+    assert experiment_files.parse_experiment("clients: 3").evaluate == "test"
 
 
 def test_a_table_says_whose_mean_it_shows(tmp_path, one_by_one):
     experiment = replace(
-        experiment_files.parse("{clients: 4, model: linear, until: 30s, target: acc=0.05}"),
+        experiment_files.parse_experiment("{clients: 4, model: linear, until: 30s, target: acc=0.05}"),
         split=TWO.split,
         evaluate="clients",
     )
-    made = compare.create(
+    made = compare.create_comparison(
         tmp_path / "c", {name: replace(experiment, strategy=REGISTRY[name]()) for name in ("local", "fedasync")}, [0]
     )
-    assert compare.execute(made, jobs=1)
-    shown = report.read(made)
-    assert measures.table(shown.rows, shown.target)[0][1] == "mean acc of clients"
+    assert compare.execute_comparison(made, jobs=1)
+    shown = report.read_report(made)
+    assert measures.measure_table(shown.rows, shown.target)[0][1] == "mean acc of clients"
     assert {row.evaluated for row in shown.rows} == {"clients"}
     assert all(row["reached"] == 1 for row in shown.rows)

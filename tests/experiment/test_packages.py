@@ -10,8 +10,9 @@ import pytest
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.experiment.spec import choices, entry_points
-from offbeat.experiment.spec.serialization import Home, from_plain, to_plain
+from offbeat.experiment.spec import choices
+from offbeat.experiment.spec import choices as entry_points
+from offbeat.experiment.spec.serialization import FileContext, experiment_from_values, to_values
 
 CODE = """
 from dataclasses import dataclass
@@ -54,24 +55,24 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def _forget() -> None:
-    entry_points._declared.cache_clear()
-    entry_points._say_hidden.cache_clear()
+    entry_points._entry_points.cache_clear()
+    entry_points._warn_shadowed.cache_clear()
 
 
 def test_a_packages_names_go_wherever_a_built_in_name_goes() -> None:
-    experiment = from_plain({"strategy": {"name": "cosbuff", "k": 5}, "model": "cosnet"})
-    assert to_plain(experiment)["strategy"] == {"name": "cosbuff", "k": 5}
-    assert to_plain(experiment)["model"] == {"name": "cosnet", "hidden": 4}
-    assert from_plain(to_plain(experiment)) == experiment
-    assert choices.own_files(experiment) == []  # a package is no file of one's own: its version is its own matter
+    experiment = experiment_from_values({"strategy": {"name": "cosbuff", "k": 5}, "model": "cosnet"})
+    assert to_values(experiment)["strategy"] == {"name": "cosbuff", "k": 5}
+    assert to_values(experiment)["model"] == {"name": "cosnet", "hidden": 4}
+    assert experiment_from_values(to_values(experiment)) == experiment
+    assert choices.user_files(experiment) == []  # a package is no file of one's own: its version is its own matter
 
 
 def test_built_in_names_load_nothing_and_win(caplog: pytest.LogCaptureFixture) -> None:
-    assert choices.find("strategy", "fedbuff") is FedBuff
-    assert entry_points._declared.cache_info().currsize == 0  # nobody looked
+    assert choices.find_choice("strategy", "fedbuff") is FedBuff
+    assert entry_points._entry_points.cache_info().currsize == 0  # nobody looked
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"unknown strategy 'cosbuf': did you mean 'cosbuff'\?"):
-            choices.find("strategy", "cosbuf")
+            choices.find_choice("strategy", "cosbuf")
     said = [record.getMessage() for record in caplog.records]
     assert said == ["fedbuff is a strategy of offbeat's own: the one of offbeat-cos 1.2 is not used"]
     assert "cos_of_a_package" not in sys.modules
@@ -80,14 +81,14 @@ def test_built_in_names_load_nothing_and_win(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize(("name", "words"), [("gone", "AttributeError"), ("broken", "ModuleNotFoundError")])
 def test_a_broken_package_is_one_line_that_names_it(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"^'{name}' is of the package offbeat-cos 1.2, which is broken: {words}"):
-        choices.find("strategy", name)
+        choices.find_choice("strategy", name)
 
 
 def test_whoever_only_reads_does_not_load_it() -> None:
-    plain = to_plain(from_plain({"strategy": {"name": "cosbuff", "k": 5}}))
+    plain = to_values(experiment_from_values({"strategy": {"name": "cosbuff", "k": 5}}))
     sys.modules.pop("cos_of_a_package")
-    looked = from_plain(plain, Home(runs_code=False))
-    assert to_plain(looked) == plain
+    looked = experiment_from_values(plain, FileContext(runs_code=False))
+    assert to_values(looked) == plain
     assert "cos_of_a_package" not in sys.modules
 
 

@@ -42,5 +42,5 @@ def test_no_honest_sketch_is_refused_and_a_run_that_poison_ended_says_so(factor)
     done = poisoned(factor)
     assert not any("sketch" in reason for reason in done.summary.refused)
     assert bool(done.outcome.model.isfinite().all())
-    assert done.summary.warning is not None
-    assert f"warning: {done.summary.warning}" in repr(done)
+    assert done.summary.refusal_warning is not None
+    assert f"warning: {done.summary.refusal_warning}" in repr(done)

@@ -14,12 +14,12 @@ import offbeat
 from offbeat.core.errors import RunError
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Target
-from offbeat.engine.virtual.virtual_engine import OVER
+from offbeat.engine.virtual.virtual_engine import NOTHING_LEFT
 from offbeat.experiment import comparison as compare
 from offbeat.metrics import measures, trace_summary
-from offbeat.metrics.trace_summary import Span, Summary
+from offbeat.metrics.trace_summary import JobSpan, Summary
 from offbeat.scenario.availability import Dropout
-from offbeat.scenario.delays import Constant
+from offbeat.scenario.delays import ConstantDelays
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_summary_is_what_the_rows_amount_to(trace):
 
 
 def test_a_summary_is_strict_json(trace):
-    text = json.dumps(trace_summary.summarize(trace.db, clients=2).plain(), allow_nan=False)
+    text = json.dumps(trace_summary.summarize(trace.db, clients=2).as_json(), allow_nan=False)
     told = json.loads(text)
     assert told["metrics"] == {"loss": None, "acc": 0.7}
     assert told["wall_seconds"] is None
@@ -70,22 +70,22 @@ def test_a_summary_is_strict_json(trace):
 
 
 def test_spans_are_who_trained_when(trace):
-    assert trace_summary.spans(trace.db, end=10.0) == [
-        Span(0, 0.0, 4.0, "arrive"),
-        Span(1, 0.0, 6.0, "refuse"),
-        Span(0, 4.0, 8.0, "arrive"),
-        Span(1, 7.0, 10.0, "open"),
+    assert trace_summary.job_spans(trace.db, end=10.0) == [
+        JobSpan(0, 0.0, 4.0, "arrive"),
+        JobSpan(1, 0.0, 6.0, "refuse"),
+        JobSpan(0, 4.0, 8.0, "arrive"),
+        JobSpan(1, 7.0, 10.0, "open"),
     ]
 
 
 def test_curves_are_on_the_evaluation_grid(trace):
     assert trace_summary.metric_names(trace.db) == ["loss", "acc"]
-    assert trace_summary.curve(trace.db, "acc") == trace_summary.Curve([0.0, 5.0, 10.0], [0.1, 0.6, 0.7])
-    assert trace_summary.time_to(trace.db, Target("acc", 0.65)) == 10.0
-    assert trace_summary.time_to(trace.db, Target("acc", 0.9)) is None
+    assert trace_summary.read_curve(trace.db, "acc") == trace_summary.Curve([0.0, 5.0, 10.0], [0.1, 0.6, 0.7])
+    assert trace_summary.time_to_target(trace.db, Target("acc", 0.65)) == 10.0
+    assert trace_summary.time_to_target(trace.db, Target("acc", 0.9)) is None
     # lower is better; what is not a number reaches nothing
-    assert trace_summary.time_to(trace.db, Target("loss", 1.5)) == 5.0
-    assert trace_summary.time_to(trace.db, Target("loss", 0.5)) is None
+    assert trace_summary.time_to_target(trace.db, Target("loss", 1.5)) == 5.0
+    assert trace_summary.time_to_target(trace.db, Target("loss", 0.5)) is None
 
 
 def test_directions_are_what_the_run_stored(trace):
@@ -140,7 +140,7 @@ def test_a_path_with_odd_characters_is_opened(tmp_path):
     path.parent.mkdir()
     Trace(path).close()
     with trace_summary.open_trace(path) as db:
-        assert trace_summary.staleness(db) == []
+        assert trace_summary.staleness_values(db) == []
 
 
 # ---------------------------------------------------------------- rows of a comparison
@@ -154,13 +154,13 @@ def summary(acc: float, reached: float | None) -> Summary:
     return replace(made, target=str(TARGET))
 
 
-def row(*given: Summary, reference: float | None = None, **compared: float) -> measures.Row:
+def row(*given: Summary, reference: float | None = None, **compared: float) -> measures.MethodRow:
     speed_up = measures.speed_up(given, [summary(0.5, reference)])
-    return measures.over_seeds("mine", given, {"speedup": speed_up, **compared})
+    return measures.average_over_seeds("mine", given, {"speedup": speed_up, **compared})
 
 
-def cells(row: measures.Row, target: Target | None = TARGET) -> list[str]:
-    return measures.table([row], target)[1]
+def cells(row: measures.MethodRow, target: Target | None = TARGET) -> list[str]:
+    return measures.measure_table([row], target)[1]
 
 
 def test_a_row_is_a_mean_and_a_standard_deviation_over_seeds():
@@ -177,7 +177,7 @@ def test_the_best_of_a_row_is_a_mean_over_seeds_too():
     made = row(replace(summary(0.5, 20.0), best=0.8), replace(summary(0.7, 40.0), best=0.9))
     assert made["best"] == pytest.approx(0.85)
     assert made["best_spread"] == pytest.approx(0.005**0.5)  # sqrt((0.05^2 + 0.05^2) / (2 - 1))
-    names, shown = measures.table([made], None, "page")
+    names, shown = measures.measure_table([made], None, "page")
     assert shown[names.index("best")] == "0.850 ± 0.071"
 
 
@@ -194,7 +194,7 @@ def test_a_seed_that_did_not_reach_the_target_is_not_averaged_away():
     assert made["restricted_time"] == 60.0  # 20 s, and 100 s in which the other did not: the mean is larger than 60 s
     assert isnan(made["speedup"])
     assert cells(made)[3:5] == ["> 60 s (1 of 2)", "–"]
-    assert made.plain()["speedup"] is None
+    assert made.as_json()["speedup"] is None
 
 
 def test_nothing_reached_and_one_seed_are_told_as_such():
@@ -202,26 +202,26 @@ def test_nothing_reached_and_one_seed_are_told_as_such():
     assert cells(made)[1:5] == ["0.500", "–", "> 100 s", "–"]
     assert cells(row(summary(0.5, None), summary(0.6, None)))[3] == "> 100 s (0 of 2)"
     assert isnan(row(replace(summary(0.5, None), target=None))["restricted_time"])  # there was nothing to reach
-    assert measures.table([made], TARGET)[0][:4] == ["strategy", "final acc", "slowest ¼", "time to acc=0.9"]
+    assert measures.measure_table([made], TARGET)[0][:4] == ["strategy", "final acc", "slowest ¼", "time to acc=0.9"]
 
 
 def test_without_a_target_times_are_relative():
     made = row(summary(0.5, None), relative_time=0.42)
-    assert measures.table([made], None)[0][2:5] == ["slowest ¼", "relative time", "staleness"]
+    assert measures.measure_table([made], None)[0][2:5] == ["slowest ¼", "relative time", "staleness"]
     assert cells(made, None)[2:5] == ["–", "0.42", "2.0"]
-    assert len(measures.table([made], None)[0]) == len(cells(made, None)) == len(cells(made)) - 1
+    assert len(measures.measure_table([made], None)[0]) == len(cells(made, None)) == len(cells(made)) - 1
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (3e12, "3.0 TB")]
 )
 def test_sizes_are_readable(count, text):
-    assert trace_summary.size(count) == text
+    assert trace_summary.format_bytes(count) == text
 
 
 def test_nothing_to_compare_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one strategy and one seed"):
-        compare.create(Path(tmp_path), {}, [0])
+        compare.create_comparison(Path(tmp_path), {}, [0])
 
 
 def test_second_copies_are_counted_and_cost_their_bytes(trace):
@@ -233,11 +233,11 @@ def test_second_copies_are_counted_and_cost_their_bytes(trace):
 
 def test_where_all_drop_out_the_curve_and_the_idle_share_reach_to_the_end():
     clients = [(torch.randn(8, 3), torch.arange(8) % 2) for _ in range(2)]
-    delays = Constant(mean=10.0, jitter=0.0)
+    delays = ConstantDelays(mean=10.0, jitter=0.0)
     done = offbeat.simulate(
         torch.nn.Linear(3, 2), clients, delays=delays, availability=Dropout(share=1.0, at=100.0), until="1000s"
     )
     # ten jobs of 10 s each, the last one just done; then 900 s of 1000 without anybody
-    assert (done.outcome.reason, done.summary.seconds, done.summary.updates) == (OVER, 1000.0, 20)
+    assert (done.outcome.reason, done.summary.seconds, done.summary.updates) == (NOTHING_LEFT, 1000.0, 20)
     assert done.summary.idle_share == pytest.approx(0.9)
-    assert trace_summary.curve(done.trace.db, "acc").seconds[-1] == 1000.0
+    assert trace_summary.read_curve(done.trace.db, "acc").seconds[-1] == 1000.0

@@ -9,14 +9,14 @@ import yaml
 
 from offbeat.core.errors import ConfigError
 from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.serialization import from_plain, to_plain
+from offbeat.experiment.spec.serialization import experiment_from_values, to_values
 from offbeat.scenario.models import MODELS, Cnn, DistilBert, EfficientNet, LeNet5, ResNet, ResNet1d, TextCnn, UNet3d
 from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
-from offbeat.scenario.partition import PARTITIONS, Classes, DualDirichlet, MainClass, Pieces
+from offbeat.scenario.partition import PARTITIONS, ClassSubsets, DualDirichlet, MainClass, Pieces
 
 
 def through_a_file(experiment: Experiment) -> Experiment:
-    return from_plain(yaml.safe_load(yaml.safe_dump(to_plain(experiment))))
+    return experiment_from_values(yaml.safe_load(yaml.safe_dump(to_values(experiment))))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_models(model: Any) -> None:
     [
         *(cls() for cls in PARTITIONS.values()),
         DualDirichlet(sizes=3.0),
-        Classes(most=6),
+        ClassSubsets(most=6),
         MainClass(share=0.8, main=2),
         Pieces(sizes=(1.0, 2.5)),
     ],
@@ -62,5 +62,5 @@ def test_partitions(partition: Any) -> None:
 )
 def test_what_cannot_be_meant_is_one_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        from_plain(settings)
+        experiment_from_values(settings)
     assert "\n" not in str(caught.value)

@@ -14,11 +14,11 @@ from offbeat.core.vector import flatten
 from offbeat.experiment import build, data_assignment
 from offbeat.experiment.run import execution
 from offbeat.experiment.spec import experiment_files
-from offbeat.experiment.spec.config import Drawn, Experiment, Seeds
+from offbeat.experiment.spec.config import Experiment, SeedPurpose, Seeds
 from offbeat.scenario.data import load
 from offbeat.training.plan import order_seeds
 
-ONE = experiment_files.parse("{clients: 4, model: linear, until: 30s}")
+ONE = experiment_files.parse_experiment("{clients: 4, model: linear, until: 30s}")
 
 
 def drawn(experiment: Experiment) -> dict[str, object]:
@@ -26,21 +26,21 @@ def drawn(experiment: Experiment) -> dict[str, object]:
     made = build.setup(experiment)
     job = Job(0, 1, 0, made.world.model, 0, LocalWork(), 20, {}, made.world.seed)
     return {
-        "partition": [rows.tolist() for rows in data_assignment.split(experiment, load(experiment.data))],
-        "delays": [made.surroundings.trip(client, 0, LocalWork(), 20, 0.0).duration for client in range(4)],
+        "partition": [rows.tolist() for rows in data_assignment.training_rows(experiment, load(experiment.data))],
+        "delays": [made.simulated_world.time_job(client, 0, LocalWork(), 20, 0.0).duration for client in range(4)],
         "model": flatten(made.module).tolist(),
         "batches": int(order_seeds([job])[0]),
     }
 
 
-@pytest.mark.parametrize("part", get_args(Drawn))
-def test_a_seed_of_its_own_changes_that_part_alone(part: Drawn) -> None:
+@pytest.mark.parametrize("part", get_args(SeedPurpose))
+def test_a_seed_of_its_own_changes_that_part_alone(part: SeedPurpose) -> None:
     before, now = drawn(ONE), drawn(replace(ONE, seeds=Seeds(**{part: 7})))
     assert [key for key in before if before[key] != now[key]] == [part]
 
 
-@pytest.mark.parametrize("part", get_args(Drawn))
-def test_held_still_it_stays_where_all_else_changes(part: Drawn) -> None:
+@pytest.mark.parametrize("part", get_args(SeedPurpose))
+def test_held_still_it_stays_where_all_else_changes(part: SeedPurpose) -> None:
     before, now = drawn(ONE), drawn(replace(ONE, seed=7, seeds=Seeds(**{part: 0})))
     assert [key for key in before if before[key] == now[key]] == [part]
 
@@ -50,18 +50,18 @@ def test_one_seed_is_the_same_number_for_all_parts() -> None:
 
 
 def test_files_and_changes_have_them() -> None:
-    changed = experiment_files.changed(ONE, ["seeds.partition=3"])
+    changed = experiment_files.with_changes(ONE, ["seeds.partition=3"])
     assert changed.seeds == Seeds(partition=3)
-    assert experiment_files.parse(experiment_files.dump(changed)) == changed
-    assert experiment_files.parse("seeds: {delays: 2, model: 0}").seeds == Seeds(delays=2, model=0)
+    assert experiment_files.parse_experiment(experiment_files.to_yaml(changed)) == changed
+    assert experiment_files.parse_experiment("seeds: {delays: 2, model: 0}").seeds == Seeds(delays=2, model=0)
     with pytest.raises(ConfigError, match=r"seeds: partition = -1: must be 0 or more"):
-        experiment_files.parse("seeds: {partition: -1}")
+        experiment_files.parse_experiment("seeds: {partition: -1}")
     with pytest.raises(ConfigError, match="did you mean 'batches'"):
-        experiment_files.parse("seeds: {batch: 1}")
+        experiment_files.parse_experiment("seeds: {batch: 1}")
 
 
 def test_a_run_of_before_there_were_several_is_the_same_run(tmp_path) -> None:
-    made = execution.create(tmp_path / "r", ONE)
+    made = execution.create_run(tmp_path / "r", ONE)
     text = made.experiment_file.read_text()
     assert text.count("seeds:") == 1
     made.experiment_file.write_text("".join(line for line in text.splitlines(keepends=True) if "seeds:" not in line))

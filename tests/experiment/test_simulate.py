@@ -21,7 +21,7 @@ import offbeat
 from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.engine.until import Until
 from offbeat.experiment.run.execution import Run
-from offbeat.scenario.delays import Constant, Uniform
+from offbeat.scenario.delays import ConstantDelays, Uniform
 from offbeat.training.tasks import LOSS, Metric
 from offbeat.training.trainer import Training
 from patience import PATIENCE
@@ -86,8 +86,8 @@ def test_it_saves_a_model_a_trace_and_what_it_takes_to_repeat_it(tmp_path):
     plain = net()
     plain.load_state_dict(load_file(out / "model.safetensors"))
     run = Run(out)
-    run.check()
-    assert run.summary().plain() == result.summary.plain()
+    run.check_results()
+    assert run.summary().as_json() == result.summary.as_json()
     with sqlite3.connect(out / "run.sqlite") as db:
         assert db.execute("SELECT COUNT(*) FROM trace WHERE kind = 'arrive'").fetchone()[0] == result.summary.updates
     db.close()
@@ -361,7 +361,7 @@ def test_a_target_on_a_metric_of_ones_own_goes_the_way_the_metric_says(target):
     training = Training(lr=0.1, batch=4, steps=1)
     done = simulate(module, ones, "fedavg", loss=Measured(), training=training, until=f"{target},3600s",
     evaluate_every=60.0,
-                    delays=Constant(mean=60.0, jitter=0.0))  # fmt: skip
+                    delays=ConstantDelays(mean=60.0, jitter=0.0))  # fmt: skip
     assert (done.outcome.reason, done.summary.seconds, done.summary.time_to_target) == ("target", 300.0, 300.0)
     assert done.summary.higher_is_better == {"loss": False, "distance": False, "error": True}
     assert done.summary.best == done.metrics["distance"] == pytest.approx(0.6**5)

@@ -26,7 +26,7 @@ from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.scripted import scripted_run as giving
-from offbeat.experiment.spec.serialization import to_plain
+from offbeat.experiment.spec.serialization import to_values
 from offbeat.scenario.delays import Delays, Uniform
 from offbeat.training.tasks import Classification
 
@@ -148,7 +148,7 @@ def test_only_the_script_can_go_on_with_it(tmp_path):
     assert done.exit_code != 0
     assert isinstance(done.exception, ConfigError) or "is of a script, which has its model and data" in done.output
     with pytest.raises(ConfigError, match="is of a script, which has its model and data: go on with '"):
-        Run(tmp_path / "run").check_world()
+        Run(tmp_path / "run").check_unchanged()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_laws_of_ones_own_are_part_of_the_call(tmp_path):
 def test_what_the_folder_tells_is_what_was_written(tmp_path, strategy):
     simulate(strategy=strategy, delays=Slowing(30.0), loss=smoothed, out=tmp_path / "run")
     stored = json.loads((tmp_path / "run" / "simulation.json").read_text())
-    assert json.loads(json.dumps(to_plain(Run(tmp_path / "run").experiment()))) == stored["experiment"]
+    assert json.loads(json.dumps(to_values(Run(tmp_path / "run").experiment()))) == stored["experiment"]
 
 
 def test_a_damaged_record_is_refused(tmp_path):
@@ -313,7 +313,7 @@ def test_a_strategy_and_a_loss_of_ones_own_are_given_again(tmp_path):
 
 
 def test_of_much_data_only_the_digests_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(giving, "KEPT", 10)
+    monkeypatch.setattr(giving, "MAX_STORED_DATA", 10)
     clients = [pair(0), pair(1)]
     plain = simulate(clients=clients, delays=10.0, out=tmp_path / "run")
     assert not (tmp_path / "run" / "data.safetensors").exists()

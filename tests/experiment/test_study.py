@@ -12,15 +12,15 @@ from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.orthofl import OrthoFL
-from offbeat.experiment.spec import experiment_files, methods_section
-from offbeat.experiment.spec.methods_section import Study
+from offbeat.experiment.spec import experiment_files, methods
+from offbeat.experiment.spec.methods import ExperimentWithMethods
 from offbeat.scenario.partition import Dirichlet
 
 
-def read(tmp_path: Path, text: str) -> Study:
+def read(tmp_path: Path, text: str) -> ExperimentWithMethods:
     path = tmp_path / "study.yaml"
     path.write_text(text)
-    return methods_section.read(path)
+    return methods.read_experiment_with_methods(path)
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_every_choice_of_a_file_may_stand_in_one_word(tmp_path: Path) -> None:
     assert made.experiment.strategy == own
     assert made.experiment.partition == Dirichlet(alpha=0.7)
     assert dict(made.methods) == {"fedbuff": own, "fedbuff(lr=0.5)": replace(own, lr=0.5)}
-    assert experiment_files.parse(text) == made.experiment
+    assert experiment_files.parse_experiment(text) == made.experiment
 
 
 def test_it_wants_one_unless_the_file_or_a_change_names_it(tmp_path: Path) -> None:
     several = "methods: [fedbuff, fedasync]\n"
-    assert read(tmp_path, several).wants_one([])
-    assert read(tmp_path, several).wants_one(["strategy.k=2", "clients=3"])
-    assert not read(tmp_path, several).wants_one(["strategy=fedbuff"])
-    assert not read(tmp_path, f"strategy: fedbuff\n{several}").wants_one([])
-    assert not read(tmp_path, "clients: 3\n").wants_one([])
+    assert read(tmp_path, several).needs_method_choice([])
+    assert read(tmp_path, several).needs_method_choice(["strategy.k=2", "clients=3"])
+    assert not read(tmp_path, several).needs_method_choice(["strategy=fedbuff"])
+    assert not read(tmp_path, f"strategy: fedbuff\n{several}").needs_method_choice([])
+    assert not read(tmp_path, "clients: 3\n").needs_method_choice([])
 
 
 @pytest.mark.parametrize(

@@ -17,22 +17,22 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.engine.until import Target, Until
 from offbeat.experiment import parameter_sweep as sweeps
 from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.parameter_sweep import Over, Point, Result, Sweep
+from offbeat.experiment.parameter_sweep import Combination, CombinationResult, Sweep, SweptSetting
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run import pooled_runs
 from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics.measures import MEASURES, Row
+from offbeat.metrics.measures import MEASURES, MethodRow
 from offbeat.presets import load
 from offbeat.results import sweep_figure
 from offbeat.scenario.models import Linear
 
 WORLD = Experiment(clients=4, model=Linear(), until=Until(seconds=60.0), target=Target("acc", 0.5))
 METHODS = {"fedbuff": replace(WORLD, strategy=FedBuff(k=3)), "fedavg": replace(WORLD, strategy=FedAvg())}
-K, ALPHA = Over("strategy.k", ("2", "4")), Over("partition.alpha", ("0.1", "1"))
+K, ALPHA = SweptSetting("strategy.k", ("2", "4")), SweptSetting("partition.alpha", ("0.1", "1"))
 
 
 def test_all_combinations_are_run_and_who_has_not_a_setting_stays_as_it_is() -> None:
-    made = sweeps.points(METHODS, [K, ALPHA])
+    made = sweeps.combinations(METHODS, [K, ALPHA])
     assert [point.label for point in made] == [
         "fedbuff(k=2) partition.alpha=0.1",
         "fedbuff(k=2) partition.alpha=1",
@@ -43,31 +43,34 @@ def test_all_combinations_are_run_and_who_has_not_a_setting_stays_as_it_is() -> 
     ]
     settings = [(getattr(e.strategy, "k", None), getattr(e.partition, "alpha", None)) for e in made.values()]
     assert settings == [(2, 0.1), (2, 1), (4, 0.1), (4, 1), (None, 0.1), (None, 1)]
-    assert list(sweeps.left_as_they_are(METHODS, [K, ALPHA])) == ["fedavg has no k: it stays as it is"]
+    assert list(sweeps.unchanged_methods(METHODS, [K, ALPHA])) == ["fedavg has no k: it stays as it is"]
 
 
 def test_unless_they_are_named_only_methods_with_something_to_vary_are_run() -> None:
-    assert list(sweeps.having(METHODS, [K, ALPHA])) == ["fedbuff"]
-    assert list(sweeps.having(METHODS, [ALPHA])) == ["fedbuff", "fedavg"]
+    assert list(sweeps.methods_with_setting(METHODS, [K, ALPHA])) == ["fedbuff"]
+    assert list(sweeps.methods_with_setting(METHODS, [ALPHA])) == ["fedbuff", "fedavg"]
 
 
 @pytest.mark.parametrize(
     ("point", "label"),
     [
-        (Point("fedbuff", (("strategy.k", "2"),)), "fedbuff(k=2)"),
-        (Point("fedbuff(lr=0.5)", (("strategy.k", "2"),)), "fedbuff(lr=0.5,k=2)"),
-        (Point("fedavg", (("clients", "4"), ("training.lr", "0.1"))), "fedavg clients=4 training.lr=0.1"),
-        (Point("fedasync", (("strategy.staleness.a", "1"), ("clients", "4"))), "fedasync(staleness.a=1) clients=4"),
+        (Combination("fedbuff", (("strategy.k", "2"),)), "fedbuff(k=2)"),
+        (Combination("fedbuff(lr=0.5)", (("strategy.k", "2"),)), "fedbuff(lr=0.5,k=2)"),
+        (Combination("fedavg", (("clients", "4"), ("training.lr", "0.1"))), "fedavg clients=4 training.lr=0.1"),
+        (
+            Combination("fedasync", (("strategy.staleness.a", "1"), ("clients", "4"))),
+            "fedasync(staleness.a=1) clients=4",
+        ),
     ],
 )
-def test_a_combination_is_called_by_what_it_is(point: Point, label: str) -> None:
+def test_a_combination_is_called_by_what_it_is(point: Combination, label: str) -> None:
     assert point.label == label
 
 
 def test_values_may_be_choices_with_settings_of_their_own() -> None:
-    [over] = sweeps.parse(["partition=dirichlet(alpha=0.1,balanced=true),iid"])
-    assert over == Over("partition", ("dirichlet(alpha=0.1,balanced=true)", "iid"))
-    assert sweeps.parse(["strategy.work=[1,2]"]) == [Over("strategy.work", ("[1,2]",))]
+    [over] = sweeps.parse_swept_settings(["partition=dirichlet(alpha=0.1,balanced=true),iid"])
+    assert over == SweptSetting("partition", ("dirichlet(alpha=0.1,balanced=true)", "iid"))
+    assert sweeps.parse_swept_settings(["strategy.work=[1,2]"]) == [SweptSetting("strategy.work", ("[1,2]",))]
 
 
 @pytest.mark.parametrize(
@@ -86,17 +89,17 @@ def test_values_may_be_choices_with_settings_of_their_own() -> None:
 )
 def test_what_no_sweep_can_be_over_is_refused(over: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
-        sweeps.parse(over)
+        sweeps.parse_swept_settings(over)
 
 
 @pytest.mark.parametrize(
     ("methods", "over", "words"),
     [
-        (METHODS, Over("strategy.kk", ("2",)), "strategy: unknown setting 'kk': did you mean 'k'"),
-        (METHODS, Over("lr", ("0.1",)), "--over lr=0.1: unknown setting 'lr': did you mean 'training.lr'"),
-        (METHODS, Over("partition.alpha", ("0.1", "x")), "partition.alpha = 'x': expected a number"),
-        (METHODS, Over("strategy.k", ("0",)), "the buffer holds at least 1 update"),
-        (METHODS, Over("clients", ("4", "4.0")), "fedbuff clients=4.0 is fedbuff clients=4"),
+        (METHODS, SweptSetting("strategy.kk", ("2",)), "strategy: unknown setting 'kk': did you mean 'k'"),
+        (METHODS, SweptSetting("lr", ("0.1",)), "--over lr=0.1: unknown setting 'lr': did you mean 'training.lr'"),
+        (METHODS, SweptSetting("partition.alpha", ("0.1", "x")), "partition.alpha = 'x': expected a number"),
+        (METHODS, SweptSetting("strategy.k", ("0",)), "the buffer holds at least 1 update"),
+        (METHODS, SweptSetting("clients", ("4", "4.0")), "fedbuff clients=4.0 is fedbuff clients=4"),
         (
             {"fedbuff(k=2)": METHODS["fedbuff"], "fedavg": METHODS["fedavg"]},
             K,
@@ -105,17 +108,17 @@ def test_what_no_sweep_can_be_over_is_refused(over: list[str], words: str) -> No
         ({"a": METHODS["fedbuff"], "b": replace(WORLD, strategy=FedBuff(k=7))}, K, "b(k=2) is a(k=2)"),
     ],
 )
-def test_a_grid_that_cannot_be_meant_is_refused(methods: dict[str, Experiment], over: Over, words: str) -> None:
+def test_a_grid_that_cannot_be_meant_is_refused(methods: dict[str, Experiment], over: SweptSetting, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        sweeps.points(methods, [over])
+        sweeps.combinations(methods, [over])
     assert words in str(refused.value)
 
 
 # ---------------------------------------------------------------- what is stored
 
 
-def made(folder: Path, over: list[Over], methods: dict[str, Experiment] = METHODS, seeds: int = 1) -> Sweep:
-    read = sweeps.read(sweeps.create(folder, sweeps.points(methods, over), over, list(range(seeds))))
+def made(folder: Path, over: list[SweptSetting], methods: dict[str, Experiment] = METHODS, seeds: int = 1) -> Sweep:
+    read = sweeps.read_sweep(sweeps.create_sweep(folder, sweeps.combinations(methods, over), over, list(range(seeds))))
     assert read is not None
     return read
 
@@ -123,7 +126,7 @@ def made(folder: Path, over: list[Over], methods: dict[str, Experiment] = METHOD
 def test_a_sweep_is_read_as_it_was_made_each_world_with_its_own_checksum(tmp_path: Path) -> None:
     sweep = made(tmp_path / "x", [K, ALPHA])
     assert sweep.over == (K, ALPHA)
-    assert list(sweep.points.values()) == list(sweeps.points(METHODS, [K, ALPHA]))
+    assert list(sweep.points.values()) == list(sweeps.combinations(METHODS, [K, ALPHA]))
     assert sweep.comparison.verb == "sweep"
     folders = [entry["folder"] for entry in sweep.comparison.layout()]
     assert folders[0] == "fedbuff-k-2-partition.alpha-0.1-seed0"
@@ -140,19 +143,21 @@ def test_a_comparison_is_no_sweep_and_a_damaged_one_is_one_line(tmp_path: Path) 
     for wrong in (5, {}, {"over": 5, "points": []}, {"over": {}, "points": [{}]}, {**whole["sweep"], "points": []}):
         path.write_text(json.dumps({**whole, "sweep": wrong}))
         with pytest.raises(RunError, match=r"compare\.json is damaged"):
-            sweeps.read(Comparison(tmp_path / "x"))
+            sweeps.read_sweep(Comparison(tmp_path / "x"))
     del whole["sweep"]
     path.write_text(json.dumps(whole))
-    assert sweeps.read(sweep.comparison) is None
+    assert sweeps.read_sweep(sweep.comparison) is None
 
 
 # ---------------------------------------------------------------- what came out, by hand
 
 
-def result(method: str, settings: dict[str, str], done: int = 2, **values: float) -> Result:
+def result(method: str, settings: dict[str, str], done: int = 2, **values: float) -> CombinationResult:
     filled = {measure.key: 0.0 for measure in MEASURES} | {"spread": 0.0, "best_spread": 0.0, "reached": done} | values
-    point = Point(method, tuple(settings.items()))
-    return Result(point, Row(point.label, done, "acc", True, "test", filled) if done else None, done, 2)
+    point = Combination(method, tuple(settings.items()))
+    return CombinationResult(
+        point, MethodRow(point.label, done, "acc", True, "test", filled) if done else None, done, 2
+    )
 
 
 def test_the_table_has_a_line_a_combination(tmp_path: Path) -> None:
@@ -164,59 +169,59 @@ def test_the_table_has_a_line_a_combination(tmp_path: Path) -> None:
         ),
         result("fedavg", {}, final=0.5, spread=0.0, time_to_target=float("nan"), restricted_time=50.0, reached=0),
     ]
-    assert sweep_figure.table(sweep, results).rows == [
+    assert sweep_figure.sweep_table(sweep, results).rows == [
         ["strategy", "strategy.k", "final acc", "time to acc=0.5"],
         ["fedbuff", "2", "0.600 ± 0.100", "45 s"],
         ["fedbuff", "4", "0.700 ± 0.050", "> 40 s (1 of 2)"],
         ["fedavg", "–", "0.500 ± 0.000", "> 50 s (0 of 2)"],
     ]
     some = [results[0], replace(results[1], row=None, done=0), results[2]]
-    assert [line[-1] for line in sweep_figure.table(sweep, some).rows] == ["runs", "2 of 2", "0 of 2", "2 of 2"]
-    assert sweep_figure.table(sweep, some).rows[2][2:4] == ["–", "–"]
+    assert [line[-1] for line in sweep_figure.sweep_table(sweep, some).rows] == ["runs", "2 of 2", "0 of 2", "2 of 2"]
+    assert sweep_figure.sweep_table(sweep, some).rows[2][2:4] == ["–", "–"]
 
 
 def test_a_method_without_the_setting_has_one_value_for_all() -> None:
     results = [result("a", {"x": "1", "y": "2"}, final=0.3), result("b", {"y": "2"}, final=0.4)]
-    assert sweep_figure.value_at(results, "a", {"x": "1", "y": "2"}) == 0.3
-    assert sweep_figure.value_at(results, "b", {"x": "7", "y": "2"}) == 0.4
-    missing = sweep_figure.value_at(results, "b", {"x": "7", "y": "3"})
+    assert sweep_figure.combination_value(results, "a", {"x": "1", "y": "2"}) == 0.3
+    assert sweep_figure.combination_value(results, "b", {"x": "7", "y": "2"}) == 0.4
+    missing = sweep_figure.combination_value(results, "b", {"x": "7", "y": "3"})
     assert missing != missing
 
 
 def test_axes_are_logarithmic_where_values_span_decades() -> None:
-    assert sweep_figure.numbers(["1e-3", "0.1", "2"]) == [0.001, 0.1, 2.0]
-    assert sweep_figure.numbers(["1", "iid"]) is None
-    assert sweep_figure.numbers(["1", "nan"]) is None
-    assert sweep_figure.logarithmic([0.001, 0.1])
-    assert not sweep_figure.logarithmic([0.2, 0.4, 0.6])
-    assert not sweep_figure.logarithmic([0.0, 100.0])
+    assert sweep_figure.axis_values(["1e-3", "0.1", "2"]) == [0.001, 0.1, 2.0]
+    assert sweep_figure.axis_values(["1", "iid"]) is None
+    assert sweep_figure.axis_values(["1", "nan"]) is None
+    assert sweep_figure.needs_log_axis([0.001, 0.1])
+    assert not sweep_figure.needs_log_axis([0.2, 0.4, 0.6])
+    assert not sweep_figure.needs_log_axis([0.0, 100.0])
 
 
 @pytest.mark.parametrize(
     ("over", "methods"),
     [
         ([K], METHODS),
-        ([Over("training.lr", ("0.1", "0.001"))], METHODS),
-        ([Over("model", ("linear", "mlp"))], METHODS),
+        ([SweptSetting("training.lr", ("0.1", "0.001"))], METHODS),
+        ([SweptSetting("model", ("linear", "mlp"))], METHODS),
         ([K, ALPHA], METHODS),
-        ([K, ALPHA, Over("clients", ("2", "3"))], METHODS),
-        ([Over("strategy.alpha", ("0.3", "0.6"))], {"$x_1$": replace(WORLD, strategy=FedAsync())}),
+        ([K, ALPHA, SweptSetting("clients", ("2", "3"))], METHODS),
+        ([SweptSetting("strategy.alpha", ("0.3", "0.6"))], {"$x_1$": replace(WORLD, strategy=FedAsync())}),
     ],
 )
 def test_whatever_is_swept_there_is_a_picture_also_of_half_of_it(
-    tmp_path: Path, over: list[Over], methods: dict[str, Experiment]
+    tmp_path: Path, over: list[SweptSetting], methods: dict[str, Experiment]
 ) -> None:
     sweep = made(tmp_path / "x", over, methods)
     points = list(sweep.points.values())
     results = [result(p.method, dict(p.settings), done=2 * (i % 2), final=0.1 * i) for i, p in enumerate(points)]
     for some in (results, [replace(r, row=None, done=0) for r in results]):
-        sweep_figure.save(sweep, some, sweep.figure)
+        sweep_figure.save_sweep_figure(sweep, some, sweep.figure)
         assert sweep.figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def test_a_preset_s_settings_stay_under_what_is_swept() -> None:
     preset = load("quickstart")
-    found = sweeps.points({"aso_fed": preset.with_strategy("aso_fed")}, [Over("strategy.beta", ("0.5",))])
+    found = sweeps.combinations({"aso_fed": preset.with_strategy("aso_fed")}, [SweptSetting("strategy.beta", ("0.5",))])
     [experiment] = found.values()
     assert experiment.strategy == replace(preset.methods["aso_fed"], beta=0.5)
 
@@ -224,15 +229,15 @@ def test_a_preset_s_settings_stay_under_what_is_swept() -> None:
 def test_runs_of_different_worlds_pooled_into_one_worker_are_what_each_is_alone(tmp_path: Path) -> None:
     """Other rates, models and numbers of clients side by side; on a CPU, what a GPU does."""
     over = [
-        Over("training.lr", ("0.1", "0.02")),
-        Over("model", ("linear", "mlp(hidden=[5])")),
-        Over("clients", ("2", "3")),
+        SweptSetting("training.lr", ("0.1", "0.02")),
+        SweptSetting("model", ("linear", "mlp(hidden=[5])")),
+        SweptSetting("clients", ("2", "3")),
     ]
     methods = {"fedbuff": replace(WORLD, strategy=FedBuff(k=2), until=Until(updates=6))}
     alone, together = (made(tmp_path / name, over, methods).comparison for name in ("alone", "together"))
     folders = [entry["folder"] for entry in alone.layout()]
     for folder in folders:
-        runs.execute(runs.Run(alone.folder / folder))
+        runs.execute_run(runs.Run(alone.folder / folder))
     assert pooled_runs.execute([runs.Run(together.folder / folder) for folder in folders])
     for folder in folders:
         one, other = (load_file(made.folder / folder / "model.safetensors") for made in (alone, together))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.core.errors import ConfigError
-from offbeat.experiment.spec.call_syntax import Word, parse, split
+from offbeat.experiment.spec.call_syntax import ChoiceCall, parse_call, split_calls
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_.:/-]{0,12}", fullmatch=True)
 KEYS = st.from_regex(r"[a-z][a-z_]{0,5}(\.[a-z]{1,4})?", fullmatch=True)
@@ -27,9 +27,9 @@ MAPPINGS = st.dictionaries(KEYS, st.one_of(NUMBERS, LISTS), min_size=1, max_size
 TEXTS = st.one_of(NUMBERS, QUOTED, DOUBLE, LISTS, MAPPINGS)
 
 
-def words(values: st.SearchStrategy[str | Word], least: int = 0) -> st.SearchStrategy[Word]:
+def words(values: st.SearchStrategy[str | ChoiceCall], least: int = 0) -> st.SearchStrategy[ChoiceCall]:
     pairs = st.dictionaries(KEYS, values, min_size=least, max_size=3).map(lambda body: tuple(body.items()))
-    return st.builds(Word, NAMES, pairs)
+    return st.builds(ChoiceCall, NAMES, pairs)
 
 
 # a nested choice without settings is a name, which is a text
@@ -37,20 +37,20 @@ WORDS = words(st.recursive(TEXTS, lambda inner: words(inner, least=1), max_leave
 
 
 @given(WORDS)
-def test_what_was_written_is_what_is_read(word: Word) -> None:
-    assert parse(str(word)) == word
+def test_what_was_written_is_what_is_read(word: ChoiceCall) -> None:
+    assert parse_call(str(word)) == word
 
 
 @given(st.lists(WORDS, min_size=1, max_size=4))
-def test_a_list_of_words_falls_apart_into_them_again(given_words: list[Word]) -> None:
-    assert list(map(parse, split(",".join(map(str, given_words))))) == given_words
-    assert list(map(parse, split(" , ".join(map(str, given_words))))) == given_words
+def test_a_list_of_words_falls_apart_into_them_again(given_words: list[ChoiceCall]) -> None:
+    assert list(map(parse_call, split_calls(",".join(map(str, given_words))))) == given_words
+    assert list(map(parse_call, split_calls(" , ".join(map(str, given_words))))) == given_words
 
 
 @given(st.text(max_size=20))
 def test_any_text_is_a_word_or_refused(text: str) -> None:
     with suppress(ConfigError):
-        assert parse(str(parse(text))) == parse(text)
+        assert parse_call(str(parse_call(text))) == parse_call(text)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_any_text_is_a_word_or_refused(text: str) -> None:
     ],
 )
 def test_a_word_is_what_set_would_be_told(text: str, changes: list[str]) -> None:
-    assert list(parse(text).changes("strategy")) == changes
+    assert list(parse_call(text).changes("strategy")) == changes
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_a_word_is_what_set_would_be_told(text: str, changes: list[str]) -> None
 )
 def test_what_is_no_word_is_one_line(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse(text)
+        parse_call(text)
     assert words in str(refused.value)

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.errors import ConfigError, plain_text, unknown
+from offbeat.core.errors import ConfigError, to_single_line, unknown_name
 from offbeat.core.protocol import Strategy
 from offbeat.engine.until import Target, Until, parse_until
-from offbeat.experiment.scripted.client_datasets import Holdings
-from offbeat.experiment.spec.choices import default
+from offbeat.experiment.scripted.client_datasets import ClientDatasets
+from offbeat.experiment.spec.choices import default_choice
 from offbeat.experiment.spec.config import CHOICES
 from offbeat.scenario.availability import Availability
-from offbeat.scenario.delays import Constant, Delays, PerClient
+from offbeat.scenario.delays import ConstantDelays, Delays, PerClient
 from offbeat.scenario.faults import Fault
 from offbeat.scenario.models.model_base import seeded
 from offbeat.training.tasks import Loss, Task
-from offbeat.training.torch_generators import drawing
+from offbeat.training.torch_state import exclusive_generators
 from offbeat.training.trainer import Training
 
 # what each law of the surroundings has to be able to do
@@ -43,7 +43,7 @@ def modelled(given: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Mod
     if not callable(given):
         raise ConfigError(f"model = {shown(given)}: give a torch.nn.Module, or a function of the seed that makes one")
     try:
-        with drawing():
+        with exclusive_generators():
             made = seeded(seed, lambda: given(seed))
     except TypeError as error:
         if "argument" not in str(error):
@@ -72,7 +72,7 @@ def precision(module: nn.Module) -> torch.dtype:
 
 def strategy(given: Strategy | str) -> Strategy:
     if isinstance(given, str):
-        made: Strategy = default("strategy", given)
+        made: Strategy = default_choice("strategy", given)
         return made
     if isinstance(given, type) or not isinstance(given, Strategy):
         hint = f"write {given.__name__}()" if isinstance(given, type) else "a strategy has init and on_event"
@@ -88,7 +88,7 @@ def training(given: Training | None) -> Training:
         known = [f.name for f in fields(Training)]
         wrong = next((str(key) for key in given if key not in known), None)
         written = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        how = f"write Training({written})" if wrong is None else unknown("setting", wrong, known)
+        how = f"write Training({written})" if wrong is None else unknown_name("setting", wrong, known)
         raise ConfigError(f"training = {shown(given)}: {how}")
     raise ConfigError(f"training = {shown(given)}: write Training(lr=0.1, batch=32), or leave it out")
 
@@ -143,9 +143,9 @@ def loss(given: Task | Loss | None) -> Task | Loss | None:
     raise ConfigError(f"loss = {shown(given)}: give a function (outputs, labels) -> scalar, or a task")
 
 
-def delays(given: Any, holdings: Holdings) -> Delays:
+def delays(given: Any, holdings: ClientDatasets) -> Delays:
     if _number(given):
-        return Constant(mean=float(given))
+        return ConstantDelays(mean=float(given))
     if isinstance(given, Mapping):
         return PerClient(means=_by_client(given, holdings))
     if isinstance(given, (Sequence, np.ndarray, Tensor)) and not isinstance(given, str):
@@ -167,13 +167,13 @@ def delays(given: Any, holdings: Holdings) -> Delays:
     return law
 
 
-def _by_client(given: Mapping[Any, Any], holdings: Holdings) -> tuple[float, ...]:
+def _by_client(given: Mapping[Any, Any], holdings: ClientDatasets) -> tuple[float, ...]:
     known = {holdings.name(client): client for client in holdings.train}
     if list(holdings.train) != list(range(len(holdings.train))):
         raise ConfigError("delays by client go with clients by name: for clients numbered your own way give a law")
     for key in given:
         if key not in known:
-            raise ConfigError(f"delays: {unknown('client', str(key), map(str, known))}")
+            raise ConfigError(f"delays: {unknown_name('client', str(key), map(str, known))}")
     missing = next((name for name in known if name not in given), None)
     if missing is not None:
         raise ConfigError(f"delays: client {missing!r} has none: give one for each client")
@@ -213,7 +213,7 @@ def _instead(given: Any, setting: str) -> str:
     if meant is not None:
         return f"write {meant.__name__}(…), of {meant.__module__}"
     if isinstance(given, str):
-        return str(unknown(setting, given, known))
+        return str(unknown_name(setting, given, known))
     return f"give one of {', '.join(cls.__name__ for cls in known.values())}"
 
 
@@ -247,7 +247,7 @@ def shown(given: Any) -> str:
     if isinstance(given, type):
         return given.__name__
     try:
-        written = plain_text(repr(given))
+        written = to_single_line(repr(given))
     except Exception:
         written = type(given).__name__
     return written if len(written) <= 60 else f"{written[:57]}..."

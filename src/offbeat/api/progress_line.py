@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from offbeat.core.errors import ConfigError, printable
+from offbeat.core.errors import ConfigError, escape_unprintable
 from offbeat.engine.progress import Status
-from offbeat.workers.counting import Work
+from offbeat.workers.wrappers import Work
 
 OFTEN, SELDOM = 0.1, 10.0  # seconds between two lines, on a terminal and elsewhere
 
@@ -34,7 +34,7 @@ class Line:
             return
         self._told, done = now, share - self._first
         left = f", {span((now - self._began) / done * (1 - share))} left" if done > 0 else ""
-        line = f"{share:4.0%}{left}: {printable(text)}"  # what a narrow terminal cuts off is the end
+        line = f"{share:4.0%}{left}: {escape_unprintable(text)}"  # what a narrow terminal cuts off is the end
         if self._live:
             line = f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K"
         print(line, end="" if self._live else "\n", file=sys.stderr, flush=True)

@@ -18,18 +18,19 @@ from offbeat.api.progress_line import Shares
 from offbeat.api.run_simulation import WHOLE, loaded
 from offbeat.api.simulation_result import Simulation, called_by
 from offbeat.api.world_options import asked
-from offbeat.core.errors import ConfigError, RunError, unknown
+from offbeat.core.errors import ConfigError, RunError, unknown_name
 from offbeat.core.protocol import Strategy
 from offbeat.engine.until import Target, Until
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment.comparison import MANIFEST, REFERENCE, Comparison
+from offbeat.experiment.comparison import DEFAULT_REFERENCE, MANIFEST, Comparison
 from offbeat.experiment.run import client_memory as memories
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.scripted.client_datasets import Examples
-from offbeat.experiment.scripted.scripted_run import AGAIN, Given
+from offbeat.experiment.scripted.scripted_run import RETRY_HINT, ScriptedRun
 from offbeat.experiment.spec.choices import name_of
 from offbeat.metrics import measures
-from offbeat.results import pictures, report
+from offbeat.results import report
+from offbeat.results import report as pictures
 from offbeat.scenario.availability import Availability
 from offbeat.scenario.delays import Delays
 from offbeat.scenario.faults import Fault
@@ -46,7 +47,7 @@ log = logging.getLogger("offbeat")
 class Compared(Comparison):
     """What came out of `compare`: print it for the table, plot it, make its page, take one of its simulations."""
 
-    given: Mapping[tuple[str, int], Given] = field(default_factory=dict)  # (method, seed) -> what was played
+    given: Mapping[tuple[str, int], ScriptedRun] = field(default_factory=dict)  # (method, seed) -> what was played
     _keeps: Any = None  # the temporary folder, where no other was named: it goes with this
 
     def run(self, entry: Mapping[str, Any]) -> runs.Run:
@@ -63,7 +64,7 @@ class Compared(Comparison):
     def __getitem__(self, method: str) -> dict[int, Simulation]:
         """Of a method, the simulation of each seed."""
         if method not in self.strategies():
-            raise unknown("method of this comparison", str(method), self.strategies())
+            raise unknown_name("method of this comparison", str(method), self.strategies())
         return {entry["seed"]: loaded(self.run(entry)) for entry in self.layout() if entry["strategy"] == method}
 
     def __iter__(self) -> Iterator[str]:
@@ -77,22 +78,22 @@ class Compared(Comparison):
         values, ready for a data frame.
         """
         if not by_seed:
-            return [row.plain() for row in self.rows()]
+            return [row.as_json() for row in self.rows()]
         return [
-            {"strategy": entry["strategy"], "seed": entry["seed"], **measures.plain(self.run(entry).summary())}
+            {"strategy": entry["strategy"], "seed": entry["seed"], **measures.summary_json(self.run(entry).summary())}
             for entry in self.layout()
         ]
 
     def plot(self, path: str | Path, kind: str = "all") -> Path:
         """The figure of the comparison; the ending of the path says in which format (png, pdf, svg)."""
-        pictures.draw(self, Path(path), kind)
+        pictures.draw_figure_or_page(self, Path(path), kind)
         return Path(path)
 
     def page(self, path: str | Path, reference: str | None = None) -> Path:
         """One self-contained HTML page."""
-        if Path(path).suffix.lower() != pictures.PAGE:
-            raise ConfigError(f"{path}: the name of a page ends in {pictures.PAGE}")
-        pictures.draw(self, Path(path), reference=reference)
+        if Path(path).suffix.lower() != pictures.PAGE_SUFFIX:
+            raise ConfigError(f"{path}: the name of a page ends in {pictures.PAGE_SUFFIX}")
+        pictures.draw_figure_or_page(self, Path(path), reference=reference)
         return Path(path)
 
     def save(self, folder: str | Path) -> Path:
@@ -108,9 +109,9 @@ class Compared(Comparison):
 
     def __str__(self) -> str:
         """The table that 'offbeat compare' prints."""
-        made = report.read(self)
+        made = report.read_report(self)
         warnings = [f"warning: {row.strategy}, {line}" for row in made.rows for line in row.warnings]
-        return "\n".join([*_aligned(measures.table(made.rows, made.target)), *warnings])
+        return "\n".join([*_aligned(measures.measure_table(made.rows, made.target)), *warnings])
 
     __repr__ = __str__
 
@@ -165,12 +166,12 @@ def compare(
     """
     methods, numbers = _methods(strategies), _seeds(seeds)
     if reference is not None and reference not in methods:
-        raise unknown("method of this comparison", str(reference), methods)
+        raise unknown_name("method of this comparison", str(reference), methods)
     jobs = None if jobs is None else arguments.whole(jobs, "jobs", 1)
-    worker = str(registry.parse(arguments.text(worker, "worker", "processes:4")))
+    worker = str(registry.parse_worker(arguments.text(worker, "worker", "processes:4")))
     memory = None if client_memory is None else arguments.text(client_memory, "client_memory", "8GB")
     if memory is not None:
-        memories.parse(memory)
+        memories.parse_memory_limit(memory)
     modules = {seed: arguments.modelled(model, seed) for seed in numbers}
     world = asked(
         modules[numbers[0]],
@@ -200,13 +201,15 @@ def compare(
         for one in given.values():
             one.setup()  # what cannot be built is refused before a folder is made
         experiments = {label: given[label, numbers[0]].experiment for label in methods}
-        against = reference or REFERENCE
-        comparing.create(folder, experiments, numbers, against, worker, memory, scripts=given, command=called_by())
+        against = reference or DEFAULT_REFERENCE
+        comparing.create_comparison(
+            folder, experiments, numbers, against, worker, memory, scripts=given, command=called_by()
+        )
     finished = made.complete
     if not finished:
         _finish(made, jobs, worker, memory, progress)
     if out is not None and not (finished and (folder / report.PAGE).is_file()):  # killed before it had one
-        report.write(made, reference)
+        report.write_report(made, reference)
     return made
 
 
@@ -215,7 +218,7 @@ def _finish(made: Compared, jobs: int | None, worker: str, memory: str | None, p
     finished = False
     try:
         with progress_line.many_runs(progress, pairs) as watch, contextlib.suppress(KeyboardInterrupt):
-            finished = comparing.execute(made, jobs, watch, worker, memory)
+            finished = comparing.execute_comparison(made, jobs, watch, worker, memory)
     except runs.Unfinished as error:
         raise RunError(f"{error}. {WHOLE}") from None
     if not finished:
@@ -229,11 +232,11 @@ def _check(made: Compared) -> None:
         before, now = ([str(key) for key in dict.fromkeys(pair[at] for pair in keys)] for keys in (stored, made.given))
         if before != now:
             told = f"{what} were {', '.join(before)}, are {', '.join(now)} now"
-            raise RunError(f"{made.folder} was made by another call: {told}; {AGAIN}")
+            raise RunError(f"{made.folder} was made by another call: {told}; {RETRY_HINT}")
     moves = []
     for entry in made.layout():
-        made.run(entry).check_world()
-        moves.append(made.run(entry).moved())
+        made.run(entry).check_unchanged()
+        moves.append(made.run(entry).machine_difference())
     for moved in dict.fromkeys(filter(None, moves)):
         log.warning("%s: of %d runs, %s", made.folder, moves.count(moved), moved)
 

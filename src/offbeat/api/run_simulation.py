@@ -20,9 +20,8 @@ from offbeat.core.errors import ConfigError, RunError
 from offbeat.core.protocol import Strategy
 from offbeat.core.vector import flatten
 from offbeat.engine.progress import Outcome, Status
-from offbeat.engine.trace import WORKER, Trace
-from offbeat.engine.trace_digest import Tally
-from offbeat.engine.trace_file import TABLES
+from offbeat.engine.trace import WORKER_FACT, Trace
+from offbeat.engine.trace_file import TraceDigest
 from offbeat.engine.until import Target, Until
 from offbeat.engine.virtual.virtual_engine import INTERRUPTED
 from offbeat.experiment import build
@@ -31,8 +30,8 @@ from offbeat.experiment.run import client_memory as memories
 from offbeat.experiment.scripted import client_datasets
 from offbeat.experiment.scripted import scripted_run as giving
 from offbeat.experiment.scripted.client_datasets import Examples
-from offbeat.experiment.scripted.scripted_run import Given
-from offbeat.experiment.spec import setting_warnings
+from offbeat.experiment.scripted.scripted_run import ScriptedRun
+from offbeat.experiment.spec import config
 from offbeat.metrics import trace_summary
 from offbeat.scenario.availability import Availability
 from offbeat.scenario.delays import Delays
@@ -116,7 +115,7 @@ def simulate(
         evaluate_every=evaluate_every,
         max_norm=max_norm,
     ).given(chosen, seed, module)
-    for line in setting_warnings.of(given.experiment):
+    for line in config.setting_warnings(given.experiment):
         log.warning("%s: %s", type(chosen).__name__, line)
     return play(given, worker, client_memory, progress, out)
 
@@ -141,15 +140,15 @@ def repeat(
     refused, by name.
     """
     path = arguments.folder(folder)
-    stored = giving.read(path)
+    stored = giving.read_record(path)
     experiment = giving.experiment_of(path, stored)
-    module = giving.started(path, arguments.modelled(model, experiment.seed))
+    module = giving.with_initial_weights(path, arguments.modelled(model, experiment.seed))
     if clients is None:
-        held = giving.kept(path, stored)
+        held = giving.stored_datasets(path, stored)
         if held is None:
             raise ConfigError(f"{path} has only the digests of its data: give clients=, and test= or tests= as it had")
     else:
-        held = client_datasets.taken(clients, test, tests, arguments.precision(module))
+        held = client_datasets.read_client_datasets(clients, test, tests, arguments.precision(module))
     if stored["loss"] is not None and loss is None:
         raise ConfigError(f"the simulation in {path} has a loss of its own, {stored['loss']}: give loss=")
     if "strategy" in stored["scripted"]:
@@ -157,8 +156,8 @@ def repeat(
             own = type(experiment.strategy).__name__
             raise ConfigError(f"the simulation in {path} has a strategy of its own, {own}: give strategy={own}(…)")
         experiment = replace(experiment, strategy=strategy)
-    given = Given(experiment, module, held, arguments.loss(loss))
-    given.check(path)
+    given = ScriptedRun(experiment, module, held, arguments.loss(loss))
+    given.check_same_call(path)
     return play(given, worker, None, progress, out)
 
 
@@ -166,16 +165,16 @@ def repeat(
 
 
 def play(
-    given: Given,
+    given: ScriptedRun,
     worker: str,
     client_memory: str | None,
     progress: bool | Callable[[Status], Any],
     out: str | Path | None,
 ) -> Simulation:
     """In memory, or in a folder."""
-    choice = registry.parse(arguments.text(worker, "worker", "processes:4"))
+    choice = registry.parse_worker(arguments.text(worker, "worker", "processes:4"))
     memory = None if client_memory is None else arguments.text(client_memory, "client_memory", "8GB")
-    limit = None if memory is None else memories.parse(memory)
+    limit = None if memory is None else memories.parse_memory_limit(memory)
     with progress_line.one_run(progress, given.experiment.until) as watch:
         if out is not None:
             return _in_folder(given, arguments.folder(out), str(choice), memory, watch)
@@ -183,24 +182,27 @@ def play(
 
 
 def _in_memory(
-    given: Given, chosen: registry.Choice, limit: memories.Choice | None, watch: Callable[[Status], None] | None
+    given: ScriptedRun,
+    chosen: registry.WorkerChoice,
+    limit: memories.MemoryLimit | None,
+    watch: Callable[[Status], None] | None,
 ) -> Simulation:
     began = time.monotonic()
     if chosen == registry.AUTO and registry.WORKERS["cuda"].missing() is None:
-        chosen = registry.Choice("cuda")
+        chosen = registry.WorkerChoice("cuda")
     device = registry.device_of(chosen)
     made, experiment = given.setup(device), given.experiment
     if chosen == registry.AUTO:
         chosen, _ = auto_worker.settle(made)
     notes: list[str] = []
-    computing = registry.make(chosen, made.trainer, notes.append)
+    computing = registry.make_worker(chosen, made.trainer, notes.append)
     kept = None if limit is None else limit.make(device=device)
-    engine = build.engine(made, experiment, worker=computing, memory=kept, watch=watch)
-    engine.trace.set_facts({**made.facts, WORKER: chosen, **memories.facts(limit)})
+    engine = build.build_engine(made, experiment, worker=computing, memory=kept, watch=watch)
+    engine.trace.set_facts({**made.facts, WORKER_FACT: chosen, **memories.memory_facts(limit)})
     outcome = engine.run()
     engine.trace.set_facts({"wall_seconds": time.monotonic() - began, **outcome.costs()})
     if notes:
-        engine.trace.set_facts({WORKER: f"{chosen} ({', '.join(notes)})"})
+        engine.trace.set_facts({WORKER_FACT: f"{chosen} ({', '.join(notes)})"})
     engine.trace.flush()
     target = experiment.until.target or experiment.target
     return Simulation(
@@ -209,20 +211,20 @@ def _in_memory(
 
 
 def _in_folder(
-    given: Given, folder: Path, worker: str, memory: str | None, watch: Callable[[Status], None] | None
+    given: ScriptedRun, folder: Path, worker: str, memory: str | None, watch: Callable[[Status], None] | None
 ) -> Simulation:
     from offbeat.experiment.run import execution as runs  # which not every system can have
 
     run = runs.Run(folder, given)
     if run.scripted:
-        run.check_world()
-        if moved := run.moved():
+        run.check_unchanged()
+        if moved := run.machine_difference():
             log.warning("%s: %s", folder, moved)
     else:
         given.setup()  # what cannot be built is refused before a folder is made
-        runs.create(folder, given.experiment, called_by(), worker=worker, memory=memory, script=given)
+        runs.create_run(folder, given.experiment, called_by(), worker=worker, memory=memory, script=given)
     try:
-        outcome = runs.execute(run, watch, worker=worker, memory=memory)
+        outcome = runs.execute_run(run, watch, worker=worker, memory=memory)
     except runs.Unfinished as error:
         raise RunError(f"{error}. {WHOLE}") from None
     if outcome is not None and outcome.reason == INTERRUPTED:
@@ -232,12 +234,12 @@ def _in_folder(
 
 def loaded(run: Run) -> Simulation:
     """A simulation that is complete, from its folder; it keeps nothing of that open."""
-    assert run.given is not None
+    assert run.script is not None
     summary, trace = run.summary(), Trace()
     with trace_summary.open_trace(run.trace_file) as db:
         db.backup(trace.db)
-    trace.tally = Tally.of(trace.db, TABLES)
-    module = deepcopy(run.given.module)
+    trace.digest_so_far = TraceDigest.from_database(trace.db)
+    module = deepcopy(run.script.module)
     module.load_state_dict(load_file(run.model_file))
     outcome = Outcome(
         reason=summary.ended,
@@ -249,4 +251,4 @@ def loaded(run: Run) -> Simulation:
         server_seconds=summary.server_seconds,
         server_bytes=int(summary.server_bytes),
     )
-    return Simulation(run.given, outcome, summary, trace)
+    return Simulation(run.script, outcome, summary, trace)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from offbeat.api import arguments
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.engine.checkpoint import write_whole
+from offbeat.engine.checkpoint import write_atomically
 from offbeat.engine.progress import Outcome
 from offbeat.engine.trace import Trace
 from offbeat.experiment import build
-from offbeat.experiment.scripted.scripted_run import Given
+from offbeat.experiment.scripted.scripted_run import ScriptedRun
 from offbeat.experiment.spec.config import Experiment
 from offbeat.metrics import trace_summary
 from offbeat.metrics.curves import Curve
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Simulation:
     """What came out: print it, plot it, save it, take the model."""
 
-    given: Given
+    given: ScriptedRun
     outcome: Outcome
     summary: Summary
     trace: Trace
@@ -53,14 +53,14 @@ class Simulation:
     @property
     def by_client(self) -> dict[str | int, float]:
         """The metric a table shows, of each client: on test examples of its own, or on those it trains on."""
-        return {self.given.holdings.name(client): value for client, value in self.summary.by_client.items()}
+        return {self.given.datasets.name(client): value for client, value in self.summary.by_client.items()}
 
     def curve(self, metric: str) -> Curve:
         """A metric on the evaluation grid."""
         measured = trace_summary.metric_names(self._db)
         if metric not in measured:
             raise ConfigError(f"{metric!r} was not measured; {', '.join(measured)} were")
-        return trace_summary.curve(self._db, metric)
+        return trace_summary.read_curve(self._db, metric)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The final model, for your module's load_state_dict."""
@@ -85,20 +85,20 @@ class Simulation:
         """The folder that out= would have made: the model (a plain state_dict), the trace, and what it takes to repeat
         it.
         """
-        from offbeat.experiment.run import final_checksums
+        from offbeat.experiment.run import checksums
         from offbeat.experiment.run import run_folder as folders
 
         worker = str(self.summary.worker or registry.INLINE).split(" (")[0].split(", then ")[-1]
         memory = self.summary.client_memory
         path = arguments.folder(folder)
-        run = folders.create(path, self.experiment, called_by(), worker=worker, memory=memory, script=self.given)
+        run = folders.create_run(path, self.experiment, called_by(), worker=worker, memory=memory, script=self.given)
         try:
             self._copy_trace(run.trace_file)
         except (OSError, sqlite3.Error) as error:
             raise RunError(f"cannot write to {path}: {getattr(error, 'strerror', None) or error}") from None
         model = save(self.state_dict())
-        final_checksums.write(path, self.trace, model)
-        write_whole(run.model_file, model)  # last: with it the run is complete
+        checksums.write_final_checksums(path, self.trace, model)
+        write_atomically(run.model_file, model)  # last: with it the run is complete
         return path
 
     def _copy_trace(self, path: Path) -> None:

@@ -10,8 +10,8 @@ from torch import nn
 from offbeat.api import arguments
 from offbeat.core.protocol import Strategy
 from offbeat.experiment.scripted import client_datasets
-from offbeat.experiment.scripted.client_datasets import Holdings
-from offbeat.experiment.scripted.scripted_run import Given, stand_in
+from offbeat.experiment.scripted.client_datasets import ClientDatasets
+from offbeat.experiment.scripted.scripted_run import ScriptedRun, make_placeholder
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.availability import Always
 from offbeat.scenario.network import Instant
@@ -22,13 +22,13 @@ from offbeat.training.tasks import Loss, Task
 @dataclass(frozen=True, eq=False)
 class Asked:
     experiment: Experiment  # but for strategy, seed and model
-    holdings: Holdings
+    holdings: ClientDatasets
     loss: Task | Loss | None
 
-    def given(self, strategy: Strategy, seed: int, module: nn.Module) -> Given:
-        model = stand_in(type(module).__name__, {"parameters": sum(p.numel() for p in module.parameters())})
+    def given(self, strategy: Strategy, seed: int, module: nn.Module) -> ScriptedRun:
+        model = make_placeholder(type(module).__name__, {"parameters": sum(p.numel() for p in module.parameters())})
         one = replace(self.experiment, strategy=strategy, seed=seed, model=model)
-        return Given(one, module, self.holdings, self.loss)
+        return ScriptedRun(one, module, self.holdings, self.loss)
 
 
 def asked(
@@ -51,10 +51,17 @@ def asked(
     max_norm: Any,
 ) -> Asked:
     """`module`: one of those that are trained."""
-    held, descended = client_datasets.taken(clients, test, tests, arguments.precision(module)), arguments.loss(loss)
-    own: dict[str, Any] = {"data": stand_in("own", {"examples": sum(len(y) for _, y in held.train.values())})}
-    own |= {"partition": stand_in("given")}
-    own |= {} if descended is None else {"loss": stand_in(getattr(descended, "__name__", type(descended).__name__))}
+    held, descended = (
+        client_datasets.read_client_datasets(clients, test, tests, arguments.precision(module)),
+        arguments.loss(loss),
+    )
+    own: dict[str, Any] = {"data": make_placeholder("own", {"examples": sum(len(y) for _, y in held.train.values())})}
+    own |= {"partition": make_placeholder("given")}
+    own |= (
+        {}
+        if descended is None
+        else {"loss": make_placeholder(getattr(descended, "__name__", type(descended).__name__))}
+    )
     experiment = Experiment(
         name=arguments.text(name, "name", "my study"),
         clients=len(held.train),

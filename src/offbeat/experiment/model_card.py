@@ -15,7 +15,7 @@ from torch import nn
 from offbeat.core.errors import RunError
 from offbeat.experiment.spec.choices import name_of
 from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.setting_docs import changes, written
+from offbeat.experiment.spec.setting_docs import changed_settings, to_yaml_line
 from offbeat.scenario.data import Dataset
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FACT = "model"  # of the trace, as JSON
 
 
-def facts(module: nn.Module, data: Dataset) -> dict[str, str]:
+def model_facts(module: nn.Module, data: Dataset) -> dict[str, str]:
     """For the trace of a run."""
     told = {
         "architecture": str(module),
@@ -38,16 +38,16 @@ def facts(module: nn.Module, data: Dataset) -> dict[str, str]:
     return {FACT: json.dumps({key: text for key, text in told.items() if text})}
 
 
-def metadata(run: Run) -> dict[str, str]:
+def export_metadata(run: Run) -> dict[str, str]:
     """For the header of what is exported."""
     from offbeat import __version__
 
     experiment = run.experiment()
     return {
         "format": "pt",  # as others write it: tensors of PyTorch
-        **_noted(run),
-        "model": _choice(experiment, "model"),
-        "strategy": _choice(experiment, "strategy"),
+        **_stored_facts(run),
+        "model": _describe_choice(experiment, "model"),
+        "strategy": _describe_choice(experiment, "strategy"),
         "seed": str(experiment.seed),
         "run": run.folder.resolve().name,
         "digest": run.digest() if run.complete else "unfinished: the model of the last checkpoint",
@@ -55,7 +55,7 @@ def metadata(run: Run) -> dict[str, str]:
     }
 
 
-def labelled(model: bytes, told: dict[str, str]) -> bytes:
+def with_metadata(model: bytes, told: dict[str, str]) -> bytes:
     """A model in safetensors with this in its header: the same bytes each time, where the library's own order varies.
 
     Eight bytes with the length of the header, the header as JSON, the numbers; these begin at a multiple of eight.
@@ -67,7 +67,7 @@ def labelled(model: bytes, told: dict[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text + model[8 + length :]
 
 
-def _noted(run: Run) -> dict[str, str]:
+def _stored_facts(run: Run) -> dict[str, str]:
     """When the run began; nothing of a run of before this was noted."""
     from offbeat.metrics import trace_summary
 
@@ -79,7 +79,7 @@ def _noted(run: Run) -> dict[str, str]:
         raise RunError(f"the trace's fact {FACT} is damaged: {str(stored[0])[:40]!r}") from None
 
 
-def _choice(experiment: Experiment, setting: str) -> str:
+def _describe_choice(experiment: Experiment, setting: str) -> str:
     value = getattr(experiment, setting)
-    shown = {key: v for key, v in changes(value).items() if key != "weights"}  # a path
-    return written({"name": name_of(setting, value), **shown})
+    shown = {key: v for key, v in changed_settings(value).items() if key != "weights"}  # a path
+    return to_yaml_line({"name": name_of(setting, value), **shown})

@@ -13,26 +13,27 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.errors import ConfigError, RunError, printable
-from offbeat.experiment import build, method_labels
+from offbeat.core.errors import ConfigError, RunError, escape_unprintable
+from offbeat.experiment import build
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment.comparison import MANIFEST, SWEEP, Comparison
+from offbeat.experiment.comparison import MANIFEST, SWEEP_KEY, Comparison
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import call_syntax, experiment_files
+from offbeat.experiment.spec import methods as methods_section
 from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.serialization import to_plain
-from offbeat.metrics.measures import Row, over_seeds
+from offbeat.experiment.spec.serialization import to_values
+from offbeat.metrics.measures import MethodRow, average_over_seeds
 
-INSTEAD = {
+NOT_SWEEPABLE = {
     "strategy": "methods are not settings: choose them with --strategies",
     "seed": "choose how many with --seeds",
     "name": "it says nothing about what is run",
 }
-STRATEGY = "strategy."
+STRATEGY_PREFIX = "strategy."
 
 
 @dataclass(frozen=True)
-class Over:
+class SweptSetting:
     """A setting and the values it takes, as they are written."""
 
     key: str
@@ -44,7 +45,7 @@ class Over:
 
 
 @dataclass(frozen=True)
-class Point:
+class Combination:
     """One combination of one method."""
 
     method: str
@@ -53,8 +54,10 @@ class Point:
     @property
     def label(self) -> str:
         """`fedbuff(k=2) partition.alpha=0.1`: what is the strategy's stands in its brackets."""
-        inside = ",".join(f"{key.removeprefix(STRATEGY)}={v}" for key, v in self.settings if key.startswith(STRATEGY))
-        outside = [f"{key}={v}" for key, v in self.settings if not key.startswith(STRATEGY)]
+        inside = ",".join(
+            f"{key.removeprefix(STRATEGY_PREFIX)}={v}" for key, v in self.settings if key.startswith(STRATEGY_PREFIX)
+        )
+        outside = [f"{key}={v}" for key, v in self.settings if not key.startswith(STRATEGY_PREFIX)]
         open_end = f"{self.method[:-1]}," if self.method.endswith(")") else f"{self.method}("
         return " ".join([f"{open_end}{inside})" if inside else self.method, *outside])
 
@@ -62,22 +65,22 @@ class Point:
 # ---------------------------------------------------------------- what is to be run
 
 
-def parse(texts: Sequence[str]) -> list[Over]:
+def parse_swept_settings(texts: Sequence[str]) -> list[SweptSetting]:
     """'strategy.beta=0.2,0.4' each."""
-    found: dict[str, Over] = {}
+    found: dict[str, SweptSetting] = {}
     for text in texts:
         keys, given = _split(text)
-        key, values = ".".join(keys), call_syntax.split(given)
+        key, values = ".".join(keys), call_syntax.split_calls(given)
         if not all(values):
             raise ConfigError(f"--over {text}: a value is missing: write setting=value,value")
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ConfigError(f"--over {text}: {twice} is there twice")
-        if key in INSTEAD:
-            raise ConfigError(f"--over {text}: {INSTEAD[key]}")
+        if key in NOT_SWEEPABLE:
+            raise ConfigError(f"--over {text}: {NOT_SWEEPABLE[key]}")
         if key in found:
             raise ConfigError(f"--over {text}: {key} is given twice: write all its values with commas")
-        found[key] = Over(key, tuple(values))
+        found[key] = SweptSetting(key, tuple(values))
     return list(found.values())
 
 
@@ -90,47 +93,47 @@ def _split(text: str) -> tuple[list[str], str]:
         ) from None
 
 
-def having(methods: Mapping[str, Experiment], over: Iterable[Over]) -> dict[str, Experiment]:
+def methods_with_setting(methods: Mapping[str, Experiment], over: Iterable[SweptSetting]) -> dict[str, Experiment]:
     """Of methods nobody asked for by name, those with something to vary; all, where only the world is."""
-    of_strategies = [one for one in over if one.key.startswith(STRATEGY)]
-    found = {label: e for label, e in methods.items() if any(_has(e, one) for one in of_strategies)}
+    of_strategies = [one for one in over if one.key.startswith(STRATEGY_PREFIX)]
+    found = {label: e for label, e in methods.items() if any(_has_setting(e, one) for one in of_strategies)}
     return found or dict(methods)
 
 
-def points(methods: Mapping[str, Experiment], over: Sequence[Over]) -> dict[Point, Experiment]:
+def combinations(methods: Mapping[str, Experiment], over: Sequence[SweptSetting]) -> dict[Combination, Experiment]:
     """Every combination of every method; refused if one of them cannot be meant."""
-    made: dict[Point, Experiment] = {}
+    made: dict[Combination, Experiment] = {}
     for one in over:
         _refuse_unknown(methods, one)
         _refuse_set_already(methods, one)
     for method, experiment in methods.items():
-        own = [one for one in over if not one.key.startswith(STRATEGY) or _has(experiment, one)]
+        own = [one for one in over if not one.key.startswith(STRATEGY_PREFIX) or _has_setting(experiment, one)]
         for values in product(*(one.values for one in own)):
             settings = tuple((one.key, value) for one, value in zip(own, values, strict=True))
-            made[Point(method, settings)] = _changed(experiment, settings)
-    _, same = method_labels.distinct([(point.label, experiment) for point, experiment in made.items()])
+            made[Combination(method, settings)] = _with_settings(experiment, settings)
+    _, same = methods_section.distinct_methods([(point.label, experiment) for point, experiment in made.items()])
     if same:
         raise ConfigError(f"--over: {same[0]}; take one of them away")
     return made
 
 
-def left_as_they_are(methods: Mapping[str, Experiment], over: Iterable[Over]) -> Iterator[str]:
+def unchanged_methods(methods: Mapping[str, Experiment], over: Iterable[SweptSetting]) -> Iterator[str]:
     """A line for each method that has not all of the settings."""
     for method, experiment in methods.items():
-        without = [one.key for one in over if one.key.startswith(STRATEGY) and not _has(experiment, one)]
+        without = [one.key for one in over if one.key.startswith(STRATEGY_PREFIX) and not _has_setting(experiment, one)]
         if without:
-            yield f"{method} has no {' and no '.join(key.removeprefix(STRATEGY) for key in without)}: it stays as it is"
+            yield f"{method} has no {' and no '.join(key.removeprefix(STRATEGY_PREFIX) for key in without)}: it stays as it is"
 
 
-def _changed(experiment: Experiment, settings: Iterable[tuple[str, str]]) -> Experiment:
+def _with_settings(experiment: Experiment, settings: Iterable[tuple[str, str]]) -> Experiment:
     try:
-        return experiment_files.changed(experiment, [f"{key}={value}" for key, value in settings])
+        return experiment_files.with_changes(experiment, [f"{key}={value}" for key, value in settings])
     except ConfigError as error:
         raise ConfigError(str(error).replace("--set ", "--over ")) from None
 
 
-def _has(experiment: Experiment, one: Over) -> bool:
-    here: Any = to_plain(experiment)
+def _has_setting(experiment: Experiment, one: SweptSetting) -> bool:
+    here: Any = to_values(experiment)
     for key in one.path:
         if not isinstance(here, dict) or key not in here:
             return False
@@ -138,18 +141,18 @@ def _has(experiment: Experiment, one: Over) -> bool:
     return True
 
 
-def _refuse_unknown(methods: Mapping[str, Experiment], one: Over) -> None:
+def _refuse_unknown(methods: Mapping[str, Experiment], one: SweptSetting) -> None:
     """What no method has is a mistake, and one that knows the nearest right name."""
-    if any(_has(experiment, one) for experiment in methods.values()):
+    if any(_has_setting(experiment, one) for experiment in methods.values()):
         return
     first = next(iter(methods.values()))
-    _changed(first, [(one.key, one.values[0])])
+    _with_settings(first, [(one.key, one.values[0])])
 
 
-def _refuse_set_already(methods: Mapping[str, Experiment], one: Over) -> None:
+def _refuse_set_already(methods: Mapping[str, Experiment], one: SweptSetting) -> None:
     for method in methods:
-        given = [key for key, _ in call_syntax.parse(method).settings] if method.endswith(")") else []
-        if one.key.startswith(STRATEGY) and one.key.removeprefix(STRATEGY) in given:
+        given = [key for key, _ in call_syntax.parse_call(method).settings] if method.endswith(")") else []
+        if one.key.startswith(STRATEGY_PREFIX) and one.key.removeprefix(STRATEGY_PREFIX) in given:
             raise ConfigError(f"--over {one.key}: {method} says what it is: name the method without it")
 
 
@@ -163,10 +166,10 @@ def refuse_impossible(experiments: Iterable[Experiment], seeds: Iterable[int]) -
         build.setup(replace(experiment, seed=seed))
 
 
-def create(
+def create_sweep(
     folder: Path,
-    found: Mapping[Point, Experiment],
-    over: Sequence[Over],
+    found: Mapping[Combination, Experiment],
+    over: Sequence[SweptSetting],
     seeds: list[int],
     worker: str = "inline",
     memory: str | None = None,
@@ -176,17 +179,19 @@ def create(
         "points": [{"label": p.label, "method": p.method, "settings": dict(p.settings)} for p in found],
     }
     experiments = {point.label: experiment for point, experiment in found.items()}
-    return comparing.create(folder, experiments, seeds, worker=worker, memory=memory, more={SWEEP: stored})
+    return comparing.create_comparison(
+        folder, experiments, seeds, worker=worker, memory=memory, more={SWEEP_KEY: stored}
+    )
 
 
 # ---------------------------------------------------------------- what came out
 
 
 @dataclass(frozen=True)
-class Result:
-    point: Point
-    row: Row | None  # over the seeds that are done; None where none is
-    done: int
+class CombinationResult:
+    point: Combination
+    row: MethodRow | None  # over the seeds that are done; None where none is
+    finished: int
     seeds: int
 
     def value(self, key: str) -> str | None:
@@ -197,32 +202,35 @@ class Result:
 @dataclass(frozen=True)
 class Sweep:
     comparison: Comparison
-    over: tuple[Over, ...]
-    points: Mapping[str, Point]  # by label
+    over: tuple[SweptSetting, ...]
+    points: Mapping[str, Combination]  # by label
 
     @property
     def figure(self) -> Path:
         return self.comparison.folder / "sensitivity.png"
 
-    def results(self) -> list[Result]:
+    def results(self) -> list[CombinationResult]:
         """One a combination, also where runs are still to come."""
         return [_result(point, self.comparison.runs(label)) for label, point in self.points.items()]
 
 
-def _result(point: Point, runs: Sequence[Run]) -> Result:
+def _result(point: Combination, runs: Sequence[Run]) -> CombinationResult:
     found = {run.experiment().seed: run.summary() for run in runs if run.complete}
-    row = over_seeds(point.label, list(found.values()), {}, found) if found else None
-    return Result(point, row, len(found), len(runs))
+    row = average_over_seeds(point.label, list(found.values()), {}, found) if found else None
+    return CombinationResult(point, row, len(found), len(runs))
 
 
-def read(comparison: Comparison) -> Sweep | None:
+def read_sweep(comparison: Comparison) -> Sweep | None:
     """None where the comparison is none of a grid."""
-    stored = comparison.stored().get(SWEEP)
+    stored = comparison.stored().get(SWEEP_KEY)
     if stored is None:
         return None
     try:
-        over = tuple(Over(printable(key), tuple(map(printable, values))) for key, values in stored["over"].items())
-        found = {printable(entry["label"]): _point(entry) for entry in stored["points"]}
+        over = tuple(
+            SweptSetting(escape_unprintable(key), tuple(map(escape_unprintable, values)))
+            for key, values in stored["over"].items()
+        )
+        found = {escape_unprintable(entry["label"]): _read_combination(entry) for entry in stored["points"]}
         if list(found) != comparison.strategies():
             raise ValueError("its combinations are not those of its runs")
         return Sweep(comparison, over, found)
@@ -230,6 +238,6 @@ def read(comparison: Comparison) -> Sweep | None:
         raise RunError(f"{comparison.folder / MANIFEST} is damaged: {type(error).__name__}: {error}") from None
 
 
-def _point(entry: Mapping[str, Any]) -> Point:
-    settings = tuple((printable(key), printable(value)) for key, value in entry["settings"].items())
-    return Point(printable(entry["method"]), settings)
+def _read_combination(entry: Mapping[str, Any]) -> Combination:
+    settings = tuple((escape_unprintable(key), escape_unprintable(value)) for key, value in entry["settings"].items())
+    return Combination(escape_unprintable(entry["method"]), settings)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from offbeat.core.errors import ConfigError
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.data import Source
+from offbeat.scenario.data import DataSource
 from offbeat.scenario.models import Model
 
 
@@ -24,7 +24,7 @@ class Preset:
     compared: tuple[str, ...] = ()  # whom `offbeat compare` compares unless told otherwise; empty: all of `methods`
     seeds: int = 3
     reference: str = "fedavg"  # the method whose time the paper calls 1
-    nearest: Source | None = None  # real data that is most like the paper's, for who does not have that
+    nearest: DataSource | None = None  # real data that is most like the paper's, for who does not have that
 
     def with_strategy(self, word: str) -> Experiment:
         """The experiment with another method, `fedbuff` or `fedbuff(k=2)`: in the preset's own settings where it has
@@ -33,7 +33,7 @@ class Preset:
         if word in self.methods:
             return replace(self.experiment, strategy=self.methods[word])
         try:
-            return experiment_files.changed(self.experiment, [f"strategy={word}"], self.methods)
+            return experiment_files.with_changes(self.experiment, [f"strategy={word}"], self.methods)
         except ConfigError as error:
             raise ConfigError(f"{word}: {error}" if "(" in word else str(error)) from None
 
@@ -48,7 +48,7 @@ class Column:
     """A column of a paper's tables: a data set and its model. Papers add what else differs from column to column."""
 
     title: str
-    data: Source
+    data: DataSource
     model: Model
     small: Mapping[str, Any] = field(default_factory=dict)  # what differs at the quick scale
 
@@ -57,4 +57,4 @@ class Column:
 
 
 Scale = Literal["paper", "quick"]
-Maker = Callable[[Scale], Preset]
+PresetFunction = Callable[[Scale], Preset]

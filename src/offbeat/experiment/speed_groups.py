@@ -12,18 +12,17 @@ from offbeat.core.protocol import LocalWork
 from offbeat.scenario.data import Dataset
 from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.training.client_data import ClientData
-from offbeat.training.evaluation import Evaluator
-from offbeat.training.survey import ACTIVE, SLOWEST, STRAGGLERS, Survey, Surveyor
+from offbeat.training.evaluation import ACTIVE, SLOWEST, STRAGGLERS, Evaluator, Survey, Surveyor
 
 ON_TEST, ON_TRAINING = "test examples", "training examples"
 
 
 def expected_seconds(world: SimulatedWorld, clients: Iterable[int]) -> dict[int, float]:
     """What the first job of each is expected to take on all its data: download, the experiment's training, upload."""
-    return {client: world.trip(client, 0, LocalWork(), world.counts[client], 0.0).expected for client in clients}
+    return {client: world.time_job(client, 0, LocalWork(), world.counts[client], 0.0).expected for client in clients}
 
 
-def groups(seconds: Mapping[int, float], active: float = 0.5) -> dict[str, list[int]]:
+def group_by_speed(seconds: Mapping[int, float], active: float = 0.5) -> dict[str, list[int]]:
     """The slowest quarter, the active and the stragglers; none of these where all are equally fast.
 
     The quarter is a fourth of the clients rounded down, at least one, of equally slow ones those with the higher
@@ -44,12 +43,12 @@ def groups(seconds: Mapping[int, float], active: float = 0.5) -> dict[str, list[
 
 def class_shares(data: ClientData, members: Sequence[int], classes: int) -> Tensor:
     """How often each class occurs among the examples of these clients."""
-    counts = sum(torch.bincount(data.targets(client).flatten(), minlength=classes) for client in members)
+    counts = sum(torch.bincount(data.client_labels(client).flatten(), minlength=classes) for client in members)
     assert isinstance(counts, Tensor)
     return counts.double() / counts.sum()
 
 
-def own_tests(data: Dataset, parts: Sequence[Tensor]) -> ClientData | None:
+def tests_of_owners(data: Dataset, parts: Sequence[Tensor]) -> ClientData | None:
     """The test examples of each client's owners (user, centre, station); None unless every client has some of its own.
 
     An owner's test examples are a client's if the client holds all of the owner's training examples.
@@ -68,13 +67,13 @@ def own_tests(data: Dataset, parts: Sequence[Tensor]) -> ClientData | None:
     return ClientData.shared(data.x_test, data.y_test, rows, num_classes=data.num_classes)
 
 
-def surveyor(
+def build_surveyor(
     evaluator: Evaluator, training: ClientData, tests: ClientData | None, seconds: Mapping[int, float], survey: Survey
 ) -> Surveyor:
     """Evaluates clients, those of whom `seconds` tells, on their test examples, where each has some, else on those
     they train on.
     """
-    found = groups(seconds, survey.active)
+    found = group_by_speed(seconds, survey.active)
     facts = {
         "surveyed": ON_TRAINING if tests is None else ON_TEST,
         **{name: ",".join(map(str, g)) for name, g in found.items()},

@@ -10,22 +10,22 @@ import time
 from collections.abc import Callable
 from itertools import islice
 
-from offbeat.core.errors import in_words
+from offbeat.core.errors import describe_error
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.threads import one_thread
 from offbeat.experiment.build import Setup
 from offbeat.training.stacked.stack_trainer import StackTrainer
-from offbeat.workers.registry import INLINE, WORKERS, Choice
+from offbeat.workers.registry import INLINE, WORKERS, WorkerChoice
 
 ALONE, TOGETHER = 3, 8  # jobs that are tried one by one, and in a stack
 SENT = 0.5e-3  # seconds of a core's time to send a job to a process and back
 
 
-def settle(made: Setup, cores: int | None = None) -> tuple[Choice, str]:
+def settle(made: Setup, cores: int | None = None) -> tuple[WorkerChoice, str]:
     """The worker, and why; on so many cores, or on all of them."""
     if WORKERS["cuda"].missing() is None:
-        return Choice("cuda"), "there is a GPU"
+        return WorkerChoice("cuda"), "there is a GPU"
     jobs = _jobs(made)
     cores = cores or os.cpu_count() or 1
     try:
@@ -33,18 +33,18 @@ def settle(made: Setup, cores: int | None = None) -> tuple[Choice, str]:
             made.trainer(jobs[0])  # whatever is made once is made before
             alone = _seconds(lambda: [made.trainer(job) for job in jobs[:ALONE]]) / min(ALONE, len(jobs))
             stack = StackTrainer(made.trainer)
-            hands = stack.hands(cores)
-            alike = 1 if stack.spread(hands) else hands  # stacks that are trained at the same time
-            stack.attempt(jobs)
-            together = _seconds(lambda: stack.attempt(jobs)) / len(jobs) / alike
+            hands = stack.useful_cores(cores)
+            alike = 1 if stack.use_threads(hands) else hands  # stacks that are trained at the same time
+            stack.train_many(jobs)
+            together = _seconds(lambda: stack.train_many(jobs)) / len(jobs) / alike
             stack.close()
     except MemoryError:
         raise
     except Exception as error:  # of a client's job: the run will say so of that client
-        return INLINE, f"a job that was tried failed: {in_words(error)}"
-    costs = {INLINE: alone, Choice("batched", hands): together}
+        return INLINE, f"a job that was tried failed: {describe_error(error)}"
+    costs = {INLINE: alone, WorkerChoice("batched", hands): together}
     if cores > 1 and WORKERS["processes"].missing() is None:
-        costs[Choice("processes", cores)] = max(alone / cores, SENT)
+        costs[WorkerChoice("processes", cores)] = max(alone / cores, SENT)
     best = min(costs, key=lambda choice: costs[choice])
     told = ", ".join(f"{choice} {1e3 * cost:.3g}" for choice, cost in costs.items())
     return best, f"milliseconds a job, about: {told}"

@@ -17,33 +17,33 @@ from offbeat.core.errors import ConfigError, RunError
 from offbeat.engine import slot_files
 from offbeat.engine.checkpoint import Checkpoints
 from offbeat.engine.client_store import ClientMemory
-from offbeat.experiment import checksummed_json
+from offbeat.experiment.run import checksums
 
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
          "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # fmt: skip
-WRITTEN = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-z]+)", re.ASCII | re.IGNORECASE)
+SIZE_PATTERN = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-z]+)", re.ASCII | re.IGNORECASE)
 FACT = "client_memory"  # its name among the facts of a run
 
 
 @dataclass(frozen=True)
-class Choice:
-    most: int  # bytes
+class MemoryLimit:
+    max_bytes: int  # bytes
     half: bool = False
 
     def __str__(self) -> str:
-        unit = next(unit for unit in ("TB", "GB", "MB", "kB", "B") if self.most % UNITS[unit] == 0)
-        return f"{self.most // UNITS[unit]}{unit}{':half' if self.half else ''}"
+        unit = next(unit for unit in ("TB", "GB", "MB", "kB", "B") if self.max_bytes % UNITS[unit] == 0)
+        return f"{self.max_bytes // UNITS[unit]}{unit}{':half' if self.half else ''}"
 
     def make(self, folder: Path | None = None, device: torch.device | str = "cpu") -> ClientMemory:
-        return ClientMemory(self.most, half=self.half, folder=folder, device=device)
+        return ClientMemory(self.max_bytes, half_precision=self.half, folder=folder, device=device)
 
 
-def parse(text: str) -> Choice:
+def parse_memory_limit(text: str) -> MemoryLimit:
     """'8GB', '500MB', '8GB:half'."""
     size, colon, how = text.strip().partition(":")
     if colon and how != "half":
         raise ConfigError(f"client memory {text!r}: after the size comes nothing, or half; write {size}:half")
-    written = WRITTEN.fullmatch(size)
+    written = SIZE_PATTERN.fullmatch(size)
     units = {name.lower(): bytes_ for name, bytes_ in UNITS.items()}
     if written is None or written[2].lower() not in units:
         raise ConfigError(
@@ -53,44 +53,44 @@ def parse(text: str) -> Choice:
     most = int(float(written[1]) * units[written[2].lower()])
     if most < 1:
         raise ConfigError(f"client memory {text!r}: must be more than nothing")
-    return Choice(most, bool(colon))
+    return MemoryLimit(most, bool(colon))
 
 
-def facts(choice: Choice | None) -> dict[str, object]:
+def memory_facts(choice: MemoryLimit | None) -> dict[str, object]:
     """What a reader of the results has to know."""
     return {} if choice is None else {FACT: choice}
 
 
-def begun_with(folder: Path) -> Choice | None:
+def recorded_limit(folder: Path) -> MemoryLimit | None:
     """What a run folder says of how it was begun; None: all that is kept of clients stays in memory."""
     try:
-        stored = checksummed_json.read(folder / "environment.json").get(FACT)
+        stored = checksums.read_checksummed(folder / "environment.json").get(FACT)
     except (FileNotFoundError, RunError):
         return None
-    return parse(stored) if isinstance(stored, str) else None
+    return parse_memory_limit(stored) if isinstance(stored, str) else None
 
 
-def of_run(folder: Path, limit: Choice | None, device: torch.device | str = "cpu") -> ClientMemory | None:
+def open_memory(folder: Path, limit: MemoryLimit | None, device: torch.device | str = "cpu") -> ClientMemory | None:
     """The memory of a run in this folder, whose models lie on that device."""
     beside = folder / "checkpoint"
     if not Checkpoints(beside).exist():
-        slot_files.remove(beside)  # of an attempt that nothing can be gone on from
+        slot_files.remove_slot_files(beside)  # of an attempt that nothing can be gone on from
     if limit is None:  # a checkpoint may refer to files nevertheless
-        return ClientMemory(folder=beside, device=device) if slot_files.there(beside) else None
+        return ClientMemory(folder=beside, device=device) if slot_files.has_slot_files(beside) else None
     return limit.make(beside, device)
 
 
-def remove(folder: Path) -> None:
+def remove_memory_files(folder: Path) -> None:
     """The run is complete, and not resumed any more."""
-    slot_files.remove(folder / "checkpoint")
+    slot_files.remove_slot_files(folder / "checkpoint")
 
 
-def gone_on_with(folder: Path, given: str | None) -> Choice | None:
+def resume_limit(folder: Path, given: str | None) -> MemoryLimit | None:
     """What a run goes on with: what it was begun with, or another size; not in another precision."""
-    before = begun_with(folder)
+    before = recorded_limit(folder)
     if given is None:
         return before
-    chosen = parse(given)
+    chosen = parse_memory_limit(given)
     if chosen.half != (before is not None and before.half):
         how = "half" if before is not None and before.half else "full"
         raise ConfigError(

@@ -15,11 +15,11 @@ from offbeat.core.errors import OffbeatError
 from offbeat.engine.progress import Outcome
 from offbeat.engine.virtual.virtual_engine import INTERRUPTED, Watch
 from offbeat.experiment.run import execution as runs
-from offbeat.experiment.run.execution import Attempt
+from offbeat.experiment.run.execution import OpenRun
 from offbeat.experiment.run.side_by_side import run_together
 from offbeat.workers import registry
-from offbeat.workers.counting import Counted, Work
-from offbeat.workers.pool import Pool
+from offbeat.workers.pool import SharedWorker
+from offbeat.workers.wrappers import CountingWorker, Work
 
 log = logging.getLogger("offbeat")
 
@@ -46,25 +46,27 @@ def execute(
     for first in range(0, len(todo), SIDE_BY_SIDE):
         with contextlib.ExitStack() as opened:
             some = todo[first : first + SIDE_BY_SIDE]
-            going = {i: opened.enter_context(runs.attempt(several[i], worker, memory)) for i in some}
+            going = {i: opened.enter_context(runs.open_run(several[i], worker, memory)) for i in some}
             if not _together({i: one for i, one in going.items() if one is not None}, shares, tell, failed, work):
                 return False
         for i in some:
             if i not in failed:
                 tell(i, 1.0)
-    runs.tell_failed({several[i].folder: error for i, error in failed.items()})
+    runs.raise_failures({several[i].folder: error for i, error in failed.items()})
     return True
 
 
 def _together(
-    going: dict[int, Attempt],
+    going: dict[int, OpenRun],
     shares: list[float],
     tell: Callable[[int, float], None],
     failed: dict[int, Exception],
     work: Work,
 ) -> bool:
-    places, trainers = {i: place for place, i in enumerate(going)}, [one.made.trainer for one in going.values()]
-    pool = Pool(lambda owner: Counted(registry.pooled(trainers, lambda job: places[owner(job)]), work))
+    places, trainers = {i: place for place, i in enumerate(going)}, [one.setup.trainer for one in going.values()]
+    pool = SharedWorker(
+        lambda owner: CountingWorker(registry.make_shared(trainers, lambda job: places[owner(job)]), work)
+    )
     interrupted = False
 
     def follow(index: int) -> Watch:
@@ -88,12 +90,12 @@ def _together(
     engines = {}
     for i, one in going.items():
         try:
-            engines[i] = one.engine(pool.port(i), follow(i), CHECKPOINT_EVERY)
+            engines[i] = one.build_engine(pool.worker_for(i), follow(i), CHECKPOINT_EVERY)
         except OffbeatError as error:  # a checkpoint that cannot be read, say
             log.warning("%s: %s", one.run.folder, error)
             failed[i] = error
-    with runs.resumable(), runs.interruptible(engines.values()):
+    with runs.errors_as_unfinished(), runs.interrupt_on_signals(engines.values()):
         for i in engines:
-            going[i].begin()
+            going[i].record_start()
         run_together(engines, pool, ended)
     return not interrupted

@@ -30,13 +30,13 @@ from typing import Any
 import torch
 
 from offbeat.core.errors import OffbeatError, RunError
-from offbeat.core.threads import unfit
-from offbeat.engine.process_memory import keep_freed
+from offbeat.core.threads import explain_fork_failure
+from offbeat.engine.process_memory import keep_freed_memory
 from offbeat.engine.progress import Status
 from offbeat.engine.virtual.virtual_engine import INTERRUPTED
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.spec import user_code
-from offbeat.workers.counting import Work
+from offbeat.workers.wrappers import Work
 
 log = logging.getLogger("offbeat")
 
@@ -67,7 +67,7 @@ class Unfit(Exception):
 
 def possible(several: Sequence[runs.Run]) -> bool:
     """Can they go on in other processes, as far as that can be said without one?"""
-    return sys.platform == "linux" or all(run.given is None for run in several)
+    return sys.platform == "linux" or all(run.script is None for run in several)
 
 
 def execute(
@@ -81,7 +81,7 @@ def execute(
     A run that fails leaves the others going, and is told at the end. Unfit where forks were needed and cannot train.
     """
     todo = [i for i, run in enumerate(several) if not run.complete]
-    forked = any(run.given is not None for run in several)
+    forked = any(run.script is not None for run in several)
     context: Any = multiprocessing.get_context("fork" if forked else "spawn")
     shares: Any = context.RawArray("d", [float(i not in todo) for i in range(len(several))])
     board = Board(shares, context.RawArray("q", 3 * len(several)), context.RawValue("b", False))
@@ -111,7 +111,7 @@ def execute(
                     if isinstance(answer, Unfit):
                         raise answer
                     if isinstance(answer, Exception):
-                        log.warning("%s", runs.of_run(several[at[pipe]].folder, answer))
+                        log.warning("%s", runs.describe_failure(several[at[pipe]].folder, answer))
                         failed[at[pipe]] = answer
                     elif not answer:
                         return False
@@ -126,7 +126,7 @@ def execute(
                 pipe.close()
             for member in crew.values():
                 member.join()
-    runs.tell_failed({several[i].folder: error for i, error in failed.items()})
+    runs.raise_failures({several[i].folder: error for i, error in failed.items()})
     return True
 
 
@@ -203,11 +203,11 @@ def _work(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for end in parents_ends:
         end.close()
-    keep_freed()
+    keep_freed_memory()
     if several:
         torch.set_num_threads(1)  # the threads of the parent are not here: who waited for them would wait for ever
         gc.freeze()  # garbage of the parent's stays: collected here, it would be closed here
-    reason = unfit() if several else None
+    reason = explain_fork_failure() if several else None
     with contextlib.suppress(*GONE, KeyboardInterrupt):
         while True:
             index, folder, worker = pipe.recv()
@@ -230,7 +230,7 @@ def _answer(
     if stopped():
         return False
     try:
-        outcome = runs.execute(run, watch, worker=worker, memory=memory, work=work)
+        outcome = runs.execute_run(run, watch, worker=worker, memory=memory, work=work)
     except Exception as error:
         return _sendable(error)
     if outcome is not None and outcome.reason == INTERRUPTED:
@@ -241,7 +241,7 @@ def _answer(
 
 def _sendable(error: Exception) -> Exception:
     """Errors of ours travel as they are; others may hold what cannot."""
-    said = None if isinstance(error, OffbeatError) else user_code.blamed(error)
+    said = None if isinstance(error, OffbeatError) else user_code.describe_user_error(error)
     sent = error if isinstance(error, OffbeatError) else RuntimeError(f"{type(error).__name__}: {error}")
     if said is not None:
         sent = RunError(said)

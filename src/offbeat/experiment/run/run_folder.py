@@ -24,25 +24,26 @@ from torch import nn
 
 from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
-from offbeat.engine.checkpoint import Checkpoints, write_whole
-from offbeat.engine.trace_digest import Tally
-from offbeat.engine.trace_file import TABLES
-from offbeat.experiment import build, checksummed_json, data_assignment, model_card
-from offbeat.experiment.partition_heatmap import Held
-from offbeat.experiment.run import client_memory, final_checksums, identity, machine, run_lock
+from offbeat.engine.checkpoint import Checkpoints, write_atomically
+from offbeat.engine.trace_file import TraceDigest
+from offbeat.experiment import build, data_assignment, model_card
+from offbeat.experiment.data_assignment import ClassCounts
+from offbeat.experiment.run import checksums, client_memory, identity, run_lock
+from offbeat.experiment.run import checksums as final_checksums
+from offbeat.experiment.run import identity as machine
 from offbeat.experiment.scripted import scripted_run
-from offbeat.experiment.scripted.scripted_run import Given
+from offbeat.experiment.scripted.scripted_run import ScriptedRun
 from offbeat.experiment.spec import experiment_files, user_code
-from offbeat.experiment.spec.choices import own_files
+from offbeat.experiment.spec.choices import user_files
 from offbeat.experiment.spec.config import Experiment
 from offbeat.metrics import client_names, curves, trace_summary
 from offbeat.scenario.data import load
-from offbeat.scenario.data.data_root import given_root
-from offbeat.training.torch_generators import drawing
+from offbeat.scenario.data.data_files import named_root
+from offbeat.training.torch_state import exclusive_generators
 from offbeat.workers import registry
 
 COMPARISON = run_lock.COMPARISON
-ROOT = "data"  # of environment.json: the data root that was named when the run was made
+DATA_ROOT_KEY = "data"  # of environment.json: the data root that was named when the run was made
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Run:
     """A run folder; and, within a script, what that gave: its own model and data can be had from nowhere else."""
 
     folder: Path
-    given: Given | None = field(default=None, repr=False, compare=False)
+    script: ScriptedRun | None = field(default=None, repr=False, compare=False)
 
     @property
     def experiment_file(self) -> Path:
@@ -85,89 +86,93 @@ class Run:
                 f"{self.folder} is a comparison: finish it with 'offbeat compare --resume', or name one of the runs "
                 "in it"
             )
-        if self.given is not None:
-            return self.given.experiment
+        if self.script is not None:
+            return self.script.experiment
         if self.scripted:
             return scripted_run.experiment_of(self.folder)
         if not self.experiment_file.is_file():
-            if run_lock.half_made(self.folder):
+            if run_lock.creation_interrupted(self.folder):
                 raise ConfigError(
                     f"{self.folder} was stopped while it was made: start the run again, with --out {self.folder}"
                 )
             raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
-        experiment = experiment_files.read(self.experiment_file, runs_code=False)
-        kept = identity.read(self.world_file)
+        experiment = experiment_files.read_experiment(self.experiment_file, runs_code=False)
+        kept = identity.read_identity(self.world_file)
         if kept is not None and kept.experiment is not None:
-            identity.check_experiment(self.experiment_file, kept.experiment, experiment)
+            identity.check_experiment_file(self.experiment_file, kept.experiment, experiment)
         return experiment
 
-    def runnable(self) -> Experiment:
+    def runnable_experiment(self) -> Experiment:
         """The experiment with the code of one's own that it names, which must be what the run was made with."""
         experiment = self.experiment()
         if self.scripted:
             return experiment
-        identity.check_code(self.folder, identity.read(self.world_file))
-        return experiment_files.read(self.experiment_file)
+        identity.check_code(self.folder, identity.read_identity(self.world_file))
+        return experiment_files.read_experiment(self.experiment_file)
 
-    def check(self) -> None:
+    def check_results(self) -> None:
         """Refuse a finished run that is not what came out."""
         if self.complete:
-            kept = identity.read(self.world_file)
-            final_checksums.check(self.folder, kept=self.scripted or (kept is not None and kept.experiment is not None))
+            kept = identity.read_identity(self.world_file)
+            final_checksums.check_final_checksums(
+                self.folder, kept=self.scripted or (kept is not None and kept.experiment is not None)
+            )
 
-    def check_world(self) -> None:
+    def check_unchanged(self) -> None:
         """Refuse to go on in another world than the run was made for."""
-        if self.given is not None:
-            self.given.check(self.folder)
+        if self.script is not None:
+            self.script.check_same_call(self.folder)
         elif self.scripted:
             made_by = (self.folder / "command.txt").read_text(encoding="utf-8").strip()
             raise ConfigError(f"{self.folder} is of a script, which has its model and data: go on with '{made_by}'")
         else:
-            identity.check(self.folder, identity.read(self.world_file), self.world(self.runnable()))
+            identity.check_identity(
+                self.folder, identity.read_identity(self.world_file), self.current_identity(self.runnable_experiment())
+            )
 
     def setup(self, device: str = "cpu") -> build.Setup:
-        return build.setup(self.runnable(), device) if self.given is None else self.given.setup(device)
+        return build.setup(self.runnable_experiment(), device) if self.script is None else self.script.setup(device)
 
-    def held(self, runs_code: bool = False) -> Held:
+    def class_counts(self, runs_code: bool = False) -> ClassCounts:
         """Who trains on what; DataError where only code of one's own could tell, and that is not to be run."""
-        if self.given is not None:
-            return self.given.held()
-        return data_assignment.held(self.runnable() if runs_code else self.experiment())
+        if self.script is not None:
+            return self.script.class_counts()
+        return data_assignment.count_classes(self.runnable_experiment() if runs_code else self.experiment())
 
     def summary(self) -> trace_summary.Summary:
         experiment = self.experiment()
         if not self.trace_file.is_file():
             raise RunError(f"{self.folder} has not begun: start it with 'offbeat run --resume {self.folder}'")
-        self.check()
+        self.check_results()
         with trace_summary.open_trace(self.trace_file) as db:
             made = trace_summary.summarize(db, experiment.population, experiment.until.target or experiment.target)
-        return replace(made, names=self.names())
+        return replace(made, names=self.client_names())
 
-    def moved(self) -> str | None:
+    def machine_difference(self) -> str | None:
         """In words, how this machine is not the one it began on; bits may differ then."""
         begun = self.trace_file.is_file() and not self.complete
-        return machine.moved(self.folder / "environment.json") if begun else None
+        return machine.machine_difference(self.folder / "environment.json") if begun else None
 
-    def worker(self) -> registry.Choice:
+    def worker(self) -> registry.WorkerChoice:
         """The one it was begun with; inline where that cannot be told any more."""
-        return registry.begun_with(self._made_with("worker"))
+        return registry.recorded_choice(self._environment_value("worker"))
 
     def data_root(self) -> Path | None:
         """The one that was named when it was made."""
-        stored = self._made_with(ROOT)
+        stored = self._environment_value(DATA_ROOT_KEY)
         return None if stored is None else Path(stored)
 
-    def _made_with(self, key: str) -> str | None:
+    def _environment_value(self, key: str) -> str | None:
         try:
-            stored = checksummed_json.read(self.folder / "environment.json").get(key)
+            stored = checksums.read_checksummed(self.folder / "environment.json").get(key)
         except (FileNotFoundError, RunError):
             return None
         return stored if isinstance(stored, str) else None
 
-    def world(self, experiment: Experiment) -> identity.Identity:
+    def current_identity(self, experiment: Experiment) -> identity.Identity:
         """As it is now; DataError if there is no data for it any more."""
         try:
-            return identity.of(experiment)
+            return identity.compute_identity(experiment)
         except DataError as error:
             root = self.data_root()
             if root is None or root.is_dir():
@@ -175,91 +180,93 @@ class Run:
             moved = f"the run's data lay in {root}, which is gone: say where it is now, with --data DIR"
             raise DataError(f"{error}; {moved}") from None
 
-    def names(self) -> dict[int, str]:
+    def client_names(self) -> dict[int, str]:
         """Client -> what it is called, of those that are called something."""
         with trace_summary.open_trace(self.trace_file) as db:
-            return {**client_names.names(db), **client_names.roster(self.folder)}
+            return {**client_names.read_names(db), **client_names.read_site_names(self.folder)}
 
     def curve(self, metric: str) -> curves.Curve:
         """A metric on the evaluation grid."""
         with trace_summary.open_trace(self.trace_file) as db:
-            return trace_summary.curve(db, metric)
+            return trace_summary.read_curve(db, metric)
 
     def digest(self) -> str:
         """A hash of the whole trace and the final model: equal digests mean equal runs."""
         model = hashlib.sha256(self.model_file.read_bytes()).hexdigest() if self.complete else "unfinished"
         with trace_summary.open_trace(self.trace_file) as db:
-            return hashlib.sha256(f"{Tally.of(db, TABLES).digest()} {model}".encode()).hexdigest()
+            return hashlib.sha256(f"{TraceDigest.from_database(db).hexdigest()} {model}".encode()).hexdigest()
 
-    def export(self) -> bytes:
+    def export_model(self) -> bytes:
         """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint; its header says
         what it is.
         """
         self.experiment()
         if self.complete:
-            self.check()
-            return model_card.labelled(self.model_file.read_bytes(), model_card.metadata(self))
+            self.check_results()
+            return model_card.with_metadata(self.model_file.read_bytes(), model_card.export_metadata(self))
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        module, told = self._module(), model_card.metadata(self)
+        module, told = self._module(), model_card.export_metadata(self)
         plain = checkpoints.load(lambda tree, get: save(build.state_dict(module, unpack(tree["model"], get))))
-        return model_card.labelled(plain, told)
+        return model_card.with_metadata(plain, told)
 
     def _module(self) -> nn.Module:
         """Of the world the run was made for. Whoever exports runs nobody's code."""
-        if self.given is not None or self.scripted:
-            self.check_world()
-            assert self.given is not None  # or that was refused
-            return self.given.module
+        if self.script is not None or self.scripted:
+            self.check_unchanged()
+            assert self.script is not None  # or that was refused
+            return self.script.module
         experiment = self.experiment()
-        identity.check(self.folder, identity.read(self.world_file), self.world(experiment))
+        identity.check_identity(self.folder, identity.read_identity(self.world_file), self.current_identity(experiment))
         data = load(experiment.data)
-        with drawing():
+        with exclusive_generators():
             return experiment.model.build(data.input_shape, data.outputs, experiment.seed)
 
 
-def create(
+def create_run(
     folder: Path,
     experiment: Experiment,
     command: str | None = None,
     world: identity.Identity | None = None,
     worker: str = "inline",
     memory: str | None = None,
-    script: Given | None = None,
+    script: ScriptedRun | None = None,
 ) -> Run:
     """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is
     large. `worker`: who is to compute it, unless whoever executes it says otherwise; `memory`: for what is kept of
     clients. `script`: what one gave, in place of what a file can hold.
     """
-    run, chosen = Run(folder, script), registry.parse(worker)
-    limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse(memory))}
-    run_lock.refuse_held(folder)
-    code = user_code.contents(own_files(experiment)) if script is None else {}
+    run, chosen = Run(folder, script), registry.parse_worker(worker)
+    limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse_memory_limit(memory))}
+    run_lock.refuse_occupied(folder)
+    code = user_code.read_sources(user_files(experiment)) if script is None else {}
     if script is None:
-        world = replace(world or identity.of(experiment), code=user_code.sums(code))
+        world = replace(world or identity.compute_identity(experiment), code=user_code.source_digests(code))
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with run_lock.alone(folder) as lock:
-            run_lock.refuse_held(folder)  # somebody may have been quicker
-            run_lock.sweep(folder)
+        with run_lock.exclusive_lock(folder) as lock:
+            run_lock.refuse_occupied(folder)  # somebody may have been quicker
+            run_lock.remove_temporary_files(folder)
             try:
-                os.write(lock, run_lock.MAKING)
+                os.write(lock, run_lock.CREATION_MARK)
                 os.fsync(lock)  # before anything else is: after a power failure it tells whose the rest is
-                made_with = machine.environment(registry.device_of(chosen))
-                stored = {**made_with, "worker": str(chosen), **limit, **_root()}
-                write_whole(folder / "environment.json", checksummed_json.dump(stored))
-                write_whole(folder / "command.txt", _repeat(run, command).encode())
+                made_with = machine.describe_machine(registry.device_of(chosen))
+                stored = {**made_with, "worker": str(chosen), **limit, **_data_root_entry()}
+                write_atomically(folder / "environment.json", checksums.dump_checksummed(stored))
+                write_atomically(folder / "command.txt", _command_text(run, command).encode())
                 if script is not None:
                     script.write(folder)
                 elif world is not None:
-                    _keep(folder, code)
-                    write_whole(run.world_file, world.dump(experiment))
-                    experiment_files.write(run.experiment_file, experiment)  # last: with it the folder is a run
+                    _copy_code(folder, code)
+                    write_atomically(run.world_file, world.dump(experiment))
+                    experiment_files.write_experiment(
+                        run.experiment_file, experiment
+                    )  # last: with it the folder is a run
                 os.truncate(lock, 0)
             except (OSError, OffbeatError):
-                run_lock.unmake(folder, new)
+                run_lock.remove_partial_folder(folder, new)
                 raise
     except (OSError, OffbeatError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else error
@@ -267,24 +274,24 @@ def create(
     return run
 
 
-def _root() -> dict[str, str]:
+def _data_root_entry() -> dict[str, str]:
     """Where data sets lie, if somebody said so: a run is gone on with there."""
-    root = given_root()
-    return {} if root is None else {ROOT: str(root)}
+    root = named_root()
+    return {} if root is None else {DATA_ROOT_KEY: str(root)}
 
 
-def _keep(folder: Path, code: Mapping[Path, bytes]) -> None:
+def _copy_code(folder: Path, code: Mapping[Path, bytes]) -> None:
     """Copies of one's own code: a run can be read, exported and resumed where the files are gone."""
     for path, source in code.items():
-        copy = folder / user_code.copy_of(path)
+        copy = folder / user_code.copy_path(path)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(copy, source)
+        write_atomically(copy, source)
 
 
-def _repeat(run: Run, command: str | None) -> str:
+def _command_text(run: Run, command: str | None) -> str:
     """What a preset or a file said may change with time; the resolved experiment does not."""
-    if run.given is not None:
+    if run.script is not None:
         return f"{command or 'python'}\n"
-    where = [option for root in _root().values() for option in ("--data", root)]
+    where = [option for root in _data_root_entry().values() for option in ("--data", root)]
     repeat = f"{shlex.join(['offbeat', 'run', str(run.experiment_file), *where])}\n"
     return f"{repeat}# it was made by: {command}\n" if command else repeat

@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from offbeat.core.threads import one_thread
-from offbeat.engine.progress import Outcome, rare_collection
+from offbeat.engine.process_memory import infrequent_garbage_collection
+from offbeat.engine.progress import Outcome
 from offbeat.engine.virtual.virtual_engine import VirtualEngine
-from offbeat.workers.pool import Pool
+from offbeat.workers.pool import SharedWorker
 
 Ended = Callable[[int, Outcome | Exception], None]  # (run, what became of it)
 
 
-def run_together(engines: Mapping[int, VirtualEngine], pool: Pool, ended: Ended) -> None:
+def run_together(engines: Mapping[int, VirtualEngine], pool: SharedWorker, ended: Ended) -> None:
     """`ended` is called for each run as it ends. The pool is closed afterwards, whatever happens."""
     waiting: dict[int, int] = {}  # run -> the ticket it needs
     going = dict(engines)
     try:
-        with one_thread(), rare_collection():
+        with one_thread(), infrequent_garbage_collection():
             while going:
                 for run in list(going):
                     if run not in waiting:
@@ -39,7 +40,9 @@ def run_together(engines: Mapping[int, VirtualEngine], pool: Pool, ended: Ended)
         pool.close()
 
 
-def _go_on(run: int, going: dict[int, VirtualEngine], waiting: dict[int, int], pool: Pool, ended: Ended) -> None:
+def _go_on(
+    run: int, going: dict[int, VirtualEngine], waiting: dict[int, int], pool: SharedWorker, ended: Ended
+) -> None:
     try:
         ticket = going[run].advance()
         if ticket is not None:
@@ -51,7 +54,9 @@ def _go_on(run: int, going: dict[int, VirtualEngine], waiting: dict[int, int], p
     _end(run, outcome, going, pool, ended)
 
 
-def _end(run: int, outcome: Outcome | Exception, going: dict[int, VirtualEngine], pool: Pool, ended: Ended) -> None:
+def _end(
+    run: int, outcome: Outcome | Exception, going: dict[int, VirtualEngine], pool: SharedWorker, ended: Ended
+) -> None:
     del going[run]
-    pool.leave(run)
+    pool.remove(run)
     ended(run, outcome)

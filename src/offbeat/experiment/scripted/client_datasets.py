@@ -18,86 +18,90 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from offbeat.core.errors import DataError, in_words
+from offbeat.core.errors import DataError, describe_error
 from offbeat.scenario.streaming import Drifting, Stream
 from offbeat.training.client_data import ClientData, Pair
 
-CLIENT, TEST = "client ", "test of client "  # in names of tensors, before the number
-ALIGNED = 64  # bytes, as torch allocates
+CLIENT_PREFIX, TEST_PREFIX = "client ", "test of client "  # in names of tensors, before the number
+ALIGNMENT = 64  # bytes, as torch allocates
 
 Examples = Any  # (inputs, labels) of tensors or arrays, or a map-style data set of such pairs
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings:
+class ClientDatasets:
     """Clients are numbered; where they came with names, those in the order given, from 0."""
 
     train: Mapping[int, Pair]
     tests: Mapping[int, Pair] | None = None  # of each client, to evaluate it on
     test: Pair | None = None  # to evaluate on, of nobody
     names: Mapping[int, str] = field(default_factory=dict)
-    kept: list[Path] = field(init=False, repr=False, default_factory=list)  # files that hold all of it
-    _placed: dict[str, ClientData] = field(init=False, repr=False, default_factory=dict)
+    stored_files: list[Path] = field(init=False, repr=False, default_factory=list)  # files that hold all of it
+    _by_device: dict[str, ClientData] = field(init=False, repr=False, default_factory=dict)
 
     def name(self, client: int) -> str | int:
         return self.names.get(client, client)
 
-    def clients(self, streaming: Stream, seed: int, device: str) -> ClientData:
+    def client_data(self, streaming: Stream, seed: int, device: str) -> ClientData:
         """In the order given, but for a stream that is about the order of classes. Runs share what is the same."""
         if not isinstance(streaming, Drifting):
-            if device not in self._placed:
-                self._placed[device] = self._own(self.train).to(device)
-            return self._placed[device]
+            if device not in self._by_device:
+                self._by_device[device] = self._to_client_data(self.train).to(device)
+            return self._by_device[device]
         ordered: dict[int, Pair] = {}
         for client, (x, y) in self.train.items():
             order = streaming.order(seed, client, torch.arange(len(y)), y)
             ordered[client] = (x[order], y[order])
-        return self._own(ordered).to(device)
+        return self._to_client_data(ordered).to(device)
 
-    def held_out(self, device: str) -> ClientData | None:
-        return None if self.tests is None else self._own(self.tests, "tests: ").to(device)
+    def test_data(self, device: str) -> ClientData | None:
+        return None if self.tests is None else self._to_client_data(self.tests, "tests: ").to(device)
 
-    def evaluated(self) -> Pair:
+    def evaluation_data(self) -> Pair:
         """What a model is evaluated on: what was given for that, else all there is of the clients."""
         if self.test is not None:
             return self.test
-        return (self._own(self.train) if self.tests is None else self._own(self.tests, "tests: ")).pooled()
+        return (
+            self._to_client_data(self.train) if self.tests is None else self._to_client_data(self.tests, "tests: ")
+        ).all_examples()
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them by name, for a file."""
-        parts = {f"{CLIENT}{c}": pair for c, pair in self.train.items()}
-        parts |= {f"{TEST}{c}": pair for c, pair in (self.tests or {}).items()}
+        parts = {f"{CLIENT_PREFIX}{c}": pair for c, pair in self.train.items()}
+        parts |= {f"{TEST_PREFIX}{c}": pair for c, pair in (self.tests or {}).items()}
         parts |= {} if self.test is None else {"test": self.test}
         return {f"{whose}: {part}": t for whose, pair in parts.items() for part, t in zip("xy", pair, strict=True)}
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        return {name: digest(tensor) for name, tensor in self.tensors().items()}
+        return {name: tensor_digest(tensor) for name, tensor in self.tensors().items()}
 
     @property
-    def size(self) -> int:
+    def num_bytes(self) -> int:
         """In bytes."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
-    def _own(self, pairs: Mapping[int, Pair], what: str = "") -> ClientData:
+    def _to_client_data(self, pairs: Mapping[int, Pair], what: str = "") -> ClientData:
         plain = list(pairs) == list(range(len(pairs)))
         try:
-            return ClientData.own(list(pairs.values()) if plain else pairs)
+            return ClientData.separate(list(pairs.values()) if plain else pairs)
         except DataError as error:  # which tells them by number
-            told = re.sub(r"client (\d+)", lambda found: f"client {_shown(self.name(int(found[1])))}", str(error))
+            told = re.sub(r"client (\d+)", lambda found: f"client {_format_key(self.name(int(found[1])))}", str(error))
             raise DataError(f"{what}{told}") from None
 
 
-def restored(tensors: Mapping[str, Tensor], names: Mapping[int, str]) -> Holdings:
+def from_tensors(tensors: Mapping[str, Tensor], names: Mapping[int, str]) -> ClientDatasets:
     """From what `tensors` gave."""
     whose = [name.removesuffix(": x") for name in tensors if name.endswith(": x")]
-    pairs = {name: _placed(tensors[f"{name}: x"], tensors[f"{name}: y"]) for name in whose}
-    train = {int(name.removeprefix(CLIENT)): pair for name, pair in pairs.items() if name.startswith(CLIENT)}
-    tests = {int(name.removeprefix(TEST)): pair for name, pair in pairs.items() if name.startswith(TEST)}
-    return Holdings(dict(sorted(train.items())), dict(sorted(tests.items())) or None, pairs.get("test"), names)
+    pairs = {name: _aligned_pair(tensors[f"{name}: x"], tensors[f"{name}: y"]) for name in whose}
+    train = {
+        int(name.removeprefix(CLIENT_PREFIX)): pair for name, pair in pairs.items() if name.startswith(CLIENT_PREFIX)
+    }
+    tests = {int(name.removeprefix(TEST_PREFIX)): pair for name, pair in pairs.items() if name.startswith(TEST_PREFIX)}
+    return ClientDatasets(dict(sorted(train.items())), dict(sorted(tests.items())) or None, pairs.get("test"), names)
 
 
-def _placed(x: Tensor, y: Tensor) -> Pair:
+def _aligned_pair(x: Tensor, y: Tensor) -> Pair:
     """As they would lie anywhere: where a tensor begins decides how sums over it are rounded, and so would the way by
     which it came here.
     """
@@ -106,10 +110,10 @@ def _placed(x: Tensor, y: Tensor) -> Pair:
 
 def _aligned(tensor: Tensor) -> Tensor:
     plain = tensor.contiguous()
-    return plain.clone() if plain.data_ptr() % ALIGNED else plain
+    return plain.clone() if plain.data_ptr() % ALIGNMENT else plain
 
 
-def digest(tensor: Tensor) -> str:
+def tensor_digest(tensor: Tensor) -> str:
     """Of kind, shape and every bit."""
     sha = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     plain = tensor.detach().cpu().contiguous()
@@ -120,28 +124,28 @@ def digest(tensor: Tensor) -> str:
 # ---------------------------------------------------------------- what may be given
 
 
-def taken(
+def read_client_datasets(
     clients: Sequence[Examples] | Mapping[Any, Examples],
     test: Examples | None,
     tests: Sequence[Examples] | Mapping[Any, Examples] | None,
     dtype: torch.dtype,
-) -> Holdings:
+) -> ClientDatasets:
     """`dtype`: the model's, for what has no precision on purpose (NumPy's is 64 bits unless one asks for less)."""
-    given = _named(clients, "clients")
+    given = _by_key(clients, "clients")
     if not given:
         raise DataError("no clients: data for at least one is needed")
-    names = _names(list(given))
+    names = _client_names(list(given))
     numbers = {key: number for number, key in names.items()} or {key: int(key) for key in given}
-    train = {numbers[key]: examples(held, f"client {_shown(key)}", dtype) for key, held in given.items()}
+    train = {numbers[key]: read_examples(held, f"client {_format_key(key)}", dtype) for key, held in given.items()}
     own = None
     if tests is not None:
-        held_out = _named(tests, "tests")
-        _same(given, held_out)
-        own = {numbers[key]: examples(held_out[key], f"tests: client {_shown(key)}", dtype) for key in given}
-    return Holdings(train, own, None if test is None else examples(test, "test", dtype), names)
+        held_out = _by_key(tests, "tests")
+        _check_tests(given, held_out)
+        own = {numbers[key]: read_examples(held_out[key], f"tests: client {_format_key(key)}", dtype) for key in given}
+    return ClientDatasets(train, own, None if test is None else read_examples(test, "test", dtype), names)
 
 
-def _named(given: Any, what: str) -> dict[Any, Any]:
+def _by_key(given: Any, what: str) -> dict[Any, Any]:
     if isinstance(given, Mapping):
         return dict(given)
     if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
@@ -154,7 +158,7 @@ def _named(given: Any, what: str) -> dict[Any, Any]:
     raise DataError(f"{what} = {kind}: give a list of (inputs, labels), or a mapping of names to them")
 
 
-def _names(keys: list[Any]) -> dict[int, str]:
+def _client_names(keys: list[Any]) -> dict[int, str]:
     """Number -> name; nothing where clients came by number."""
     for key in keys:
         numbered = isinstance(key, (int, np.integer)) and not isinstance(key, bool) and key >= 0
@@ -167,42 +171,44 @@ def _names(keys: list[Any]) -> dict[int, str]:
     return dict(enumerate(names))
 
 
-def _same(clients: Mapping[Any, Any], tests: Mapping[Any, Any]) -> None:
+def _check_tests(clients: Mapping[Any, Any], tests: Mapping[Any, Any]) -> None:
     """Has each client a test, under the same name or at the same place?"""
     missing = next((key for key in clients if key not in tests), None)
     if missing is not None:
-        raise DataError(f"tests: client {_shown(missing)} has none: give one for each client, as clients are given")
+        raise DataError(
+            f"tests: client {_format_key(missing)} has none: give one for each client, as clients are given"
+        )
     extra = next((key for key in tests if key not in clients), None)
     if extra is not None:
-        raise DataError(f"tests: there is no client {_shown(extra)}")
+        raise DataError(f"tests: there is no client {_format_key(extra)}")
 
 
-def _shown(key: Any) -> str:
+def _format_key(key: Any) -> str:
     return repr(key) if isinstance(key, str) else str(key)
 
 
-def examples(given: Examples, whose: str, dtype: torch.dtype) -> Pair:
+def read_examples(given: Examples, whose: str, dtype: torch.dtype) -> Pair:
     """The pair of tensors meant."""
-    return _placed(*_pair(given, whose, dtype))
+    return _aligned_pair(*_to_pair(given, whose, dtype))
 
 
-def _pair(given: Examples, whose: str, dtype: torch.dtype) -> Pair:
+def _to_pair(given: Examples, whose: str, dtype: torch.dtype) -> Pair:
     if isinstance(given, DataLoader):
         raise DataError(f"{whose}: a DataLoader draws batches of its own: give its data set, loader.dataset")
     if isinstance(given, Dataset):
-        return _read(given, whose, dtype)
+        return _read_dataset(given, whose, dtype)
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         kind = type(given).__name__
         kind = f"a {kind} of {len(given)}" if isinstance(given, (tuple, list, Mapping)) else kind
         raise DataError(f"{whose}: give (inputs, labels), or a data set of such pairs, not {kind}")
-    x, y = (_tensor(t, f"{whose}: {part}", dtype) for part, t in zip(("inputs", "labels"), given, strict=True))
+    x, y = (_to_tensor(t, f"{whose}: {part}", dtype) for part, t in zip(("inputs", "labels"), given, strict=True))
     for part, tensor in (("inputs", x), ("labels", y)):
         if tensor.dim() == 0:
             raise DataError(f"{whose}: {part} are a single number: give one for each example")
     return x, y
 
 
-def _read(given: Dataset[Any], whose: str, dtype: torch.dtype) -> Pair:
+def _read_dataset(given: Dataset[Any], whose: str, dtype: torch.dtype) -> Pair:
     """All of a data set, once."""
     if isinstance(given, TensorDataset) and len(given.tensors) == 2:
         return given.tensors[0], given.tensors[1]
@@ -215,7 +221,7 @@ def _read(given: Dataset[Any], whose: str, dtype: torch.dtype) -> Pair:
     try:
         items = [given[i] for i in range(len(given))]
     except Exception as error:  # of the user's own code, or of a library that reads files for it
-        raise DataError(f"{whose}: {kind} cannot be read ({in_words(error)})") from error
+        raise DataError(f"{whose}: {kind} cannot be read ({describe_error(error)})") from error
     if not items:
         raise DataError(f"{whose}: {kind} has no examples")
     if not all(isinstance(item, (tuple, list)) and len(item) == 2 for item in items):
@@ -223,11 +229,11 @@ def _read(given: Dataset[Any], whose: str, dtype: torch.dtype) -> Pair:
     try:
         x, y = (default_collate(list(part)) for part in zip(*items, strict=True))
     except (TypeError, RuntimeError) as error:
-        raise DataError(f"{whose}: the items of {kind} do not make tensors ({in_words(error)})") from None
-    return _tensor(x, f"{whose}: inputs", dtype, cast=True), _tensor(y, f"{whose}: labels", dtype, cast=True)
+        raise DataError(f"{whose}: the items of {kind} do not make tensors ({describe_error(error)})") from None
+    return _to_tensor(x, f"{whose}: inputs", dtype, cast=True), _to_tensor(y, f"{whose}: labels", dtype, cast=True)
 
 
-def _tensor(given: Any, what: str, dtype: torch.dtype, cast: bool = False) -> Tensor:
+def _to_tensor(given: Any, what: str, dtype: torch.dtype, cast: bool = False) -> Tensor:
     if isinstance(given, Tensor):
         return given.to(dtype) if cast and given.is_floating_point() else given.detach()
     if isinstance(given, (list, tuple, str, Path)) or not hasattr(given, "__array__"):

@@ -1,7 +1,7 @@
 """What stands in somebody's file as an experiment can hold it: a frozen dataclass that prints, saves, compares.
 
 Such a dataclass is taken as it is. A model may also be an nn.Module class or a function that returns a module, a data
-set a function that returns examples (scenario/data/user_function.py), a loss and a staleness a function: these get a
+set a function that returns examples (scenario/data/user_data.py), a loss and a staleness a function: these get a
 dataclass made for them, whose settings are their arguments.
 """
 
@@ -22,16 +22,21 @@ from torch import Tensor, nn
 from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.experiment.spec import user_code
 from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.user_function import as_dataset
+from offbeat.scenario.data.user_data import dataset_from_function
 from offbeat.scenario.models.model_base import Shape, seeded
 from offbeat.training.tasks import Task
 
-PLAIN = (bool, int, float, str)
-FROM_THE_DATA = ("input_shape", "num_outputs")  # arguments of a model that are no settings
-TAKEN = ("name", "build", "load", "of")  # no setting can be called so: the choice's name, and what is done with it
+BASIC_TYPES = (bool, int, float, str)
+DATA_ARGUMENTS = ("input_shape", "num_outputs")  # arguments of a model that are no settings
+RESERVED_NAMES = (
+    "name",
+    "build",
+    "load",
+    "of",
+)  # no setting can be called so: the choice's name, and what is done with it
 
 # what a choice of each kind must have
-NEEDED: Mapping[str, tuple[str, ...]] = {
+REQUIRED_METHODS: Mapping[str, tuple[str, ...]] = {
     "strategy": ("init", "on_event"),
     "data": ("load",),
     "model": ("build",),
@@ -44,7 +49,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "staleness": ("__call__",),
     "loss": ("of",),
 }
-HOW = {
+EXPECTED_FORMS = {
     "strategy": "a strategy is a frozen dataclass with init(world) and on_event(state, event)",
     "data": "data is a function that returns (x, y) or {site: (x, y)}, or a frozen dataclass with load()",
     "model": "a model is an nn.Module class, a function that returns a module, or a frozen dataclass with build",
@@ -57,30 +62,40 @@ def as_choice(setting: str, given: Any, name: str) -> type:
     """A frozen dataclass for what `name` stands for in somebody's code; `setting` is where it is to go."""
     if not isinstance(given, type) and not inspect.isroutine(given):
         kind = type(given).__name__
-        raise ConfigError(f"{name} is a {kind}, no class or function: {_how(setting)}")
-    if isinstance(given, type) and all(hasattr(given, method) for method in NEEDED[setting]) and not _module(given):
-        return _frozen(given, name)
-    if is_dataclass(given) or setting not in _MAKERS or (isinstance(given, type) and not _fits(setting, given)):
-        lacks = [m for m in NEEDED[setting] if not hasattr(given, m)] if isinstance(given, type) else []
+        raise ConfigError(f"{name} is a {kind}, no class or function: {_expected_form(setting)}")
+    if (
+        isinstance(given, type)
+        and all(hasattr(given, method) for method in REQUIRED_METHODS[setting])
+        and not _is_module(given)
+    ):
+        return _check_dataclass(given, name)
+    if (
+        is_dataclass(given)
+        or setting not in _ADAPTERS
+        or (isinstance(given, type) and not _acts_as_function(setting, given))
+    ):
+        lacks = [m for m in REQUIRED_METHODS[setting] if not hasattr(given, m)] if isinstance(given, type) else []
         what = f"has no {' and no '.join(lacks)}" if lacks else "is a function"
-        raise ConfigError(f"{name} {what}: {_how(setting)}")
-    return _MAKERS[setting](given, name)
+        raise ConfigError(f"{name} {what}: {_expected_form(setting)}")
+    return _ADAPTERS[setting](given, name)
 
 
-def _how(setting: str) -> str:
-    return HOW.get(setting, f"what goes there is a frozen dataclass with {', '.join(NEEDED[setting])}")
+def _expected_form(setting: str) -> str:
+    return EXPECTED_FORMS.get(
+        setting, f"what goes there is a frozen dataclass with {', '.join(REQUIRED_METHODS[setting])}"
+    )
 
 
-def _module(given: type) -> bool:
+def _is_module(given: type) -> bool:
     return issubclass(given, nn.Module)
 
 
-def _fits(setting: str, given: type) -> bool:
+def _acts_as_function(setting: str, given: type) -> bool:
     """A class whose objects do what a function would."""
-    return _module(given) if setting in ("model", "loss") else setting == "data" and hasattr(given, "__getitem__")
+    return _is_module(given) if setting in ("model", "loss") else setting == "data" and hasattr(given, "__getitem__")
 
 
-def _frozen(given: type, name: str) -> type:
+def _check_dataclass(given: type, name: str) -> type:
     params = vars(given).get("__dataclass_params__")
     if params is None or not params.frozen or not params.eq:
         lacks = "is no dataclass" if params is None else "is not frozen" if params.eq else "cannot be compared"
@@ -94,7 +109,7 @@ def _frozen(given: type, name: str) -> type:
 
 
 @dataclass(frozen=True)
-class Argument:
+class SettingArgument:
     """An argument that is a setting."""
 
     name: str
@@ -102,11 +117,11 @@ class Argument:
     default: Any = MISSING
     as_list: bool = False  # dataclasses hold tuples; whoever asked for a list gets one
 
-    def entry(self) -> tuple[str, Any, Any]:
+    def as_field(self) -> tuple[str, Any, Any]:
         return self.name, self.hint, field(default=self.default)
 
 
-def arguments(given: Callable[..., Any], name: str, left_out: tuple[str, ...] = ()) -> list[Argument]:
+def setting_arguments(given: Callable[..., Any], name: str, left_out: tuple[str, ...] = ()) -> list[SettingArgument]:
     """Those that a file can give. What has a default that no file can hold keeps it."""
     found = []
     hints = _hints(given)
@@ -121,39 +136,39 @@ def arguments(given: Callable[..., Any], name: str, left_out: tuple[str, ...] = 
     return found
 
 
-def _argument(parameter: inspect.Parameter, hint: Any) -> Argument | None:
+def _argument(parameter: inspect.Parameter, hint: Any) -> SettingArgument | None:
     default = parameter.default
-    if parameter.name in TAKEN or parameter.name.startswith("_"):
+    if parameter.name in RESERVED_NAMES or parameter.name.startswith("_"):
         return None
     as_list = isinstance(default, list) or typing.get_origin(hint) is list
     if isinstance(default, list):
         default = tuple(default)
     if default is parameter.empty:
         default = MISSING
-    elif not _plain(default):
+    elif not _is_basic(default):
         return None
     if hint is None:
-        hint = Any if default is MISSING or default is None else _type_of(default)
+        hint = Any if default is MISSING or default is None else _infer_type(default)
     elif typing.get_origin(hint) is list:
         hint = tuple[typing.get_args(hint)[0], ...]  # type: ignore[misc]
-    return Argument(parameter.name, hint, default, as_list) if _plain_hint(hint) else None
+    return SettingArgument(parameter.name, hint, default, as_list) if _is_basic_type(hint) else None
 
 
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, PLAIN) or (isinstance(value, tuple) and all(map(_plain, value)))
+def _is_basic(value: Any) -> bool:
+    return value is None or isinstance(value, BASIC_TYPES) or (isinstance(value, tuple) and all(map(_is_basic, value)))
 
 
-def _plain_hint(hint: Any) -> bool:
+def _is_basic_type(hint: Any) -> bool:
     origin, parts = typing.get_origin(hint), [part for part in typing.get_args(hint) if part is not Ellipsis]
     if origin is None:
-        return hint in (Any, types.NoneType, *PLAIN)
+        return hint in (Any, types.NoneType, *BASIC_TYPES)
     if origin is typing.Annotated:
-        return _plain_hint(parts[0])
-    inner = origin in (tuple, typing.Union, types.UnionType) and all(map(_plain_hint, parts))
+        return _is_basic_type(parts[0])
+    inner = origin in (tuple, typing.Union, types.UnionType) and all(map(_is_basic_type, parts))
     return inner or origin is typing.Literal
 
 
-def _type_of(default: Any) -> Any:
+def _infer_type(default: Any) -> Any:
     """Of an argument without annotation."""
     if not isinstance(default, tuple):
         return type(default)
@@ -176,7 +191,7 @@ def _hints(given: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _made(given: Any, name: str, settings: list[Argument], **methods: Any) -> type:
+def _make_class(given: Any, name: str, settings: list[SettingArgument], **methods: Any) -> type:
     lists = {argument.name for argument in settings if argument.as_list}
 
     def keywords(self: Any) -> dict[str, Any]:
@@ -184,43 +199,43 @@ def _made(given: Any, name: str, settings: list[Argument], **methods: Any) -> ty
         return {key: list(value) if key in lists and value is not None else value for key, value in values.items()}
 
     body = {"__doc__": inspect.getdoc(given), "__module__": given.__module__, "_keywords": keywords, **methods}
-    return make_dataclass(given.__name__, [a.entry() for a in settings], namespace=body, frozen=True, kw_only=True)
+    return make_dataclass(given.__name__, [a.as_field() for a in settings], namespace=body, frozen=True, kw_only=True)
 
 
-def _guarded(given: Any, call: Callable[[], Any]) -> Any:
+def _call_user_code(given: Any, call: Callable[[], Any]) -> Any:
     """What somebody's code raises is one line that says where."""
     try:
         return call()
     except (OffbeatError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(user_code.failure(error, Path(inspect.getfile(given)))) from None
+        raise ConfigError(user_code.describe_error(error, Path(inspect.getfile(given)))) from None
 
 
-def _model(given: Any, name: str) -> type:
-    wanted = [key for key in FROM_THE_DATA if key in _signature(given, name).parameters]
+def _adapt_model(given: Any, name: str) -> type:
+    wanted = [key for key in DATA_ARGUMENTS if key in _signature(given, name).parameters]
 
     def build(self: Any, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         told = {"input_shape": tuple(input_shape), "num_outputs": num_outputs}
         given_too = {key: told[key] for key in wanted}
-        made = _guarded(given, lambda: seeded(seed, lambda: given(**self._keywords(), **given_too)))
+        made = _call_user_code(given, lambda: seeded(seed, lambda: given(**self._keywords(), **given_too)))
         if not isinstance(made, nn.Module):
             raise ConfigError(f"{name} gave a {type(made).__name__}, not an nn.Module")
         return made
 
-    return _made(given, name, arguments(given, name, FROM_THE_DATA), build=build)
+    return _make_class(given, name, setting_arguments(given, name, DATA_ARGUMENTS), build=build)
 
 
-def _data(given: Any, name: str) -> type:
+def _adapt_data(given: Any, name: str) -> type:
     called = f"{Path(inspect.getfile(given)).stem}:{given.__name__}"
 
     def load(self: Any) -> Dataset:
-        return as_dataset(_guarded(given, lambda: given(**self._keywords())), called, name)
+        return dataset_from_function(_call_user_code(given, lambda: given(**self._keywords())), called, name)
 
-    return _made(given, name, arguments(given, name), load=load)
+    return _make_class(given, name, setting_arguments(given, name), load=load)
 
 
-def _first(given: Any, name: str, count: int, what: str) -> tuple[str, ...]:
+def _call_arguments(given: Any, name: str, count: int, what: str) -> tuple[str, ...]:
     """The names of the arguments that are no settings, because they are given in a call."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in _signature(given, name).parameters.values() if p.kind in positional]
@@ -229,8 +244,8 @@ def _first(given: Any, name: str, count: int, what: str) -> tuple[str, ...]:
     return tuple(names[:count])
 
 
-def _loss(given: Any, name: str) -> type:
-    called = () if isinstance(given, type) else _first(given, name, 2, "a loss takes outputs and labels")
+def _adapt_loss(given: Any, name: str) -> type:
+    called = () if isinstance(given, type) else _call_arguments(given, name, 2, "a loss takes outputs and labels")
 
     def of(self: Any, task: Task, num_classes: int | None) -> Task:
         if not hasattr(task, "criterion"):
@@ -247,28 +262,28 @@ def _loss(given: Any, name: str) -> type:
             raise ConfigError(f"{name} gave {what}: a loss is one number as a tensor, such as the mean of a batch")
         return value
 
-    return _made(given, name, arguments(given, name, called), of=of, __call__=call)
+    return _make_class(given, name, setting_arguments(given, name, called), of=of, __call__=call)
 
 
 @lru_cache(maxsize=64)
 def _criterion(given: type, settings: Any, device: torch.device) -> nn.Module:
     """Once: a module's constants are not made anew for every batch."""
-    module: nn.Module = _guarded(given, lambda: given(**settings._keywords()))
+    module: nn.Module = _call_user_code(given, lambda: given(**settings._keywords()))
     return module.to(device)
 
 
-def _staleness(given: Any, name: str) -> type:
-    called = _first(given, name, 1, "a staleness takes how many versions old an update is")
+def _adapt_staleness(given: Any, name: str) -> type:
+    called = _call_arguments(given, name, 1, "a staleness takes how many versions old an update is")
 
     def call(self: Any, u: int) -> float:
         return float(given(u, **self._keywords()))
 
-    return _made(given, name, arguments(given, name, called), __call__=call)
+    return _make_class(given, name, setting_arguments(given, name, called), __call__=call)
 
 
-_MAKERS: Mapping[str, Callable[[Any, str], type]] = {
-    "model": _model,
-    "data": _data,
-    "loss": _loss,
-    "staleness": _staleness,
+_ADAPTERS: Mapping[str, Callable[[Any, str], type]] = {
+    "model": _adapt_model,
+    "data": _adapt_data,
+    "loss": _adapt_loss,
+    "staleness": _adapt_staleness,
 }

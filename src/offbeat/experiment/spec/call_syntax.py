@@ -18,9 +18,9 @@ KEY = re.compile(r"\w+(\.\w+)*")
 
 
 @dataclass(frozen=True)
-class Word:
+class ChoiceCall:
     name: str
-    settings: tuple[tuple[str, str | Word], ...] = ()
+    settings: tuple[tuple[str, str | ChoiceCall], ...] = ()
 
     def __str__(self) -> str:
         inside = ",".join(f"{key}={value}" for key, value in self.settings)
@@ -31,17 +31,17 @@ class Word:
         yield f"{path}={self.name}"
         for key, value in self.settings:
             here = f"{path}.{key}"
-            yield from value.changes(here) if isinstance(value, Word) else [f"{here}={value}"]
+            yield from value.changes(here) if isinstance(value, ChoiceCall) else [f"{here}={value}"]
 
 
-def parse(text: str) -> Word:
+def parse_call(text: str) -> ChoiceCall:
     """Raises a ConfigError that says where it is not understood."""
     word = text.strip()
     marks = list(_marks(word))
     if not word.endswith(")"):
         if not word:
             raise ConfigError("nothing is named: write fedbuff, or fedbuff(k=2)")
-        return Word(word)
+        return ChoiceCall(word)
     begin = [at for at, mark, depth in marks if mark == "(" and depth == 0][-1]
     name, inside = word[:begin].strip(), word[begin + 1 : -1]
     if not name:
@@ -52,10 +52,10 @@ def parse(text: str) -> Word:
     for key in keys:
         if keys.count(key) > 1:
             raise ConfigError(f"{word!r}: {key} is given twice")
-    return Word(name, settings)
+    return ChoiceCall(name, settings)
 
 
-def split(text: str) -> list[str]:
+def split_calls(text: str) -> list[str]:
     """At the commas that stand in no brackets; 'a,b(c=1,d=2)' are two."""
     return _cut(text, [at for at, mark, depth in _marks(text) if mark == "," and depth == 0])
 
@@ -65,11 +65,11 @@ def _cut(text: str, commas: list[int]) -> list[str]:
     return [text[begin + 1 : end].strip() for begin, end in ends]
 
 
-def _setting(text: str, word: str) -> tuple[str, str | Word]:
+def _setting(text: str, word: str) -> tuple[str, str | ChoiceCall]:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not value or KEY.fullmatch(key) is None:
         raise ConfigError(f"{word!r}: {text!r} is not understood: write setting=value, such as fedbuff(k=2,lr=0.5)")
-    return key, parse(value) if value.endswith(")") and value[0] not in "'\"[{(" else value
+    return key, parse_call(value) if value.endswith(")") and value[0] not in "'\"[{(" else value
 
 
 def _marks(text: str) -> Iterator[tuple[int, str, int]]:

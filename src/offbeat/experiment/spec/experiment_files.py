@@ -7,42 +7,42 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import ConfigError, OffbeatError
-from offbeat.engine.checkpoint import write_whole
+from offbeat.engine.checkpoint import write_atomically
 from offbeat.experiment.spec import call_syntax
-from offbeat.experiment.spec.choices import CHOICES, default
+from offbeat.experiment.spec.choices import CHOICES, default_choice
 from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.serialization import Home, from_plain, to_plain
+from offbeat.experiment.spec.serialization import FileContext, experiment_from_values, to_values
 
 
-def dump(experiment: Experiment) -> str:
+def to_yaml(experiment: Experiment) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(to_plain(experiment), sort_keys=False, default_flow_style=None, width=120)
+    text: str = yaml.safe_dump(to_values(experiment), sort_keys=False, default_flow_style=None, width=120)
     return text
 
 
-def parse(text: str, where: str = "experiment file", home: Home = Home()) -> Experiment:
-    return made(_tree(text, where), where, home)
+def parse_experiment(text: str, where: str = "experiment file", home: FileContext = FileContext()) -> Experiment:
+    return build_experiment(_tree(text, where), where, home)
 
 
-def made(tree: Any, where: str, home: Home = Home()) -> Experiment:
+def build_experiment(tree: Any, where: str, home: FileContext = FileContext()) -> Experiment:
     """From plain data; `where` it stands, for the messages."""
     try:
-        return from_tree(tree, home)
+        return from_values(tree, home)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def from_tree(tree: Any, home: Home = Home()) -> Experiment:
+def from_values(tree: Any, home: FileContext = FileContext()) -> Experiment:
     """Choices may stand there in one word, `partition: dirichlet(alpha=0.1)`."""
     if not isinstance(tree, Mapping):
-        return from_plain(tree, home)
-    short = {key: value for key, value in tree.items() if key in CHOICES and _is_word(value)}
-    made = from_plain({key: value for key, value in tree.items() if key not in short}, home)
-    return changed(made, [f"{key}={value}" for key, value in short.items()], home=home) if short else made
+        return experiment_from_values(tree, home)
+    short = {key: value for key, value in tree.items() if key in CHOICES and _is_call(value)}
+    made = experiment_from_values({key: value for key, value in tree.items() if key not in short}, home)
+    return with_changes(made, [f"{key}={value}" for key, value in short.items()], home=home) if short else made
 
 
-def _is_word(value: Any) -> bool:
+def _is_call(value: Any) -> bool:
     """With settings in brackets: a name alone is read anyway."""
     return isinstance(value, str) and value.rstrip().endswith(")")
 
@@ -62,14 +62,14 @@ def _tree(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: not YAML (brackets in brackets, too deep to read)") from None
 
 
-def read(path: Path, runs_code: bool = True) -> Experiment:
+def read_experiment(path: Path, runs_code: bool = True) -> Experiment:
     """As it stands there; `study.read` is for a file that somebody wrote. FILE.py:Name in it is meant from its
     folder; without `runs_code` it stays a name.
     """
-    return made(tree(path), str(path), Home(path.parent, runs_code))
+    return build_experiment(read_values(path), str(path), FileContext(path.parent, runs_code))
 
 
-def tree(path: Path) -> Any:
+def read_values(path: Path) -> Any:
     """What the file holds, as plain data."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -80,13 +80,13 @@ def tree(path: Path) -> Any:
     return _tree(text, str(path))
 
 
-def write(path: Path, experiment: Experiment) -> None:
+def write_experiment(path: Path, experiment: Experiment) -> None:
     """Only what reads back as itself: a run is repeated and resumed from its file, so nothing may be lost in it."""
     import yaml
 
     try:
-        text = dump(experiment)
-        whole = parse(text) == experiment
+        text = to_yaml(experiment)
+        whole = parse_experiment(text) == experiment
     except (OffbeatError, yaml.YAMLError):
         whole = False
     if not whole:
@@ -94,20 +94,23 @@ def write(path: Path, experiment: Experiment) -> None:
             f"{experiment.name!r} holds what a file cannot (an object of your own, a rule): name your own code "
             "FILE.py:Name, or use offbeat.simulate"
         )
-    write_whole(path, text.encode())
+    write_atomically(path, text.encode())
 
 
-def changed(
-    experiment: Experiment, changes: Iterable[str], methods: Mapping[str, Any] | None = None, home: Home = Home()
+def with_changes(
+    experiment: Experiment,
+    changes: Iterable[str],
+    methods: Mapping[str, Any] | None = None,
+    home: FileContext = FileContext(),
 ) -> Experiment:
     """The experiment with 'setting=value' changes made, in order; 'strategy=fedbuff(k=2)' are two in one word.
 
     `methods` are a preset's own settings for strategies: 'strategy=fedbuff' then takes those, not bare defaults.
     """
-    tree = to_plain(experiment)
+    tree = to_values(experiment)
     for change in changes:
-        _change(tree, change, methods or {}, home)
-    return from_plain(tree, home)
+        _apply_change(tree, change, methods or {}, home)
+    return experiment_from_values(tree, home)
 
 
 def split_change(change: str) -> tuple[list[str], str]:
@@ -123,26 +126,26 @@ def split_change(change: str) -> tuple[list[str], str]:
     return keys, text
 
 
-def _change(tree: dict[str, Any], change: str, methods: Mapping[str, Any], home: Home) -> None:
+def _apply_change(tree: dict[str, Any], change: str, methods: Mapping[str, Any], home: FileContext) -> None:
     keys, text = split_change(change)
-    if keys[-1] in CHOICES and _is_word(text) and text.strip() not in methods:
-        for part in call_syntax.parse(text).changes(".".join(keys)):  # a choice with its settings in one word
-            _change(tree, part, methods, home)
+    if keys[-1] in CHOICES and _is_call(text) and text.strip() not in methods:
+        for part in call_syntax.parse_call(text).changes(".".join(keys)):  # a choice with its settings in one word
+            _apply_change(tree, part, methods, home)
         return
     value = _read_value(text)
     if keys == ["strategy"] and isinstance(value, str) and value in methods:
-        value = to_plain(methods[value], "strategy")
+        value = to_values(methods[value], "strategy")
     if keys[0] not in tree:
-        _look_deeper(tree, keys[0], change)
+        _suggest_section(tree, keys[0], change)
     here = tree
     for depth, key in enumerate(keys[:-1]):
         if key not in here:
             here[key] = None
-            from_plain(tree, home)  # raises with the nearest right name
+            experiment_from_values(tree, home)  # raises with the nearest right name
         if key in CHOICES:
             here[key] = _with_defaults(key, here[key], home)
         if not isinstance(here[key], dict):
-            from_plain(tree, home)  # an unknown choice is the greater mistake
+            experiment_from_values(tree, home)  # an unknown choice is the greater mistake
             raise ConfigError(f"--set {change}: {'.'.join(keys[: depth + 1])} has no settings of its own")
         here = here[key]
     here[keys[-1]] = value
@@ -159,7 +162,7 @@ def _read_value(text: str) -> Any:
         return text  # whatever it is for will say that it is not right
 
 
-def _with_defaults(setting: str, given: Any, home: Home) -> Any:
+def _with_defaults(setting: str, given: Any, home: FileContext) -> Any:
     """A choice by name with all its settings, so that 'strategy=fedbuff' can be followed by
     'strategy.staleness.a=1'.
     """
@@ -168,12 +171,12 @@ def _with_defaults(setting: str, given: Any, home: Home) -> Any:
     if not isinstance(name, str):
         return given
     try:
-        return {**to_plain(default(setting, name, home.folder), setting), **body}
+        return {**to_values(default_choice(setting, name, home.folder), setting), **body}
     except ConfigError:  # there is none, which will be said; or it has settings without a default
         return body
 
 
-def _look_deeper(tree: dict[str, Any], key: str, change: str) -> None:
+def _suggest_section(tree: dict[str, Any], key: str, change: str) -> None:
     """'lr=0.1' alone is most likely meant for the section that has an lr."""
     homes = [f"{section}.{key}" for section, body in tree.items() if isinstance(body, dict) and key in body]
     if homes:

@@ -13,32 +13,32 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from offbeat.core.errors import ConfigError, unknown
-from offbeat.core.settings import Place
+from offbeat.core.errors import ConfigError, unknown_name
+from offbeat.core.settings import PathSetting
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.serialization import Home
+from offbeat.experiment.spec.serialization import FileContext
 from offbeat.scenario.data import load
-from offbeat.scenario.data.data_root import expanded
+from offbeat.scenario.data.data_files import expand_path
 from offbeat.scenario.partition import Natural
 
 
-def of(tree: Any, path: Path) -> tuple[Experiment, bool]:
+def resolve_experiment(tree: Any, path: Path) -> tuple[Experiment, bool]:
     """The experiment that a file holds, and whether it leaves open how many clients there are."""
-    where, home = str(path), Home(path.parent)
-    tree = _by_name(tree, path)
+    where, home = str(path), FileContext(path.parent)
+    tree = _order_delays(tree, path)
     left_open = isinstance(tree, Mapping) and "clients" not in tree
     if not left_open:
-        return beside(experiment_files.made(tree, where, home), path.parent), False
-    one = beside(
-        experiment_files.made({**tree, "clients": 1}, where, home), path.parent
+        return resolve_paths(experiment_files.build_experiment(tree, where, home), path.parent), False
+    one = resolve_paths(
+        experiment_files.build_experiment({**tree, "clients": 1}, where, home), path.parent
     )  # as many as there will be at least
     if isinstance(one.partition, Natural):
-        return everyone(one), True
-    return beside(experiment_files.made(tree, where, home), path.parent), True
+        return with_all_owners(one), True
+    return resolve_paths(experiment_files.build_experiment(tree, where, home), path.parent), True
 
 
-def _by_name(tree: Any, path: Path) -> Any:
+def _order_delays(tree: Any, path: Path) -> Any:
     """With the mean delays that are said by owner in the order of the clients."""
     delays = tree.get("delays") if isinstance(tree, Mapping) else None
     means = delays.get("means") if isinstance(delays, Mapping) else None
@@ -50,7 +50,9 @@ def _by_name(tree: Any, path: Path) -> Any:
         return tree
     where = f"{path}: delays.means"
     rest = {key: value for key, value in tree.items() if key not in ("delays", "methods")}
-    experiment = beside(experiment_files.made({**rest, "clients": 1}, str(path), Home(path.parent)), path.parent)
+    experiment = resolve_paths(
+        experiment_files.build_experiment({**rest, "clients": 1}, str(path), FileContext(path.parent)), path.parent
+    )
     if not isinstance(experiment.partition, Natural) or "clients" in tree:
         raise ConfigError(f"{where} names sites: write 'partition: natural' and leave out clients, or give a list")
     data = load(experiment.data)
@@ -59,13 +61,13 @@ def _by_name(tree: Any, path: Path) -> Any:
     names = [data.group_names[int(data.groups[rows[0]])] for rows in parts]
     for name in means:
         if name not in names:
-            raise ConfigError(f"{where}: {unknown('site', name, names)}")
+            raise ConfigError(f"{where}: {unknown_name('site', name, names)}")
     if missing := [name for name in names if name not in means]:
         raise ConfigError(f"{where}: {', '.join(missing[:5])} {'is' if len(missing) == 1 else 'are'} missing")
     return {**tree, "delays": {**delays, "means": [means[name] for name in names]}}
 
 
-def everyone(experiment: Experiment) -> Experiment:
+def with_all_owners(experiment: Experiment) -> Experiment:
     """With every owner the data names as a client; as it is, where data is dealt out in another way."""
     if not isinstance(experiment.partition, Natural):
         return experiment
@@ -74,57 +76,57 @@ def everyone(experiment: Experiment) -> Experiment:
     return replace(experiment, clients=len(owners))
 
 
-def beside(experiment: Experiment, home: Path, but: Iterable[str] = ()) -> Experiment:
+def resolve_paths(experiment: Experiment, home: Path, but: Iterable[str] = ()) -> Experiment:
     """Relative paths are whole ones, from `home` on, all `but` these. What may lie below the data root, and is not at
     home, is left to it.
     """
-    made: Experiment = _moved(experiment, home, set(but))
+    made: Experiment = _resolve(experiment, home, set(but))
     return made
 
 
-def paths(experiment: Experiment) -> list[str]:
+def paths_in(experiment: Experiment) -> list[str]:
     """All that the settings name."""
-    return [given for _, _, given in _named(experiment)]
+    return [given for _, _, given in _all_paths(experiment)]
 
 
-def _moved(value: Any, home: Path, but: set[str]) -> Any:
+def _resolve(value: Any, home: Path, but: set[str]) -> Any:
     if isinstance(value, tuple):
-        return tuple(_moved(each, home, but) for each in value)
+        return tuple(_resolve(each, home, but) for each in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    changes = {name: _whole(given, place, home) for name, place, given in _own(value) if given not in but}
+    changes = {name: _absolute(given, place, home) for name, place, given in _path_settings(value) if given not in but}
     for f in fields(value):
         inner = getattr(value, f.name)
-        if f.init and f.name not in changes and (moved := _moved(inner, home, but)) != inner:
+        if f.init and f.name not in changes and (moved := _resolve(inner, home, but)) != inner:
             changes[f.name] = moved
     return replace(value, **changes) if changes else value
 
 
-def _whole(given: str, place: Place, home: Path) -> str:
-    path = expanded(given)
+def _absolute(given: str, place: PathSetting, home: Path) -> str:
+    path = expand_path(given)
     there = Path(os.path.abspath(home / path))
-    return given if path.is_absolute() or (place.root and not there.exists()) else str(there)
+    return given if path.is_absolute() or (place.from_data_root and not there.exists()) else str(there)
 
 
-def _named(value: Any) -> Iterator[tuple[str, Place, str]]:
+def _all_paths(value: Any) -> Iterator[tuple[str, PathSetting, str]]:
     if isinstance(value, tuple):
         for each in value:
-            yield from _named(each)
+            yield from _all_paths(each)
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from _own(value)
+        yield from _path_settings(value)
         for f in fields(value):
-            yield from _named(getattr(value, f.name))
+            yield from _all_paths(getattr(value, f.name))
 
 
-def _own(value: Any) -> Iterator[tuple[str, Place, str]]:
+def _path_settings(value: Any) -> Iterator[tuple[str, PathSetting, str]]:
     """The settings of this dataclass that are paths, and given."""
     for name, hint in get_type_hints(type(value), include_extras=True).items():
         given = getattr(value, name, None)
-        if isinstance(given, str) and (place := _place(hint)) is not None:
+        if isinstance(given, str) and (place := _path_marker(hint)) is not None:
             yield name, place, given
 
 
-def _place(hint: Any) -> Place | None:
+def _path_marker(hint: Any) -> PathSetting | None:
     if get_origin(hint) is Annotated:
-        return next((extra for extra in hint.__metadata__ if isinstance(extra, Place)), None)
-    return next(filter(None, map(_place, get_args(hint))), None) if get_args(hint) else None
+        return next((extra for extra in hint.__metadata__ if isinstance(extra, PathSetting)), None)
+    return next(filter(None, map(_path_marker, get_args(hint))), None) if get_args(hint) else None

@@ -16,13 +16,13 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from offbeat.core.protocol import LocalWork
-from offbeat.core.settings import WHOLE, Must, Place
+from offbeat.core.settings import WHOLE, Must, PathSetting
 from offbeat.engine.until import Target, Until
-from offbeat.experiment.spec.choices import CHOICES, WORDS
-from offbeat.experiment.spec.serialization import name_of_type, to_plain
+from offbeat.experiment.spec.choices import CHOICE_TITLES, CHOICES
+from offbeat.experiment.spec.serialization import describe_type, to_values
 
 # settings that mean the same wherever they stand
-SHARED = {
+SHARED_MEANINGS = {
     "work": "of a job: steps, epochs, lr [default: those of the experiment's training]",
     "concurrency": "clients at work at once, at most",
     "max_staleness": "an update that is older, in versions, is rejected",
@@ -35,35 +35,40 @@ SHARED = {
     "jitter": "how much one job differs from the next: deviation of a factor around 1",
     "unit": "what the seconds are of: a job, or a step",
 }
-SECTIONS: Mapping[Any, str] = {Until: "text, such as 3600s or 500updates", Target: "text, such as acc=0.9"}
+TYPE_TITLES: Mapping[Any, str] = {Until: "text, such as 3600s or 500updates", Target: "text, such as acc=0.9"}
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingDoc:
     name: str
     default: str | None  # as a file has it; None: it must be given
     allowed: str
     meaning: str
 
-    def plain(self) -> dict[str, Any]:
+    def to_values(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def settings(cls: type) -> list[Setting]:
+def describe_settings(cls: type) -> list[SettingDoc]:
     hints, comments = get_type_hints(cls, include_extras=True), _comments(cls)
     return [
-        Setting(f.name, _default(f), _allowed(f.name, hints[f.name]), comments.get(f.name) or SHARED.get(f.name, ""))
+        SettingDoc(
+            f.name,
+            _default(f),
+            _allowed(f.name, hints[f.name]),
+            comments.get(f.name) or SHARED_MEANINGS.get(f.name, ""),
+        )
         for f in fields(cls)
         if f.init
     ]
 
 
-def changes(value: Any) -> dict[str, Any]:
+def changed_settings(value: Any) -> dict[str, Any]:
     """The settings of a value that are not the defaults of its class."""
     if not is_dataclass(value):
         return {}
     made = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-    return {name: to_plain(v, name) for name, v in made.items() if not _is_default(type(value), name, v)}
+    return {name: to_values(v, name) for name, v in made.items() if not _is_default(type(value), name, v)}
 
 
 def _is_default(cls: type, name: str, value: Any) -> bool:
@@ -72,7 +77,7 @@ def _is_default(cls: type, name: str, value: Any) -> bool:
     return bool(default is not MISSING and default == value)
 
 
-def written(value: Any) -> str:
+def to_yaml_line(value: Any) -> str:
     """As an experiment file has it, in one line."""
     import yaml
 
@@ -84,15 +89,15 @@ def _default(given: Field[Any]) -> str | None:
     value = given.default if given.default_factory is MISSING else given.default_factory()
     if value is MISSING:
         return None
-    plain = to_plain(value, given.name)
+    plain = to_values(value, given.name)
     if isinstance(value, LocalWork):
         plain = {key: setting for key, setting in plain.items() if setting is not None}
-    return written(plain)
+    return to_yaml_line(plain)
 
 
 def _allowed(name: str, hint: Any) -> str:
     if name in CHOICES:
-        word, listed = WORDS.get(name, name), CHOICES[name]
+        word, listed = CHOICE_TITLES.get(name, name), CHOICES[name]
         return f"{_article(word)}{word}: {', '.join(listed) if len(listed) < 8 else 'by name'}"
     bare, musts = _bare(hint), [_said(must) for must in _musts(hint)]
     if bare == LocalWork or LocalWork in get_args(bare):
@@ -104,8 +109,10 @@ def _named(hint: Any) -> str:
     """The kind of a value; one of our own is written in its way, or is a section."""
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if not any(is_dataclass(part) for part in parts):
-        return name_of_type(hint)
-    return " or ".join(SECTIONS.get(part, "a section") if is_dataclass(part) else name_of_type(part) for part in parts)
+        return describe_type(hint)
+    return " or ".join(
+        TYPE_TITLES.get(part, "a section") if is_dataclass(part) else describe_type(part) for part in parts
+    )
 
 
 def _article(word: str) -> str:
@@ -113,11 +120,11 @@ def _article(word: str) -> str:
 
 
 def _said(must: Must) -> str:
-    return must.says.removeprefix("must be ").removeprefix("must lie ")
+    return must.message.removeprefix("must be ").removeprefix("must lie ")
 
 
 def _file(hint: Any) -> str | None:
-    return "a path" if any(isinstance(extra, Place) for extra in _extras(hint)) else None
+    return "a path" if any(isinstance(extra, PathSetting) for extra in _extras(hint)) else None
 
 
 def _musts(hint: Any) -> list[Must]:

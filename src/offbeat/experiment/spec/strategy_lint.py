@@ -11,9 +11,9 @@ from math import nan
 from typing import Any
 
 from offbeat.core.about import About
-from offbeat.core.errors import ConfigError, in_words
-from offbeat.experiment.spec.choices import CHOICES, find
-from offbeat.experiment.spec.serialization import from_plain, to_plain
+from offbeat.core.errors import ConfigError, describe_error
+from offbeat.experiment.spec.choices import CHOICES, find_choice
+from offbeat.experiment.spec.serialization import experiment_from_values, to_values
 
 FROZEN = "frozen dataclass"
 STORED = "settings"
@@ -24,7 +24,7 @@ MEANING = {
 
 
 @dataclass(frozen=True)
-class Remark:
+class LintResult:
     rule: str
     passed: bool
     message: str = ""
@@ -34,17 +34,17 @@ class Remark:
         return MEANING[self.rule]
 
 
-def remarks(reference: str, strategy: Any) -> list[Remark]:
+def check_form(reference: str, strategy: Any) -> list[LintResult]:
     """What is right and wrong about the form of a strategy that is written FILE.py:Name."""
     try:
-        find("strategy", reference)
+        find_choice("strategy", reference)
     except ConfigError as error:
-        return [Remark(FROZEN, False, str(error))]
+        return [LintResult(FROZEN, False, str(error))]
     wrong = _unstorable(strategy)
-    return [Remark(FROZEN, True), Remark(STORED, wrong is None, wrong or "")]
+    return [LintResult(FROZEN, True), LintResult(STORED, wrong is None, wrong or "")]
 
 
-def advice(strategy: Any) -> Iterator[str]:
+def suggest_improvements(strategy: Any) -> Iterator[str]:
     """What may be left as it is, and would be better."""
     cls = type(strategy)
     if is_dataclass(cls) and (cls.__doc__ or "").startswith(f"{cls.__name__}("):  # what dataclass writes itself
@@ -79,12 +79,12 @@ def _takes(strategy: Any, name: str, value: Any) -> bool:
 def _unstorable(strategy: Any) -> str | None:
     for f in fields(strategy):
         given = getattr(strategy, f.name)
-        if f.init and (cure := _cure(to_plain(given, f.name), f.name)) is not None:
+        if f.init and (cure := _cure(to_values(given, f.name), f.name)) is not None:
             return f"{f.name} is a {type(given).__name__}, which no file can hold: {cure}"
     try:
-        again = from_plain({"strategy": to_plain(strategy, "strategy")}).strategy
+        again = experiment_from_values({"strategy": to_values(strategy, "strategy")}).strategy
     except Exception as error:  # of pydantic, of annotations that cannot be resolved
-        return f"its settings cannot be read back: {in_words(error)}"
+        return f"its settings cannot be read back: {describe_error(error)}"
     if again != strategy:
         return f"it reads back as {again!r}: settings are tuples and plain values, and __post_init__ keeps them so"
     return None

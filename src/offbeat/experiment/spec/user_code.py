@@ -20,13 +20,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from offbeat.core.errors import ConfigError, unknown
+from offbeat.core.errors import ConfigError, unknown_name
 
 COPIES = "code"  # in a run's folder
 
 
 @dataclass(frozen=True)
-class Reference:
+class CodeReference:
     """A name in a file, which is meant wherever it is written."""
 
     path: Path  # whole
@@ -36,8 +36,8 @@ class Reference:
         return f"{self.path}:{self.name}"
 
     @property
-    def shown(self) -> str:
-        return f"{shown(self.path)}:{self.name}"
+    def relative(self) -> str:
+        return f"{relative_path(self.path)}:{self.name}"
 
 
 def is_reference(name: str) -> bool:
@@ -45,24 +45,24 @@ def is_reference(name: str) -> bool:
     return ".py:" in name or name.endswith(".py")
 
 
-def parse(text: str, home: Path | None = None, fits: Callable[[Any], bool] | None = None) -> Reference:
+def parse_reference(text: str, home: Path | None = None, fits: Callable[[Any], bool] | None = None) -> CodeReference:
     """A relative path is meant from the folder of the experiment file it stands in, else from here. `fits`: what may
     be meant, where a file is named and nothing in it; without it, the file is not run to tell.
     """
     path, _, name = text.rpartition(":") if ".py:" in text else (text, "", "")
-    whole = resolved(path, home)
+    whole = resolve_path(path, home)
     if not name.isidentifier():
-        hint = f"write {path}:Name" if fits is None else _fitting(load_file(whole, home), path, fits)
+        hint = f"write {path}:Name" if fits is None else _suggest_names(load_file(whole, home), path, fits)
         raise ConfigError(f"{text} names a file and nothing in it: {hint}")
-    return Reference(whole, name)
+    return CodeReference(whole, name)
 
 
-def _fitting(module: ModuleType, path: str, fits: Callable[[Any], bool]) -> str:
-    known = [name for name in own_names(module) if fits(getattr(module, name))]
+def _suggest_names(module: ModuleType, path: str, fits: Callable[[Any], bool]) -> str:
+    known = [name for name in defined_names(module) if fits(getattr(module, name))]
     return f"write {' or '.join(f'{path}:{name}' for name in known)}" if known else "it has nothing that fits"
 
 
-def resolved(path: str, home: Path | None = None) -> Path:
+def resolve_path(path: str, home: Path | None = None) -> Path:
     try:
         whole = ((home or Path()) / Path(path).expanduser()).resolve()
         whole.exists()  # which says what else is wrong with it: too long, say
@@ -71,20 +71,22 @@ def resolved(path: str, home: Path | None = None) -> Path:
     return whole
 
 
-def shown(path: Path) -> str:
+def relative_path(path: Path) -> str:
     """As one would write it here."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def load(reference: Reference, home: Path | None = None) -> Any:
+def load_object(reference: CodeReference, home: Path | None = None) -> Any:
     """What the file has under that name; `home` is where copies may lie."""
     module = load_file(reference.path, home)
     if reference.name not in vars(module):
-        raise ConfigError(f"{shown(reference.path)}: {unknown('name', reference.name, own_names(module))}")
+        raise ConfigError(
+            f"{relative_path(reference.path)}: {unknown_name('name', reference.name, defined_names(module))}"
+        )
     return getattr(module, reference.name)
 
 
-def own_names(module: ModuleType) -> list[str]:
+def defined_names(module: ModuleType) -> list[str]:
     """What a file defines itself, in its order."""
     return [
         name
@@ -94,23 +96,23 @@ def own_names(module: ModuleType) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    sum: str  # of the file and its neighbours
+class _LoadedModule:
+    digest: str  # of the file and its neighbours
     module: ModuleType
-    there: Path  # where it was read: the file, or its copy
+    path: Path  # where it was read: the file, or its copy
 
 
-_loaded: dict[Path, _Loaded] = {}
+_modules: dict[Path, _LoadedModule] = {}
 
 
 def load_file(path: Path, home: Path | None = None) -> ModuleType:
     """The file as a module: once, and again only if it or a neighbour was edited since."""
-    there = _found(path, home)
-    source = _bytes(there)
-    digest = _sum([source, *map(_bytes, files_of(there)[1:])])
-    if path in _loaded and _loaded[path].sum == digest:
-        _loaded[path] = replace(_loaded[path], there=there)
-        return _loaded[path].module
+    there = _existing_path(path, home)
+    source = _read_source(there)
+    digest = _combined_digest([source, *map(_read_source, files_with_imports(there)[1:])])
+    if path in _modules and _modules[path].digest == digest:
+        _modules[path] = replace(_modules[path], path=there)
+        return _modules[path].module
     name = f"offbeat_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, there)
     assert spec is not None
@@ -123,34 +125,36 @@ def load_file(path: Path, home: Path | None = None) -> ModuleType:
     try:
         # not by the spec's loader: an edit within the same second would be overlooked by its cache
         code = compile(source, str(there), "exec")
-        _make_way(there)
+        _refresh_neighbours(there)
         exec(code, module.__dict__)
-        _note_neighbours(there)
+        _record_neighbours(there)
     except (Exception, SystemExit) as error:
         sys.modules.pop(name)
         if before is not None:
             sys.modules[name] = before
-        raise (error if isinstance(error, ConfigError) else ConfigError(failure(error, there))) from None
-    _loaded[path] = _Loaded(digest, module, there)
+        raise (error if isinstance(error, ConfigError) else ConfigError(describe_error(error, there))) from None
+    _modules[path] = _LoadedModule(digest, module, there)
     return module
 
 
-def failure(error: BaseException, path: Path) -> str:
+def describe_error(error: BaseException, path: Path) -> str:
     """What a file's code raised, and in which of its lines."""
-    line = _line_in(error, str(path))
+    line = _line_of_error(error, str(path))
     said = error.msg if isinstance(error, SyntaxError) else error
-    return f"{shown(path)}{f' line {line}' if line else ''}: {type(error).__name__}: {' '.join(str(said).split())}"
+    return (
+        f"{relative_path(path)}{f' line {line}' if line else ''}: {type(error).__name__}: {' '.join(str(said).split())}"
+    )
 
 
-def blamed(error: BaseException) -> str | None:
+def describe_user_error(error: BaseException) -> str | None:
     """The same of an error that somebody's own code raised, wherever it was noticed; None where it had no part."""
-    loaded = {str(file) for kept in _loaded.values() for file in files_of(kept.there)}
+    loaded = {str(file) for kept in _modules.values() for file in files_with_imports(kept.path)}
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     mine = next((file for file in reversed(frames) if file in loaded), None)
-    return None if mine is None else failure(error, Path(mine))
+    return None if mine is None else describe_error(error, Path(mine))
 
 
-def files_of(path: Path) -> list[Path]:
+def files_with_imports(path: Path) -> list[Path]:
     """The file, and those beside or below it that it imports, by what its text says; missing ones are left out."""
     found, waiting = [], [path]
     while waiting:
@@ -158,7 +162,7 @@ def files_of(path: Path) -> list[Path]:
         if here in found or not here.is_file():
             continue
         found.append(here)
-        for name in _imported(_bytes(here), here.parent.relative_to(path.parent).parts):
+        for name in _imported_modules(_read_source(here), here.parent.relative_to(path.parent).parts):
             parts = path.parent.joinpath(*name.split("."))
             packages = [parent / "__init__.py" for parent in (parts, *parts.parents) if parent != path.parent]
             inside = [package for package in packages if package.is_relative_to(path.parent)]
@@ -166,52 +170,52 @@ def files_of(path: Path) -> list[Path]:
     return [path, *sorted(set(found) - {path})]
 
 
-def contents(paths: Iterable[Path]) -> dict[Path, bytes]:
+def read_sources(paths: Iterable[Path]) -> dict[Path, bytes]:
     """What these files, which were loaded, and all that belongs to them hold."""
     held: dict[Path, bytes] = {}
     for path in paths:
-        there = _loaded[path].there
-        held |= {path.parent / file.relative_to(there.parent): _bytes(file) for file in files_of(there)}
+        there = _modules[path].path
+        held |= {path.parent / file.relative_to(there.parent): _read_source(file) for file in files_with_imports(there)}
     return held
 
 
-def sums(held: Mapping[Path, bytes]) -> dict[str, str]:
+def source_digests(held: Mapping[Path, bytes]) -> dict[str, str]:
     return {str(path): hashlib.sha256(source).hexdigest() for path, source in held.items()}
 
 
-def copy_of(path: Path) -> Path:
+def copy_path(path: Path) -> Path:
     return Path(COPIES, *path.parts[1:])
 
 
-def changed(before: Mapping[str, str], home: Path) -> list[Path]:
+def changed_files(before: Mapping[str, str], home: Path) -> list[Path]:
     """Which of a run's files are not what they were; one that is gone is as good as its copy."""
-    now = sums({path: _bytes(_found(path, home)) for path in map(Path, before)})
+    now = source_digests({path: _read_source(_existing_path(path, home)) for path in map(Path, before)})
     return [Path(path) for path in before if now[path] != before[path]]
 
 
-def _found(path: Path, home: Path | None) -> Path:
+def _existing_path(path: Path, home: Path | None) -> Path:
     """The file, or the copy that a run keeps of one that is gone; that is remembered, wherever it is asked for."""
-    if not path.exists() and home is not None and (copy := home.resolve() / copy_of(path)).is_file():
+    if not path.exists() and home is not None and (copy := home.resolve() / copy_path(path)).is_file():
         return copy
-    return _loaded[path].there if path in _loaded and not path.exists() else path
+    return _modules[path].path if path in _modules and not path.exists() else path
 
 
-def _bytes(path: Path) -> bytes:
+def _read_source(path: Path) -> bytes:
     if path.suffix != ".py" or not path.is_file():
         what = "is not a Python file" if path.exists() else "is not a Python file: there is no such file"
-        raise ConfigError(f"{shown(path)} {what}")
+        raise ConfigError(f"{relative_path(path)} {what}")
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {shown(path)}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot read {relative_path(path)}: {error.strerror or error}") from None
 
 
-def _sum(sources: Iterable[bytes]) -> str:
+def _combined_digest(sources: Iterable[bytes]) -> str:
     return hashlib.sha256("".join(hashlib.sha256(source).hexdigest() for source in sources).encode()).hexdigest()
 
 
 @lru_cache(maxsize=256)
-def _imported(source: bytes, package: tuple[str, ...]) -> list[str]:
+def _imported_modules(source: bytes, package: tuple[str, ...]) -> list[str]:
     """Modules a text of that package imports, in every way it can say it; `from a import b` may be of a.b."""
     try:
         tree = ast.parse(source)
@@ -228,55 +232,55 @@ def _imported(source: bytes, package: tuple[str, ...]) -> list[str]:
     return names
 
 
-_neighbours: dict[str, str] = {}  # module -> checksum of its file when it was imported
+_neighbour_digests: dict[str, str] = {}  # module -> checksum of its file when it was imported
 
 
-def _make_way(path: Path) -> None:
+def _refresh_neighbours(path: Path) -> None:
     """Python knows one module of a name. An edited neighbour is imported again; one of the same name in another folder
     is refused, since nobody would notice whose is used.
     """
     ours, edited = [], False
-    for neighbour, name in _neighbours_of(path):
+    for neighbour, name in _neighbour_modules(path):
         other = getattr(sys.modules.get(name), "__file__", None)
-        if other is None or not _of_a_user(Path(other)):
+        if other is None or not _is_user_file(Path(other)):
             continue
         ours.append(name)
-        now = hashlib.sha256(_bytes(neighbour)).hexdigest()
-        if _neighbours.get(name) == now or (name not in _neighbours and _same(Path(other), now)):
+        now = hashlib.sha256(_read_source(neighbour)).hexdigest()
+        if _neighbour_digests.get(name) == now or (name not in _neighbour_digests and _has_digest(Path(other), now)):
             continue
         if Path(other).resolve() != neighbour:
-            theirs = shown(Path(other))
+            theirs = relative_path(Path(other))
             raise ConfigError(
-                f"{shown(path)} imports {name}, and another {name} is loaded from {theirs}: rename one of them"
+                f"{relative_path(path)} imports {name}, and another {name} is loaded from {theirs}: rename one of them"
             )
         edited = True
     for name in ours if edited else ():  # all of them: one may have imported another
         del sys.modules[name]
 
 
-def _note_neighbours(path: Path) -> None:
-    for neighbour, name in _neighbours_of(path):
+def _record_neighbours(path: Path) -> None:
+    for neighbour, name in _neighbour_modules(path):
         if name in sys.modules:
-            _neighbours[name] = hashlib.sha256(_bytes(neighbour)).hexdigest()
+            _neighbour_digests[name] = hashlib.sha256(_read_source(neighbour)).hexdigest()
 
 
-def _neighbours_of(path: Path) -> list[tuple[Path, str]]:
+def _neighbour_modules(path: Path) -> list[tuple[Path, str]]:
     """With what they are called in an import."""
-    inner = [(file, file.relative_to(path.parent).with_suffix("")) for file in files_of(path)[1:]]
+    inner = [(file, file.relative_to(path.parent).with_suffix("")) for file in files_with_imports(path)[1:]]
     return [(file, ".".join(parts.parts).removesuffix(".__init__")) for file, parts in inner]
 
 
-def _same(path: Path, digest: str) -> bool:
+def _has_digest(path: Path, digest: str) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
 
 
-def _of_a_user(path: Path) -> bool:
+def _is_user_file(path: Path) -> bool:
     """Neither of Python's own libraries nor installed: those are never hidden by a neighbour."""
     installed = any(part in ("site-packages", "dist-packages") for part in path.parts)
     return not installed and not path.resolve().is_relative_to(Path(os.__file__).resolve().parent)
 
 
-def _line_in(error: BaseException, here: str) -> int | None:
+def _line_of_error(error: BaseException, here: str) -> int | None:
     if isinstance(error, SyntaxError) and error.filename == here:
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == here]

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from offbeat.experiment.spec.serialization import LARGEST
+from offbeat.experiment.spec.serialization import MAX_INTEGER
 
 
 class Reader(yaml.SafeLoader):
@@ -28,7 +28,7 @@ class Reader(yaml.SafeLoader):
         # !!bool x, !!timestamp x, 2020-99-99, an integer of 5,000 digits
         except (ValueError, LookupError, AttributeError):
             raise self._refusal(node) from None
-        if isinstance(made, int) and abs(made) >= LARGEST:  # Python does not even print one of 5,000 digits
+        if isinstance(made, int) and abs(made) >= MAX_INTEGER:  # Python does not even print one of 5,000 digits
             raise self._refusal(node)
         return made
 
