@@ -41,6 +41,6 @@ def export(
         better = path.with_suffix(".safetensors")
         raise ConfigError(f"--out {path}: {path.suffix} means {other}, but this is safetensors: use {better}")
     options.use_data(None, folder)  # the model of an unfinished run is built from its data
-    data = Run(folder).export()
+    data = Run(folder).export_model()
     write_atomically(path, data)
     say(f"{path} ({len(data)} bytes)")

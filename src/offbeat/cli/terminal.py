@@ -48,13 +48,13 @@ def print_experiment(
     """Print an experiment file; for a comparison, precede it by comments with methods and seeds."""
     from offbeat.experiment.spec import experiment_files
     from offbeat.experiment.spec.choices import name_of
-    from offbeat.experiment.spec.serialization import to_plain
+    from offbeat.experiment.spec.serialization import to_values
     from offbeat.experiment.spec.setting_docs import changed_settings, to_yaml_line
 
     if as_json:
-        plain = {name: to_plain(strategy, "strategy") for name, strategy in (methods or {}).items()}
+        plain = {name: to_values(strategy, "strategy") for name, strategy in (methods or {}).items()}
         more = {} if methods is None else {"methods": plain, "seeds": list(seeds)}
-        print_json({"experiment": to_plain(experiment), **more})
+        print_json({"experiment": to_values(experiment), **more})
         return
     if methods is not None:
         numbers = f"{format_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
@@ -62,7 +62,7 @@ def print_experiment(
         say(f"# {format_count(len(methods), 'method')} × {numbers}: {runs}")
         for name, strategy in methods.items():
             say(f"#   {name}: {to_yaml_line({'name': name_of('strategy', strategy), **changed_settings(strategy)})}")
-    for line in experiment_files.dump(experiment).splitlines():
+    for line in experiment_files.to_yaml(experiment).splitlines():
         say(line)
 
 

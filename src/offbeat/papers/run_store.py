@@ -171,7 +171,7 @@ class ReproductionStore:
             raise RunError(f"cannot create the store {self.path}: {error.strerror or error}") from None
         preset = setting.load()
         folder = self.comparisons().get(setting, Comparison(self.path / setting.folder)).folder
-        return comparing.grow(
+        return comparing.add_runs(
             folder,
             experiments_by_method(preset),
             labels_and_seeds,
