@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from little_papers import WORLD
+from paper_examples import SMALL
 
 from offbeat.experiment.run import execution as runs
 from offbeat.papers.run_store import ReproductionStore
@@ -12,10 +12,10 @@ from offbeat.papers.run_store import ReproductionStore
 
 @pytest.fixture(scope="session")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose small world is finished, two seeds of both methods."""
+    """A store with finished runs of the small setting: two seeds of both methods."""
     path = tmp_path_factory.mktemp("computed")
     comparison = ReproductionStore(path).add_runs(
-        WORLD, [(name, seed) for name in ("fedasync", "orthofl") for seed in (0, 1)]
+        SMALL, [(name, seed) for name in ("fedasync", "orthofl") for seed in (0, 1)]
     )
     for _, run in comparison.entries():
         runs.execute_run(run)
@@ -24,7 +24,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def elsewhere(computed: Path, tmp_path: Path) -> Path:
-    """A copy of it: what another machine has."""
+    """A copy of the store, as if from another machine."""
     return Path(shutil.copytree(computed, tmp_path / "elsewhere"))
 
 

@@ -1,24 +1,24 @@
-"""The rule by which a page says reproduced, partly, not or not comparable; all numbers are worked by hand."""
+"""The verdicts reproduced, partly, not and not comparable; all numbers are worked by hand."""
 
 from __future__ import annotations
 
 import pytest
-from little_papers import ACCURACY, cells, relative_time
+from paper_examples import ACCURACY, printed_values, relative_time
 
 from offbeat.papers.entries import Entry, PrintedValue, Quantity
 from offbeat.papers.verdict import judge_entry, paper_orders, value_in_widened_interval
 
 
-def entry(printed, winner="ours", quantity=ACCURACY, order=(), kin=()):
+def entry(printed, winner="ours", quantity=ACCURACY, order=(), variants=()):
     return Entry(
         where="Table 1",
         claim="ours is best",
         quantity=quantity,
         preset="x/y",
-        printed=cells(printed),
+        printed=printed_values(printed),
         winner=winner,
         stated_orders=order,
-        variants=kin,
+        variants=variants,
     )
 
 
@@ -29,13 +29,13 @@ def seeds(*values):
 TWO = entry({"ours": (90.0, 1.0), "other": (80.0, 1.0)})
 
 
-def test_spreads_that_overlap_tell_no_methods_apart():
+def test_overlapping_spreads_distinguish_no_methods():
     # √(3² + 4²) = 5: a lead of 5 is within the spreads, one of 5.1 is not
     assert paper_orders(entry({"ours": (15.0, 3.0), "other": (10.0, 4.0)})) == []
     assert paper_orders(entry({"ours": (15.1, 3.0), "other": (10.0, 4.0)})) == [("ours", "other")]
 
 
-def test_where_the_paper_prints_no_spreads_ours_count():
+def test_our_spreads_count_if_the_paper_prints_none():
     # deviations of 3 (7, 10, 13) and 4 (6, 10, 14): √(3² + 4²) = 5
     here = {"ours": seeds(7.0, 10.0, 13.0), "other": seeds(6.0, 10.0, 14.0)}
     assert paper_orders(entry({"ours": 15.0, "other": 10.0}), here) == []
@@ -44,12 +44,12 @@ def test_where_the_paper_prints_no_spreads_ours_count():
     assert paper_orders(entry({"ours": 15.0, "other": 10.0}, quantity=elsewhere), here) == [("ours", "other")]
 
 
-def test_of_times_less_is_better_and_who_never_arrived_comes_after_all():
+def test_a_shorter_time_is_better_and_a_target_not_reached_is_worst():
     times = entry({"ours": 1.0, "slow": 2.0, "never": float("inf")}, quantity=relative_time("90 %", "ours"))
     assert paper_orders(times) == [("ours", "slow"), ("ours", "never"), ("slow", "never")]
 
 
-def test_what_the_text_says_counts_where_there_are_no_numbers():
+def test_orders_stated_in_the_text_count_without_numbers():
     assert paper_orders(entry({}, order=(("ours", "other"),))) == [("ours", "other")]
 
 
@@ -62,58 +62,58 @@ def test_a_value_lies_in_the_interval_widened_by_the_papers_spread():
 
 
 def around(value):
-    """Three seeds, a half apart."""
+    """Return three seeds, 0.5 apart."""
     return seeds(value - 0.5, value, value + 0.5)
 
 
 def test_the_same_order_margin_and_value_are_a_reproduction():
     # the lead is 10 in every seed: its interval is [10, 10]; 90 lies in the middle of ours
-    found = judge_entry(TWO, {"ours": around(90.0), "other": around(80.0)})
-    assert found.verdict == "reproduced"
-    assert [pair.status for pair in found.orders] == ["holds"]
-    assert found.value_in_interval == {"ours": True, "other": True}
+    judgement = judge_entry(TWO, {"ours": around(90.0), "other": around(80.0)})
+    assert judgement.verdict == "reproduced"
+    assert [pair.status for pair in judgement.orders] == ["holds"]
+    assert judgement.value_in_interval == {"ours": True, "other": True}
 
 
 def test_half_of_the_margin_is_enough_and_less_is_not():
     assert judge_entry(TWO, {"ours": around(90.0), "other": around(85.0)}).verdict == "reproduced"
-    found = judge_entry(TWO, {"ours": around(90.0), "other": around(85.1)})
-    assert found.verdict == "partly"
-    assert "ours is number 1 of 2 in our means: +4.90 to the best other, +10.00 in the paper" in found.reasons
+    judgement = judge_entry(TWO, {"ours": around(90.0), "other": around(85.1)})
+    assert judgement.verdict == "partly"
+    assert "ours ranks 1 of 2 by our means: +4.90 to the best other method, +10.00 in the paper" in judgement.reasons
 
 
-def test_a_margin_to_nobody_who_got_there_is_not_asked_for():
+def test_no_margin_is_required_to_methods_that_did_not_reach_the_target():
     times = entry({"ours": 1.0, "never": float("inf")}, quantity=relative_time("90 %", "ours"))
     assert judge_entry(times, {"ours": seeds(1.0, 1.0, 1.0), "never": seeds(2.0, 2.0, 2.0)}).verdict == "reproduced"
 
 
-def test_another_level_is_only_partly_the_same():
+def test_the_same_order_at_another_level_is_partly_reproduced():
     # 60 ± 4.303 · 0.5 / √3 = 60 ± 1.24, and the paper's 90 ± 1 is far off
-    found = judge_entry(TWO, {"ours": around(60.0), "other": around(50.0)})
-    assert found.verdict == "partly"
-    assert found.value_in_interval == {"ours": False, "other": False}
+    judgement = judge_entry(TWO, {"ours": around(60.0), "other": around(50.0)})
+    assert judgement.verdict == "partly"
+    assert judgement.value_in_interval == {"ours": False, "other": False}
 
 
-def test_in_another_unit_orders_are_looked_at_and_values_are_not():
+def test_in_another_unit_only_orders_are_compared():
     errors = Quantity("final", "in another unit", "less", same_unit=False)
-    found = judge_entry(
+    judgement = judge_entry(
         entry({"ours": 9.0, "other": 10.0}, quantity=errors), {"ours": around(1.0), "other": around(1.1)}
     )
-    assert (found.verdict, found.value_in_interval) == ("reproduced", {})
+    assert (judgement.verdict, judgement.value_in_interval) == ("reproduced", {})
 
 
-def test_a_lead_that_may_be_chance_is_open():
+def test_a_lead_within_chance_is_open():
     # leads of 1, 10 and 19: mean 10, s = 9, half 4.303 · 9 / √3 = 22.4
-    found = judge_entry(TWO, {"ours": seeds(90.0, 90.0, 90.0), "other": seeds(89.0, 80.0, 71.0)})
-    assert ([pair.status for pair in found.orders], found.verdict) == (["open"], "partly")
+    judgement = judge_entry(TWO, {"ours": seeds(90.0, 90.0, 90.0), "other": seeds(89.0, 80.0, 71.0)})
+    assert ([pair.status for pair in judgement.orders], judgement.verdict) == (["open"], "partly")
 
 
-def test_the_other_way_round_is_not_reproduced():
-    found = judge_entry(TWO, {"ours": around(80.0), "other": around(90.0)})
-    assert found.verdict == "not"
-    assert found.reasons[0] == "of 1 order 1 is contradicted (other beats ours)"
+def test_the_reverse_order_is_not_reproduced():
+    judgement = judge_entry(TWO, {"ours": around(80.0), "other": around(90.0)})
+    assert judgement.verdict == "not"
+    assert judgement.reasons[0] == "1 order: 1 contradicted (other beats ours)"
 
 
-def test_among_many_orders_one_may_be_the_other_way_by_chance():
+def test_with_many_orders_a_reversed_one_may_be_chance():
     """Leads of -1, -2 and -3: mean -2, s = 1, half 4.303 / √3 = 2.48: open. Of -1.5, -2 and -2.5: s = 0.5, half 1.24:
     against the paper on its own. For ten orders t of two degrees is 14.09, at 99.5 %: half 4.07, and it is open.
     """
@@ -131,44 +131,44 @@ def test_among_many_orders_one_may_be_the_other_way_by_chance():
 def test_one_contradiction_among_others_is_partly():
     three = entry({"ours": (90.0, 0.0), "b": (80.0, 0.0), "c": (70.0, 0.0)})
     # ours before b and c hold, b before c is contradicted
-    found = judge_entry(three, {"ours": around(90.0), "b": around(70.0), "c": around(80.0)})
-    assert [pair.status for pair in found.orders] == ["holds", "holds", "contradicted"]
-    assert found.verdict == "partly"
+    judgement = judge_entry(three, {"ours": around(90.0), "b": around(70.0), "c": around(80.0)})
+    assert [pair.status for pair in judgement.orders] == ["holds", "holds", "contradicted"]
+    assert judgement.verdict == "partly"
 
 
 def test_orders_of_others_do_not_reproduce_a_claim():
     """Of six orders four hold, but of the three of the claim's method one: leads of 1, 10 and 19 over b are open."""
     four = entry({"ours": (90.0, 40.0), "b": (40.0, 1.0), "c": (30.0, 1.0), "d": (20.0, 1.0)}, order=())
     here = {"ours": seeds(41.0, 50.0, 59.0), "b": around(40.0), "c": around(39.0), "d": around(20.0)}
-    found = judge_entry(four, here)
-    assert [pair.status for pair in found.orders if pair.better == "ours"] == ["open", "open", "holds"]
-    assert sum(pair.status == "holds" for pair in found.orders) == 4
-    assert found.verdict == "partly"
+    judgement = judge_entry(four, here)
+    assert [pair.status for pair in judgement.orders if pair.better == "ours"] == ["open", "open", "holds"]
+    assert sum(pair.status == "holds" for pair in judgement.orders) == 4
+    assert judgement.verdict == "partly"
 
 
-def test_own_variants_are_no_rivals():
-    own = entry({"ours": (90.0, 1.0), "ours+M": (95.0, 1.0), "other": (80.0, 1.0)}, kin=("ours+M",))
-    found = judge_entry(own, {"ours": around(90.0), "ours+M": around(95.0), "other": around(80.0)})
-    assert found.verdict == "reproduced"
-    assert "ours is number 1 of 2 in our means: +10.00 to the best other, +10.00 in the paper" in found.reasons
+def test_variants_of_the_winner_are_no_competitors():
+    with_variant = entry({"ours": (90.0, 1.0), "ours+M": (95.0, 1.0), "other": (80.0, 1.0)}, variants=("ours+M",))
+    judgement = judge_entry(with_variant, {"ours": around(90.0), "ours+M": around(95.0), "other": around(80.0)})
+    assert judgement.verdict == "reproduced"
+    assert "ours ranks 1 of 2 by our means: +10.00 to the best other method, +10.00 in the paper" in judgement.reasons
 
 
-def test_an_order_in_words_can_be_reproduced():
-    said = entry({}, order=(("ours", "other"),))
-    assert judge_entry(said, {"ours": seeds(2.0, 3.0, 4.0), "other": seeds(1.0, 2.0, 3.0)}).verdict == "reproduced"
+def test_a_stated_order_can_be_reproduced():
+    stated = entry({}, order=(("ours", "other"),))
+    assert judge_entry(stated, {"ours": seeds(2.0, 3.0, 4.0), "other": seeds(1.0, 2.0, 3.0)}).verdict == "reproduced"
 
 
-def test_what_is_said_of_every_one_must_hold_of_every_one():
-    said = entry({}, winner=None, order=(("a", "z"), ("b", "z"), ("c", "z")))
+def test_without_a_winner_all_stated_orders_must_hold():
+    stated = entry({}, winner=None, order=(("a", "z"), ("b", "z"), ("c", "z")))
     there = {"a": around(2.0), "b": around(2.0), "z": around(1.0)}
-    assert judge_entry(said, {**there, "c": around(2.0)}).verdict == "reproduced"
-    assert judge_entry(said, {**there, "c": seeds(3.0, 1.0, 0.5)}).verdict == "partly"
+    assert judge_entry(stated, {**there, "c": around(2.0)}).verdict == "reproduced"
+    assert judge_entry(stated, {**there, "c": seeds(3.0, 1.0, 0.5)}).verdict == "partly"
 
 
 @pytest.mark.parametrize(("first", "verdict"), [(80.0, "reproduced"), (99.0, "partly")])
-def test_where_nothing_is_told_apart_values_decide(first, verdict):
+def test_values_decide_if_no_methods_are_distinguished(first, verdict):
     alike = entry({"ours": first, "other": 80.0}, winner=None)
-    alike = Entry(**{**vars(alike), "printed": cells({"ours": (first, 20.0), "other": (80.0, 20.0)})})
+    alike = Entry(**{**vars(alike), "printed": printed_values({"ours": (first, 20.0), "other": (80.0, 20.0)})})
     # widened by 20 the second is inside; the first, at 50, is 30 or 49 away from it
     level = seeds(80.0, 80.0, 80.0)
     ours = {"ours": seeds(50.0, 50.0, 50.0) if verdict == "partly" else level, "other": level}
@@ -178,50 +178,54 @@ def test_where_nothing_is_told_apart_values_decide(first, verdict):
 @pytest.mark.parametrize(
     ("ours", "how", "why"),
     [
-        ({"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)}, {"other_data": "STAND-IN"}, "not the paper's: STAND-IN"),
+        (
+            {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)},
+            {"other_data": "STAND-IN"},
+            "the data differs from the paper's: STAND-IN",
+        ),
         (
             {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)},
             {"paper_size": False},
-            "not of the paper's size and length",
+            "the runs are smaller or shorter than the paper's",
         ),
         ({"ours": seeds(1, 2, 3), "other": seeds(1, 2)}, {}, "fewer than 3 seeds"),
         ({}, {}, "no run has a value"),
         ({"ours": seeds(1, 2, 3)}, {}, "not run, or without a value: other"),
-        ({"ours": seeds(1, 2, 3), "other": {3: 1, 4: 1, 5: 1}}, {}, "no seed is shared by ours and other"),
+        ({"ours": seeds(1, 2, 3), "other": {3: 1, 4: 1, 5: 1}}, {}, "ours and other have no seed in common"),
         (
             {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)},
             {"slowest_missing": True},
-            "runs are missing, and those that are there are the quickest",
+            "runs are missing, and the available ones are the fastest",
         ),
     ],
 )
-def test_what_cannot_be_compared_is_not(ours, how, why):
-    found = judge_entry(TWO, ours, **how)
-    assert found.verdict == "not comparable"
-    assert why in found.reasons[0]
+def test_obstacles_to_a_comparison_are_reported(ours, how, why):
+    judgement = judge_entry(TWO, ours, **how)
+    assert judgement.verdict == "not comparable"
+    assert why in judgement.reasons[0]
 
 
-def test_a_row_that_the_paper_does_not_have_may_lack_seeds():
-    found = judge_entry(TWO, {"ours": around(90.0), "other": around(80.0), "variant": seeds(90.0)})
-    assert found.verdict == "reproduced"
+def test_methods_that_the_paper_does_not_have_may_lack_seeds():
+    judgement = judge_entry(TWO, {"ours": around(90.0), "other": around(80.0), "variant": seeds(90.0)})
+    assert judgement.verdict == "reproduced"
 
 
-def test_orders_without_a_seed_in_common_cannot_be_looked_at():
-    found = judge_entry(TWO, {"ours": seeds(1, 2)}, other_data="STAND-IN for mnist")
-    assert found.reasons[1] == "of 1 order 1 cannot be looked at"
+def test_orders_without_a_common_seed_are_not_testable():
+    judgement = judge_entry(TWO, {"ours": seeds(1, 2)}, other_data="STAND-IN for mnist")
+    assert judgement.reasons[1] == "1 order: 1 not testable"
 
 
-def test_a_bound_is_no_value():
+def test_a_bound_is_not_a_value():
     """ours did not get there in one seed: its mean is larger than 1, and whether the paper's 1 is its is not known."""
     times = entry({"ours": 1.0, "slow": 3.0}, quantity=relative_time("90 %", "ours"))
     ours = {"ours": seeds(0.9, 1.0, 1.1), "slow": seeds(2.9, 3.0, 3.1)}
     assert judge_entry(times, ours).verdict == "reproduced"
-    found = judge_entry(times, ours, bounds={"ours"})
-    assert (found.verdict, dict(found.value_in_interval)) == ("partly", {"slow": True})
-    assert "ours did not get there in every seed: its value is not known" in found.reasons
+    judgement = judge_entry(times, ours, bounds={"ours"})
+    assert (judgement.verdict, dict(judgement.value_in_interval)) == ("partly", {"slow": True})
+    assert "ours did not reach the target in every seed, so its value is unknown" in judgement.reasons
 
 
-def test_where_there_is_nothing_to_look_for_nothing_is_reproduced():
+def test_without_a_published_value_nothing_is_reproduced():
     never = entry({"ours": float("inf"), "other": float("inf")}, winner=None, quantity=relative_time("90 %", "ours"))
-    found = judge_entry(never, {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)})
-    assert (found.verdict, found.reasons) == ("not comparable", ("there is no value of the paper to look for",))
+    judgement = judge_entry(never, {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)})
+    assert (judgement.verdict, judgement.reasons) == ("not comparable", ("the paper prints no value to compare with",))

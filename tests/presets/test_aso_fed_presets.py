@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from made_up import SCALES, check_stated, made
+from preset_runs import SCALES, check_settings, synthetic_data
 
 from offbeat import presets
 from offbeat.core.protocol import Phase
@@ -19,8 +19,8 @@ from offbeat.training.trainer import Training
 
 ASO_FED = [name for name in presets.names() if name.startswith("aso_fed/") and "fig6" not in name]
 
-# preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
-STATED = {
+# preset -> setting -> value in the paper
+PAPER_SETTINGS = {
     "aso_fed/fitrec-speed": {"clients": 30, "strategy.lam": 1.0, "network.low": 10.0, "network.high": 100.0,
     "training.epochs": 2},
     "aso_fed/air-quality": {"clients": 9, "strategy.lam": 1.0, "strategy.beta": 0.001, "strategy.lr": 0.001},
@@ -30,9 +30,9 @@ STATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", PAPER_SETTINGS)
 def test_settings_are_those_of_the_paper(name):
-    check_stated(name, STATED[name])
+    check_settings(name, PAPER_SETTINGS[name])
 
 
 def test_methods_are_set_as_the_paper_says():
@@ -42,8 +42,8 @@ def test_methods_are_set_as_the_paper_says():
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_clients_data_is_the_same_under_every_method(scale):
-    """By the round it was not: in an hour FedAvg asks a client a few times and FedAsync sixty."""
+def test_the_data_of_a_client_does_not_depend_on_the_method(scale):
+    """Growth per round would depend on it: in an hour FedAvg trains a client a few times, FedAsync sixty times."""
     for name in ASO_FED:
         stream = presets.load(name, scale).experiment.streaming
         for client, now in product(range(3), (0.0, 900.0, 14_460.0)):
@@ -58,15 +58,14 @@ def test_data_grows_as_in_the_papers_iterations():
     slow, fast = (replace(stream, start=0.5, rate=rate) for rate in stream.rate)
     assert [s.arrived(0, 0, 10_000, 0, 3600.0) for s in (slow, fast)] == [5300, 5600]
     assert [s.arrived(0, 0, 10_000, 0, 241 * 60.0) for s in (slow, fast)] == [6205, 7410]
-    # and that is what clients of that world take: 2 ceil(900 / 32) = 58 steps of 0.1 s beside an offset of 55 s on
-    # average
+    # clients of this preset take about that long: 2 ceil(900 / 32) = 58 steps of 0.1 s and an offset of 55 s on average
     experiment = presets.load("aso_fed/fashion-mnist").experiment
     steps = experiment.training.count_steps(Phase(), 900, merge=False)
     seconds = experiment.delays.expected(0, 0, steps) + (experiment.network.low + experiment.network.high) / 2
     assert (steps, seconds) == (58, pytest.approx(60.8))
 
 
-def test_what_counts_is_the_mean_over_clients_on_their_own_test_part():
+def test_results_are_means_over_clients_on_their_own_test_part():
     for name, scale in product(ASO_FED, SCALES):
         assert presets.load(name, scale).experiment.evaluate == "clients", name
     fashion = presets.load("aso_fed/fashion-mnist").experiment
@@ -77,7 +76,7 @@ def test_what_counts_is_the_mean_over_clients_on_their_own_test_part():
         assert (experiment.data.train, experiment.data.test, experiment.split) == (0.6, 0.2, Split())
 
 
-def test_figure_6_changes_what_is_trained_on_and_nothing_else():
+def test_figure_6_changes_only_the_training_data():
     # 0.6 × 0.2 = 0.12 of 100 examples to train on; the test part is the same 20 for every share
     rows = torch.arange(100)
     parts = {p: presets.load(f"aso_fed/fig6-fashion-mnist-{p}").experiment.split.parts(0, 5, rows) for p in (20, 100)}
@@ -89,13 +88,15 @@ def test_figure_6_changes_what_is_trained_on_and_nothing_else():
     assert (air.split, air.streaming) == (Split(train=0.4, validation=0.6), Static())
 
 
-def test_local_models_are_judged_on_their_own_clients_data():
-    """Pieces of two classes a client: whoever learns which class it sees most is right about half of the time on its
-    own test part, and at most about a fifth on everybody's.
+def test_local_models_are_tested_on_their_own_clients_data():
+    """A client has two classes: predicting its more frequent class is right for about half of its own test part, and
+    for at most about a fifth of the shared test set.
     """
     preset = presets.load("aso_fed/fashion-mnist", "quick")
     experiment = replace(
-        preset.with_strategy("local"), data=made("fashion-mnist"), training=Training(lr=0.05, batch=16, steps=2)
+        preset.with_strategy("local"),
+        data=synthetic_data("fashion-mnist"),
+        training=Training(lr=0.05, batch=16, steps=2),
     )
     experiment = replace(experiment, until=Until(updates=40), evaluate_every=1e6)
     own, shared = (

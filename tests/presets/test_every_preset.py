@@ -1,7 +1,7 @@
-"""The papers' experiments, all of them: they can be built without data, are listed in the docs, and run.
+"""All presets of the papers can be built without data, are listed in the docs, and run.
 
-Runs are of a few updates. Data is made up in the published shape, so that every preset runs anywhere; where
-OFFBEAT_DATA has the real files, one preset of each data set runs on some of those as well.
+Runs have a few updates. Synthetic data in the published shapes lets every preset run anywhere; if OFFBEAT_DATA has the
+real files, one preset of each data set also runs on a part of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from made_up import MADE, PAPERS, SCALES, by_data, data_name, made, short, some
+from preset_runs import PAPERS, SCALES, SHAPES, data_name, presets_by_data, run_briefly, subsample, synthetic_data
 
 from offbeat import presets
 from offbeat.core.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import strategy_name
 from offbeat.scenario.data import load
 
-OWN = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
+NAMES = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
 
 
 # ---------------------------------------------------------------- values
@@ -37,8 +37,8 @@ def test_every_preset_is_built_and_written_without_data(scale, tmp_path, monkeyp
         assert preset.experiment.name.startswith(name)
         for row in preset.methods:
             experiment = preset.with_strategy(row)
-            assert row.startswith(strategy_name(experiment)), (name, row)  # a variant is called after its method
-            if experiment.strategy not in written:  # writing each takes a while, and many presets share their methods
+            assert row.startswith(strategy_name(experiment)), (name, row)  # a variant is named after its method
+            if experiment.strategy not in written:  # many presets share their methods
                 assert experiment_files.parse_experiment(experiment_files.to_yaml(experiment)) == experiment, (
                     name,
                     row,
@@ -46,14 +46,14 @@ def test_every_preset_is_built_and_written_without_data(scale, tmp_path, monkeyp
             written.add(experiment.strategy)
 
 
-def test_a_preset_runs_its_papers_own_method_unless_told_otherwise():
+def test_the_default_strategy_of_a_preset_is_the_papers_method():
     for name in PAPERS:
         paper = name.split("/")[0]
-        own = "fedasync" if "motivation" in name else paper  # that study is of FedAsync
+        own = "fedasync" if "motivation" in name else paper  # the study is about FedAsync
         assert strategy_name(presets.load(name).experiment) == own, name
 
 
-def test_a_summary_names_the_paper_and_what_of_it():
+def test_a_summary_names_the_paper_and_the_table_or_figure():
     known = {
         "orthofl": "OrthoFL",
         "aso_fed": "ASO-Fed",
@@ -61,25 +61,25 @@ def test_a_summary_names_the_paper_and_what_of_it():
         "fed_ogd": "Fed-OGD",
         "fedcompass": "FedCompass",
     }
-    told = {name: presets.load(name).summary for name in PAPERS}
-    for name, summary in told.items():
+    summaries = {name: presets.load(name).summary for name in PAPERS}
+    for name, summary in summaries.items():
         paper, what = name.split("/")
         assert summary.startswith((f"{known[paper]} Table", f"{known[paper]} Figure")), summary
         if what.startswith(("table", "fig")):  # Table 2 in its name, Table 2 in its summary
             number = what.removeprefix("table").removeprefix("fig")[0]
             assert number in summary.split(",")[0].split(";")[0], summary
-    assert len(set(told.values())) == len(told)
+    assert len(set(summaries.values())) == len(summaries)
 
 
-def test_a_summary_tells_the_true_number_of_clients():
+def test_a_summary_has_the_number_of_clients():
     for name, scale in product(PAPERS, SCALES):
         preset = presets.load(name, scale)
-        told = re.findall(r"(\d+) (?:clients|users|areas|hospitals|centres)\b", preset.summary)
-        assert all(int(count) == preset.experiment.clients for count in told), (scale, preset.summary)
-        assert told or "two clients" in preset.summary, preset.summary
+        counts = re.findall(r"(\d+) (?:clients|users|areas|hospitals|centres)\b", preset.summary)
+        assert all(int(count) == preset.experiment.clients for count in counts), (scale, preset.summary)
+        assert counts or "two clients" in preset.summary, preset.summary
 
 
-def test_quick_keeps_the_methods_and_their_order():
+def test_the_quick_scale_keeps_the_methods_and_their_order():
     for name in PAPERS:
         paper, quick = presets.load(name), presets.load(name, "quick")
         assert list(paper.methods) == list(quick.methods), name
@@ -109,18 +109,18 @@ def test_the_docs_list_every_preset():
     assert sorted(listed) == sorted(PAPERS)
 
 
-def test_times_are_relative_to_what_the_paper_calls_one():
+def test_the_reference_of_times_is_the_papers():
     for name, scale in product(PAPERS, SCALES):
         preset = presets.load(name, scale)
-        if name.startswith("fedcompass/"):  # its Table 3 takes the ratio of its other tables
+        if name.startswith("fedcompass/"):  # Table 3 uses the ratio of the other tables as its reference
             assert preset.reference == ("fedcompass-q0.2" if "table3" in name else "fedcompass")
             assert preset.reference in preset.methods
-            reference, own = (
+            reference, fedcompass = (
                 preset.methods[preset.reference],
                 presets.load("fedcompass/table1-mnist-class-m5-homo").methods["fedcompass"],
             )
-            assert reference.q_min / reference.q_max == own.q_min / own.q_max, name
-        elif "fig4" in name:  # a grid search has no FedAvg: the paper's own choice
+            assert reference.q_min / reference.q_max == fedcompass.q_min / fedcompass.q_max, name
+        elif "fig4" in name:  # a grid search has no FedAvg, so the paper's choice is the reference
             assert preset.methods[preset.reference] == preset.experiment.strategy
         else:
             assert preset.reference == "fedavg"
@@ -138,7 +138,7 @@ def test_times_are_relative_to_what_the_paper_calls_one():
         ("fedcompass/table2-isic-homo", "train_test_split"),
     ],
 )
-def test_a_data_set_that_is_not_there_is_asked_for_when_it_is_needed(name, file, tmp_path, monkeypatch):
+def test_missing_data_is_reported_when_it_is_needed(name, file, tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     monkeypatch.setenv("OFFBEAT_DOWNLOAD", "0")
     with pytest.raises(DataError, match=file):
@@ -149,14 +149,14 @@ def test_a_data_set_that_is_not_there_is_asked_for_when_it_is_needed(name, file,
 
 
 @pytest.mark.presets
-@pytest.mark.parametrize("data", MADE)
+@pytest.mark.parametrize("data", SHAPES)
 def test_every_kind_of_quick_preset_runs(data):
-    """Of those that differ in one number only, 10 to 50 % of dropouts say, the first and the last."""
-    stand_in, kinds = made(data), dict[str, list[str]]()
-    for name in by_data(PAPERS)[data]:
+    """Of presets that differ in one number only, the first and the last are run."""
+    stand_in, kinds = synthetic_data(data), dict[str, list[str]]()
+    for name in presets_by_data(PAPERS)[data]:
         kinds.setdefault(re.sub(r"\d[\d.]*$", "", name), []).append(name)
     for name in {name: None for kind in kinds.values() for name in (kind[0], kind[-1])}:
-        short(presets.load(name, "quick").experiment, stand_in, updates=8)
+        run_briefly(presets.load(name, "quick").experiment, stand_in, updates=8)
 
 
 TABLES = ("orthofl/table2-mnist", "aso_fed/fashion-mnist", "fedpsa/table1-mnist", "fed_ogd/l2-ag_news",
@@ -170,10 +170,12 @@ OTHERS = ("orthofl/fig5-mnist", "orthofl/fig8-beta", "aso_fed/dropout-air-qualit
 @pytest.mark.parametrize("name", [*TABLES, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_every_method_of_a_table_runs(name):
     preset = presets.load(name, "quick")
-    stand_in = made(data_name(preset.experiment))
+    stand_in = synthetic_data(data_name(preset.experiment))
     for row in preset.methods:
-        # a round of everybody and a little; the comparison of large calibration batches takes time and has no rounds
-        short(preset.with_strategy(row), stand_in, updates=6 if "table5" in name else preset.experiment.clients + 2)
+        # a little more than a round of all clients; Table 5 is slow (large calibration batches) and has no rounds
+        run_briefly(
+            preset.with_strategy(row), stand_in, updates=6 if "table5" in name else preset.experiment.clients + 2
+        )
 
 
 @pytest.mark.presets
@@ -181,13 +183,13 @@ def test_every_method_of_a_table_runs(name):
     "data", ["mnist", "fashion-mnist", "cifar10", "tiny-imagenet", "uci-har", "20news", "ag_news", "beijing-air"]
 )
 def test_a_quick_preset_of_each_data_set_runs_on_the_real_files(data):
-    given = os.environ.get("OFFBEAT_DATA")
-    if not given or not (Path(given) / data).is_dir():
+    root = os.environ.get("OFFBEAT_DATA")
+    if not root or not (Path(root) / data).is_dir():
         pytest.skip(f"OFFBEAT_DATA does not point at {data}: the real files were not read")
-    experiment = presets.load(by_data(PAPERS)[data][0], "quick").experiment
-    short(experiment, some(load(experiment.data)), updates=8)
+    experiment = presets.load(presets_by_data(PAPERS)[data][0], "quick").experiment
+    run_briefly(experiment, subsample(load(experiment.data)), updates=8)
 
 
-def test_all_papers_are_there():
-    assert {name.split("/")[0] for name in PAPERS} == set(OWN) <= set(REGISTRY)
-    assert set(by_data(PAPERS)) == set(MADE)  # a preset on other data would not be run
+def test_all_papers_have_presets_and_all_data_sets_have_shapes():
+    assert {name.split("/")[0] for name in PAPERS} == set(NAMES) <= set(REGISTRY)
+    assert set(presets_by_data(PAPERS)) == set(SHAPES)  # presets on other data would not be run

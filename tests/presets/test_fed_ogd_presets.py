@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_up import SCALES, check_stated
+from preset_runs import SCALES, check_settings
 
 from offbeat import presets
 from offbeat.core.protocol import LocalWork
@@ -11,8 +11,8 @@ from offbeat.core.strategies.gradma import Corrected
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.simulated_world import SimulatedWorld
 
-# preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
-STATED = {
+# preset -> setting -> value in the paper
+PAPER_SETTINGS = {
     "fed_ogd/l1-cifar10": {"clients": 50, "delays.shares": (0.6, 0.2, 0.2), "training.batch": 8,
     "training.momentum": 0.1},
     "fed_ogd/l2-cifar100": {"partition.share": 0.8, "partition.main": 2, "strategy.lr_local": 0.01,
@@ -22,14 +22,14 @@ STATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", PAPER_SETTINGS)
 def test_settings_are_those_of_the_paper(name):
-    check_stated(name, STATED[name])
+    check_settings(name, PAPER_SETTINGS[name])
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_period_is_a_response_time_whatever_a_method_computes_in_it(scale):
-    """GradMA takes three gradients a step; the paper counts epochs."""
+def test_response_times_do_not_depend_on_the_gradients_per_step(scale):
+    """GradMA computes three gradients per step; the paper counts epochs."""
     preset = presets.load("fed_ogd/l1-cifar10", scale)
     rule = Corrected()
     assert rule.cost == 3
@@ -40,7 +40,7 @@ def test_a_period_is_a_response_time_whatever_a_method_computes_in_it(scale):
     )
 
 
-def test_figure_6_notes_the_projected_component():
+def test_figure_6_varies_cache_and_projection():
     preset = presets.load("fed_ogd/fig6-cifar10", "quick")
     assert {name: m.project for name, m in preset.methods.items()} == {
         "fed_ogd": "conflict", "fed_ogd-no-cache": "conflict", "fed_ogd-always": "always",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_up import SCALES, check_stated
+from preset_runs import SCALES, check_settings
 
 from offbeat import presets
 from offbeat.engine.until import Target
@@ -12,8 +12,8 @@ from offbeat.scenario.delays import ConstantDelays, ExponentialDelays, Normal
 from offbeat.scenario.partition import ClassSubsets
 from offbeat.training.tasks import TaskLoss
 
-# preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
-STATED = {
+# preset -> setting -> value in the paper
+PAPER_SETTINGS = {
     "fedcompass/table1-mnist-class-m10-exp": {"clients": 10, "training.steps": 200, "strategy.q_min": 40,
     "delays.mean": 0.15},
     "fedcompass/table1-cifar10-dirichlet-m20-normal": {"training.lr": 0.1, "training.steps": 100, "strategy.q_min": 20,
@@ -25,9 +25,9 @@ STATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", PAPER_SETTINGS)
 def test_settings_are_those_of_the_paper(name):
-    check_stated(name, STATED[name])
+    check_settings(name, PAPER_SETTINGS[name])
 
 
 def test_methods_are_set_as_the_paper_says():

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from made_up import check_stated
+from preset_runs import check_settings
 
 from offbeat import presets
 
-# preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
-STATED = {
+# preset -> setting -> value in the paper
+PAPER_SETTINGS = {
     "fedpsa/table1-mnist": {"clients": 50, "partition.alpha": 0.1, "training.lr_decay": 0.999, "until.seconds": 864e3},
     "fedpsa/table2-cifar100-alpha0.5": {"partition.alpha": 0.5, "delays.low": 10, "delays.high": 500,
     "strategy.concurrency": 10},
@@ -20,9 +20,9 @@ STATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", PAPER_SETTINGS)
 def test_settings_are_those_of_the_paper(name):
-    check_stated(name, STATED[name])
+    check_settings(name, PAPER_SETTINGS[name])
 
 
 def test_methods_are_set_as_the_paper_says():
@@ -31,13 +31,13 @@ def test_methods_are_set_as_the_paper_says():
     assert "fedpac" not in presets.load("fedpsa/table1-fmnist").methods  # one layer has no head and body
 
 
-def test_a_clients_delay_is_drawn_once_and_kept():
+def test_the_delay_of_a_client_is_drawn_once():
     for name in [n for n in presets.names() if n.startswith("fedpsa/")]:
         delays = presets.load(name).experiment.delays
         assert len({delays.seconds(0, 3, job, 1) for job in range(20)}) == 1, name
 
 
-def test_figure_4_is_a_grid_around_the_papers_own_values():
+def test_figure_4_is_a_grid_around_the_papers_values():
     for name, fields in (("temperature", ("gamma", "delta")), ("lengths", ("buffer", "queue"))):
         preset = presets.load(f"fedpsa/fig4-{name}")
         grid = {tuple(getattr(m, f) for f in fields): m for m in preset.methods.values()}

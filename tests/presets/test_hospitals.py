@@ -1,4 +1,4 @@
-"""Every method on real hospitals' patients: who is compared, on what."""
+"""Presets on the patients of real hospitals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from made_up import short
+from preset_runs import run_briefly
 
 from offbeat import presets
 from offbeat.core.strategies import REGISTRY
@@ -14,13 +14,13 @@ from offbeat.scenario.data import load
 from offbeat.scenario.partition import Natural
 
 
-def test_all_methods_are_there_where_there_are_classes():
+def test_all_methods_are_compared_if_the_data_has_classes():
     assert set(presets.load("heart-disease").methods) == set(REGISTRY)
     assert set(presets.load("tcga-brca").methods) == set(REGISTRY) - {"fedpac"}
 
 
 @pytest.mark.parametrize(("name", "sites"), [("heart-disease", 4), ("tcga-brca", 6)])
-def test_sites_are_those_of_the_data_and_buffers_hold_half_of_them(name, sites):
+def test_clients_are_the_sites_and_buffers_hold_half_of_them(name, sites):
     preset = presets.load(name)
     assert preset.experiment.clients == sites
     assert preset.experiment.partition == Natural()
@@ -31,10 +31,10 @@ def test_sites_are_those_of_the_data_and_buffers_hold_half_of_them(name, sites):
 @pytest.mark.presets
 @pytest.mark.parametrize("name", ["heart-disease", "tcga-brca"])
 def test_every_method_trains_there(name):
-    given = os.environ.get("OFFBEAT_DATA")
-    if not given or not (Path(given) / name).is_dir():
+    root = os.environ.get("OFFBEAT_DATA")
+    if not root or not (Path(root) / name).is_dir():
         pytest.skip(f"OFFBEAT_DATA does not point at {name}: the real files were not read")
     preset = presets.load(name)
     data = load(preset.experiment.data)
     for method in preset.methods:
-        short(preset.with_strategy(method), data, updates=preset.experiment.clients + 2)
+        run_briefly(preset.with_strategy(method), data, updates=preset.experiment.clients + 2)

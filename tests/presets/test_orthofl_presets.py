@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_up import check_stated, made
+from preset_runs import check_settings, synthetic_data
 
 from offbeat import presets
 from offbeat.engine.until import Until
 from offbeat.papers.orthofl.presets import COLUMNS
 from offbeat.scenario.delays import Devices, Lognormal
 
-# preset -> setting -> what the paper (or spec/algorithms.md, section 7) says
-STATED = {
+# preset -> setting -> value in the paper
+PAPER_SETTINGS = {
     "orthofl/table2-mnist": {"clients": 10, "training.epochs": 5, "training.lr": 0.01, "partition.alpha": 0.1,
     "strategy.beta": 0.6},
     "orthofl/table2-cifar10": {"clients": 10, "training.lr": 0.01, "training.optimizer": "sgd"},
@@ -29,20 +29,20 @@ STATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", PAPER_SETTINGS)
 def test_settings_are_those_of_the_paper(name):
-    check_stated(name, STATED[name])
+    check_settings(name, PAPER_SETTINGS[name])
 
 
 def test_methods_are_set_as_the_paper_says():
     methods = presets.load("orthofl/table2-cifar100").methods
     assert list(methods) == ["fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "orthofl-chain"]
-    public = methods["orthofl-chain"]  # a variant: what the authors' code does
+    public = methods["orthofl-chain"]  # as in the authors' code
     assert (public.reference, public.first_alpha, public.beta, public.a) == ("chain", 1.0, 0.6, 0.5)
     assert (methods["fedavg"].sample, methods["fedasync"].alpha, methods["fedasync"].rho) == (10, 0.6, 0.0)
 
 
-def test_laws_of_figure_6_have_the_mean_of_the_devices():
+def test_delay_laws_of_figure_6_have_the_mean_of_the_devices():
     # the mean of the nine means: 2617.821 / 9 = 290.869
     law = presets.load("orthofl/fig6-lognormal").experiment.delays
     assert isinstance(law, Lognormal)
@@ -60,7 +60,7 @@ def test_a_run_is_as_long_as_five_hundred_updates_take():
     assert presets.load("orthofl/table2-mnist").experiment.until.seconds == pytest.approx(11_268, abs=10)
 
 
-def test_a_thirtieth_of_fedavgs_time_can_be_told():
+def test_the_grid_resolves_a_thirtieth_of_fedavgs_time():
     """The paper's 0.03 and 0.09 of FedAvg's time: with 200 points or more they lie at least six points apart where
     FedAvg needs half of the run (0.03 × 100 = 3 and 0.09 × 100 = 9); with fifty they would be one and a half.
     """
@@ -70,7 +70,7 @@ def test_a_thirtieth_of_fedavgs_time_can_be_told():
 
 
 @pytest.mark.parametrize(("name", "clients", "each"), [("cifar10", 10, 4000), ("cifar100", 100, 400)])
-def test_of_cifar_ten_thousand_pictures_are_held_out_and_the_rest_is_cropped_and_flipped(name, clients, each):
+def test_cifar_presets_hold_out_ten_thousand_images_and_augment_the_rest(name, clients, each):
     experiment = presets.load(f"orthofl/table2-{name}").experiment
     assert (experiment.clients, experiment.training.augment) == (clients, "crop-flip")
     dealt = 50_000 // clients  # equal clients
@@ -84,9 +84,9 @@ def test_the_code_that_draws_figure_2b_runs(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "presets.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     preset = presets.load("orthofl/motivation-100", scale="quick")
-    small = replace(preset.experiment, data=made("mnist"), until=Until(seconds=200.0), evaluate_every=1e6)
+    small = replace(preset.experiment, data=synthetic_data("mnist"), until=Until(seconds=200.0), evaluate_every=1e6)
     monkeypatch.setattr(presets, "load", lambda name, scale: replace(preset, experiment=small))
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "presets.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("9.weight, 22 commits: cosine in a row")
+    assert capsys.readouterr().out.startswith("9.weight, 22 commits: mean cosine of consecutive commits")
     assert (tmp_path / "figure-2b.png").stat().st_size > 1000

@@ -173,9 +173,11 @@ def _parse_entry(fields: dict[str, Any], file: PublishedFile) -> Entry:
         if len(printed) != len(methods):
             raise ValueError(f"printed: {len(printed)} values for {len(methods)} methods")
         printed = dict(zip(methods, printed, strict=True))
-    values = {method: _parse_value(method, value) for method, value in printed.items() if value is not None}
+    values: dict[str, PrintedValue] = {
+        method: _parse_value(method, value) for method, value in printed.items() if value is not None
+    }
     if reference := fields.pop("relative_to", None):
-        values = {method: PrintedValue(value.value / values[reference].value) for method, value in values.items()}
+        values = {method: PrintedValue(cell.value / values[reference].value) for method, cell in values.items()}
     if fields.get("quantity") not in file.quantities:
         raise ValueError(f"quantity: {fields.get('quantity')!r} is not one of {', '.join(file.quantities)}")
     texts = {key: file.texts.get(fields[key], fields[key]) for key in ("claim", "data_note") if key in fields}
@@ -185,8 +187,8 @@ def _parse_entry(fields: dict[str, Any], file: PublishedFile) -> Entry:
             raise ValueError(f"{text!r} is not defined in texts")
     orders = tuple(pair for line in fields.get("stated_orders", ()) for pair in _parse_orders(line))
     quantity = file.quantities[fields["quantity"]]
-    changed = {**texts, "notes": notes, "stated_orders": orders, "quantity": quantity, "printed": values}
-    return _ENTRY.validate_python({**fields, **changed})
+    parsed: dict[str, object] = {"notes": notes, "stated_orders": orders, "quantity": quantity, "printed": values}
+    return _ENTRY.validate_python({**fields, **texts, **parsed})
 
 
 def _parse_value(method: str, value: object) -> PrintedValue:

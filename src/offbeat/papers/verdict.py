@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from math import isfinite, sqrt
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Literal, get_args
 
 from offbeat.core.errors import format_count
 from offbeat.metrics.seed_statistics import LEVEL, Interval, confidence_interval, paired_difference, t_quantile
@@ -218,7 +218,8 @@ def _summarize_orders(orders: tuple[OrderResult, ...]) -> list[str]:
     if not orders:
         return []
     count = Counter(order.status for order in orders)
-    words = {"holds": "hold", "open": "open", "contradicted": "contradicted", "not testable": "not testable"}
-    parts = ", ".join(f"{count[status]} {word}" for status, word in words.items() if count[status])
+    parts = ", ".join(
+        f"{count[status]} {status.removesuffix('s')}" for status in get_args(OrderStatus) if count[status]
+    )
     reversed_orders = "; ".join(f"{o.worse} beats {o.better}" for o in orders if o.status == "contradicted")
     return [f"{format_count(len(orders), 'order')}: {parts}" + (f" ({reversed_orders})" if reversed_orders else "")]

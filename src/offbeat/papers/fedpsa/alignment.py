@@ -1,13 +1,12 @@
-"""Does kappa tell which updates are worth listening to? FedPSA's own study (section 6.6), as an analysis of a run.
+"""Correlation of FedPSA's kappa with the alignment of updates (section 6.6 of the paper), as an analysis of a run.
 
-    from offbeat.experiment import alignment
-    print(alignment.of_run(Run(Path("runs/mine"))))          # from the trace alone
-    print(alignment.study(Run(Path("runs/mine")).runnable()))  # as in the paper: the run is played again and watched
+    from offbeat.papers.fedpsa import alignment
+    print(alignment.read_run_alignment(Run(Path("runs/mine"))))  # from the trace alone
+    print(alignment.replay_alignment(Run(Path("runs/mine")).experiment()))  # as in the paper: repeats the run
 
-Each update has its kappa. What it is set against: `agreement`, which every FedPSA run notes (the cosine between the
-update and the others of its buffer), or `align`, the paper's: the cosine between the gradients of the client's model
-and of the server's on held-out data. The second needs models that no trace keeps, so the run is played again: it is the
-same run.
+kappa is compared with `agreement`, which every FedPSA run notes (the cosine of an update with the others in its
+buffer), or with `align` as in the paper: the cosine between the gradients of the client's and the server's model on
+held-out data. A trace holds no models, so `align` needs an identical repetition of the run.
 """
 
 from __future__ import annotations
@@ -33,11 +32,13 @@ from offbeat.metrics import trace_summary
 from offbeat.scenario.data import load
 from offbeat.training.sensitivity import Sensitivity
 
-Pairs = Sequence[tuple[float, float]]  # (kappa, what it is set against), one an update
+KappaPairs = Sequence[tuple[float, float]]  # (kappa, compared value) of each update
 
 
 @dataclass(frozen=True, slots=True)
-class Bin:
+class KappaBin:
+    """Mean of the compared value over updates whose kappa lies in a bin."""
+
     low: float
     high: float
     count: int
@@ -46,79 +47,78 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Correlations update by update, and of the bins' centres with their means; nan: not enough, or nothing varies."""
+    """Correlations over updates, and over bins (centre and mean); nan if there are too few or all values are equal."""
 
-    against: str
+    against: str  # the compared note: agreement or align
     updates: int
     pearson: float
     spearman: float
-    bins: tuple[Bin, ...]
+    bins: tuple[KappaBin, ...]
     binned_pearson: float
     binned_spearman: float
 
     def __str__(self) -> str:
-        rows = [f"  {b.low:5.2f} to {b.high:5.2f}  {b.count:6d}  {b.mean:8.4f}" for b in self.bins]
-        return "\n".join(
-            [
-                f"kappa against {self.against}, {self.updates} updates",
-                f"  update by update  Pearson {self.pearson:.4f}  Spearman {self.spearman:.4f}",
-                f"  binned            Pearson {self.binned_pearson:.4f}  Spearman {self.binned_spearman:.4f}",
-                f"  {'kappa':<14}   count      mean",
-                *rows,
-            ]
-        )
+        lines = [
+            f"kappa against {self.against}, {self.updates} updates",
+            f"  update by update  Pearson {self.pearson:.4f}  Spearman {self.spearman:.4f}",
+            f"  binned            Pearson {self.binned_pearson:.4f}  Spearman {self.binned_spearman:.4f}",
+            f"  {'kappa':<14}   count      mean",
+        ]
+        return "\n".join(lines + [f"  {b.low:5.2f} to {b.high:5.2f}  {b.count:6d}  {b.mean:8.4f}" for b in self.bins])
 
 
-def of(db: sqlite3.Connection, against: str = "agreement", width: float = 0.1) -> Alignment:
-    """The study of a trace."""
+def read_alignment(db: sqlite3.Connection, against: str = "agreement", width: float = 0.1) -> Alignment:
+    """Compute the correlations from a trace."""
     both = "FROM notes k JOIN notes a ON k.ticket = a.ticket WHERE k.key = 'kappa' AND a.key = ?"
-    query = f"SELECT k.value, a.value {both} ORDER BY k.seq"
-    pairs = db.execute(query, (against,)).fetchall()
+    pairs = db.execute(f"SELECT k.value, a.value {both} ORDER BY k.seq", (against,)).fetchall()
     if not pairs:
-        who = "only fedpsa notes kappa, and only `study` notes align"
-        raise RunError(f"the trace notes no update's kappa and {against}: {who}")
+        reason = "only fedpsa notes kappa, and only replay_alignment notes align"
+        raise RunError(f"the trace has no update with kappa and {against}: {reason}")
     return correlate(pairs, against, width)
 
 
-def of_run(run: Run, against: str = "agreement", width: float = 0.1) -> Alignment:
+def read_run_alignment(run: Run, against: str = "agreement", width: float = 0.1) -> Alignment:
+    """Compute the correlations from the trace of a run."""
     with trace_summary.open_trace(run.trace_file) as db:
-        return of(db, against, width)
+        return read_alignment(db, against, width)
 
 
-def study(experiment: Experiment, examples: int = 256, width: float = 0.1) -> Alignment:
-    """The paper's protocol: the experiment is run (again) with each update's gradients on held-out data compared."""
+def replay_alignment(experiment: Experiment, examples: int = 256, width: float = 0.1) -> Alignment:
+    """Run the experiment and compare kappa with the alignment of gradients on held-out data, as in the paper."""
     require(examples >= 1, f"examples = {examples}: at least 1 is needed")
-    made, data = build.setup(experiment), load(experiment.data)
+    setup, data = build.setup(experiment), load(experiment.data)
     rows = torch.randperm(len(data.x_test), generator=draws.generator(experiment.seed, "alignment"))[:examples]
-    held_out = Sensitivity(made.module, data.x_test[rows], data.y_test[rows], made.trainer.task)
-    engine = build.build_engine(
-        made, replace(experiment, strategy=AlignmentWatcher(experiment.strategy, held_out.gradient))
-    )
+    held_out = Sensitivity(setup.module, data.x_test[rows], data.y_test[rows], setup.trainer.task)
+    strategy = AlignmentWatcher(experiment.strategy, held_out.gradient)
+    engine = build.build_engine(setup, replace(experiment, strategy=strategy))
     engine.run()
-    return of(engine.trace.db, "align", width)
+    return read_alignment(engine.trace.db, "align", width)
 
 
-def correlate(pairs: Pairs, against: str, width: float = 0.1) -> Alignment:
-    require(0 < width <= 1, f"width = {width}: of a bin of kappa, in (0, 1]")
+def correlate(pairs: KappaPairs, against: str, width: float = 0.1) -> Alignment:
+    """Compute the correlations of pairs, with bins of kappa of this width."""
+    require(0 < width <= 1, f"width = {width}: the width of a bin of kappa must be in (0, 1]")
     last = floor(1 / width - 1e-9)  # kappa = 1 belongs to the bin below it
-    members: dict[int, list[float]] = {}
+    by_bin: dict[int, list[float]] = {}
     for kappa, value in pairs:
-        members.setdefault(min(floor(kappa / width + 1e-9), last), []).append(value)
-    held = sorted(members.items())
-    bins = tuple(Bin(i * width, (i + 1) * width, len(values), sum(values) / len(values)) for i, values in held)
-    single = _both([k for k, _ in pairs], [v for _, v in pairs])
-    binned = _both([(b.low + b.high) / 2 for b in bins], [b.mean for b in bins])
+        by_bin.setdefault(min(floor(kappa / width + 1e-9), last), []).append(value)
+    bins = tuple(
+        KappaBin(i * width, (i + 1) * width, len(values), sum(values) / len(values))
+        for i, values in sorted(by_bin.items())
+    )
+    single = _correlations([kappa for kappa, _ in pairs], [value for _, value in pairs])
+    binned = _correlations([(b.low + b.high) / 2 for b in bins], [b.mean for b in bins])
     return Alignment(against, len(pairs), *single, bins, *binned)
 
 
-def _both(x: list[float], y: list[float]) -> tuple[float, float]:
+def _correlations(x: list[float], y: list[float]) -> tuple[float, float]:
     if min(len(set(x)), len(set(y))) < 2:
         return nan, nan
     return float(stats.pearsonr(x, y).statistic), float(stats.spearmanr(x, y).statistic)
 
 
 class AlignmentWatcher:
-    """A strategy, watched: the same answers, plus a note on how each update's gradient aligns with the server's."""
+    """Wrap a strategy: add a note on how the gradient of each update aligns with the server's."""
 
     def __init__(self, strategy: Strategy, gradient: Callable[[Tensor], Tensor]) -> None:
         self._strategy, self._gradient = strategy, gradient

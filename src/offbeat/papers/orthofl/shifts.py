@@ -1,11 +1,11 @@
-"""Which way each update pulls a layer of the global model: OrthoFL's Figure 2b, from a run that is played again.
+"""Direction in which each update moves a layer of the global model: Figure 2b of OrthoFL, from a repeated run.
 
-    from offbeat.experiment import shifts
-    found = shifts.study(offbeat.presets.load("orthofl/motivation-100").experiment)
-    print(found)                                   # do updates of one client agree more than those of different ones?
-    shifts.save(found, Path("figure-2b.png"))      # neurons × updates: red went up, blue went down
+    from offbeat.papers.orthofl import shifts
+    measured = shifts.measure_shifts(offbeat.presets.load("orthofl/motivation-100").experiment)
+    print(measured)  # do updates of one client agree more than those of different clients?
+    shifts.draw_shifts(measured, Path("figure-2b.png"))  # neurons × updates: red is up, blue is down
 
-No trace keeps models, so the run is played again and watched: it is the same run.
+A trace holds no models, so the run is repeated identically and observed.
 """
 
 from __future__ import annotations
@@ -31,52 +31,54 @@ from offbeat.results.figures.figure_style import write_figure
 
 @dataclass(frozen=True, eq=False)
 class Shifts:
+    """Movements of a layer, commit by commit."""
+
     layer: str
-    clients: tuple[int | None, ...]  # whose update each commit answered; None: a timer's
+    clients: tuple[int | None, ...]  # client whose update caused the commit; None: a timer
     values: Tensor  # neurons × commits: the mean change of a neuron's weights
 
     def agreement(self, same: bool) -> float:
-        """The mean cosine of two commits in a row, of one client or of two: below 0 they undo each other."""
+        """Return the mean cosine of consecutive commits of the same client or of two; negative if they undo each other."""
         columns = list(zip(self.clients, self.values.T, strict=True))
-        found = [cosine(a, b) for (one, a), (other, b) in pairwise(columns) if (one == other) is same]
-        return fmean(found) if found else nan
+        cosines = [cosine(a, b) for (first, a), (second, b) in pairwise(columns) if (first == second) is same]
+        return fmean(cosines) if cosines else nan
 
     def __str__(self) -> str:
         within, between = self.agreement(True), self.agreement(False)
         commits = f"{self.layer}, {len(self.clients)} commits"
-        return f"{commits}: cosine in a row {within:.3f} of one client, {between:.3f} of two"
+        return f"{commits}: mean cosine of consecutive commits {within:.3f} (same client), {between:.3f} (two clients)"
 
 
-def study(experiment: Experiment, layer: str | None = None) -> Shifts:
-    """The experiment is run (again); `layer` is the name of a weight, by default the last before the classifier."""
-    made = build.setup(experiment)
-    weight = _weight(made.layout, layer)
-    watched = ShiftWatcher(experiment.strategy, weight)
-    build.build_engine(made, replace(experiment, strategy=watched)).run()
-    if not watched.seen:
-        raise RunError("nothing was committed: there is no shift to look at")
-    clients, columns = zip(*watched.seen, strict=True)
+def measure_shifts(experiment: Experiment, layer: str | None = None) -> Shifts:
+    """Run the experiment and record the shifts of a weight; the default is the last weight before the classifier."""
+    setup = build.setup(experiment)
+    weight = _find_weight(setup.layout, layer)
+    watcher = ShiftWatcher(experiment.strategy, weight)
+    build.build_engine(setup, replace(experiment, strategy=watcher)).run()
+    if not watcher.shifts:
+        raise RunError("the run committed no model, so there are no shifts")
+    clients, columns = zip(*watcher.shifts, strict=True)
     return Shifts(weight.name, clients, torch.stack(columns, dim=1))
 
 
-def _weight(layout: Layout, name: str | None) -> Slice:
+def _find_weight(layout: Layout, name: str | None) -> Slice:
     weights = {s.name: s for s in layout.of_kind("param") if len(s.shape) >= 2}
     if name is not None:
         if name not in weights:
             raise unknown_name("weight", name, weights)
         return weights[name]
     if len(weights) < 2:
-        none = f"the model has {len(weights)} weights and no hidden layer"
-        raise ConfigError(f"{none}: name a layer, {', '.join(weights)}")
+        reason = f"the model has {len(weights)} weights and no hidden layer"
+        raise ConfigError(f"{reason}: name a layer, {', '.join(weights)}")
     return list(weights.values())[-2]
 
 
 class ShiftWatcher:
-    """A strategy and somebody who looks on: the same answers, and what each commit did to the layer."""
+    """Wrap a strategy: record how each commit moves a layer."""
 
     def __init__(self, strategy: Strategy, weight: Slice) -> None:
         self._strategy, self._weight = strategy, weight
-        self.seen: list[tuple[int | None, Tensor]] = []
+        self.shifts: list[tuple[int | None, Tensor]] = []
 
     def init(self, world: World) -> Any:
         return self._strategy.init(world)
@@ -88,20 +90,20 @@ class ShiftWatcher:
             if isinstance(action, Commit):
                 moved = (action.model - before)[self._weight.start : self._weight.stop]
                 client = event.client if isinstance(event, UpdateArrived) else None
-                self.seen.append((client, moved.view(self._weight.shape[0], -1).mean(1)))
+                self.shifts.append((client, moved.view(self._weight.shape[0], -1).mean(1)))
                 before = action.model
         return actions
 
 
-def save(shifts: Shifts, path: Path) -> None:
-    """The ending of the path says which format (png, pdf, svg)."""
+def draw_shifts(shifts: Shifts, path: Path) -> None:
+    """Draw the shifts as a heat map; the suffix of the path selects the format (png, pdf, svg)."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
-    most = float(shifts.values.abs().max()) or 1.0
+    limit = float(shifts.values.abs().max()) or 1.0
     figure = Figure(figsize=(9, 4), layout="constrained")
     axis = figure.subplots()
     values = shifts.values.numpy()
-    image = axis.imshow(values, aspect="auto", cmap="bwr", vmin=-most, vmax=most, interpolation="nearest")
+    image = axis.imshow(values, aspect="auto", cmap="bwr", vmin=-limit, vmax=limit, interpolation="nearest")
     axis.set_xlabel("update")
     axis.set_ylabel(f"neuron of {shifts.layer}")
     figure.colorbar(image, label="mean change of its weights")

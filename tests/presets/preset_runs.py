@@ -1,4 +1,4 @@
-"""What the tests of the papers' presets share: data made up in the published shapes, and short runs on it."""
+"""Synthetic data in the published shapes, and short runs of presets on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAPERS = [name for name in presets.names() if "/" in name]
 SCALES = ("paper", "quick")
 
 # data set -> (input shape, classes or number of targets, natural owners), as published or as quick presets make it
-MADE = {
+SHAPES = {
     "mnist": ((1, 28, 28), 10, 0),
     "fashion-mnist": ((1, 28, 28), 10, 0),
     "cifar10": ((3, 32, 32), 10, 0),
@@ -34,13 +34,16 @@ MADE = {
     "extrasensory": ((225,), 51, 60),
     "ixi": ((1, 16, 20, 16), 2, 3),
 }
-VALUES = 3_000_000  # of all inputs of a made-up data set, at most
+MAX_INPUT_VALUES = 3_000_000  # of all inputs of a synthetic data set
 
 
-def made(name: str) -> Dataset:
-    shape, outputs, owners = MADE[name]
-    # some of every owner's
-    train, test = min(2000, VALUES // prod(shape)), max(12, 2 * owners, min(60, VALUES // 50 // prod(shape)))
+def synthetic_data(name: str) -> Dataset:
+    shape, outputs, owners = SHAPES[name]
+    # examples of every owner
+    train, test = (
+        min(2000, MAX_INPUT_VALUES // prod(shape)),
+        max(12, 2 * owners, min(60, MAX_INPUT_VALUES // 50 // prod(shape))),
+    )
     draw = torch.Generator().manual_seed(0)
     n = train + test
     x = (
@@ -55,21 +58,25 @@ def made(name: str) -> Dataset:
         classes, task, y = None, "multilabel", torch.randint(0, 2, (n, outputs), generator=draw).float()
     elif name in ("fitrec", "beijing-air"):
         classes, task, y = None, "regression", torch.rand(n, outputs, generator=draw).squeeze(1)
-    owned = {}
+    ownership = {}
     if owners:
         owner = torch.arange(n) // 2 % owners
-        owned = {"groups": owner[:train], "test_groups": owner[train:], "group_names": tuple(map(str, range(owners)))}
-    return Dataset(name, x[:train], y[:train], x[train:], y[train:], num_classes=classes, task=task, **owned)
+        ownership = {
+            "groups": owner[:train],
+            "test_groups": owner[train:],
+            "group_names": tuple(map(str, range(owners))),
+        }
+    return Dataset(name, x[:train], y[:train], x[train:], y[train:], num_classes=classes, task=task, **ownership)
 
 
-def some(data: Dataset) -> Dataset:
-    """Of a real data set every so many examples."""
-    few, fewer = len(data.x_train) // 2000 or 1, len(data.x_test) // 200 or 1
+def subsample(data: Dataset) -> Dataset:
+    """Return about 2000 training and 200 test examples of a real data set."""
+    step, test_step = len(data.x_train) // 2000 or 1, len(data.x_test) // 200 or 1
     return replace(
-        data, x_train=data.x_train[::few], y_train=data.y_train[::few], x_test=data.x_test[::fewer],
-        y_test=data.y_test[::fewer],
-        groups=None if data.groups is None else data.groups[::few],
-        test_groups=None if data.test_groups is None else data.test_groups[::fewer],
+        data, x_train=data.x_train[::step], y_train=data.y_train[::step], x_test=data.x_test[::test_step],
+        y_test=data.y_test[::test_step],
+        groups=None if data.groups is None else data.groups[::step],
+        test_groups=None if data.test_groups is None else data.test_groups[::test_step],
     )  # fmt: skip
 
 
@@ -77,8 +84,8 @@ def data_name(experiment: Experiment) -> str:
     return name_of("data", experiment.data)
 
 
-def short(experiment: Experiment, data: Dataset, updates: int) -> None:
-    """A few updates of two steps each, from the clients' data to the survey at the end."""
+def run_briefly(experiment: Experiment, data: Dataset, updates: int) -> None:
+    """Run a few updates of two steps each, including the survey at the end."""
     training = replace(experiment.training, steps=2, epochs=None, batch=min(8, experiment.training.batch))
     experiment = replace(
         experiment, data=data, training=training, until=Until(updates=updates), survey=Survey(examples=5)
@@ -88,18 +95,18 @@ def short(experiment: Experiment, data: Dataset, updates: int) -> None:
     assert all(isfinite(value) for key, value in outcome.metrics.items() if "/" not in key)
 
 
-def by_data(names: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def presets_by_data(names: list[str]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(data_name(presets.load(name, "quick").experiment), []).append(name)
-    return found
+        grouped.setdefault(data_name(presets.load(name, "quick").experiment), []).append(name)
+    return grouped
 
 
-def check_stated(name: str, settings: dict[str, Any]) -> None:
-    """That a preset, at the paper's scale, has these settings ("delays.low": 10)."""
+def check_settings(name: str, settings: dict[str, Any]) -> None:
+    """Check settings of a preset at the paper's scale ("delays.low": 10)."""
     experiment = presets.load(name).experiment
     for setting, value in settings.items():
-        found: Any = experiment
+        actual: Any = experiment
         for part in setting.split("."):
-            found = getattr(found, part)
-        assert found == value, (name, setting)
+            actual = getattr(actual, part)
+        assert actual == value, (name, setting)

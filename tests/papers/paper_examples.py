@@ -1,4 +1,4 @@
-"""A world of half a second, for tests of what is made of runs."""
+"""Quantities and a setting that runs for half a second, shared by the tests of papers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from offbeat.papers.entries import RELATIVE_TIME, PrintedValue, Quantity
 from offbeat.papers.run_store import PaperSetting
 
-# two clients, two methods, three updates on made-up pictures
-WORLD = PaperSetting("orthofl/motivation-30", "quick", until="20s", stand_in=True)
-
+# two clients, two methods, three updates on synthetic images
+SMALL = PaperSetting("orthofl/motivation-30", "quick", until="20s", stand_in=True)
 ACCURACY = Quantity("final", "final accuracy, %", "more", 100.0, 1)
 
 
@@ -17,9 +16,6 @@ def relative_time(to: str, reference: str) -> Quantity:
     return Quantity(RELATIVE_TIME, f"time to {to}, {reference} = 1", "less")
 
 
-def cells(values: Mapping[str, float | tuple[float, float]]) -> dict[str, PrintedValue]:
+def printed_values(values: Mapping[str, float | tuple[float, float]]) -> dict[str, PrintedValue]:
     """Return printed values for numbers, or pairs of a number and its spread."""
-    return {
-        name: PrintedValue(*value) if isinstance(value, tuple) else PrintedValue(value)
-        for name, value in values.items()
-    }
+    return {name: PrintedValue(*(value if isinstance(value, tuple) else (value,))) for name, value in values.items()}
