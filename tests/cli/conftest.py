@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Answer, Call, answer
-from damage import CHANGES, kill_after, stop_after
+from damaged_runs import CHANGES, kill_after, stop_after
 
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run

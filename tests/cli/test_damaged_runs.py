@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import contents, refused
-from damage import KEPT, flips, one_line, same_or_one_line
+from damaged_runs import KEPT, flips, one_line, same_or_one_line
 
 from offbeat.experiment import comparison as compare
 from offbeat.experiment.run import execution as runs

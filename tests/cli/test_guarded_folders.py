@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import contents, refused
-from damage import CHANGES, KEPT, Killed, die, same_or_one_line
+from damaged_runs import CHANGES, KEPT, Killed, die, same_or_one_line
 
 from offbeat.engine.trace import Trace
 from offbeat.experiment import comparison as compare

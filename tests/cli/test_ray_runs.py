@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import start
-from living import descendants, gone
+from process_tree import descendants, gone
 
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run

@@ -166,7 +166,7 @@ def test_an_until_that_cannot_be_meant_is_refused(offbeat, text):
         (["training.epochs=5"], ["training: steps = 20 and epochs = 5: give one of them"]),
         (["strategy.alpha=7"], ["strategy: alpha = 7.0", "(0, 1]"]),
         (["strategy.staleness.a=-1"], ["strategy.staleness: polynomial staleness a = -1.0"]),
-        (["delays.low=200"], ["low = 200.0 lies above high = 5.0"]),
+        (["delays.low=200"], ["low = 200.0 is above high = 5.0"]),
         (["delays=per_client"], ["delays: means must be given"]),
         (["delays={name: per_client, means: [1, 2]}"], ["2 means for 4 clients"]),
         (["timeout=0.5"], ["timeout = 0.5"]),

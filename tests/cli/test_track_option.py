@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import TINY
-from damage import CHANGES, stop_after
+from damaged_runs import CHANGES, stop_after
 
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
@@ -55,9 +55,9 @@ def test_after_ctrl_c_and_resume_tensorboard_has_each_point_once(offbeat):
     experiment = experiment_files.with_changes(load("quickstart").experiment, CHANGES)
     run = runs.create_run(Path("x"), experiment)
     stop_after(run, 16)
-    from offbeat.results.tracking import tracking
+    from offbeat.results.tracking import track_runs
 
-    with tracking({"x": run}, None, ["tensorboard"]):
+    with track_runs({"x": run}, None, ["tensorboard"]):
         pass
     told = len(events(Path("x/tensorboard"), "acc"))
     assert told > 0

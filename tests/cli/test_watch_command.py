@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import contents, refused, start
-from damage import CHANGES
+from damaged_runs import CHANGES
 
 from offbeat.experiment import comparison
 from offbeat.experiment.run import run_lock

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import TINY, refused, start
-from living import gone, living
+from process_tree import gone, running_processes
 
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run import run_lock
@@ -30,7 +30,7 @@ PROCESSES = ["--worker", "processes:2"]
 def children(pid: int) -> set[int]:
     """But for Python's own that watches over what is shared: it stays as long as this process."""
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
-    return {child for child, parent in living().items() if parent == pid and child != tracker}
+    return {child for child, parent in running_processes().items() if parent == pid and child != tracker}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_serving import experiment_of, serve
+from test_run_server import experiment_of, serve
 
 from offbeat.core.strategies import FedAsync, FedAvg
 from offbeat.deploy import replay_scenario

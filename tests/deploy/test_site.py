@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import meeting
 import pytest
+import site_harness
 import torch
-from meeting import CLIENT
+from site_harness import CLIENT
 
 from offbeat.core.jobs import Job, Result
 from offbeat.core.strategies import REGISTRY
@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def played(name: str) -> tuple[list[tuple[Job, Result]], set[int], build.Setup, Any]:
     """Every job of one client in a short simulation with its result, and the tickets that were accepted."""
-    of = meeting.experiment(name, SETTINGS.get(name), until=Until(updates=12))
+    of = site_harness.experiment(name, SETTINGS.get(name), until=Until(updates=12))
     made = build.setup(of)
     seen: list[tuple[Job, Result]] = []
 
@@ -52,11 +52,11 @@ def played(name: str) -> tuple[list[tuple[Job, Result]], set[int], build.Setup, 
 def test_every_strategys_jobs_end_at_a_site_as_they_do_inline(name: str, tmp_path: Path) -> None:
     seen, accepted, _, of = played(name)
     assert len(seen) >= 2
-    site, last = meeting.site(tmp_path, CLIENT), None
-    site.handle(meeting.greeting(of))
+    site, last = site_harness.site(tmp_path, CLIENT), None
+    site.handle(site_harness.greeting(of))
     for job, expected in seen:
-        data = message_codec.encode(meeting.assignment(job, last), meeting.RUN)
-        got = meeting.result(site.handle(data))
+        data = message_codec.encode(site_harness.assignment(job, last), site_harness.RUN)
+        got = site_harness.result(site.handle(data))
         assert (got.ticket, got.num_examples, got.steps) == (expected.ticket, expected.num_examples, expected.steps)
         assert torch.equal(got.local, expected.local)
         assert got.extras.keys() == expected.extras.keys()

@@ -53,7 +53,7 @@ def test_sites_that_cannot_take_part_hear_why_and_the_others_go_on(offbeat, tmp_
     assert "offbeat: broken.py:8: OSError: patients.csv is on another disk" in broken.said
     log = (run / "live" / "logs" / "server.log").read_text()
     assert "site 'wide' is refused: its model has another layout" in log
-    assert "broken: broken.py:8: OSError (what it said is in the site's own log)" in log
+    assert "broken: broken.py:8: OSError (the message is in the log of the site)" in log
     assert "another disk" not in log  # a site's own words stay there: they may be of its data
     # those who came and left do not count: the run begins when two are here
     assert within(PATIENCE, lambda: "1 of 2 joined; missing: broken, late, wide" in server.said), server.said

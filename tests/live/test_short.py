@@ -6,7 +6,7 @@ import json
 
 import pytest
 from federation import consumed_once
-from retold import tell_again
+from replayed_run import replay_and_compare
 
 from offbeat.deploy.site_data import PartitionSource
 
@@ -20,4 +20,4 @@ def test_a_short_federation_is_the_simulation_of_what_it_recorded(offbeat, tmp_p
     assert [(site["name"], site["updates"]) for site in found["sites"]] == [("site-1", 2)]
     assert serve.leaves_nobody()
     assert consumed_once(tmp_path / "run")
-    tell_again(tmp_path / "run", {"site-1": PartitionSource(0)})
+    replay_and_compare(tmp_path / "run", {"site-1": PartitionSource(0)})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from federation import PATIENCE, consumed_once, rows, updates, within
-from retold import tell_again
+from replayed_run import replay_and_compare
 
 from offbeat.deploy.child_processes import free_port
 from offbeat.deploy.site_data import SiteFile
@@ -71,7 +71,7 @@ def test_sites_of_different_speeds_are_the_simulation_of_what_was_recorded(offbe
     assert updates(run) >= least
     assert consumed_once(run)
     assert rows(run, "SELECT COUNT(DISTINCT client) FROM trace WHERE kind = 'arrive'") == [(3,)]
-    tell_again(run, {name: SiteFile(file) for name, file in files.items()}, served=files["quick"])
+    replay_and_compare(run, {name: SiteFile(file) for name, file in files.items()}, served=files["quick"])
     if grows:
         assert heard(run, "steady") > at
         assert rows(run, "SELECT COUNT(DISTINCT examples) FROM trace WHERE kind = 'arrive'")[0][0] > 3

@@ -70,7 +70,7 @@ class Command(TyperCommand):
         return unescape_brackets(super().get_help(ctx))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands that prints its help as written."""
 
     def get_help(self, ctx: click.Context) -> str:
@@ -81,7 +81,7 @@ class App(typer.Typer):
     """A typer app whose commands are of the class `Command`."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(cls=Group, rich_markup_mode=None, no_args_is_help=True, **settings)
+        super().__init__(cls=CommandGroup, rich_markup_mode=None, no_args_is_help=True, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
         return super().command(name, cls=Command, **settings)

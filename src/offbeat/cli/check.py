@@ -72,7 +72,7 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
         "meaning": finding.meaning,
         "passed": finding.passed,
         "message": finding.message,
-        "cure": finding.advice,
+        "cure": finding.cure,
         "script": format_script(finding.script).splitlines() if finding.script else None,
     }
 

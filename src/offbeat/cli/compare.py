@@ -98,7 +98,7 @@ def execute_runs(
     """Finish every run of a comparison; explain how to resume if it stops before."""
     from offbeat.experiment.comparison import execute_comparison
     from offbeat.experiment.run.execution import Unfinished
-    from offbeat.results.tracking import tracking
+    from offbeat.results.tracking import track_runs
 
     comparison.checked(reference)
     names = [entry["folder"] for entry in comparison.layout()]
@@ -106,7 +106,7 @@ def execute_runs(
     resume = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder), *data])
     runs = {entry["folder"]: run for entry, run in comparison.entries()}
     try:
-        trackers = tracking(runs, comparison.folder.resolve().name, track or [])
+        trackers = track_runs(runs, comparison.folder.resolve().name, track or [])
         with runs_progress(names) as watch, trackers:
             finished = execute_comparison(comparison, jobs, watch, worker, memory)
     except Unfinished as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from offbeat.engine.progress import Status
-    from offbeat.workers.counting import Work
+    from offbeat.workers.wrappers import Work
 
 LINE_SECONDS = 60.0  # between two lines without a terminal
 BAR_SECONDS = 0.1  # between two updates of a bar
@@ -52,9 +52,9 @@ def fit_parts(parts: Sequence[str], width: int) -> str:
 
 
 def progress_line(share: float, left: float | None, parts: Sequence[str]) -> str:
-    from offbeat.api.progress_line import span
+    from offbeat.api.progress_line import format_duration
 
-    return f"{share:.0%}{'' if left is None else f', {span(left)} left'}: {', '.join(parts)}"
+    return f"{share:.0%}{'' if left is None else f', {format_duration(left)} left'}: {', '.join(parts)}"
 
 
 def metric_parts(metrics: Mapping[str, float]) -> list[str]:

@@ -82,12 +82,12 @@ def execute(
     from offbeat.engine.progress import is_divergence
     from offbeat.engine.virtual.virtual_engine import INTERRUPTED
     from offbeat.experiment.run import execution
-    from offbeat.results.tracking import tracking
+    from offbeat.results.tracking import track_runs
 
     resume = shlex.join(["offbeat", "run", "--resume", str(run.folder), *options.data_arguments(run.folder)])
     keep_freed_memory()
     try:
-        trackers = tracking({run.folder.resolve().name: run}, None, track or [])
+        trackers = track_runs({run.folder.resolve().name: run}, None, track or [])
         with run_progress(str(run.experiment().until)) as watch, trackers:
             outcome = execution.execute_run(run, watch, checkpoint_every, worker, memory)
     except execution.Unfinished as error:

@@ -24,7 +24,7 @@ ORDER = (
 VERSIONS = "SELECT version FROM commits ORDER BY seq"
 
 
-def tell_again(folder: Path, sources: Mapping[str, SiteSource], served: Path | None = None) -> Coordinator:
+def replay_and_compare(folder: Path, sources: Mapping[str, SiteSource], served: Path | None = None) -> Coordinator:
     """`sources` are what each site had, by its name; `served` is the file whose model the server had."""
     run = Run(folder)
     experiment = run.experiment()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import meeting
 import pytest
+import site_harness
 
 from offbeat.core.errors import DataError
 from offbeat.core.strategies import REGISTRY
@@ -21,9 +21,9 @@ from offbeat.experiment.run.run_folder import create_run
 
 def test_a_question_that_a_sites_data_cannot_answer_is_answered_with_nothing(tmp_path: Path, monkeypatch) -> None:
     """Else it would be taken for a site that is gone, and its work be given up."""
-    of = meeting.experiment()
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(of))
+    of = site_harness.experiment()
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(of))
 
     def raises(model):
         raise DataError("its test file is gone")
@@ -32,22 +32,22 @@ def test_a_question_that_a_sites_data_cannot_answer_is_answered_with_nothing(tmp
     monkeypatch.setattr(site._current.training, "scores", raises, raising=False)
     model = build.setup(of).world.model
     answer = message_codec.decode(
-        site.handle(message_codec.encode(Question(1.0, 2, model), meeting.RUN)), address=7, run=meeting.RUN
+        site.handle(message_codec.encode(Question(1.0, 2, model), site_harness.RUN)), address=7, run=site_harness.RUN
     )
     assert answer == Scores(7, 1.0, 2, 0, {})
 
 
 def test_what_a_killed_site_was_writing_is_swept_away(tmp_path: Path) -> None:
-    of = meeting.experiment()
-    meeting.site(tmp_path).handle(meeting.greeting(of))
-    folder = ResultStore(tmp_path, meeting.RUN).folder
+    of = site_harness.experiment()
+    site_harness.site(tmp_path).handle(site_harness.greeting(of))
+    folder = ResultStore(tmp_path, site_harness.RUN).folder
     (folder / "5.result.0123abcd.tmp").write_bytes(bytes(1000))
-    meeting.site(tmp_path).handle(meeting.greeting(of))
+    site_harness.site(tmp_path).handle(site_harness.greeting(of))
     assert sorted(path.name for path in folder.iterdir()) == ["greeting"]
 
 
 def test_a_run_that_cannot_go_on_closes_what_it_opened(tmp_path: Path) -> None:
-    run = create_run(tmp_path / "run", replace(meeting.experiment(), strategy=REGISTRY["fedbuff"](k=2)))
+    run = create_run(tmp_path / "run", replace(site_harness.experiment(), strategy=REGISTRY["fedbuff"](k=2)))
     (run.folder / run_server.RECORD_FOLDER).mkdir()
     (run.folder / run_server.RECORD_FOLDER / "000001.facts").write_bytes(
         FRAME_HEADER.pack(4, bytes(32)) + b"spoilt facts"

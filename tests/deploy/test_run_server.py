@@ -182,7 +182,7 @@ class Nowhere(LocalRule):
 @pytest.mark.parametrize("kind", [FedAsync, FedAvg])  # at once, and when a round begins
 def test_a_rule_that_cannot_travel_is_refused_before_anything_is_started(kind: type):
     strategy = kind(work=LocalWork(rule=Nowhere()), **({"rho": 0.0} if kind is FedAsync else {}))
-    with pytest.raises(ConfigError, match=r"cannot be served: the rule Nowhere cannot travel: a rule is a dataclass"):
+    with pytest.raises(ConfigError, match=r"the rule Nowhere cannot be sent: a rule must be a dataclass"):
         check_servable(experiment_of(strategy))
 
 

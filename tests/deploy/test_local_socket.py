@@ -118,7 +118,7 @@ def test_the_socket_of_a_killed_trainer_is_taken_over_and_a_live_ones_is_not(tmp
             local_socket.serve(bytes.upper, tmp_path / "s", threading.Event())
         assert local_socket.ask(tmp_path / "s", b"first") == b"FIRST"
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(local_socket.SocketError, match="is no socket"):
+    with pytest.raises(local_socket.SocketError, match="is not a socket"):
         local_socket.serve(bytes.upper, tmp_path / "file", threading.Event())
 
 

@@ -152,7 +152,7 @@ def test_a_rule_from_a_file_that_was_loaded_under_another_name_is_found_by_its_c
 
 
 def test_a_rule_whose_code_is_not_here_is_one_line() -> None:
-    with pytest.raises(WireError, match=r"unknown rule 'Proximl': did you mean 'Proximal'.*must be at the site"):
+    with pytest.raises(WireError, match=r"unknown rule 'Proximl': did you mean 'Proximal'.*must exist at the site"):
         rule_codec.from_fields({"name": "offbeat.core.parts.proximal:Proximl", "fields": {"mu": 0.1}})
 
 
@@ -176,7 +176,7 @@ def test_nothing_but_a_rule_is_made(name: str) -> None:
     "rule", [Odd(torch.ones(2)), Odd(nan), Odd((1,)), Own((1,), share=inf), NoDataclass()], ids=lambda r: str(r)[:30]
 )
 def test_a_rule_that_would_not_come_back_as_it_was_is_not_sent(rule: Any) -> None:
-    with pytest.raises(WireError, match="cannot travel"):
+    with pytest.raises(WireError, match="cannot be sent"):
         work_with(rule)
 
 
@@ -216,7 +216,7 @@ def test_an_answer_is_no_order_and_an_order_no_answer() -> None:
 
 
 def test_a_message_of_another_run_is_refused() -> None:
-    with pytest.raises(WireError, match="of another run, 'run-2'"):
+    with pytest.raises(WireError, match="for another run, 'run-2'"):
         decode(encode(ANSWERS[0], "run-2"), 9, run="run-1")
 
 
@@ -240,7 +240,7 @@ def test_a_message_of_another_run_is_refused() -> None:
         ({"work": {"steps": 1, "epochs": None, "lr": 0.1, "sleep": 3}}, "'sleep'"),
         ({"rule": "Proximal"}, "rule = "),
         ({"rule": {"name": 3, "fields": {}}}, "a rule without a name"),
-        ({"more": 1}, "'more', which does not belong there"),
+        ({"more": 1}, "'more', which is not expected"),
         ({"run": 4}, "run = 4"),
         ({"run": "r" * 1000}, "run = "),
         ({"seed": -1}, "seed = -1"),
@@ -264,9 +264,9 @@ def test_wrong_fields_of_an_order_are_one_line(changes: dict[str, Any], words: s
         (ANSWERS[1], {"steps": "many"}, "steps = 'many'"),
         (ANSWERS[1], {"seconds": -1.0}, "seconds = -1.0"),
         (ANSWERS[1], {"compression": "zip"}, "without size"),
-        (ANSWERS[1], {"size": 2}, "'size', which does not belong"),
+        (ANSWERS[1], {"size": 2}, "'size', which is not expected"),
         (ANSWERS[3], {"reason": 3}, "reason = 3"),
-        (ANSWERS[4], {"values": {"acc": "good"}}, "scores that are no numbers"),
+        (ANSWERS[4], {"values": {"acc": "good"}}, "scores that are not numbers"),
         (ANSWERS[4], {"values": [1, 2]}, "values = "),
         (ANSWERS[4], {"now": None}, "now = None"),
     ],
@@ -289,15 +289,15 @@ def test_huge_claims_cost_nothing() -> None:
     """A header of a few bytes that promises terabytes; a thousand tensors that are one; a header without end."""
     header, body = header_of(encode(ASSIGNMENT))
     huge = {**header, "base": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}
-    assert "bytes in 12" in refused(rebuilt(huge, body))
+    assert "bytes in a body of 12" in refused(rebuilt(huge, body))
     lies = {**header, "base": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 12]}}
     assert "claims" in refused(rebuilt(lies, body))
     twins = {**header, **{f"extras.{i}": header["base"] for i in range(1000)}}
     assert "begins at byte 0, expected 12" in refused(rebuilt(twins, body))
     many = {**header, **{f"extras.{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(5000)}}
-    assert "tensors: 4096 are the most" in refused(rebuilt(many, body))
+    assert "tensors: at most 4096" in refused(rebuilt(many, body))
     assert "header of" in refused((2**21).to_bytes(8, "little") + b" " * 2**21)
-    assert "end before their header" in refused((2**63).to_bytes(8, "little") + b"{}")
+    assert "end before the header" in refused((2**63).to_bytes(8, "little") + b"{}")
     nested = b'{"__metadata__":' + b"[" * 100_000
     assert "not JSON" in refused(len(nested).to_bytes(8, "little") + nested)
     assert "not JSON" in refused(len(b"9" * 5000).to_bytes(8, "little") + b"9" * 5000)
@@ -322,15 +322,15 @@ def test_there_is_room_for_what_a_result_brings() -> None:
         ({"dtype": None, "shape": [3], "data_offsets": [0, 12]}, "is 'None'"),
         ({"dtype": "I32", "shape": [3], "data_offsets": [0, 12]}, "a vector of floats"),
         ({"dtype": "F32", "shape": [3, 1], "data_offsets": [0, 12]}, "a vector of floats"),
-        ({"dtype": "F32", "shape": [-3], "data_offsets": [0, 12]}, "no shape"),
-        ({"dtype": "F32", "shape": ["3"], "data_offsets": [0, 12]}, "no shape"),
-        ({"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}, "no shape"),
-        ({"dtype": "F32", "shape": [3], "data_offsets": [12, 0]}, "no shape"),
-        ({"dtype": "F32", "shape": [3], "data_offsets": [0]}, "no shape"),
-        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "tensors of 8 bytes in 12"),
+        ({"dtype": "F32", "shape": [-3], "data_offsets": [0, 12]}, "has an invalid shape"),
+        ({"dtype": "F32", "shape": ["3"], "data_offsets": [0, 12]}, "has an invalid shape"),
+        ({"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}, "has an invalid shape"),
+        ({"dtype": "F32", "shape": [3], "data_offsets": [12, 0]}, "has an invalid shape"),
+        ({"dtype": "F32", "shape": [3], "data_offsets": [0]}, "has an invalid shape"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "tensors of 8 bytes in a body of 12"),
         ({"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}, "begins at byte 4"),
-        ({"dtype": "F32", "shape": [3]}, "is not described"),
-        ([], "is not described"),
+        ({"dtype": "F32", "shape": [3]}, "has no valid description"),
+        ([], "has no valid description"),
     ],
     ids=str,
 )
@@ -343,8 +343,8 @@ def test_a_missing_tensor_is_named() -> None:
     header, _ = header_of(encode(ASSIGNMENT))
     del header["base"]
     assert "without the vector 'base'" in refused(rebuilt(header, b""))
-    assert "tensors without a message" in refused(save({"base": BASE}))
-    assert "'extras.x', which does not belong" in refused(tensor_codec.pack_tensors(*_with_extra()))
+    assert "tensors without message fields" in refused(save({"base": BASE}))
+    assert "'extras.x', which is not expected" in refused(tensor_codec.pack_tensors(*_with_extra()))
 
 
 def _with_extra() -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -459,19 +459,19 @@ def test_a_compressed_answer_nobody_waits_for_still_tells_its_ticket() -> None:
             CompressedUpload("half", 2, {"half": torch.ones(2).half()}, torch.ones(5)),
             "2 \\+ 5 entries for a model of 3",
         ),
-        (CompressedUpload("half", 2, {"half": torch.ones(2)}, torch.ones(1)), "should be"),
-        (CompressedUpload("half", 2, {}, torch.ones(1)), "there is none"),
+        (CompressedUpload("half", 2, {"half": torch.ones(2)}, torch.ones(1)), "must have shape"),
+        (CompressedUpload("half", 2, {}, torch.ones(1)), "not none"),
         (CompressedUpload("8bit", 2, {"steps": torch.ones(2).char()}, torch.ones(1)), "scales"),
         (CompressedUpload("zip", 2, {"half": torch.ones(2)}, torch.ones(1)), "unknown compression 'zip'"),
         (CompressedUpload("topk:7", 2, {"half": torch.ones(2)}, torch.ones(1)), "lies in"),
         (CompressedUpload("topk:0.5", 2, {"values": torch.ones(1)}, torch.ones(1)), "without places"),
         (
             CompressedUpload("topk:1", 2, {"values": torch.ones(2), "places": torch.tensor([0, 9])}, torch.ones(1)),
-            "not increasing within 0..1",
+            "do not increase within 0..1",
         ),
         (
             CompressedUpload("topk:1", 2, {"values": torch.ones(2), "places": torch.tensor([1, 1])}, torch.ones(1)),
-            "not increasing within 0..1",
+            "do not increase within 0..1",
         ),
     ],
     ids=str,

@@ -165,7 +165,7 @@ def test_what_is_no_message_is_told_as_garbled():
     world.go()
     answers = iter([b"nonsense", RecordDict({}), wrap(b"x" * 10)])
     world.grid.answers = lambda node, data: next(answers)
-    for expected in ("not ours", "one array and nothing else", "not ours"):
+    for expected in ("not ours", "expected exactly one array", "not ours"):
         world.transport.send(1, QUESTION)
         (heard,) = world.go()
         assert isinstance(heard, InvalidMessage)
@@ -175,7 +175,7 @@ def test_what_is_no_message_is_told_as_garbled():
 def test_an_array_of_another_kind_is_not_unpacked():
     content = wrap(b"1234")
     content["offbeat"]["offbeat"].stype = "numpy.ndarray"
-    with pytest.raises(ValueError, match=r"of kind 'numpy.ndarray'"):
+    with pytest.raises(ValueError, match=r"array type 'numpy.ndarray'"):
         unwrap(content)
     assert KIND != "numpy.ndarray"
 
@@ -254,6 +254,6 @@ def test_with_threads_the_engine_hears_and_is_told_when_flower_is_lost():
         raise ConnectionError("refused")
 
     world.grid.get_node_ids = lost
-    with pytest.raises(RunError, match="lost touch with Flower's SuperLink: ConnectionError: refused"):
+    with pytest.raises(RunError, match="lost the connection to Flower's SuperLink: ConnectionError: refused"):
         transport.receive(10.0)
     transport.close()

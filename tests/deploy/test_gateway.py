@@ -175,7 +175,7 @@ def test_the_server_is_found_and_knows_the_site(open_door, folder):
 def test_without_keys_anybody_on_this_machine_may_ask(open_door):
     address = open_door()
     assert query_server(address, "/offbeat/hello", None, "")["you"] == "anybody"
-    assert query_server(address, "/offbeat/status", None, "")["state"] == "not begun"
+    assert query_server(address, "/offbeat/status", None, "")["state"] == "not started"
 
 
 def refusal(address, site=None, name="hospital-a"):
@@ -196,10 +196,10 @@ def test_what_stands_in_the_way_is_said_in_one_line(open_door, folder, tmp_path,
     shutil.copy(folder / "ca.pem", stranger.ca)
     assert "the key of stranger is not registered here" in refusal(secure, stranger, "stranger")
     assert "the key of hospital-a is not registered here" in refusal(secure, stranger)  # another's name
-    assert "speaks TLS: give the folder of this site's keys" in refusal(secure)
+    assert "uses TLS: give the folder of this site's keys" in refusal(secure)
     assert "does not speak TLS" in refusal(plain, own)
-    assert "nobody answers at" in refusal(f"127.0.0.1:{free_port()}", own)
-    assert "no machine is called" in refusal("no-such-host.invalid:1", own)
+    assert "no server listens at" in refusal(f"127.0.0.1:{free_port()}", own)
+    assert "is unknown: check --server" in refusal("no-such-host.invalid:1", own)
     for reason in ("UNKNOWN_CA", "the key of stranger is not registered", "does not speak TLS (plain HTTP"):
         assert reason in caplog.text
 
@@ -220,7 +220,7 @@ def test_clocks_that_differ_are_said(open_door, folder, monkeypatch):
 def test_something_else_that_listens_is_no_server_of_ours(open_door):
     behind = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     threading.Thread(target=behind.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    assert "is no server of offbeat" in refusal(f"127.0.0.1:{behind.server_address[1]}")
+    assert "is not an offbeat server" in refusal(f"127.0.0.1:{behind.server_address[1]}")
     behind.shutdown()
     behind.server_close()
 

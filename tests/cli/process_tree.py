@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def living() -> dict[int, int]:
+def running_processes() -> dict[int, int]:
     """Every process and its parent. Who is dead and not yet waited for, by whoever is slow at it, does not live."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -20,11 +20,11 @@ def living() -> dict[int, int]:
 
 def descendants(pid: int) -> set[int]:
     """Everybody who stems from that process."""
-    parents, found = living(), {pid}
+    parents, found = running_processes(), {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
 
 
 def gone(pids: set[int]) -> bool:
-    return not pids & living().keys()
+    return not pids & running_processes().keys()

@@ -129,10 +129,9 @@ def test_a_site_runs_no_file_that_the_server_sent(tmp_path):
     )
     environment = {**os.environ, "FLWR_HOME": str(tmp_path / "flwr")}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        "mine ran",
-        "the server sent code (evil.py): a site runs only what it has itself",
-    ], done.stderr
+    assert done.stdout.splitlines() == ["mine ran", "the server sent code (evil.py): a site runs only its own code"], (
+        done.stderr
+    )
 
 
 def test_what_a_server_and_its_app_tell_each_other_reads_back(tmp_path):
@@ -163,7 +162,7 @@ def test_two_sites_do_not_share_a_home(tmp_path):
     member = SiteOptions("basel", "127.0.0.1:1", partition=0)
     first = SiteProcesses(member, tmp_path)
     try:
-        with pytest.raises(ConfigError, match=r"a site works in .* already: end that one, or give this one another"):
+        with pytest.raises(ConfigError, match=r"another site uses .*: stop it, or choose another"):
             SiteProcesses(member, tmp_path)
     finally:
         first.close()
@@ -181,7 +180,7 @@ def test_keys_that_are_in_use_on_another_machine_are_named_as_such_after_a_while
             8  # 1 + 2 + 4 + 8 + 16 + 30 + 30 = 91 seconds of waiting, and eight starts of five or more
         )
         assert (
-            "the server holds another connection of basel: is there a second site with its keys?"
+            "the server has another connection from basel: is a second site using its keys?"
             in joining._explain_node_exit()
         )
     finally:

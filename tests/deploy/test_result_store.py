@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import meeting
 import pytest
+import site_harness
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from meeting import CLIENT, RUN
+from site_harness import CLIENT, RUN
 from torch import Tensor
 
 from offbeat.core.errors import OffbeatError
@@ -41,16 +41,16 @@ class Server:
     """A server's half: it numbers jobs of one client, and computes inline what it expects."""
 
     def __init__(self, **changes: Any) -> None:
-        self.of = meeting.experiment("aso_fed", **changes)
+        self.of = site_harness.experiment("aso_fed", **changes)
         self.made = build.setup(self.of)
         self.base = self.made.world.model
 
     def job(self, ticket: int, memory: dict[str, Tensor] | None = None, rule: Any = RULE) -> Job:
         work = LocalWork(lr=0.05, rule=rule)
-        return meeting.job(self.made, ticket, ticket, self.base + 0.01 * ticket, work, memory or {}, CLIENT)
+        return site_harness.job(self.made, ticket, ticket, self.base + 0.01 * ticket, work, memory or {}, CLIENT)
 
     def order(self, ticket: int, accepted: int | None = None, rule: Any = RULE) -> bytes:
-        return message_codec.encode(meeting.assignment(self.job(ticket, rule=rule), accepted), RUN)
+        return message_codec.encode(site_harness.assignment(self.job(ticket, rule=rule), accepted), RUN)
 
 
 @pytest.fixture(scope="module")
@@ -65,57 +65,57 @@ def same(one: Tensor, other: Tensor) -> bool:
 def test_the_same_ticket_is_answered_from_disk_by_a_site_made_anew(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     first = site.handle(server.order(1))
     assert site.handle(server.order(1)) == first
-    again = meeting.site(tmp_path)  # which is not greeted: it knows what the run is about
+    again = site_harness.site(tmp_path)  # which is not greeted: it knows what the run is about
     monkeypatch.setattr(build.Trainer, "__call__", lambda *_: pytest.fail("it was computed again"))
     assert again.handle(server.order(1)) == first
 
 
 def test_another_job_under_the_same_ticket_is_another_job(server: Server, tmp_path: Path) -> None:
     """A server that lost what it had sent may number its jobs so: an answer to the other one would be a wrong one."""
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     site.handle(server.order(1))
     other = replace(server.job(1), base=server.base - 1)
-    got = meeting.result(site.handle(message_codec.encode(meeting.assignment(other), RUN)))
+    got = site_harness.result(site.handle(message_codec.encode(site_harness.assignment(other), RUN)))
     assert same(got.local, server.made.trainer(other).local)
 
 
 def test_memory_counts_only_once_its_ticket_is_named_as_accepted(server: Server, tmp_path: Path) -> None:
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     one = server.made.trainer(server.job(1))
-    assert same(meeting.result(site.handle(server.order(1))).local, one.local)
+    assert same(site_harness.result(site.handle(server.order(1))).local, one.local)
     # 1 was refused, or lost: nothing was kept
     anew = server.made.trainer(server.job(2))
-    assert same(meeting.result(site.handle(server.order(2))).local, anew.local)
+    assert same(site_harness.result(site.handle(server.order(2))).local, anew.local)
     # 2 was accepted: 3 begins with what it kept
     three = server.made.trainer(server.job(3, anew.memory))
     assert not same(three.local, server.made.trainer(server.job(3)).local)
-    assert same(meeting.result(site.handle(server.order(3, accepted=2))).local, three.local)
+    assert same(site_harness.result(site.handle(server.order(3, accepted=2))).local, three.local)
     # 3 was not: 4 begins with what 2 kept as well
     four = server.made.trainer(server.job(4, anew.memory))
-    assert same(meeting.result(site.handle(server.order(4, accepted=2))).local, four.local)
+    assert same(site_harness.result(site.handle(server.order(4, accepted=2))).local, four.local)
     five = server.made.trainer(server.job(5, four.memory))
-    assert same(meeting.result(meeting.site(tmp_path).handle(server.order(5, accepted=4))).local, five.local)
+    assert same(site_harness.result(site_harness.site(tmp_path).handle(server.order(5, accepted=4))).local, five.local)
 
 
 def test_a_job_without_memory_leaves_what_was_kept_before(server: Server, tmp_path: Path) -> None:
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     site.handle(server.order(1))
     site.handle(server.order(2, accepted=1, rule=None))
     kept = server.made.trainer(server.job(1)).memory
     three = server.made.trainer(server.job(3, dict(kept)))
-    assert same(meeting.result(site.handle(server.order(3, accepted=2))).local, three.local)
+    assert same(site_harness.result(site.handle(server.order(3, accepted=2))).local, three.local)
 
 
 def test_at_most_two_results_lie_on_disk(server: Server, tmp_path: Path) -> None:
-    site, accepted = meeting.site(tmp_path), None
-    site.handle(meeting.greeting(server.of))
+    site, accepted = site_harness.site(tmp_path), None
+    site.handle(site_harness.greeting(server.of))
     for ticket in range(1, 8):
         site.handle(server.order(ticket, accepted))
         accepted = ticket if ticket % 3 else accepted
@@ -125,34 +125,34 @@ def test_at_most_two_results_lie_on_disk(server: Server, tmp_path: Path) -> None
 
 def test_an_order_that_was_long_under_way_changes_nothing(server: Server, tmp_path: Path) -> None:
     """Ticket 1 comes once more when 2 was accepted and 3 is computed from what it kept."""
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     site.handle(server.order(1))
     site.handle(server.order(2))
     three = site.handle(server.order(3, accepted=2))
-    assert meeting.failure(site.handle(server.order(1))) == "an old ticket: 3 came after it"
+    assert site_harness.failure(site.handle(server.order(1))) == "an outdated ticket: 3 is newer"
     assert site.handle(server.order(3, accepted=2)) == three
     two = server.made.trainer(server.job(2))
     four = server.made.trainer(server.job(4, dict(two.memory)))
-    assert same(meeting.result(site.handle(server.order(4, accepted=2))).local, four.local)
+    assert same(site_harness.result(site.handle(server.order(4, accepted=2))).local, four.local)
 
 
 def test_an_outbox_of_another_run_is_not_mistaken(server: Server, tmp_path: Path) -> None:
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     mine = site.handle(server.order(1))
-    with pytest.raises(OffbeatError, match="was not greeted for run 'other'"):
-        site.handle(message_codec.encode(meeting.assignment(server.job(1)), "other"))
-    site.handle(meeting.greeting(replace(server.of, seed=6), run="other"))
-    other = site.handle(message_codec.encode(meeting.assignment(replace(server.job(1), seed=6)), "other"))
+    with pytest.raises(OffbeatError, match="has no greeting for run 'other'"):
+        site.handle(message_codec.encode(site_harness.assignment(server.job(1)), "other"))
+    site.handle(site_harness.greeting(replace(server.of, seed=6), run="other"))
+    other = site.handle(message_codec.encode(site_harness.assignment(replace(server.job(1), seed=6)), "other"))
     assert message_codec.open_envelope(other, 1).run == "other"
     assert other != mine
     assert site.handle(server.order(1)) == mine  # and the first run's is still there
 
 
 def test_a_run_that_has_ended_leaves_nothing_behind(server: Server, tmp_path: Path) -> None:
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     site.handle(server.order(1))
     assert site.handle(message_codec.encode(Farewell("not this one", refused=True), RUN)) == b""
     assert list(tmp_path.glob("runs/*"))
@@ -165,8 +165,8 @@ def test_a_run_that_has_ended_leaves_nothing_behind(server: Server, tmp_path: Pa
 def test_a_full_disk_is_a_failure_with_its_reason_and_the_site_goes_on(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     write = result_store.write_atomically
 
     def full(path: Path, data: bytes) -> None:
@@ -177,41 +177,42 @@ def test_a_full_disk_is_a_failure_with_its_reason_and_the_site_goes_on(
         finally:
             monkeypatch.setattr(os, "fsync", real)
 
-    monkeypatch.setattr(result_store, "write_whole", full)
-    reason = meeting.failure(site.handle(server.order(1)))
+    monkeypatch.setattr(result_store, "write_atomically", full)
+    reason = site_harness.failure(site.handle(server.order(1)))
     assert reason.startswith("the result could not be stored at the site: cannot write")
     assert reason.endswith("No space left on device")
     assert not list(tmp_path.rglob("*.tmp"))
-    monkeypatch.setattr(result_store, "write_whole", write)
+    monkeypatch.setattr(result_store, "write_atomically", write)
     expected = server.made.trainer(server.job(2))
-    assert same(meeting.result(site.handle(server.order(2))).local, expected.local)
+    assert same(site_harness.result(site.handle(server.order(2))).local, expected.local)
 
 
 def test_a_job_that_raises_is_a_failure(server: Server, tmp_path: Path) -> None:
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
-    too_many = replace(meeting.assignment(server.job(1)), num_examples=10**9)
-    assert "cannot train on 1000000000 examples" in meeting.failure(site.handle(message_codec.encode(too_many, RUN)))
-    short = replace(meeting.assignment(server.job(2)), base=torch.zeros(3))
-    assert "does not fit a model" in meeting.failure(site.handle(message_codec.encode(short, RUN)))
-    assert meeting.result(site.handle(server.order(3))).ticket == 3
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
+    too_many = replace(site_harness.assignment(server.job(1)), num_examples=10**9)
+    reply = site.handle(message_codec.encode(too_many, RUN))
+    assert "cannot train on 1000000000 examples" in site_harness.failure(reply)
+    short = replace(site_harness.assignment(server.job(2)), base=torch.zeros(3))
+    assert "does not fit a model" in site_harness.failure(site.handle(message_codec.encode(short, RUN)))
+    assert site_harness.result(site.handle(server.order(3))).ticket == 3
 
 
 def test_a_damaged_result_is_computed_again(server: Server, tmp_path: Path) -> None:
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
-    first = meeting.result(site.handle(server.order(1)))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
+    first = site_harness.result(site.handle(server.order(1)))
     (path,) = tmp_path.glob("runs/*/1.result")
     path.write_bytes(path.read_bytes()[:-7])
-    assert same(meeting.result(meeting.site(tmp_path).handle(server.order(1))).local, first.local)
+    assert same(site_harness.result(site_harness.site(tmp_path).handle(server.order(1))).local, first.local)
 
 
 def test_many_threads_that_ask_for_one_ticket_get_one_result(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for the job that is running, then read the outbox; a question in between is answered too."""
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     calls: list[int] = []
     train = build.Trainer.__call__
 
@@ -233,7 +234,7 @@ def test_many_threads_that_ask_for_one_ticket_get_one_result(
     assert len(answers[1]) == 6
     assert len(set(answers[1])) == 1
     assert calls == [1]
-    assert same(meeting.result(answers[1][0]).local, train(server.made.trainer, server.job(1)).local)
+    assert same(site_harness.result(answers[1][0]).local, train(server.made.trainer, server.job(1)).local)
 
 
 # ---------------------------------------------------------------- killed
@@ -253,7 +254,7 @@ def test_memory_at_the_site_survives_a_sigkill(server: Server, tmp_path: Path) -
     for ticket in range(1, 4):
         process = trainer(tmp_path)
         if ticket == 1:
-            local_socket.ask(tmp_path / "socket", meeting.greeting(server.of), PATIENCE)
+            local_socket.ask(tmp_path / "socket", site_harness.greeting(server.of), PATIENCE)
         if ticket == 2:
             asking = threading.Thread(target=local_socket.ask, args=(tmp_path / "socket", server.order(2, 1), PATIENCE))
             asking.start()
@@ -263,7 +264,7 @@ def test_memory_at_the_site_survives_a_sigkill(server: Server, tmp_path: Path) -
             process = trainer(tmp_path)
         reply = local_socket.ask(tmp_path / "socket", server.order(ticket, accepted), PATIENCE)
         expected = server.made.trainer(server.job(ticket, memory))
-        assert same(meeting.result(reply).local, expected.local)
+        assert same(site_harness.result(reply).local, expected.local)
         memory, accepted = dict(expected.memory), ticket
         if ticket == 2:
             asking.join(PATIENCE)
@@ -290,20 +291,21 @@ def test_a_termination_ends_the_trainer(tmp_path: Path) -> None:
 
 
 def test_a_site_says_who_it_is_and_stays_who_it_was(server: Server, tmp_path: Path) -> None:
-    told = meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
+    told = site_harness.hello(site_harness.site(tmp_path).handle(site_harness.greeting(server.of)))
     assert told.name == "site-1"
     assert told.num_examples == server.made.trainer.data.size(CLIENT)
     assert told.newest is None
-    site = meeting.site(tmp_path)
-    assert told == meeting.hello(site.handle(meeting.greeting(server.of)))
+    site = site_harness.site(tmp_path)
+    assert told == site_harness.hello(site.handle(site_harness.greeting(server.of)))
     site.handle(server.order(7))
-    assert replace(told, newest=7) == meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
+    again = site_harness.site(tmp_path).handle(site_harness.greeting(server.of))
+    assert replace(told, newest=7) == site_harness.hello(again)
     assert os.stat(tmp_path / "token").st_mode & 0o077 == 0
 
 
 def test_every_byte_that_leaves_is_in_the_log(server: Server, tmp_path: Path) -> None:
-    site = meeting.site(tmp_path)
-    sent = [site.handle(meeting.greeting(server.of)), site.handle(server.order(1)), site.handle(server.order(1))]
+    site = site_harness.site(tmp_path)
+    sent = [site.handle(site_harness.greeting(server.of)), site.handle(server.order(1)), site.handle(server.order(1))]
     sent.append(site.handle(message_codec.encode(Question(0.0, 3, server.base), RUN)))
     lines = (tmp_path / "sent.log").read_text().splitlines()
     assert [int(line.rpartition("bytes=")[2]) for line in lines] == [len(reply) for reply in sent]
@@ -332,16 +334,16 @@ def test_of_runs_that_never_ended_the_last_are_kept(server: Server, tmp_path: Pa
         old = ResultStore(tmp_path, f"run {number}")
         old.store_greeting(b"what it was about", 0.0)
         os.utime(old.folder, (number, number))
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of))
     kept = [run for run in (*(f"run {n}" for n in range(5)), RUN) if ResultStore(tmp_path, run).greeting() is not None]
     assert kept == ["run 3", "run 4", RUN]
 
 
 def test_a_question_is_answered_on_test_examples_of_the_sites_own(tmp_path: Path) -> None:
-    of = meeting.experiment(split=Split(train=0.5))
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(of))
+    of = site_harness.experiment(split=Split(train=0.5))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(of))
     made = build.setup(of)
     got = message_codec.decode(site.handle(message_codec.encode(Question(2.5, 0, made.world.model), RUN)), 4, run=RUN)
     assert isinstance(got, Scores)
@@ -354,9 +356,9 @@ def test_a_question_is_answered_on_test_examples_of_the_sites_own(tmp_path: Path
 
 
 def test_a_site_without_test_examples_says_so(server: Server, tmp_path: Path) -> None:
-    of = meeting.experiment()
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(of))
+    of = site_harness.experiment()
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(of))
     got = message_codec.decode(site.handle(message_codec.encode(Question(2.5, 0, server.base), RUN)), 4)
     assert isinstance(got, Scores)
     assert (got.num_examples, got.values) == (0, {})
@@ -366,25 +368,25 @@ def test_data_that_grows_is_told_with_every_answer(tmp_path: Path) -> None:
     """A tenth at first, a fifth more with each job, of this client's examples; what was assigned is trained on."""
     stream = Growing(start=0.1, rate=0.2)
     server = Server(streaming=stream)
-    site, total = meeting.site(tmp_path), server.made.trainer.data.size(CLIENT)
+    site, total = site_harness.site(tmp_path), server.made.trainer.data.size(CLIENT)
     there = [stream.arrived(5, CLIENT, total, index, 0.0) for index in range(3)]
     assert there[0] < there[1] < there[2]
-    assert meeting.hello(site.handle(meeting.greeting(server.of))).num_examples == there[0]
+    assert site_harness.hello(site.handle(site_harness.greeting(server.of))).num_examples == there[0]
     for index in range(2):
         job = replace(server.job(index + 1), index=index, num_examples=there[index])
-        order = message_codec.encode(meeting.assignment(job, None), RUN)
+        order = message_codec.encode(site_harness.assignment(job, None), RUN)
         reply = site.handle(order)
-        assert meeting.returned(reply).num_examples == there[index + 1]
-        assert same(meeting.result(reply).local, server.made.trainer(job).local)
-    again = meeting.hello(meeting.site(tmp_path).handle(meeting.greeting(server.of)))
+        assert site_harness.returned(reply).num_examples == there[index + 1]
+        assert same(site_harness.result(reply).local, server.made.trainer(job).local)
+    again = site_harness.hello(site_harness.site(tmp_path).handle(site_harness.greeting(server.of)))
     assert again.num_examples == there[2]  # a site made anew knows how far it was
 
 
 def test_a_partition_that_does_not_exist_is_one_line(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(OffbeatError, match="partition 7: the experiment's data is dealt to 3 clients, 0 to 2"):
-        meeting.site(tmp_path, 7).handle(meeting.greeting(server.of))
+    with pytest.raises(OffbeatError, match="partition 7: the experiment's data is divided among 3 clients, 0 to 2"):
+        site_harness.site(tmp_path, 7).handle(site_harness.greeting(server.of))
     with pytest.raises(OffbeatError, match="the server's experiment"):
-        meeting.site(tmp_path).handle(message_codec.encode(message_codec.Greeting(RUN, "clients: many", "x"), RUN))
+        site_harness.site(tmp_path).handle(message_codec.encode(message_codec.Greeting(RUN, "clients: many", "x"), RUN))
 
 
 # ---------------------------------------------------------------- compressed
@@ -396,8 +398,8 @@ def test_a_compressed_upload_is_smaller_and_owes_only_what_was_accepted(
 ) -> None:
     from offbeat.core.parts import compression
 
-    site, chosen = meeting.site(tmp_path), compression.parse_compression(how)
-    site.handle(meeting.greeting(server.of, how))
+    site, chosen = site_harness.site(tmp_path), compression.parse_compression(how)
+    site.handle(site_harness.greeting(server.of, how))
     owed: Tensor | None = None
     sizes: list[int] = []
     for ticket, accepted in ((1, None), (2, None), (3, 2)):  # 1 was lost: what it owed with it
@@ -406,8 +408,8 @@ def test_a_compressed_upload_is_smaller_and_owes_only_what_was_accepted(
         delta = server.made.trainer(job).local - job.base
         parts, left = compression.compress(chosen, delta, owed if accepted is not None else None)
         expected = job.base + chosen.unpack(parts, len(delta), delta.dtype)
-        assert same(meeting.result(reply, job.base).local, expected)
-        assert meeting.returned(reply, job.base).size == len(reply)
+        assert same(site_harness.result(reply, job.base).local, expected)
+        assert site_harness.returned(reply, job.base).size == len(reply)
         owed = left
         sizes.append(len(reply))
     whole = {"half": 0.5, "8bit": 0.25, "topk:0.1": 0.2}[how] * server.base.nbytes
@@ -418,19 +420,19 @@ def test_a_compressed_upload_is_smaller_and_owes_only_what_was_accepted(
 
 
 def test_a_farewell_of_a_run_that_was_left_behind_ends_nothing(server: Server, tmp_path: Path) -> None:
-    site = meeting.site(tmp_path)
-    site.handle(meeting.greeting(server.of, run="before"))
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path)
+    site.handle(site_harness.greeting(server.of, run="before"))
+    site.handle(site_harness.greeting(server.of))
     site.handle(message_codec.encode(Farewell("all done"), "before"))
     assert not site.ended.is_set()
     assert len(list(tmp_path.glob("runs/*"))) == 1
-    assert meeting.result(site.handle(server.order(1))).ticket == 1
+    assert site_harness.result(site.handle(server.order(1))).ticket == 1
 
 
 @pytest.fixture(scope="module")
 def warm(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    site = meeting.site(tmp_path_factory.mktemp("warm"))
-    site.handle(meeting.greeting(server.of))
+    site = site_harness.site(tmp_path_factory.mktemp("warm"))
+    site.handle(site_harness.greeting(server.of))
     return site
 
 
@@ -449,4 +451,4 @@ def test_a_spoilt_order_is_computed_or_refused_and_the_next_one_is_answered(
     newest = (
         max(warm._current.results.tickets(), default=0) if warm._current else 0
     )  # a spoilt ticket may be a large one
-    assert meeting.result(warm.handle(server.order(newest + 1))).ticket == newest + 1
+    assert site_harness.result(warm.handle(server.order(newest + 1))).ticket == newest + 1

@@ -40,7 +40,7 @@ def test_sites_with_keys_train_and_strangers_get_nothing(offbeat, tmp_path):
 
     assert "was not signed by the authority" in refused("--keys", "theirs/sites/stranger")
     assert "the key of stranger is not registered here" in refused("--keys", "mixed/stranger")
-    assert "speaks TLS: give the folder of this site's keys" in refused("--insecure")
+    assert "uses TLS: give the folder of this site's keys" in refused("--insecure")
     # Flower's own node, with a key that nobody knows: the door says no to each of its requests
     node = [*OFFBEAT[:2], "offbeat.deploy.flower_command", "flower-supernode", "--superlink", where]
     node += ["--root-certificates", "keys/ca.pem", "--auth-supernode-private-key", "mixed/stranger/site.key"]

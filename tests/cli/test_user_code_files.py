@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Call, contents, refused
-from damage import stop_after
+from damaged_runs import stop_after
 
 from offbeat.experiment.run.execution import Run, create_run
 from offbeat.experiment.spec import experiment_files

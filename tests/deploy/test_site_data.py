@@ -10,10 +10,10 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import meeting
 import pytest
+import site_harness
 import torch
-from meeting import RUN
+from site_harness import RUN
 
 from offbeat import presets
 from offbeat.cli.new import render_template
@@ -81,13 +81,13 @@ def test_the_file_we_write_fits_the_quickstart(tmp_path: Path) -> None:
 
 
 def test_a_site_with_a_file_of_its_own_trains_on_its_own_data(tmp_path: Path) -> None:
-    of = meeting.experiment()
+    of = site_harness.experiment()
     site = Site(tmp_path / "home", "mine", written(tmp_path, OWN))
-    told = meeting.hello(site.handle(meeting.greeting(of)))
+    told = site_harness.hello(site.handle(site_harness.greeting(of)))
     assert told.num_examples == 4
     base, work = torch.zeros(8), LocalWork(steps=3)
     order = JobMessage(1, 6, 0, 0, base, work, 4, 5, None)
-    got = meeting.result(site.handle(message_codec.encode(order, RUN)))
+    got = site_harness.result(site.handle(message_codec.encode(order, RUN)))
     # the same by hand: this module, this data, as client 6
     module = torch.nn.Sequential(torch.nn.Linear(3, 2))
     x = torch.arange(12.0).view(4, 3) / 12
@@ -105,9 +105,9 @@ def test_a_site_with_a_file_of_its_own_trains_on_its_own_data(tmp_path: Path) ->
 def test_a_loss_of_its_own_is_descended(tmp_path: Path) -> None:
     text = dedent(OWN) + "\ndef loss(outputs, y):\n    return outputs.sum()\n"
     site = Site(tmp_path / "home", "mine", written(tmp_path, text))
-    site.handle(meeting.greeting(meeting.experiment()))
+    site.handle(site_harness.greeting(site_harness.experiment()))
     order = JobMessage(1, 0, 0, 0, torch.zeros(8), LocalWork(steps=1, lr=1.0), 4, 5, None)
-    got = meeting.result(site.handle(message_codec.encode(order, RUN)))
+    got = site_harness.result(site.handle(message_codec.encode(order, RUN)))
     # d/db of the sum over a batch of all 4 examples is 4 for both outputs
     assert got.local[6:].tolist() == [-4.0, -4.0]
 
@@ -134,17 +134,17 @@ def test_data_that_grows_is_loaded_again_when_there_is_more(tmp_path: Path) -> N
     """
     (tmp_path / "count").write_text("4")
     site = Site(tmp_path / "home", "mine", written(tmp_path, text))
-    assert meeting.hello(site.handle(meeting.greeting(meeting.experiment()))).num_examples == 4
+    assert site_harness.hello(site.handle(site_harness.greeting(site_harness.experiment()))).num_examples == 4
     for ticket, there in ((1, 4), (2, 4), (3, 9), (4, 9)):
         (tmp_path / "count").write_text(str(there))
         order = JobMessage(ticket, 0, ticket, 0, torch.zeros(8), LocalWork(epochs=1), 4, 5, None)
         reply = site.handle(message_codec.encode(order, RUN))
-        assert meeting.returned(reply).num_examples == there
-        assert meeting.result(reply).num_examples == 4  # what it was told to train on
+        assert site_harness.returned(reply).num_examples == there
+        assert site_harness.result(reply).num_examples == 4  # what it was told to train on
     assert (tmp_path / "loads").read_text() == "xx"
     (tmp_path / "count").write_text("2")  # it never becomes less
     order = JobMessage(5, 0, 5, 0, torch.zeros(8), LocalWork(epochs=1), 9, 5, None)
-    assert meeting.returned(site.handle(message_codec.encode(order, RUN))).num_examples == 9
+    assert site_harness.returned(site.handle(message_codec.encode(order, RUN))).num_examples == 9
 
 
 def test_fedpsas_sketches_can_be_compared_between_sites_and_with_the_servers(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_fedpsas_sketches_can_be_compared_between_sites_and_with_the_servers(tmp
     assert probe is not None
     assert made.world.probe is not None
     assert torch.equal(probe(made.world.model), made.world.probe(made.world.model))
-    with pytest.raises(OffbeatError, match="calibration = 'real' needs everybody's examples"):
+    with pytest.raises(OffbeatError, match="calibration = 'real' needs the examples of all clients"):
         starting(tmp_path).load(replace(of, strategy=FedPSA(calibration="real")))
 
 
@@ -181,24 +181,24 @@ DATA = HEAD + MODEL + "def load_data():\n"
         ("raise SystemExit(3)\n", "mine.py:1: SystemExit: 3"),
         (HEAD + MODEL, "mine.py has no function load_data()"),
         (HEAD + "def load_data():\n    pass\n", "mine.py has no function model()"),
-        (HEAD + "def model():\n    return 3\ndef load_data():\n    pass\n", "model() gave a int, not an nn.Module"),
+        (HEAD + "def model():\n    return 3\ndef load_data():\n    pass\n", "model() returned int, expected nn.Module"),
         (DATA + "    open('/none/x.csv')\n", "mine.py:6: FileNotFoundError: [Errno 2]"),
-        (DATA + "    return 3\n", "load_data() is a int, not (inputs, labels)"),
-        (DATA + "    return [1], [2]\n", "holds a list: torch.as_tensor makes tensors"),
-        (DATA + "    return {'test': 3}\n", "gave test: 'train' is needed"),
+        (DATA + "    return 3\n", "load_data() is of type int, expected (inputs, labels)"),
+        (DATA + "    return [1], [2]\n", "contains list; convert it with torch.as_tensor"),
+        (DATA + "    return {'test': 3}\n", "returned test; 'train' is required"),
         (DATA + "    return torch.ones(4, 3), torch.ones(3).long()\n", "4 inputs but 3 labels"),
         (DATA + "    return torch.ones(0, 3), torch.ones(0).long()\n", "load_data(): no examples"),
         (DATA + "    return torch.ones(2, 3) / 0, torch.zeros(2).long()\n", "2 of 2 inputs are not finite"),
-        (DATA + "    return torch.ones(4, 7), torch.zeros(4).long()\n", "the model cannot take inputs of shape (7,)"),
+        (DATA + "    return torch.ones(4, 7), torch.zeros(4).long()\n", "does not accept inputs of shape (7,)"),
         (
             DATA + "    return torch.ones(4, 3), torch.full((4,), 9)\n",
             "the largest label is 9, so 10 outputs are needed and there are 2",
         ),
         (
             HEAD + MODEL + "loss = 3\ndef load_data():\n    return torch.ones(4, 3), torch.zeros(4).long()\n",
-            "loss is a int",
+            "loss is of type int",
         ),
-        (dedent(OWN) + "\ndef num_examples():\n    return 'many'\n", "num_examples() gave 'many', not a whole number"),
+        (dedent(OWN) + "\ndef num_examples():\n    return 'many'\n", "returned 'many', expected a whole number"),
         (
             dedent(OWN) + "\ndef loss(outputs, y):\n    return (outputs * 1e38 * 1e38).sum()\n",
             "the model is not finite",
@@ -223,7 +223,7 @@ def test_what_is_no_python_file_is_one_line(name: str, tmp_path: Path) -> None:
 
 
 def test_a_part_of_the_experiments_data_is_tried_out_too() -> None:
-    of = meeting.experiment()
+    of = site_harness.experiment()
     found = check_site(PartitionSource(1), of)
     assert found.examples == build.setup(of).trainer.data.size(1)
     assert found.tested == 0
@@ -254,16 +254,16 @@ def test_a_certificate_says_until_when_it_holds(tmp_path: Path) -> None:
     path = certificate(tmp_path, NOW - timedelta(days=1), NOW + timedelta(days=100, hours=1))
     assert certificate_line(path, NOW) == f"certificate: {path} is valid until 2026-06-09, 100 days"
     assert certificate_line(path, NOW + timedelta(days=80)).endswith("20 days: renew it soon")
-    with pytest.raises(OffbeatError, match="expired on 2026-06-09: ask the server's keeper"):
+    with pytest.raises(OffbeatError, match="expired on 2026-06-09: ask the operator of the server"):
         certificate_line(path, NOW + timedelta(days=101))
-    with pytest.raises(OffbeatError, match="valid from 2026-02-28 00:00 UTC on: is this machine's clock right"):
+    with pytest.raises(OffbeatError, match="is not valid before 2026-02-28 00:00 UTC: check the clock"):
         certificate_line(path, NOW - timedelta(days=2))
 
 
 def test_what_is_no_certificate_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     (tmp_path / "ca.pem").write_text("-----BEGIN NOTHING-----")
-    with pytest.raises(OffbeatError, match="is no certificate"):
+    with pytest.raises(OffbeatError, match="is not a PEM certificate"):
         certificate_line(tmp_path / "ca.pem")
     with pytest.raises(OffbeatError, match=r"cannot read .*: No such file"):
         check_site(PartitionSource(0), certificates=[tmp_path / "none.pem"])
@@ -289,15 +289,15 @@ NORMED = """
 def test_statistics_that_stay_at_the_site_do_and_counters_are_exact_when_compressed(how: str, tmp_path: Path) -> None:
     """training.bn = local: the site's own statistics are memory, and go on from its last accepted job; what it sends
     has those it was sent. With shared ones, what is compressed is the trainable part alone: counters count steps."""
-    local = meeting.experiment(training=Training(batch=10, steps=2, bn="local"))
-    shared = meeting.experiment(training=Training(batch=10, steps=2))
+    local = site_harness.experiment(training=Training(batch=10, steps=2, bn="local"))
+    shared = site_harness.experiment(training=Training(batch=10, steps=2))
     source = written(tmp_path, NORMED)
     for of, counted in ((local, 0.0), (shared, 2.0)):
         ground = source.load(of)
         base = flatten(ground.trainer(0).binding.module)
         run = f"{RUN}-{of.training.bn}"
         site = Site(tmp_path / of.training.bn, "mine", source)
-        site.handle(meeting.greeting(of, how, run))
+        site.handle(site_harness.greeting(of, how, run))
         memory: dict[str, torch.Tensor] = {}
         for ticket, accepted in ((1, None), (2, 1)):
             order = JobMessage(ticket, 0, ticket - 1, 0, base, LocalWork(), 20, 5, accepted)
@@ -324,8 +324,8 @@ def test_what_the_own_code_says_stays_at_the_site(tmp_path: Path) -> None:
     )
     site = Site(tmp_path / "home", "basel", SiteFile(own))
     with pytest.raises(OffbeatError) as raised:
-        site.handle(meeting.greeting(meeting.experiment()))
-    assert str(raised.value) == f"{own}:5: ValueError (what it said is in the site's own log)"
+        site.handle(site_harness.greeting(site_harness.experiment()))
+    assert str(raised.value) == f"{own}:5: ValueError (the message is in the log of the site)"
     assert "Mueller" in str(site.cannot_join)
     assert site.ended.is_set()
     assert (tmp_path / "home" / "sent.log").read_text().split()[1:] == ["error", f"bytes={len(str(raised.value))}"]
